@@ -1,0 +1,67 @@
+"""What a plugin registers: a backend, codec or policy with its name, its options and how to make one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tierkv.abc.backend import AsyncBackend, Backend, BackendContext
+from tierkv.abc.capabilities import Capabilities
+from tierkv.abc.codec import Codec
+from tierkv.abc.policy import EvictionPolicy
+
+SPI_VERSION = 1
+"""Version of everything in ``tierkv.abc`` and ``tierkv.hookspecs``. A plugin module states the one it was written for
+as ``TIERKV_SPI = 1``; another number is refused by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of ``tierkv check``: what was looked at, whether it is good, and if not, what to do."""
+
+    subject: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPlugin:
+    """A kind of tier.
+
+    name: what users write as ``backend = "name"``.
+    summary: one line for ``tierkv plugins``.
+    options: a dataclass; its fields are the keys users may write in the tier's table beside the common ones. Fields
+        are validated by their annotations; ``__post_init__`` may raise ValueError with a message for the user.
+    capabilities: what it can do, with any options.
+    open: makes a backend, or raises a :class:`~tierkv.errors.TierKVError`. Blocking is fine.
+    check: optional; looks at the place without changing it, for ``tierkv check``. Gets the options and the capacity
+        in bytes (or None).
+    """
+
+    name: str
+    summary: str
+    options: type
+    capabilities: Capabilities
+    open: Callable[[BackendContext, Any], Backend | AsyncBackend]
+    check: Callable[[Any, int | None], Iterable[Finding]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPlugin:
+    """A way of writing payloads at rest. ``name`` (at most 16 ASCII bytes) is stored in every frame."""
+
+    name: str
+    summary: str
+    open: Callable[[], Codec]
+    lossy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlugin:
+    """An eviction policy. ``open`` gets the number of chunks that the tier can hold, or None where it has no bound."""
+
+    name: str
+    summary: str
+    open: Callable[[int | None], EvictionPolicy]

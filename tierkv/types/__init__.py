@@ -1,0 +1,1 @@
+"""Values that every floor shares: frozen, slotted, standard library only."""

@@ -1,0 +1,128 @@
+"""What an engine tells tierkv: its shape once, its requests and its steps as they come.
+
+The shapes follow what a vLLM-like engine has at hand, so that an adapter copies references and computes nothing.
+All of it is used on the engine's scheduler thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+NULL_BLOCK_ID = 0
+"""The placeholder block: never holds data, never copied (spec, glossary)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What the engine can live with; tierkv chooses its loading mode by it.
+
+    loads_may_fail: the engine recomputes blocks reported as failed; without it only chunks already verified in the
+        host tier are ever answered as hits.
+    loads_span_steps: a load may take several steps while the request waits.
+    prefix_caching: the engine keeps finished blocks for reuse, so two requests should not load one prefix twice.
+    """
+
+    loads_may_fail: bool = True
+    loads_span_steps: bool = True
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """One KV cache group of the engine.
+
+    block_tokens: tokens per GPU block.
+    page_bytes: bytes of one block in each tensor of the group, in the order in which the worker registers them.
+    """
+
+    block_tokens: int
+    page_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """The engine's shape. Everything here that changes the meaning of KV bytes is part of the namespace.
+
+    hash_block_tokens: tokens that one entry of ``Request.block_hashes`` covers; divides every group's block_tokens.
+    """
+
+    model: str
+    dtype: str
+    groups: tuple[GroupSpec, ...]
+    hash_block_tokens: int
+    revision: str = ""
+    layout: str = "page"
+    rank: int = 0
+    world_size: int = 1
+    capabilities: EngineCapabilities = field(default_factory=EngineCapabilities)
+
+
+class Request(Protocol):
+    """What the scheduler reads of a request. ``block_hashes`` only ever grows; entry i is chained over the first
+    (i + 1) * hash_block_tokens tokens."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
+    @property
+    def kv_transfer_params(self) -> Mapping[str, Any] | None: ...
+
+
+class Block(Protocol):
+    """What the scheduler reads of a GPU block. ``block_hash`` is set on blocks whose content is already computed."""
+
+    @property
+    def block_id(self) -> int: ...
+    @property
+    def block_hash(self) -> bytes | None: ...
+    @property
+    def is_null(self) -> bool: ...
+
+
+BlockTables = Sequence[Sequence[Block]]
+"""Per group, the blocks of one request in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """A request in this step.
+
+    num_computed_tokens: computed or loaded before this step.
+    num_scheduled_tokens: computed in this step.
+    block_ids: per group, the ids appended since the last step, or the whole table if ``replaces_table`` (a request
+        scheduled for the first time, or again after preemption).
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    block_ids: tuple[tuple[int, ...], ...]
+    replaces_table: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the engine decided for one step."""
+
+    scheduled: tuple[ScheduledRequest, ...] = ()
+    preempted: frozenset[str] = frozenset()
+    finished: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What became of loads, told by ``update_connector_output``.
+
+    finished: requests whose load ended; they may be scheduled again.
+    invalid_block_ids: GPU blocks of theirs that hold no valid data: the engine computes from the first of them on.
+    """
+
+    finished: frozenset[str] = frozenset()
+    invalid_block_ids: frozenset[int] = frozenset()

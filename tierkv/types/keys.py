@@ -1,0 +1,33 @@
+"""Chunk keys: the hash of the chunk's last hash block, then the group index as four big-endian bytes (spec S1 to S3)."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+Key = NewType("Key", bytes)
+"""Identity of one chunk of one KV cache group. Opaque bytes; hashes are chained, so it names the whole prefix."""
+
+_GROUP_BYTES = 4
+_GROUP_MAX = 2**32 - 1
+
+
+def make_key(chunk_hash: bytes, group: int) -> Key:
+    """Join a chunk hash and a group index.
+
+    Raises:
+        ValueError: the group index does not fit four unsigned bytes.
+    """
+    if not 0 <= group <= _GROUP_MAX:
+        raise ValueError(f"group index {group} is outside 0..{_GROUP_MAX}")
+    return Key(chunk_hash + group.to_bytes(_GROUP_BYTES, "big"))
+
+
+def split_key(key: bytes) -> tuple[bytes, int]:
+    """The chunk hash and the group index of a key.
+
+    Raises:
+        ValueError: the key is too short to carry a group index.
+    """
+    if len(key) <= _GROUP_BYTES:
+        raise ValueError(f"key {key.hex()} is too short: a hash and {_GROUP_BYTES} bytes of group index are needed")
+    return key[:-_GROUP_BYTES], int.from_bytes(key[-_GROUP_BYTES:], "big")

@@ -1,0 +1,42 @@
+"""The namespace: everything that makes KV bytes interchangeable, and its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+KV_FORMAT_VERSION = 1
+"""Bumped when the arrangement of bytes inside a chunk's payload changes."""
+
+FINGERPRINT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Two processes may share KV bytes exactly when all of these are equal.
+
+    ``groups`` holds, per KV cache group, (tokens per GPU block, bytes of one block in each tensor). ``epoch`` is the
+    user's: bump it when weights change under the same name.
+    """
+
+    model: str
+    revision: str
+    dtype: str
+    layout: str
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+    blocks_per_chunk: int
+    hash_block_tokens: int
+    rank: int = 0
+    world_size: int = 1
+    epoch: str = "0"
+    kv_format: int = KV_FORMAT_VERSION
+
+    def describe(self) -> dict[str, object]:
+        """The fields as plain JSON values, for manifests and messages."""
+        return asdict(self)
+
+    def fingerprint(self) -> bytes:
+        """Sixteen bytes that stand for all fields. Canonical JSON keeps it equal across versions of Python."""
+        text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_BYTES, person=b"tierkv-namespace").digest()

@@ -1,0 +1,83 @@
+"""What travels between scheduler and worker: GPU <-> host transfers and their results.
+
+All of it is plain data that pickles, because workers may be other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tierkv.types.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRef:
+    """A lease on one slot of the host arena. A reference of an older generation is void (architecture: leases)."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferJob:
+    """One store (GPU to host) or load (host to GPU) of some chunks of one request.
+
+    keys, slots: one per chunk, groups in order.
+    chunk_groups: the group of each chunk.
+    block_ids: GPU blocks of all groups, flat, groups in order.
+    group_sizes: how many entries of ``block_ids`` belong to each group (0 allowed).
+    block_indices: per group, index in the request's table of the first block in ``block_ids``; modulo the blocks per
+        chunk it says how many blocks of the first chunk are skipped.
+    """
+
+    job_id: int
+    request_id: str
+    is_store: bool
+    keys: tuple[Key, ...]
+    slots: tuple[SlotRef, ...]
+    chunk_groups: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+    block_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorMeta:
+    """Instructions of one step to every worker: a snapshot that later scheduling does not change.
+
+    jobs_to_flush: jobs that must be finished before the forward pass of this step may write a GPU block.
+    """
+
+    loads: tuple[TransferJob, ...] = ()
+    stores: tuple[TransferJob, ...] = ()
+    jobs_to_flush: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutput:
+    """What workers report after a step. Outputs of several workers are joined by :meth:`aggregate`.
+
+    finished: job id -> number of workers that ended it since the last report.
+    failed_keys: job id -> keys of it that failed (absent: none failed).
+    """
+
+    finished: Mapping[int, int] = field(default_factory=dict)
+    failed_keys: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return not self.finished
+
+    @staticmethod
+    def aggregate(outputs: Iterable[WorkerOutput]) -> WorkerOutput:
+        """Sum the counts and join the failures; the sources are left as they are (S89)."""
+        finished: dict[int, int] = {}
+        failed: dict[int, frozenset[Key]] = {}
+        for output in outputs:
+            for job_id, count in output.finished.items():
+                finished[job_id] = finished.get(job_id, 0) + count
+            for job_id, keys in output.failed_keys.items():
+                failed[job_id] = failed.get(job_id, frozenset()) | keys
+        return WorkerOutput(finished, failed)
