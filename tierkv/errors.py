@@ -7,7 +7,8 @@
     ├── PluginError (ImportError)           a plugin cannot be used
     │   └── SpiVersionError                 it was built against another version of the plugin interface
     ├── EngineProtocolError (RuntimeError)  the engine called us in a way the contract does not allow
-    ├── IllegalTransitionError (RuntimeError)  a state machine refused an event: a bug of ours, told with its story
+    ├── InvariantError (RuntimeError)       something that must always hold did not: a bug of ours
+    │   └── IllegalTransitionError          a state machine refused an event; told with its story
     ├── BackendError (OSError)              a tier could not do what it was asked
     │   ├── BackendUnavailableError (ConnectionError)  it cannot be reached; retryable
     │   ├── DeadlineExceededError (TimeoutError)       it did not answer in time; retryable
@@ -55,8 +56,22 @@ class EngineProtocolError(TierKVError, RuntimeError):
     """An engine broke the calling contract of the scheduler or the worker (docs/how-to/drive-tierkv.md)."""
 
 
-class IllegalTransitionError(TierKVError, RuntimeError):
+class InvariantError(TierKVError, RuntimeError):
+    """Something that must always hold did not. Always a bug of ours: please report it with its message."""
+
+
+class IllegalTransitionError(InvariantError):
     """A state machine was given an event that its table does not allow in its state. Carries the story so far."""
+
+
+def require(condition: object, message: str) -> None:
+    """Check an invariant of our own.
+
+    Raises:
+        InvariantError: the condition does not hold.
+    """
+    if not condition:
+        raise InvariantError(message)
 
 
 class BackendError(TierKVError, OSError):

@@ -57,7 +57,8 @@ def tierkv_policies() -> Iterable[PolicyPlugin]:  # type: ignore[empty-body]
 def tierkv_commands() -> Iterable[click.Command]:  # type: ignore[empty-body]
     """Register commands of the ``tierkv`` program.
 
-    When: the program runs. Thread: main. Failure: a warning names the plugin; the other commands work.
+    When: once, when the program starts. Thread: main. Return: any number of commands. Failure: a warning names the
+    plugin; the other commands work.
     """
 
 

@@ -42,6 +42,25 @@ class TransferJob:
     block_indices: tuple[int, ...]
 
 
+def chunk_blocks(job: TransferJob, blocks_per_chunk: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Per chunk of a job: how many blocks of it are skipped at its front, and the GPU blocks of the rest.
+
+    Source: spec, section 9: one entry of ``group_sizes`` per group; the first chunk of a group may be skipped into, the
+    last may be covered only in part.
+    """
+    result: list[tuple[int, tuple[int, ...]]] = []
+    offset = chunk = 0
+    for group, size in enumerate(job.group_sizes):
+        end = offset + size
+        skip = job.block_indices[group] % blocks_per_chunk
+        while chunk < len(job.keys) and job.chunk_groups[chunk] == group:
+            take = min(blocks_per_chunk - skip, end - offset)
+            result.append((skip, job.block_ids[offset : offset + take]))
+            offset, chunk, skip = offset + take, chunk + 1, 0
+        offset = end
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectorMeta:
     """Instructions of one step to every worker: a snapshot that later scheduling does not change.

@@ -1,0 +1,195 @@
+"""Write the pages of docs/reference that are made from the code: ``python -m nox -s generate``.
+
+``--check`` writes nothing and ends with 1 where a page is not what the code says; a test does the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tierkv import errors, hookspecs
+from tierkv.abc import capabilities
+from tierkv.config.reference import render_reference
+
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
+FIELDS = ("When", "Thread", "Return", "Failure")
+AS_FOR = re.compile(r"When, thread, return and failure as for :func:`(\w+)`\.")
+
+
+def head(title: str, source: str) -> str:
+    """Title of a page, and where to change it."""
+    return f"# {title}\n\n<!-- Made from {source} by `nox -s generate`; change that, not this page. -->\n"
+
+
+def plain(text: str) -> str:
+    """Docstring markup as Markdown: roles and double backticks become code."""
+    text = re.sub(r":\w+:`~?([^`]+)`", lambda role: f"`{role[1].rpartition('.')[2]}`", text)
+    return text.replace("``", "`")
+
+
+def paragraphs(text: str) -> str:
+    """Docstring as Markdown, one line per paragraph."""
+    return "\n\n".join(" ".join(part.split()) for part in plain(inspect.cleandoc(text)).split("\n\n"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hook:
+    """One hook: its signature as written, its first sentence, and its contract by field."""
+
+    name: str
+    signature: str
+    summary: str
+    contract: dict[str, str]
+
+
+def hooks() -> list[Hook]:
+    """All hooks in the order of the module.
+
+    Raises:
+        ValueError: a hook does not document when, on which thread, what it returns, or what a failure means.
+    """
+    tree = ast.parse(inspect.getsource(hookspecs))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
+    return [_hook(function, functions) for function in functions.values()]
+
+
+def _hook(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> Hook:
+    docstring = ast.get_docstring(function) or ""
+    summary = docstring.partition("\n\n")[0]
+    if reference := AS_FOR.search(docstring):
+        summary = summary.removesuffix(reference[0]).strip()
+        docstring = ast.get_docstring(functions[reference[1]]) or ""
+    contract = contract_of(docstring)
+    if missing := [name for name in FIELDS if not contract.get(name)]:
+        raise ValueError(f"hook {function.name} does not say: {', '.join(missing)}")
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    signature = f"def {function.name}({ast.unparse(function.args)}){returns}"
+    return Hook(function.name, signature, plain(summary), contract)
+
+
+def contract_of(docstring: str) -> dict[str, str]:
+    """The sentences behind ``When:``, ``Thread:``, ``Return:`` and ``Failure:``."""
+    _, *parts = re.split(rf"\b({'|'.join(FIELDS)}): ", docstring)
+    texts = [plain(" ".join(text.split())) for text in parts[1::2]]
+    return {name: text[:1].upper() + text[1:] for name, text in zip(parts[::2], texts, strict=True)}
+
+
+HOOKS_HEAD = """
+A plugin is a module or an object that an entry point of the group `tierkv` names, that states the version of the
+interface it was written for, and whose functions carry the mark `@hookimpl`. This one counts what happens to chunks:
+
+```python
+# my_plugin.py
+from __future__ import annotations
+
+from collections import Counter
+
+from tierkv.hookspecs import hookimpl
+
+TIERKV_SPI = 1
+
+seen = Counter()
+
+
+@hookimpl
+def tierkv_observe(events):
+    seen.update(type(event).__name__ for event in events)
+```
+
+Its distribution announces it:
+
+```toml
+[project.entry-points.tierkv]
+my-plugin = "my_plugin"
+```
+
+Hooks register and notify; no chunk passes through one. A hook that is not implemented costs nothing.
+`tierkv plugins` shows what was found, and what is wrong with what was not.
+"""
+
+
+def hooks_page() -> str:
+    """``hooks.md``."""
+    parts = [head("Hooks", "tierkv/hookspecs.py") + HOOKS_HEAD]
+    for hook in hooks():
+        rows = "\n".join(f"| {name} | {hook.contract[name]} |" for name in FIELDS)
+        parts.append(
+            f"## {hook.name}\n\n{hook.summary}\n\n```python\n{hook.signature}: ...\n```\n\n| | |\n|---|---|\n{rows}\n"
+        )
+    return "\n".join(parts)
+
+
+def errors_page() -> str:
+    """``errors.md``."""
+    docstring = inspect.cleandoc(errors.__doc__ or "")
+    _, tree, after = re.split(r"::\n\n|\n\n(?=\S)", docstring.partition("\n\n")[2], maxsplit=2)
+    parts = [
+        head("Errors", "tierkv/errors.py"),
+        f"```text\n{inspect.cleandoc(tree)}\n```\n",
+        f"{paragraphs(after)}\n",
+        "| error | also a | doing it again may help | meaning |\n|---|---|---|---|",
+    ]
+    for error in _classes():
+        also = [f"`{base.__name__}`" for base in error.__bases__ if base.__module__ == "builtins"]
+        meaning = paragraphs((error.__doc__ or "").partition("\n\n")[0])
+        parts.append(f"| `{error.__name__}` | {', '.join(also)} | {'yes' if error.retryable else ''} | {meaning} |")
+    return "\n".join(parts) + "\n"
+
+
+def _classes() -> Iterator[type[errors.TierKVError]]:
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.TierKVError):
+            yield value
+
+
+def capabilities_page() -> str:
+    """``capabilities.md``."""
+    record = capabilities.Capabilities
+    meanings = described_fields(record.__doc__ or "")
+    rows = [
+        f"| `{field.name}` | {field.type} | `{field.default}` | {meanings[field.name]} |"
+        for field in dataclasses.fields(record)
+    ]
+    lead = paragraphs(capabilities.__doc__ or "")
+    table = "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows])
+    return f"{head('Capabilities of a backend', 'tierkv/abc/capabilities.py')}\n{lead}\n\n{table}\n"
+
+
+def described_fields(docstring: str) -> dict[str, str]:
+    """Field name to text, from a docstring with one ``name: text`` per field, continued by indented lines."""
+    found = re.findall(r"^(\w+): (.+(?:\n +.+)*)", inspect.cleandoc(docstring), flags=re.MULTILINE)
+    return {name: plain(" ".join(text.split())) for name, text in found}
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "hooks.md": hooks_page,
+    "errors.md": errors_page,
+    "capabilities.md": capabilities_page,
+    "configuration.md": render_reference,
+}
+
+
+def outdated(folder: Path) -> list[str]:
+    """Names of pages in ``folder`` that are missing, or not what the code says."""
+    texts = {name: (folder / name).read_text(encoding="utf-8") if (folder / name).exists() else "" for name in PAGES}
+    return [name for name, page in PAGES.items() if texts[name] != page()]
+
+
+def main(arguments: list[str]) -> int:
+    """Write what is outdated, or with ``--check`` only tell."""
+    names = outdated(REFERENCE)
+    for name in names:
+        if "--check" not in arguments:
+            (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")
+        sys.stdout.write(f"docs/reference/{name}\n")
+    return 1 if names and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

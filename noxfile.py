@@ -1,0 +1,176 @@
+"""The workshop of tierkv.
+
+``python -m nox -l`` lists the sessions, ``python -m nox -s NAME`` runs one, and what follows ``--`` goes to the tool in
+it: ``python -m nox -s tests -- -k manager``. Every session installs what it needs; nothing has to be set up first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tomllib
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["lint", "types", "layers", "tests", "docs"]
+
+ROOT = Path(__file__).resolve().parent
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+CONSTRAINTS = ("-c", "constraints.txt")
+GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+
+
+def put_real_pythons_first() -> None:
+    """Put pyenv's interpreters before its shims: ``python3.12`` is on the PATH there even where it cannot run."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    real = [str(path.parent) for version in PYTHONS for path in pyenv.glob(f"versions/{version}.*/bin/python{version}")]
+    os.environ["PATH"] = os.pathsep.join([*real, os.environ.get("PATH", "")])
+
+
+put_real_pythons_first()
+
+
+def local(folder: Path, *wanted: str) -> str:
+    """A requirement for the distribution in ``folder``, with those of the wanted extras that it has."""
+    with (folder / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"].get("optional-dependencies", {})
+    chosen = ",".join(extra for extra in wanted if extra in extras)
+    return f"{folder}[{chosen}]" if chosen else str(folder)
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest on what is installed, never on the checkout: ``-I`` keeps the current folder out of ``sys.path``."""
+    session.run("python", "-I", "-m", "pytest", *arguments, *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test of the core and of all plugins, torch included (-- PYTEST ARGUMENTS)."""
+    session.install(*CONSTRAINTS, "torch")
+    everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    pytest(session)
+
+
+@nox.session(python=PYTHONS)
+def pythons(session: nox.Session) -> None:
+    """Every test that needs no torch, on each Python that is installed (-- PYTEST ARGUMENTS)."""
+    everything = [local(ROOT, "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    pytest(session)
+
+
+@nox.session
+@nox.parametrize("plugin", [nox.param(path, id=path.name.removeprefix("tierkv-")) for path in PLUGINS])
+def conformance(session: nox.Session, plugin: Path) -> None:
+    """One plugin alone with the core: its tests and the conformance kit (-- PYTEST ARGUMENTS)."""
+    session.install(*CONSTRAINTS, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
+    pytest(session, str(plugin / "tests"))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: every rule, minus the list with reasons in pyproject.toml, and the formatting (-- RUFF CHECK ARGUMENTS)."""
+    session.install(*GROUPS["lint"])
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session(name="format")
+def format_(session: nox.Session) -> None:
+    """Rewrite the code: what ruff can fix by itself, then the formatting."""
+    session.install(*GROUPS["lint"])
+    session.run("ruff", "check", "--fix-only", *session.posargs)
+    session.run("ruff", "format")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, on the core, the plugins, the public API as users type it, and this file (-- MYPY ARGUMENTS)."""
+    session.install(*CONSTRAINTS, "torch")
+    everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["types"], f"nox{nox.needs_version}")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Import-linter: the floors of the house, and who may import threads, torch and terminals (-- ITS ARGUMENTS)."""
+    session.install(*GROUPS["layers"])
+    session.run("lint-imports", "--no-logo", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site into build/docs; a warning is an error (-- SPHINX-BUILD ARGUMENTS)."""
+    session.install(*GROUPS["docs"])
+    session.run("sphinx-build", "-W", "--keep-going", "-E", "-q", "-b", "html", "docs", "build/docs", *session.posargs)
+    session.log("open build/docs/index.html")
+
+
+@nox.session
+def generate(session: nox.Session) -> None:
+    """Rewrite the reference pages that are made from the code; the tests say when this is due."""
+    session.install(*CONSTRAINTS, str(ROOT))
+    session.run("python", "-I", "docs/_generate/pages.py", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job on this machine: a model's KV cache outlives the GPU and the process (-- TIERKV DEMO ARGUMENTS)."""
+    session.install(*CONSTRAINTS, "torch")
+    session.install(*CONSTRAINTS, local(ROOT, "torch"), *map(str, PLUGINS))
+    session.run("tierkv", "demo", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Sdist and wheel of every distribution into dist/, checked, then installed and asked for their plugins."""
+    session.install(*GROUPS["build"])
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for folder in (ROOT, *PLUGINS):
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), str(folder), silent=True)
+    session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
+    wheels = sorted(dist.glob("*.whl"))
+    for problem in (problem for wheel in wheels for problem in problems_of(wheel)):
+        session.error(problem)
+    session.install("--force-reinstall", "--no-deps", *map(str, wheels))
+    session.install(*map(str, wheels))
+    session.run("tierkv", "plugins")
+
+
+def problems_of(wheel: Path) -> Iterator[str]:
+    """What a wheel lacks: a type marker per package, the license, and for the core the default stack."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    packages = {name.partition("/")[0] for name in names if name.endswith(".py")}
+    required = {f"{package}/py.typed" for package in packages}
+    if "tierkv" in packages:
+        required |= set(data_files(ROOT / "tierkv"))
+    yield from (f"{wheel.name} lacks {name}" for name in sorted(required.difference(names)))
+    if not any("/licenses/" in name for name in names):
+        yield f"{wheel.name} lacks its LICENSE"
+    if strays := [name for name in names if name.startswith(("tests/", "docs/"))]:
+        yield f"{wheel.name} holds what no user needs: {strays}"
+
+
+def data_files(package: Path) -> Iterable[str]:
+    """Files of a package that are not Python: each must be in its wheel, ``default_stack.toml`` first of all."""
+    skipped = {".py", ".pyc"}
+    return [str(path.relative_to(package.parent)) for path in package.rglob("*.*") if path.suffix not in skipped]
+
+
+@nox.session
+def changelog(session: nox.Session) -> None:
+    """What the next release's notes will say, from the fragments in changes/ (-- TOWNCRIER BUILD ARGUMENTS)."""
+    session.install(*GROUPS["changelog"])
+    session.run("towncrier", "build", *(session.posargs or ("--draft", "--version", "next")))

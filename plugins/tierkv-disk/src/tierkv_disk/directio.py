@@ -1,0 +1,135 @@
+"""Moving bytes between memory and files at an offset, past the page cache where that is possible.
+
+O_DIRECT wants memory, offset and length aligned. The framework's buffers are; for any other buffer the kernel says
+EINVAL and the bytes take a detour through an aligned page-cache-free buffer of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+PAGE_BYTES = 4096
+
+
+def round_up(size: int, unit: int = PAGE_BYTES) -> int:
+    """The next multiple of ``unit``."""
+    return -(-size // unit) * unit
+
+
+def supports_direct(directory: Path) -> bool:
+    """Whether files in ``directory`` can be written and read with O_DIRECT at 4 KiB. Leaves nothing behind.
+
+    Raises:
+        OSError: no file can be created there at all.
+    """
+    page = mmap.mmap(-1, PAGE_BYTES)
+    page[:] = b"\x5a" * PAGE_BYTES
+    with tempfile.TemporaryFile(dir=directory, prefix=".tierkv-disk.", suffix=".tmp") as file:
+        try:
+            # A second opening of the same (unnamed) file: its first one came without the flag.
+            fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_DIRECT)
+        except OSError:
+            return False
+        try:
+            return os.pwrite(fd, page, 0) == PAGE_BYTES and os.preadv(fd, [page], 0) == PAGE_BYTES
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return False
+            raise
+        finally:
+            os.close(fd)
+
+
+class FileIO:
+    """Whole reads and writes at an offset of an open file. Thread safe: each thread has a bounce buffer of its own.
+
+    direct: the files were opened with O_DIRECT.
+    bounce_bytes: the longest transfer, a multiple of the page.
+    """
+
+    def __init__(self, *, direct: bool, bounce_bytes: int) -> None:
+        self.direct = direct
+        self._bounce_bytes = bounce_bytes
+        self._local = threading.local()
+
+    def open(self, path: Path, flags: int) -> int:
+        """Open a file in this object's mode.
+
+        Raises:
+            OSError: as ``os.open``.
+        """
+        return os.open(path, flags | os.O_RDWR | (os.O_DIRECT if self.direct else 0), 0o644)
+
+    def write_at(self, fd: int, data: memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset``.
+
+        Raises:
+            OSError: as ``pwrite``.
+        """
+        if not self.direct:
+            _write_all(fd, data, offset)
+            return
+        if len(data) % PAGE_BYTES == 0:
+            try:
+                _write_all(fd, data, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            else:
+                return
+        padded = round_up(len(data))
+        with self._bounce()[:padded] as bounce:
+            bounce[: len(data)] = data
+            bounce[len(data) :] = bytes(padded - len(data))
+            _write_all(fd, bounce, offset)
+
+    def read_at(self, fd: int, buffer: memoryview, size: int, offset: int) -> int:
+        """Fill the first ``size`` bytes of ``buffer`` from ``offset``; fewer come back only at the end of the file.
+        Bytes of ``buffer`` after ``size`` may change, up to the next page.
+
+        Raises:
+            OSError: as ``preadv``.
+        """
+        if not self.direct:
+            return self._read_all(fd, buffer[:size], offset)
+        padded = round_up(size)
+        if len(buffer) >= padded:
+            try:
+                return min(size, self._read_all(fd, buffer[:padded], offset))
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        with self._bounce()[:padded] as bounce:
+            count = min(size, self._read_all(fd, bounce, offset))
+            buffer[:count] = bounce[:count]
+        return count
+
+    def _read_all(self, fd: int, buffer: memoryview, offset: int) -> int:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(fd, [buffer[done:]], offset + done)
+            done += count
+            # Direct reads end off a page boundary only at the end of the file; asking on from there is EINVAL.
+            if count == 0 or (self.direct and count % PAGE_BYTES):
+                break
+        return done
+
+    def _bounce(self) -> memoryview:
+        buffer: mmap.mmap | None = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = mmap.mmap(-1, self._bounce_bytes)
+        return memoryview(buffer)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        count = os.pwrite(fd, data[done:], offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, "the file system wrote nothing and gave no reason")
+        done += count

@@ -1,0 +1,235 @@
+"""The index log: an append-only file of 128-byte records that says which key lies in which slot.
+
+A record is appended only after the frame it speaks of is durable; so whatever the log says is there is whole. Records
+have one size and never straddle a disk sector, so damage costs the records it hits and no others. The file is grown in
+zero-filled steps: an append then changes no metadata, and a delete finds room even on a full disk. The bytes are
+documented in docs/format.md, and tested against a golden file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from tierkv.types.keys import Key
+from tierkv_disk.directio import round_up
+from tierkv_disk.failures import NO_SPACE
+from tierkv_disk.segments import sync_directory
+from tierkv_disk.slots import Slot
+
+LOG_NAME = "index.log"
+TEMPORARY_NAME = "index.log.tmp"
+MAGIC = b"tierkvdl"
+VERSION = 1
+RECORD_BYTES = 128
+KEY_BYTES_MAX = 104
+GROW_BYTES = 1 << 20
+CHECKSUM_BYTES = 8
+_READ_BYTES = 1 << 22
+
+_RECORD = struct.Struct("<QBBHIII104s")
+_HEADER = struct.Struct("<Q8sIIQ16s80x")
+_ZERO_RECORD = bytes(RECORD_BYTES)
+
+
+class RecordKind(IntEnum):
+    """What a record says about its key."""
+
+    PUT = 1
+    DELETE = 2
+
+
+class Record(NamedTuple):
+    """One line of the log. ``slot`` and ``frame_bytes`` are zero for DELETE."""
+
+    kind: RecordKind
+    key: Key
+    slot: Slot = Slot(0, 0)
+    frame_bytes: int = 0
+
+
+class LogIdentity(NamedTuple):
+    """What a log is bound to. The fingerprint also seeds every checksum: records of another namespace never pass."""
+
+    fingerprint: bytes
+    slot_bytes: int
+
+    @property
+    def seed(self) -> int:
+        """Seed of the record checksums."""
+        return int.from_bytes(self.fingerprint[:8], "little")
+
+
+@dataclass(slots=True)
+class LogHealth:
+    """What reading a log met.
+
+    records: good ones.
+    damaged: bad ones with good ones after them: the medium lost them, for a crash damages only the tail.
+    torn_bytes: bytes after the last good record that are not zero: the append that a crash cut short.
+    header_ok: the first 128 bytes are what they should be.
+    """
+
+    records: int = 0
+    damaged: int = 0
+    torn_bytes: int = 0
+    header_ok: bool = True
+
+
+def encode_header(identity: LogIdentity) -> bytes:
+    """The first 128 bytes of a log."""
+    body = _HEADER.pack(0, MAGIC, VERSION, RECORD_BYTES, identity.slot_bytes, identity.fingerprint)[CHECKSUM_BYTES:]
+    return xxhash.xxh3_64_intdigest(body).to_bytes(CHECKSUM_BYTES, "little") + body
+
+
+def encode_record(record: Record, seed: int) -> bytes:
+    """The 128 bytes of a record."""
+    kind, key, slot, frame_bytes = record
+    body = _RECORD.pack(0, kind, len(key), 0, slot.segment, slot.index, frame_bytes, key)[CHECKSUM_BYTES:]
+    return xxhash.xxh3_64_intdigest(body, seed).to_bytes(CHECKSUM_BYTES, "little") + body
+
+
+def read_records(fd: int, identity: LogIdentity, health: LogHealth) -> Iterator[Record]:
+    """Every good record of a log, oldest first. ``health`` is filled in meanwhile."""
+    seed, digest = identity.seed, xxhash.xxh3_64_intdigest
+    kinds = {int(kind): kind for kind in RecordKind}
+    bad = bad_bytes = 0
+    health.header_ok = os.pread(fd, RECORD_BYTES, 0) == encode_header(identity)
+    position = RECORD_BYTES
+    while data := os.pread(fd, _READ_BYTES, position):
+        whole = len(data) - len(data) % RECORD_BYTES
+        view = memoryview(data)
+        for start in range(0, whole, RECORD_BYTES):
+            checksum, kind, key_bytes, _, segment, index, frame_bytes, key = _RECORD.unpack_from(data, start)
+            if digest(view[start + CHECKSUM_BYTES : start + RECORD_BYTES], seed) != checksum or kind not in kinds:
+                bad += 1
+                bad_bytes += RECORD_BYTES if view[start : start + RECORD_BYTES] != _ZERO_RECORD else 0
+                continue
+            health.records += 1
+            health.damaged += bad
+            bad = bad_bytes = 0
+            yield Record(kinds[kind], Key(key[:key_bytes]), Slot(segment, index), frame_bytes)
+        if whole < len(data):
+            bad_bytes += len(data) - whole
+            break
+        position += whole
+    health.torn_bytes = bad_bytes
+
+
+class IndexLog:
+    """An open log, ready for appends. One thread at a time.
+
+    sync: force every append to the device.
+    """
+
+    def __init__(self, fd: int, identity: LogIdentity, end: int, *, sync: bool) -> None:
+        self._fd = fd
+        self._identity = identity
+        self._end = end
+        self._size = os.fstat(fd).st_size
+        self._sync = sync
+        self._broken = ""
+
+    @classmethod
+    def create(cls, directory: Path, identity: LogIdentity, records: Iterable[Record], *, sync: bool) -> IndexLog:
+        """Write a new log with these records and put it in the place of the old one, in one step.
+
+        Raises:
+            OSError: nothing has changed then.
+        """
+        temporary = directory / TEMPORARY_NAME
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            with os.fdopen(os.dup(fd), "wb", buffering=_READ_BYTES) as file:
+                file.write(encode_header(identity))
+                for record in records:
+                    file.write(encode_record(record, identity.seed))
+                end = file.tell()
+            log = cls(fd, identity, end, sync=sync)
+            log._make_room(0)
+            os.fsync(fd)
+            temporary.rename(directory / LOG_NAME)
+            sync_directory(directory)
+        except OSError:
+            os.close(fd)
+            temporary.unlink(missing_ok=True)
+            raise
+        return log
+
+    @classmethod
+    def resume(cls, fd: int, identity: LogIdentity, health: LogHealth, *, sync: bool) -> IndexLog:
+        """Go on after the last good record of a log without damage; a torn tail is cut off."""
+        end = RECORD_BYTES * (1 + health.records)
+        if health.torn_bytes:
+            os.ftruncate(fd, end)
+        return cls(fd, identity, end, sync=sync)
+
+    @property
+    def records(self) -> int:
+        """Records in the file, live and dead."""
+        return self._end // RECORD_BYTES - 1
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Append all or none.
+
+        Raises:
+            OSError: none was appended. If the device refused to sync, what it holds is unknown: the log takes nothing
+                more until the tier is opened again.
+        """
+        if self._broken:
+            raise OSError(self._broken)
+        seed = self._identity.seed
+        data = b"".join(encode_record(record, seed) for record in records)
+        try:
+            self._make_room(len(data))
+            self._write(data, self._end)
+        except OSError as error:
+            self._undo(error)
+            raise
+        if self._sync:
+            try:
+                os.fdatasync(self._fd)
+            except OSError as error:
+                self._broken = f"the index log cannot be synced since: {error}; reopen the tier"
+                raise
+        self._end += len(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _make_room(self, size: int) -> None:
+        """Zero-fill ahead, so that half a step is always left for deletes; fails only if ``size`` itself has no room."""
+        if self._size - self._end - size >= GROW_BYTES // 2:
+            return
+        target = round_up(self._end + size + GROW_BYTES, GROW_BYTES)
+        try:
+            self._write(bytes(target - self._size), self._size)
+        except OSError as error:
+            self._size = os.fstat(self._fd).st_size
+            if error.errno not in NO_SPACE or self._size < self._end + size:
+                raise
+            return
+        self._size = target
+        if self._sync:
+            os.fsync(self._fd)
+
+    def _undo(self, error: OSError) -> None:
+        self._broken = f"the index log cannot be written since: {error}; reopen the tier"
+        if error.errno in NO_SPACE:
+            os.ftruncate(self._fd, self._end)
+            self._size = self._end
+            self._broken = ""
+
+    def _write(self, data: bytes, offset: int) -> None:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._fd, view, offset)
+            view, offset = view[count:], offset + count

@@ -1,0 +1,116 @@
+"""Opening what is there: from the index log and the segment files to the table of stored frames."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tierkv.types.keys import Key
+from tierkv_disk.index_log import LOG_NAME, IndexLog, LogHealth, LogIdentity, Record, RecordKind, read_records
+from tierkv_disk.segments import SegmentFiles
+from tierkv_disk.slots import Slot, SlotTable
+
+COMPACT_RECORDS_MIN = 1024
+"""Below this a log is never rewritten for its size."""
+
+
+class Location(NamedTuple):
+    """Where the frame of a key lies, and how long it is."""
+
+    slot: Slot
+    frame_bytes: int
+
+
+Entries = dict[Key, Location]
+"""Everything stored, in the order in which it was written."""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What an opening found.
+
+    entries_lost: keys whose segment file is missing or too short, or whose slot a later frame took over.
+    rewritten: the log was replaced by a clean one.
+    """
+
+    log: LogHealth = field(default_factory=LogHealth)
+    entries_lost: int = 0
+    rewritten: bool = False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether all is as a crash at worst leaves it."""
+        return self.log.header_ok and not self.log.damaged and not self.entries_lost
+
+
+def mostly_dead(records: int, live: int) -> bool:
+    """Whether a log is worth rewriting: more than half of it, and not a trifle, speaks of what is no more."""
+    return records > COMPACT_RECORDS_MIN and records > 2 * live
+
+
+def put_records(entries: Entries) -> list[Record]:
+    """The shortest log that says the same."""
+    return [Record(RecordKind.PUT, key, slot, frame_bytes) for key, (slot, frame_bytes) in entries.items()]
+
+
+def recover(
+    directory: Path, identity: LogIdentity, segments: SegmentFiles, *, sync: bool
+) -> tuple[Entries, SlotTable, IndexLog, Recovery]:
+    """Open log and segments of a locked namespace directory.
+
+    Raises:
+        OSError: something cannot be read or written.
+    """
+    report = Recovery()
+    slots_of = segments.open_existing()
+    try:
+        fd = os.open(directory / LOG_NAME, os.O_RDWR)
+    except FileNotFoundError:
+        log = IndexLog.create(directory, identity, [], sync=sync)
+        return {}, _slot_table(segments, {}), log, report
+    try:
+        entries = _replay(fd, identity, report)
+        for key in [key for key, (slot, _) in entries.items() if slot.index >= slots_of.get(slot.segment, 0)]:
+            del entries[key]
+            report.entries_lost += 1
+        if report.lossless and not mostly_dead(report.log.records, len(entries)):
+            return entries, _slot_table(segments, entries), IndexLog.resume(fd, identity, report.log, sync=sync), report
+        report.rewritten = True
+        log = IndexLog.create(directory, identity, put_records(entries), sync=sync)
+    except OSError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return entries, _slot_table(segments, entries), log, report
+
+
+def _replay(fd: int, identity: LogIdentity, report: Recovery) -> Entries:
+    """What the log says in the end. A slot belongs to the last record that names it: an older claim can only stand
+    there because the record that ended it was lost."""
+    entries: Entries = {}
+    owners: dict[Slot, Key] = {}
+    for kind, key, slot, frame_bytes in read_records(fd, identity, report.log):
+        old = entries.pop(key, None)
+        if old is not None:
+            del owners[old.slot]
+        if kind is not RecordKind.PUT:
+            continue
+        robbed = owners.get(slot)
+        if robbed is not None:
+            del entries[robbed]
+            report.entries_lost += 1
+        entries[key] = Location(slot, frame_bytes)
+        owners[slot] = key
+    return entries
+
+
+def _slot_table(segments: SegmentFiles, entries: Entries) -> SlotTable:
+    used: dict[int, set[int]] = {}
+    for slot, _ in entries.values():
+        used.setdefault(slot.segment, set()).add(slot.index)
+    table = SlotTable()
+    for segment, covered in segments.shrink(used).items():
+        table.add_segment(segment, covered, used.get(segment, ()))
+    return table

@@ -1,0 +1,69 @@
+"""What all tests share: the seed, the torch marker, the repository's root."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Before anything imports torch: tests share their cores with other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Machines check their invariants after every transition.
+os.environ.setdefault("TIERKV_VALIDATE", "1")
+
+# Tests do not judge wall time, so there is no deadline; a failing example prints the line that repeats it.
+hypothesis.settings.register_profile("tierkv", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("tierkv")
+
+SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Accept the seed that a failure printed."""
+    parser.addoption("--seed", type=int, default=None, help="repeat a run: the seed of the fixture `rng`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose one seed for the whole run."""
+    given = config.getoption("--seed")
+    config.stash[SEED] = secrets.randbits(32) if given is None else given
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say the seed where every log begins."""
+    return f"tierkv: --seed {config.stash[SEED]}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print with a failure of a random test what repeats it."""
+    report = yield
+    if report.failed and "rng" in getattr(item, "fixturenames", ()):
+        report.sections.append(("Repeat it", f"--seed {item.config.stash[SEED]} {item.nodeid!r}"))
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``needs_torch`` where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("needs_torch"):
+                item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Randomness of this test alone: the same for the same ``--seed``, whichever other tests run."""
+    return random.Random(f"{request.config.stash[SEED]} {request.node.nodeid}")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).resolve().parents[1]

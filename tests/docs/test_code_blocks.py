@@ -1,0 +1,247 @@
+"""No code in the documentation is untested.
+
+What happens to a fenced block of README.md, CONTRIBUTING.md and docs/:
+
+python   all blocks of a page run in order, as one program, in a fresh folder and a fresh process
+toml     parsed; one that describes a stack is also validated like a user's file
+console  each `$ command` is parsed by the shell, and by tierkv's own command line if it is one of ours
+json, yaml   parsed
+text     left alone, and directives of the site too; any other language is refused
+
+A toml, json or yaml block whose first line is a comment with a file name (`# stack.toml`) is also written to the
+page's folder under that name, so that the program finds it. A block that cannot be tested is preceded by a line
+`<!-- no-test: the reason -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from tierkv.config import load_config, resolve
+from tierkv.plugins import load_plugins
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+UNTESTED = ("text",)
+WAIVER = re.compile(r"<!--\s*no-test:\s*(\S.*?)\s*-->\s*$")
+FILE_NAME = re.compile(r"(?:#|//)\s*([\w-]+\.(?:toml|json|ya?ml))\s*\n")
+RUN_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block; ``line`` is that of its first line of code, counted from 1."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    waived: bool
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for names of tests and messages."""
+        name = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page.name
+        return f"{name}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    found = []
+    tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if token.type == "fence" and token.map:
+            waived = before is not None and before.type == "html_block" and bool(WAIVER.search(before.content))
+            language = token.info.split(" ")[0]
+            found.append(Block(page, token.map[0] + 2, language, token.content, waived))
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def tested(*languages: str) -> list[object]:
+    """Parameters: the blocks in these languages that nobody waived."""
+    chosen = [block for block in BLOCKS if block.language in languages and not block.waived]
+    return [pytest.param(block, id=block.place) for block in chosen]
+
+
+def program_of(blocks: list[Block]) -> str:
+    """The page's python as one program in which every line keeps its number, so that a traceback points at the page."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def run_page(blocks: list[Block], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page's python in a folder that holds the page's named files."""
+    for block in blocks:
+        if name := FILE_NAME.match(block.code):
+            (folder / name[1]).write_text(block.code, encoding="utf-8")
+    program = folder / f"{blocks[0].page.stem}.py"
+    program.write_text(program_of([block for block in blocks if block.language == "python"]), encoding="utf-8")
+    command = [sys.executable, "-I", "-W", "error::DeprecationWarning:__main__", program.name]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+
+
+def commands_of(block: Block) -> list[str]:
+    """The commands of a console block: lines that begin with `$ `, with their continuations; the rest is output."""
+    joined = block.code.replace("\\\n", "")
+    return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def programs_with_python() -> list[object]:
+    """Parameters: the pages that hold python, each with all its blocks."""
+    by_page = {page: [block for block in BLOCKS if block.page == page and not block.waived] for page in PAGES}
+    return [
+        pytest.param(blocks, id=str(page.relative_to(ROOT)))
+        for page, blocks in by_page.items()
+        if any(block.language == "python" for block in blocks)
+    ]
+
+
+@pytest.mark.parametrize("blocks", programs_with_python())
+def test_python_of_a_page_runs(blocks: list[Block], tmp_path: Path) -> None:
+    """A reader who pastes a page's code from top to bottom must not meet an error."""
+    if any("torch" in block.code for block in blocks):
+        pytest.importorskip("torch")
+    done = run_page(blocks, tmp_path)
+    assert done.returncode == 0, f"{blocks[0].page}:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("block", tested("toml"))
+def test_toml_parses_and_stacks_are_valid(block: Block, tmp_path: Path) -> None:
+    """A stack that a reader copies must be accepted by the loader that will read it."""
+    content = tomllib.loads(block.code)
+    if {"tiers", "host"} & content.keys():
+        path = tmp_path / "stack.toml"
+        path.write_text(block.code, encoding="utf-8")
+        resolve(load_config(path), load_plugins(), str(block.place))
+
+
+@pytest.mark.parametrize("block", tested("json", "yaml"))
+def test_data_parses(block: Block) -> None:
+    """Data in the wrong syntax helps nobody."""
+    if block.language == "json":
+        json.loads(block.code)
+    else:
+        yaml.safe_load(block.code)
+
+
+@pytest.mark.parametrize("block", tested("console"))
+def test_commands_are_real(block: Block) -> None:
+    """A command that a reader types must exist, with the options that are shown."""
+    commands = commands_of(block)
+    assert commands, f"{block.place}: a console block shows commands as `$ command`"
+    for command in commands:
+        check_command(command)
+
+
+def check_command(command: str) -> None:
+    """Refuse what the shell, our command line or the noxfile does not know.
+
+    Raises:
+        AssertionError: says what is wrong with the command.
+    """
+    parsed = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
+    assert parsed.returncode == 0, f"{command!r}: {parsed.stderr}"
+    for part in re.split(r"&&|\|\||[|;]", command):
+        words = [word for word in shlex.split(part, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        if "nox" in words and "-s" in words:
+            session = words[words.index("-s") + 1].partition("(")[0]
+            assert session.rpartition("-3.")[0] or session in nox_sessions(), f"{command!r}: no session {session!r}"
+        if words[:1] == ["tierkv"]:
+            check_tierkv_command(words[1:])
+
+
+def check_tierkv_command(words: list[str]) -> None:
+    """Let the program's own parser read the words, without running anything.
+
+    Raises:
+        AssertionError: it does not know a command or an option.
+    """
+    import click  # noqa: PLC0415  # the program under test; the other blocks do not need it
+
+    from tierkv.cli.main import cli  # noqa: PLC0415  # (the same)
+
+    context = click.Context(cli, info_name="tierkv", resilient_parsing=True)
+    rest = cli.parse_args(context, list(words))
+    name, command = "tierkv", cli
+    while isinstance(command, click.Group) and rest:
+        found = command.get_command(context, rest[0])
+        assert found is not None, f"{name} has no command {rest[0]!r}"
+        name, command = f"{name} {rest[0]}", found
+        context = click.Context(command, info_name=rest[0], parent=context, resilient_parsing=True)
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        known.update(context.help_option_names)
+        options = [word.partition("=")[0] for word in rest[1:] if word.startswith("-")]
+        assert known.issuperset(options), f"{name} knows {sorted(known)}, not all of {options}"
+        rest = rest[1:]
+
+
+def nox_sessions() -> set[str]:
+    """Names of the sessions in noxfile.py, without running it."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    return {function.name.rstrip("_") for function in functions}
+
+
+def is_directive(block: Block) -> bool:
+    """Whether it is an instruction to the site, like a table of contents. One that shows code is none of these."""
+    return block.language.startswith("{") and "code" not in block.language
+
+
+def test_every_block_is_of_a_known_kind() -> None:
+    """A block in a language that nothing here checks would be a hole in the promise of this module."""
+    known = {"python", "toml", "console", "json", "yaml", *UNTESTED}
+    strange = [block for block in BLOCKS if block.language not in known and not is_directive(block)]
+    assert not strange, f"write one of {sorted(known)}: {[(block.place, block.language) for block in strange]}"
+
+
+class TestTheChecks:
+    """The checks themselves can fail."""
+
+    @staticmethod
+    def write(folder: Path, text: str) -> list[Block]:
+        page = folder / "page.md"
+        page.write_text(text, encoding="utf-8")
+        return blocks_of(page)
+
+    def test_a_broken_program_is_told_by_its_line_on_the_page(self, tmp_path: Path) -> None:
+        """Otherwise a failure would send its reader to a line of some generated file."""
+        blocks = self.write(tmp_path, "# Title\n\n```python\nx = 1\n```\n\nThen:\n\n```python\nassert x == 2\n```\n")
+        done = run_page(blocks, tmp_path)
+        assert done.returncode == 1
+        assert "line 10" in done.stderr
+
+    def test_named_files_lie_beside_the_program(self, tmp_path: Path) -> None:
+        """A page shows a file, then the code that reads it."""
+        code = "from pathlib import Path\nassert 'x = 1' in Path('stack.toml').read_text()\n"
+        blocks = self.write(tmp_path, f"```toml\n# stack.toml\nx = 1\n```\n\n```python\n{code}```\n")
+        done = run_page(blocks, tmp_path)
+        assert done.returncode == 0, done.stderr
+
+    def test_a_waiver_needs_a_reason(self, tmp_path: Path) -> None:
+        """An excuse without words would soon stand everywhere."""
+        fence = "```python\n1 / 0\n```\n"
+        blocks = self.write(tmp_path, f"<!-- no-test: needs a GPU -->\n{fence}\n<!-- no-test: -->\n{fence}")
+        assert [block.waived for block in blocks] == [True, False]
+
+    @pytest.mark.parametrize("command", ["nox -s nonsense", "echo 'open", "tierkv nonsense", "tierkv check --nonsense"])
+    def test_a_wrong_command_is_refused(self, command: str) -> None:
+        """A misspelled command is the commonest error of a page."""
+        with pytest.raises(AssertionError):
+            check_command(command)

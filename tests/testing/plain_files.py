@@ -1,0 +1,122 @@
+"""A real backend of one page for testing the kit: one file per chunk, published by rename.
+
+It is the least that the contract asks for, in the form that a plugin author would write first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierkv.abc import (
+    BackendContext,
+    BackendPlugin,
+    Capabilities,
+    Entry,
+    ReadRequest,
+    ReadResult,
+    WriteRequest,
+    WriteResult,
+)
+from tierkv.errors import BackendError, OutOfSpaceError
+from tierkv.types.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class PlainOptions:
+    """Where the files go."""
+
+    path: str
+
+
+class PlainFiles:
+    """Blocking. One directory per namespace, one file per key, a lock file."""
+
+    def __init__(self, context: BackendContext, options: PlainOptions) -> None:
+        self.root = Path(options.path) / context.namespace.fingerprint().hex()
+        self.capacity_bytes = context.capacity_bytes
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.lock = (self.root / "lock").open("w")
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BackendError(f"cannot use {options.path}: {error}; give a directory of your own") from error
+
+    def path(self, key: Key) -> Path:
+        return self.root / f"{key.hex()}.frame"
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        return [self.path(key).exists() for key in keys]
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        return [self.read_one(request) for request in requests]
+
+    def read_one(self, request: ReadRequest) -> ReadResult:
+        try:
+            with self.path(request.key).open("rb") as file:
+                return file.readinto(request.buffer)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return BackendError(str(error), key=request.key)
+
+    def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        return [self.write_one(request) for request in requests]
+
+    def write_one(self, request: WriteRequest) -> WriteResult:
+        used = sum(entry.frame_bytes for entry in self.scan() if entry.key != request.key)
+        if self.capacity_bytes is not None and used + len(request.frame) > self.capacity_bytes:
+            return OutOfSpaceError("full", key=request.key)
+        temporary = self.root / f"{os.getpid()}-{id(request)}.tmp"
+        temporary.write_bytes(request.frame)
+        temporary.rename(self.path(request.key))
+        return None
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        for key in keys:
+            self.path(key).unlink(missing_ok=True)
+        return [None] * len(keys)
+
+    def scan(self) -> Iterable[Entry]:
+        for path in sorted(self.root.glob("*.frame")):
+            try:
+                yield Entry(Key(bytes.fromhex(path.stem)), path.stat().st_size)
+            except FileNotFoundError:
+                continue
+
+    def close(self) -> None:
+        self.lock.close()
+
+
+class AsyncPlainFiles:
+    """The same behind coroutines."""
+
+    def __init__(self, context: BackendContext, options: PlainOptions) -> None:
+        self.files = PlainFiles(context, options)
+
+    async def contains(self, keys: Sequence[Key]) -> list[bool]:
+        return await asyncio.to_thread(self.files.contains, keys)
+
+    async def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        return await asyncio.to_thread(self.files.read_into, requests)
+
+    async def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        return await asyncio.to_thread(self.files.write, requests)
+
+    async def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        return await asyncio.to_thread(self.files.delete, keys)
+
+    def scan(self) -> Iterable[Entry]:
+        return self.files.scan()
+
+    async def close(self) -> None:
+        self.files.close()
+
+
+CAPABILITIES = Capabilities(durable=True, authoritative_index=True, scan=True, preferred_batch=4)
+PLUGIN = BackendPlugin("plain", "one file per chunk", PlainOptions, CAPABILITIES, PlainFiles)
+ASYNC_PLUGIN = BackendPlugin("plain-async", "one file per chunk", PlainOptions, CAPABILITIES, AsyncPlainFiles)

@@ -1,0 +1,26 @@
+"""tierkv keeps the KV cache of LLM servers alive in a stack of tiers and gives it back bit-exact.
+
+Importing this package is cheap: no torch, no plugin, no configuration is loaded until a stack is opened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tierkv.assembly import open_stack as open_stack
+    from tierkv.stack import Stack as Stack
+
+__version__ = "0.1.0"
+__all__ = ["Stack", "__version__", "open_stack"]
+
+_HOMES = {"open_stack": "tierkv.assembly", "Stack": "tierkv.stack"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public names on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tierkv' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415 - only when something is used
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,222 @@
+"""How a stack is wired: a description, the installed plugins and an engine's shape become objects that know each other."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tierkv.abc import AsyncBackend, Backend, BackendContext
+from tierkv.codecs.frame import FrameSealer
+from tierkv.config.loading import load_config, parse_config
+from tierkv.config.resolving import ResolvedStack, ResolvedTier, resolve
+from tierkv.config.schema import StackConfig
+from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.dispatch.limits import TierLimits
+from tierkv.events import Observers
+from tierkv.manager.host_index import HostIndex
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
+from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
+from tierkv.stack import Stack, StackParts
+from tierkv.tiers.arena import HostArena
+from tierkv.tiers.retry import RetryLimits
+from tierkv.tiers.tier import Tier
+from tierkv.types.engine import EngineSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import TierHealth
+from tierkv.worker.worker import Worker
+
+SCAN_DEADLINE_S = 60.0
+"""How long opening a stack waits for a tier to tell what it holds; a tier that takes longer stays out of service."""
+
+HELD_BY_CASCADES_SHARE = 0.5
+"""Share of the host slots that chunks on their way to lower tiers may hold, all tiers together."""
+
+
+def open_stack(
+    config: StackConfig | Mapping[str, Any] | str | Path,
+    engine: EngineSpec,
+    *,
+    plugins: PluginRegistry | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    verify_frames: bool = True,
+) -> Stack:
+    """Open a stack for an engine. Blocks until durable tiers have told what they hold.
+
+    Args:
+        config: a stack description: a path to TOML, YAML or JSON, a mapping, or a loaded one.
+        engine: the engine's shape.
+        plugins: what is installed; found by entry points if left out.
+        clock: seconds, monotonic.
+        verify_frames: False compares no checksum anywhere. It exists for one test, which shows that corruption then
+            changes tokens.
+
+    Raises:
+        ConfigError: the description is wrong, or does not fit the engine; lists every problem.
+        PluginError: a plugin that the stack asks for is missing or broken.
+        BackendError: a tier cannot be opened; says what to do.
+    """
+    registry = plugins or load_plugins()
+    resolved = _resolved(config, registry)
+    return _Assembly(resolved, engine, registry, clock, verify_frames=verify_frames).build()
+
+
+def _resolved(config: StackConfig | Mapping[str, Any] | str | Path, registry: PluginRegistry) -> ResolvedStack:
+    if isinstance(config, StackConfig):
+        return resolve(config, registry)
+    if isinstance(config, Mapping):
+        return resolve(parse_config(config), registry)
+    return resolve(load_config(Path(config)), registry, str(config))
+
+
+def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
+    """Everything that makes the engine's KV bytes interchangeable, with what the user says about it."""
+    named = config.namespace
+    return Namespace(
+        model=named.model if named.model is not None else engine.model,
+        revision=named.revision if named.revision is not None else engine.revision,
+        dtype=engine.dtype,
+        layout=engine.layout,
+        groups=tuple((group.block_tokens, group.page_bytes) for group in engine.groups),
+        blocks_per_chunk=geometry.blocks_per_chunk,
+        hash_block_tokens=engine.hash_block_tokens,
+        rank=engine.rank,
+        world_size=engine.world_size,
+        epoch=named.epoch,
+    )
+
+
+class _Assembly:
+    """One opening of one stack; keeps what was opened, to close it again if a later part fails."""
+
+    def __init__(
+        self,
+        resolved: ResolvedStack,
+        engine: EngineSpec,
+        registry: PluginRegistry,
+        clock: Callable[[], float],
+        *,
+        verify_frames: bool,
+    ) -> None:
+        self.resolved = resolved
+        self.config = resolved.config
+        self.registry = registry
+        self.clock = clock
+        self.engine = engine
+        self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
+        self.namespace = namespace_of(self.config, engine, self.geometry)
+        self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
+
+    def build(self) -> Stack:
+        """The wired stack."""
+        with contextlib.ExitStack() as undo:
+            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max)
+            undo.callback(arena.close)
+            tiers = self._open_tiers(arena)
+            dispatcher = Dispatcher(tiers, [_dispatch_limits(tier) for tier in self.resolved.tiers], self.clock)
+            undo.callback(dispatcher.close, 0.0)
+            stack = self._wire(arena, dispatcher)
+            undo.pop_all()
+        return stack
+
+    def _wire(self, arena: HostArena, dispatcher: Dispatcher) -> Stack:
+        config, counters = self.config, CoreCounters()
+        lower = [self._lower_tier(i, tier, arena) for i, tier in enumerate(self.resolved.tiers)]
+        host = HostIndex(arena.num_slots, self.resolved.host_policy.open(arena.num_slots))
+        manager = OffloadManager(
+            host,
+            lower,
+            [group.payload_bytes for group in self.geometry.groups],
+            max(1, int(arena.num_slots * config.host.reserved_share)),
+            counters,
+        )
+        self._recover(lower, dispatcher, manager)
+        scheduler = OffloadScheduler(
+            manager,
+            self.geometry,
+            SchedulerLimits(
+                lookup_deadline_s=config.lookup.deadline_s,
+                store_chunks_per_step_max=config.store.chunks_per_step_max,
+                prompt_only=config.store.prompt_only,
+                num_workers=1,
+            ),
+            counters,
+        )
+        copies = CopyPool(threads=config.host.copy_threads)
+        verify_loads = config.host.verify and self.sealer.verify
+        worker = Worker(arena, self.sealer, self.geometry, copies.submit, verify_loads=verify_loads)
+        return Stack(
+            StackParts(
+                scheduler=scheduler,
+                manager=manager,
+                dispatcher=dispatcher,
+                worker=worker,
+                arena=arena,
+                namespace=self.namespace,
+                geometry=self.geometry,
+                counters=counters,
+                observers=Observers(self.registry.observe if self.registry.has_observers else None, copies.submit),
+                tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
+                completions_per_step_max=config.lookup.completions_per_step_max,
+            ),
+            self.clock,
+        )
+
+    def _open_tiers(self, arena: HostArena) -> list[Tier]:
+        codecs = {name: registered.plugin.open() for name, registered in self.registry.codecs.items()}
+        opened: list[Backend | AsyncBackend] = []
+        tiers = []
+        for tier in self.resolved.tiers:
+            context = BackendContext(tier.config.name, self.namespace, arena.slot_bytes, tier.config.capacity)
+            backend = tier.backend.open(context, tier.options)
+            opened.append(backend)
+            retry = RetryLimits(attempts=tier.config.retries + 1)
+            tiers.append(
+                Tier(
+                    tier.config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self.sealer, arena,
+                    retry=retry, clock=self.clock,
+                )
+            )  # fmt: skip
+        return tiers
+
+    def _lower_tier(self, index: int, tier: ResolvedTier, arena: HostArena) -> LowerTier:
+        config = tier.config
+        share = max(1, int(arena.num_slots * HELD_BY_CASCADES_SHARE) // len(self.resolved.tiers))
+        limits = LowerTierLimits(
+            capacity_bytes=config.capacity,
+            writes=config.write == "through",
+            queue_chunks_max=max(1, min(config.queue_bytes_max // arena.slot_bytes, share)),
+            probe_deadline_s=config.probe_deadline_s,
+            read_deadline_s=config.read_deadline_s,
+            write_deadline_s=config.write_deadline_s,
+            probe_keys_max=config.probe_keys_max,
+            presence_ttl_s=config.presence_ttl_s,
+            absence_ttl_s=config.absence_ttl_s,
+            presence_keys_max=config.presence_keys_max,
+        )
+        frames = None if config.capacity is None else config.capacity // arena.slot_bytes
+        return LowerTier(index, config.name, tier.backend.capabilities, limits, tier.policy.open(frames))
+
+    def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher, manager: OffloadManager) -> None:
+        """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""
+        for result in dispatcher.scan_all(SCAN_DEADLINE_S):
+            if result.error:
+                manager.on_completion(TierHealth(result.tier, usable=False, reason=result.error))
+            else:
+                lower[result.tier].load_index((entry.key, entry.frame_bytes) for entry in result.entries)
+
+
+def _dispatch_limits(tier: ResolvedTier) -> TierLimits:
+    return TierLimits(
+        queue_ops_max=tier.config.queue_ops_max,
+        io_threads=tier.io_threads,
+        breaker_failures=tier.config.breaker_failures,
+        breaker_cooldown_s=tier.config.breaker_cooldown_s,
+    )

@@ -1,0 +1,1 @@
+"""The ``tierkv`` program: one module per command, imported when it is called."""

@@ -1,0 +1,42 @@
+"""``python -m tierkv.cli.reference > docs/reference/cli.md`` writes the page; a test keeps the committed one so."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+
+import click
+
+from tierkv.cli.main import COMMANDS, main
+
+_HEAD = """\
+# The `tierkv` program
+
+<!-- Written by `python -m tierkv.cli.reference`; change the commands in tierkv/cli/, not this page. -->
+"""
+
+
+def render_reference() -> str:
+    """The help of the program and of each command that ships with it, as Markdown."""
+    return "\n".join([_HEAD, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    context = click.Context(main, info_name="tierkv", terminal_width=100, max_content_width=100)
+    yield _section("tierkv", main.get_help(context))
+    for name in sorted(COMMANDS):
+        try:
+            command = COMMANDS[name].load()
+        except click.ClickException:  # its extra is not installed; the test that compares the pages will tell
+            continue
+        inner = click.Context(command, info_name=name, parent=context, terminal_width=100, max_content_width=100)
+        yield _section(f"tierkv {name}", command.get_help(inner))
+
+
+def _section(title: str, text: str) -> str:
+    return f"## `{title}`\n\n```text\n{inspect.cleandoc(text)}\n```\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_reference())

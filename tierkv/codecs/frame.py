@@ -1,0 +1,240 @@
+r"""The frame: how one chunk lies at rest, and in every slot of the host arena.
+
+A frame is one header page of 4096 bytes, then the stored payload. All numbers are little-endian and unsigned:
+
+====== ====== =================== ==============================================================================
+offset  bytes field               meaning
+====== ====== =================== ==============================================================================
+     0      8 magic               ``89 54 49 45 52 4B 56 0A`` (``\x89TIERKV\n``)
+     8      2 format version      1
+    10      2 flags               0; every bit is reserved
+    12      4 header length       4096
+    16     16 codec               name of the codec of the stored payload, ASCII, NUL padded; ``none`` is raw
+    32     16 namespace           fingerprint of the namespace (:mod:`tierkv.types.namespace`)
+    48      2 key length          1 to 256
+    50    256 key                 NUL padded
+   306      8 raw bytes           length of the payload before the codec
+   314      8 stored bytes        length of the payload as it lies here
+   322     16 stored checksum     XXH3-128 of the stored payload, canonical (big-endian) digest
+   338     16 raw checksum        XXH3-128 of the raw payload; equal to the stored checksum for ``none``
+   354      8 header checksum     XXH3-64 of the bytes 0 to 353
+   362   3734 zero                reserved, all zero
+  4096      * stored payload      ``stored bytes`` long
+     *      * padding             zeros: to a multiple of 4096 for ``none``, else to the alignment of the tier
+====== ====== =================== ==============================================================================
+
+The raw checksum is computed once, when the payload leaves the GPU, and travels through every tier and codec.
+
+All functions are pure and may be called on any thread; those that hash or fill a payload release the GIL meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from tierkv.errors import CorruptFrameError
+from tierkv.types.namespace import FINGERPRINT_BYTES
+
+HEADER_BYTES = 4096
+"""Length of the header page; payloads start here, so that they are aligned for O_DIRECT."""
+
+FORMAT_VERSION = 1
+KEY_BYTES_MAX = 256
+CODEC_BYTES_MAX = 16
+NO_CODEC = "none"
+"""Name of the codec that stores the raw payload: the only one that may lie in a slot of the host arena."""
+
+MAGIC = b"\x89TIERKV\n"
+_FIXED = struct.Struct("<8sHHI16s16sH256sQQ16s16s")
+_HEADER_CHECKSUM = struct.Struct("<Q")
+_USED_BYTES = _FIXED.size + _HEADER_CHECKSUM.size
+_ZEROS = bytes(HEADER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests."""
+
+    codec: str
+    namespace: bytes
+    key: bytes
+    raw_bytes: int
+    stored_bytes: int
+    stored_checksum: bytes
+    raw_checksum: bytes
+
+
+def checksum(buffer: bytes | memoryview) -> bytes:
+    """XXH3-128 of some bytes, as sixteen bytes. Finds damage; it is no defence against forgery."""
+    return xxhash.xxh3_128_digest(buffer)
+
+
+def pad(length: int, alignment: int) -> int:
+    """The next multiple of ``alignment``, in bytes."""
+    return -(-length // alignment) * alignment
+
+
+def frame_bytes(raw_bytes: int) -> int:
+    """Length of a frame that stores ``raw_bytes`` of payload without a codec, padding included."""
+    return HEADER_BYTES + pad(raw_bytes, HEADER_BYTES)
+
+
+def pack_header(header: FrameHeader, out: memoryview) -> None:
+    """Write the header page to the first 4096 bytes of ``out``.
+
+    Raises:
+        ValueError: a field does not fit its place, or ``out`` is shorter than a page.
+    """
+    codec = header.codec.encode("ascii")
+    if not 1 <= len(codec) <= CODEC_BYTES_MAX:
+        raise ValueError(f"codec name {header.codec!r} must have 1 to {CODEC_BYTES_MAX} ASCII characters")
+    if not 1 <= len(header.key) <= KEY_BYTES_MAX:
+        raise ValueError(f"a key has 1 to {KEY_BYTES_MAX} bytes, this one has {len(header.key)}: {header.key.hex()}")
+    digests = (header.namespace, header.stored_checksum, header.raw_checksum)
+    if any(len(digest) != FINGERPRINT_BYTES for digest in digests):
+        raise ValueError(f"namespace and checksums have {FINGERPRINT_BYTES} bytes each, got {digests}")
+    if len(out) < HEADER_BYTES:
+        raise ValueError(f"a header needs {HEADER_BYTES} bytes, the buffer has {len(out)}")
+    fixed = _FIXED.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        0,
+        HEADER_BYTES,
+        codec,
+        header.namespace,
+        len(header.key),
+        header.key,
+        header.raw_bytes,
+        header.stored_bytes,
+        header.stored_checksum,
+        header.raw_checksum,
+    )
+    out[: len(fixed)] = fixed
+    _HEADER_CHECKSUM.pack_into(out, len(fixed), xxhash.xxh3_64_intdigest(fixed))
+    out[_USED_BYTES:HEADER_BYTES] = _ZEROS[_USED_BYTES:]
+
+
+def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
+    """Read a header page. ``verify=False`` skips the header checksum, nothing else.
+
+    Raises:
+        CorruptFrameError: the page is not one that :func:`pack_header` wrote; the message names the first bad field.
+    """
+    if len(page) < HEADER_BYTES:
+        raise CorruptFrameError(f"frame is cut off: {len(page)} bytes, the header alone has {HEADER_BYTES}")
+    fixed = bytes(page[: _FIXED.size])
+    magic, version, flags, length, codec, namespace, key_bytes, key, raw, stored, stored_sum, raw_sum = _FIXED.unpack(
+        fixed
+    )
+    _expect("magic", magic, MAGIC)
+    _expect("format version", version, FORMAT_VERSION)
+    _expect("flags", flags, 0)
+    _expect("header length", length, HEADER_BYTES)
+    if verify:
+        (header_sum,) = _HEADER_CHECKSUM.unpack_from(page, _FIXED.size)
+        _expect("header checksum", header_sum, xxhash.xxh3_64_intdigest(fixed))
+    if not 1 <= key_bytes <= KEY_BYTES_MAX:
+        raise CorruptFrameError(f"frame field 'key length' is {key_bytes}, allowed are 1 to {KEY_BYTES_MAX}")
+    # bytes() first: comparing a memoryview goes item by item and is thirty times slower than copy and compare.
+    for field, rest in (("key", key[key_bytes:]), ("zero", bytes(page[_USED_BYTES:HEADER_BYTES]))):
+        if rest != _ZEROS[: len(rest)]:
+            raise CorruptFrameError(f"frame field {field!r} is not zero to its end")
+    return FrameHeader(_codec_name(codec), namespace, key[:key_bytes], raw, stored, stored_sum, raw_sum)
+
+
+class FrameSealer:
+    """Seals and checks frames of one namespace. Stateless after construction: any number of threads may share it.
+
+    Args:
+        namespace: fingerprint, sixteen bytes.
+        verify: False skips the comparison of checksums, and nothing else. It exists for the one test that shows that
+            corruption changes tokens when nobody looks.
+    """
+
+    def __init__(self, namespace: bytes, *, verify: bool = True) -> None:
+        if len(namespace) != FINGERPRINT_BYTES:
+            raise ValueError(f"a namespace fingerprint has {FINGERPRINT_BYTES} bytes, got {len(namespace)}")
+        self.namespace = namespace
+        self.verify = verify
+
+    frame_bytes = staticmethod(frame_bytes)
+
+    def seal(self, slot: memoryview, key: bytes, raw_bytes: int) -> None:
+        """Turn a slot whose payload is in place into a frame: header in front, zeros behind.
+
+        Args:
+            slot: writable, at least ``frame_bytes(raw_bytes)`` long; the payload starts at ``HEADER_BYTES``.
+            key: the chunk's key.
+            raw_bytes: length of the payload.
+
+        Raises:
+            ValueError: the payload does not fit the slot, or the key does not fit a header.
+        """
+        self._require_room(slot, raw_bytes)
+        self.seal_as(slot, key, raw_bytes, checksum(slot[HEADER_BYTES : HEADER_BYTES + raw_bytes]))
+
+    def seal_as(self, slot: memoryview, key: bytes, raw_bytes: int, raw_checksum: bytes) -> None:
+        """Like :meth:`seal`, with a checksum that came with the payload, so that it still speaks for the origin."""
+        end = self._require_room(slot, raw_bytes)
+        payload_end = HEADER_BYTES + raw_bytes
+        slot[payload_end:end] = _ZEROS[: end - payload_end]
+        pack_header(FrameHeader(NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum), slot)
+
+    def check(self, slot: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
+        """Make sure that a slot holds the raw frame of ``key``. ``payload=False`` leaves the payload unread.
+
+        Raises:
+            CorruptFrameError: it does not; the message names what differs.
+        """
+        header = self.examine(slot, key, payload=payload)
+        _expect("codec", header.codec, NO_CODEC)
+        if frame_bytes(header.raw_bytes) > len(slot):
+            raise CorruptFrameError(f"frame of {frame_bytes(header.raw_bytes)} bytes is cut off at {len(slot)}")
+        return header
+
+    def examine(self, frame: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
+        """Like :meth:`check` for a frame of any codec, whose padding may be missing.
+
+        Raises:
+            CorruptFrameError: it is not the frame of ``key`` in this namespace, or is damaged.
+        """
+        header = parse_header(frame, verify=self.verify)
+        _expect("namespace", header.namespace, self.namespace)
+        _expect("key", header.key, key)
+        end = HEADER_BYTES + header.stored_bytes
+        if end > len(frame):
+            raise CorruptFrameError(f"frame of {end} bytes is cut off at {len(frame)}")
+        if header.codec == NO_CODEC:
+            _expect("stored bytes", header.stored_bytes, header.raw_bytes)
+        if self.verify:
+            if header.codec == NO_CODEC:
+                _expect("stored checksum", header.stored_checksum, header.raw_checksum)
+            if payload:
+                _expect("stored checksum", header.stored_checksum, checksum(frame[HEADER_BYTES:end]))
+        return header
+
+    @staticmethod
+    def _require_room(slot: memoryview, raw_bytes: int) -> int:
+        end = frame_bytes(raw_bytes)
+        if raw_bytes < 0 or end > len(slot):
+            raise ValueError(f"a payload of {raw_bytes} bytes does not fit a slot of {len(slot)} bytes")
+        return end
+
+
+def _codec_name(field: bytes) -> str:
+    name = field.rstrip(b"\0")
+    if not name or not name.isascii() or not name.decode("ascii").isprintable():
+        raise CorruptFrameError(f"frame field 'codec' is {field!r}, not a printable ASCII name")
+    return name.decode("ascii")
+
+
+def _expect(field: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise CorruptFrameError(f"frame field {field!r} is {_show(found)}, expected {_show(expected)}")
+
+
+def _show(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else repr(value)

@@ -1,0 +1,117 @@
+"""The options of a backend: the keys of a tier's table that only its plugin knows.
+
+A plugin declares them as a dataclass. Each value is validated by its field's annotation with the strictness of JSON:
+text becomes a path or an enum member and a list a tuple, but a number in quotes stays wrong. Whole-number fields whose
+name ends in ``_bytes`` also accept sizes such as ``"4MiB"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from tierkv.abc import BackendPlugin
+from tierkv.config.problems import Problem, key_path, unknown_key
+from tierkv.config.schema import TIER_KEYS
+from tierkv.config.units import parse_size
+from tierkv.errors import PluginError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a backend. ``kind`` is its annotation as text; ``default`` is None where it is no fixed value."""
+
+    name: str
+    kind: str
+    required: bool
+    default: object
+
+
+def describe_options(plugin: BackendPlugin) -> list[Option]:
+    """The options that a backend understands, in its order."""
+    described = []
+    for item in _fields(plugin):
+        kind = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
+        default = None if item.default is dataclasses.MISSING else item.default
+        described.append(Option(item.name, kind, _is_required(item), default))
+    return described
+
+
+def make_options(plugin: BackendPlugin, given: Mapping[str, Any], path: str) -> tuple[Any, list[Problem]]:
+    """The plugin's options object made of a tier's keys, or None and every problem.
+
+    Args:
+        plugin: whose options they are.
+        given: what the tier's table says beside the common keys.
+        path: key path of the table, such as ``tiers[0]``.
+
+    Raises:
+        PluginError: the plugin's dataclass itself is at fault.
+    """
+    fields = {item.name: item for item in _fields(plugin)}
+    hints = _hints(plugin)
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in fields:
+            problems.append(unknown_key(f"{path}.{name}", name, TIER_KEYS.union(fields), value))
+            continue
+        try:
+            values[name] = _validate(plugin, name, hints, value)
+        except ValidationError as error:
+            problems += [_problem(f"{path}.{name}", detail["loc"], detail["msg"], value) for detail in error.errors()]
+        except ValueError as error:
+            problems.append(Problem(f"{path}.{name}", str(error), value))
+    for name, item in fields.items():
+        if _is_required(item) and name not in given:
+            problems.append(Problem(f"{path}.{name}", f"missing; backend {plugin.name!r} requires it"))
+    if problems:
+        return None, problems
+    try:
+        return plugin.options(**values), []
+    except Exception as error:  # noqa: BLE001  a plugin's own code: a ValueError speaks to the user, all else is named
+        return None, [Problem(path, f"backend {plugin.name!r} refuses its options: {error}")]
+
+
+def _fields(plugin: BackendPlugin) -> list[dataclasses.Field[Any]]:
+    fields = [item for item in dataclasses.fields(plugin.options) if item.init]
+    taken = sorted(TIER_KEYS.intersection(item.name for item in fields))
+    if taken:
+        raise PluginError(f"backend {plugin.name!r} declares options that every tier has: {', '.join(taken)}")
+    return fields
+
+
+def _is_required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+
+
+def _hints(plugin: BackendPlugin) -> dict[str, Any]:
+    try:
+        return get_type_hints(plugin.options, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise PluginError(f"backend {plugin.name!r}: annotations of its options cannot be read: {error}") from error
+
+
+def _validate(plugin: BackendPlugin, name: str, hints: Mapping[str, Any], value: object) -> object:
+    hint = hints[name]
+    if name.endswith("_bytes") and isinstance(value, str) and (hint is int or int in get_args(hint)):
+        value = parse_size(value)
+    try:
+        text = json.dumps(value, default=os.fspath)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError("must be a plain value: text, number, true or false, list or table") from error
+    try:
+        return TypeAdapter(hint).validate_json(text, strict=True)
+    except PydanticUserError as error:
+        raise PluginError(f"backend {plugin.name!r}: option {name!r} cannot be validated: {error.message}") from error
+
+
+def _problem(path: str, location: tuple[str | int, ...], message: str, value: object) -> Problem:
+    text = message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    inside = key_path(location)
+    return Problem(path, f"{text} (at {inside})" if inside else text, value)

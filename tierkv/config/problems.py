@@ -1,0 +1,107 @@
+"""What is wrong with a configuration: all of it, each thing with its place, its value and what is allowed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tierkv.config.describing import allowed_values, model_at
+from tierkv.errors import ConfigError
+from tierkv.plugins import nearest_hint
+
+_VALUE_CHARS_MAX = 80
+_SECRET = re.compile(r"secret|password|passphrase|credential|access_key|_token$")
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    path: key path such as ``tiers[1].capacity``; empty for the file as a whole.
+    message: what is wrong, what is allowed, how to mend it.
+    value: what was given; left out where nothing was, or where showing it helps nobody.
+    """
+
+    path: str
+    message: str
+    value: object = _ABSENT
+
+    def __str__(self) -> str:
+        """``tiers[1].capacity = "0GiB": must be at least 1 byte``."""
+        shown = "" if self.value is _ABSENT else f" = {_show(self.path, self.value)}"
+        return f"{self.path}{shown}: {self.message}" if self.path else self.message
+
+
+def refuse(source: str, problems: Iterable[Problem]) -> None:
+    """Raise all problems as one error, a line each; do nothing if there is none.
+
+    Raises:
+        ConfigError: there was at least one.
+    """
+    lines = [f"{source}: {problem}" for problem in problems]
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
+    """Translate what pydantic found into the words of the configuration."""
+    return [_translate(detail, root) for detail in error.errors(include_url=False)]
+
+
+def key_path(location: Sequence[str | int]) -> str:
+    """``("tiers", 1, "capacity")`` is written ``tiers[1].capacity``."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f"{'.' if path else ''}{part}"
+    return path
+
+
+def unknown_key(path: str, key: str, allowed: Iterable[str], value: object) -> Problem:
+    """A key that nobody understands."""
+    names = sorted(allowed)
+    hint = nearest_hint(key, names)
+    return Problem(path, "; ".join(filter(None, ["unknown key", hint, f"allowed here: {', '.join(names)}"])), value)
+
+
+def _translate(detail: ErrorDetails, root: type[BaseModel]) -> Problem:
+    location = detail["loc"]
+    path, value, kind = key_path(location), detail["input"], detail["type"]
+    parent = model_at(root, location[:-1])
+    name = str(location[-1]) if location else ""
+    if kind == "tier_name_twice":
+        context = detail["ctx"]
+        return Problem(f"{path}[{context['index']}].name", detail["msg"], context["name"])
+    if kind == "invalid_key":
+        return Problem(key_path(location[:-1]), f"keys must be text, and {value!r:.80} is not")
+    if kind == "extra_forbidden" and parent is not None:
+        return unknown_key(path, name, parent.model_fields, value)
+    if kind == "value_error":
+        return Problem(path, str(detail["ctx"]["error"]), value)
+    field = parent.model_fields.get(name) if parent is not None else None
+    allowed = allowed_values(name, field) if field is not None else _allowed_elsewhere(location)
+    if kind == "missing":
+        return Problem(path, f"missing, and required; write {allowed}")
+    hint = nearest_hint(value, re.findall(r'"(\w+)"', allowed)) if isinstance(value, str) else ""
+    return Problem(path, f"must be {allowed}" + (f"; {hint}" if hint else ""), value)
+
+
+def _allowed_elsewhere(location: Sequence[str | int]) -> str:
+    """What belongs at a place that is no field: an element of a list, or the whole document."""
+    return f"a table; in TOML `[[{location[0]}]]`" if location else "a table of keys"
+
+
+def _show(path: str, value: object) -> str:
+    if _SECRET.search(path.rpartition(".")[2]):
+        return "(hidden)"
+    text = json.dumps(value, default=str, ensure_ascii=False) if _is_plain(value) else repr(value)
+    return text if len(text) <= _VALUE_CHARS_MAX else f"{text[:_VALUE_CHARS_MAX]}..."
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)

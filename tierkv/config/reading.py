@@ -1,0 +1,142 @@
+"""A file of TOML, YAML or JSON becomes a mapping, or an error that says where it breaks."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tierkv.errors import ConfigError
+
+FILE_BYTES_MAX = 1024 * 1024
+
+EXAMPLE = """\
+[host]
+capacity = "8GiB"
+
+[[tiers]]
+backend = "disk"
+path = "/var/cache/tierkv"
+capacity = "100GiB"
+"""
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """Read a file by its suffix.
+
+    Raises:
+        ConfigError: it is missing, unreadable, of another kind, empty, too large, or not well formed; says which
+            and, for its syntax, line and column.
+    """
+    parse = _PARSERS.get(path.suffix.lower())
+    if parse is None:
+        raise ConfigError(f"{path}: unknown suffix {path.suffix!r}; a stack is written in {', '.join(_PARSERS)}")
+    text = _read_text(path)
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty; a small stack is\n\n{EXAMPLE}")
+    try:
+        data = parse(text)
+    except _SyntaxFaultError as fault:
+        raise ConfigError(f"{path}: {fault}") from fault
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is nested too deeply") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: must be a table of keys, not {_KINDS.get(type(data), type(data).__name__)}")
+    return data
+
+
+_KINDS: Mapping[type, str] = {type(None): "nothing", list: "a list", str: "text", int: "a number", float: "a number"}
+
+
+class _SyntaxFaultError(Exception):
+    """Not well formed. The message ends with line and column where the parser knows them."""
+
+
+def _read_text(path: Path) -> str:
+    try:
+        _refuse_other_kinds(path)
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file (working directory: {Path.cwd()})") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a path with a null character
+        raise ConfigError(f"{str(path)!r}: is not a path: {error}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: has more than {FILE_BYTES_MAX} bytes; a stack is a page of text")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a directory; name the file of the stack")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is not a regular file")
+
+
+def _parse_toml(text: str) -> object:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        raise _SyntaxFaultError(f"is not valid TOML: {error}") from error
+
+
+def _parse_json(text: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        message = f"is not valid JSON: {error.msg} (at line {error.lineno}, column {error.colno})"
+        raise _SyntaxFaultError(message) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise _SyntaxFaultError(f"is not valid JSON: {error}") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise _SyntaxFaultError(f"key {key!r} stands twice in one table; keep one")
+        table[key] = value
+    return table
+
+
+def _parse_yaml(text: str) -> object:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  a SafeLoader, which builds plain values only
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise _SyntaxFaultError(f"is not valid YAML: {error.problem or error.context}{where}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
+        raise _SyntaxFaultError(f"is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as everybody means it: plain values, each key once; the library keeps the last of two."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in seen:
+                problem = f"key {name!r} stands twice in one table; keep one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(name)
+        return node
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    ".toml": _parse_toml,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
+    ".json": _parse_json,
+}

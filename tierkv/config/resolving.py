@@ -1,0 +1,115 @@
+"""A description meets the installed plugins: names become plugins, options become the plugins' own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tierkv.abc import BackendPlugin, CodecPlugin, PolicyPlugin
+from tierkv.config.options import make_options
+from tierkv.config.problems import Problem, refuse
+from tierkv.config.schema import StackConfig, TierConfig
+from tierkv.errors import PluginError
+from tierkv.plugins import PluginRegistry, Registered
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedTier:
+    """A tier with everything it names.
+
+    options: an object of ``backend.options``.
+    io_threads: the configured number, or the backend's preferred concurrency.
+    """
+
+    config: TierConfig
+    backend: BackendPlugin
+    options: Any
+    codec: CodecPlugin
+    policy: PolicyPlugin
+    io_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedStack:
+    """A stack that can be opened: nothing it names is missing, broken or contradictory."""
+
+    config: StackConfig
+    host_policy: PolicyPlugin
+    tiers: tuple[ResolvedTier, ...]
+
+
+def resolve(config: StackConfig, registry: PluginRegistry, source: str = "<inline>") -> ResolvedStack:
+    """Find every plugin that a stack names and check what only the plugins know. Opens nothing.
+
+    Args:
+        config: the stack.
+        registry: the installed plugins.
+        source: names the configuration in messages.
+
+    Raises:
+        ConfigError: lists every problem: unknown or broken plugins with the nearest name, options that a backend
+            refuses, capacities and write policies that do not suit it, lossy codecs.
+    """
+    problems: list[Problem] = []
+    _find(registry.require_policy, "host.policy", config.host.policy, problems)
+    tiers = [_resolve_tier(tier, f"tiers[{index}]", registry, problems) for index, tier in enumerate(config.tiers)]
+    refuse(source, problems)
+    host_policy = registry.require_policy(config.host.policy).plugin
+    return ResolvedStack(config, host_policy, tuple(tier for tier in tiers if tier is not None))
+
+
+def _resolve_tier(
+    tier: TierConfig, path: str, registry: PluginRegistry, problems: list[Problem]
+) -> ResolvedTier | None:
+    codec = _find(registry.require_codec, f"{path}.codec", tier.codec, problems)
+    if codec is not None and codec.lossy:
+        lossless = ", ".join(sorted(name for name, item in registry.codecs.items() if not item.plugin.lossy))
+        message = f"is lossy: bytes would not come back as they were; lossless codecs: {lossless}"
+        problems.append(Problem(f"{path}.codec", message, tier.codec))
+    policy = _find(registry.require_policy, f"{path}.policy", tier.policy, problems)
+    backend = _find(registry.require_backend, f"{path}.backend", tier.backend, problems)
+    if backend is None:
+        return None
+    problems += _check_against_capabilities(tier, path, backend)
+    try:
+        options, wrong = make_options(backend, tier.options, path)
+    except PluginError as error:
+        problems.append(Problem(f"{path}.backend", str(error), tier.backend))
+        return None
+    problems += wrong
+    if codec is None or policy is None:
+        return None
+    io_threads = tier.io_threads or backend.capabilities.preferred_concurrency
+    return ResolvedTier(tier, backend, options, codec, policy, io_threads)
+
+
+def _find(require: Callable[[str], Registered[T]], path: str, name: str, problems: list[Problem]) -> T | None:
+    try:
+        return require(name).plugin
+    except PluginError as error:
+        problems.append(Problem(path, str(error), name))
+        return None
+
+
+def _check_against_capabilities(tier: TierConfig, path: str, backend: BackendPlugin) -> list[Problem]:
+    can = backend.capabilities
+    problems: list[Problem] = []
+    if can.read_only and tier.write != "read_only":
+        message = f'backend {backend.name!r} never writes; write = "read_only"'
+        problems.append(Problem(f"{path}.write", message, tier.write))
+    if can.shared and tier.capacity is not None:
+        message = (
+            f"backend {backend.name!r} is shared with other processes, so no single one can keep it within a capacity; "
+            f"leave the key out and set a limit or lifetime where the data lies"
+        )
+        problems.append(Problem(f"{path}.capacity", message, tier.capacity))
+    if can.bounded and not can.shared and tier.capacity is None:
+        message = f'missing; backend {backend.name!r} needs to know how much it may hold, such as capacity = "100GiB"'
+        problems.append(Problem(f"{path}.capacity", message))
+    if tier.io_threads is not None and tier.io_threads > can.preferred_concurrency:
+        message = f"backend {backend.name!r} takes at most {can.preferred_concurrency} calls at once"
+        problems.append(Problem(f"{path}.io_threads", message, tier.io_threads))
+    return problems

@@ -1,0 +1,69 @@
+"""Sizes in bytes, as people write them: ``"8GiB"``, ``"500MB"``, ``"1.5 GiB"``, ``4096``.
+
+Units are spelled exactly: ``GiB`` is 2**30 bytes and ``GB`` is 10**9, and a cache sized by the wrong one is 7 % off.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+SIZE_BYTES_MAX = 2**63 - 1
+
+_UNITS: dict[str, int] = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
+}
+_BINARY = [(f"{prefix}iB", 1024**power) for power, prefix in reversed(list(enumerate("KMGTP", start=1)))]
+_SIZE = re.compile(r"\s*([+-]?)(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*")
+
+SIZE_ALLOWED = f'a whole number of bytes, or text with a unit like "8GiB"; units: {", ".join(_UNITS)}'
+
+
+def parse_size(value: object) -> int:
+    """Bytes that a size stands for, at least 1; a fraction of a byte is dropped.
+
+    Raises:
+        ValueError: it is no size, has an unknown unit, is zero, negative, or above 2**63 - 1 bytes. The message says
+            what is allowed.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        sign, number, unit = match.groups()
+        if unit and unit not in _UNITS:
+            hint = next((f"; did you mean {known}?" for known in _UNITS if known.lower() == unit.lower()), "")
+            raise ValueError(f"unknown unit {unit!r}{hint}; write {SIZE_ALLOWED}")
+        if "." in number and not unit:
+            raise ValueError(f"a fraction needs a unit; write {SIZE_ALLOWED}")
+        size = int(Fraction(number) * _UNITS[unit or "B"]) * (-1 if sign == "-" else 1)
+    else:
+        raise ValueError(f"not a size; write {SIZE_ALLOWED}")
+    if size < 1:
+        raise ValueError(f"must be at least 1 byte; write {SIZE_ALLOWED}")
+    if size > SIZE_BYTES_MAX:
+        raise ValueError(f"must be at most {SIZE_BYTES_MAX} bytes (8 EiB)")
+    return size
+
+
+def format_size(size_bytes: int) -> str:
+    """The size with the largest binary unit that shows it exactly in at most two decimals: ``"1.5GiB"``, ``"4097B"``.
+
+    For every size of at least 1, ``parse_size(format_size(size)) == size``.
+    """
+    for unit, unit_bytes in _BINARY:
+        hundredths = Fraction(abs(size_bytes) * 100, unit_bytes)
+        if abs(size_bytes) >= unit_bytes and hundredths.denominator == 1:
+            return f"{float(Fraction(size_bytes, unit_bytes)):.2f}".rstrip("0").rstrip(".") + unit
+    return f"{size_bytes}B"
+
+
+def round_size(size_bytes: float) -> str:
+    """The size for people, about three digits and a binary unit: ``"1.23 GiB"``. Not for parsing back."""
+    for unit, unit_bytes in _BINARY:
+        if abs(size_bytes) >= unit_bytes:
+            value = size_bytes / unit_bytes
+            decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0  # noqa: PLR2004  powers of ten
+            return f"{value:.{decimals}f} {unit}"
+    return f"{size_bytes:.0f} B"

@@ -1,0 +1,69 @@
+"""The life of a chunk in the host tier, as a table. Everything that may change a chunk's state stands here.
+
+Absent is not a state: an absent chunk has no record and costs nothing. GONE is the end: its slot is free again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from tierkv.errors import IllegalTransitionError
+
+
+class ChunkState(Enum):
+    """Where a chunk with a slot stands."""
+
+    STORING = "storing"
+    """A store job is filling its slot from the GPU."""
+    PROMOTING = "promoting"
+    """A lower tier is being read into its slot."""
+    READY = "ready"
+    """Readable. Evictable while nobody holds it."""
+    DOOMED = "doomed"
+    """Invisible. Its slot is still touched or held by somebody, so it may not be reused yet."""
+    GONE = "gone"
+    """No record any more; the slot is free."""
+
+
+class ChunkEvent(Enum):
+    """What can happen to a chunk."""
+
+    STORED = "stored"
+    ARRIVED = "arrived"
+    FAILED = "failed"
+    DROPPED = "dropped"
+    EVICTED = "evicted"
+    RELEASED = "released"
+
+
+_S, _E = ChunkState, ChunkEvent
+
+TRANSITIONS: dict[tuple[ChunkState, ChunkEvent], ChunkState] = {
+    (_S.STORING, _E.STORED): _S.READY,
+    (_S.STORING, _E.FAILED): _S.DOOMED,
+    (_S.STORING, _E.DROPPED): _S.DOOMED,
+    (_S.PROMOTING, _E.ARRIVED): _S.READY,
+    (_S.PROMOTING, _E.FAILED): _S.DOOMED,
+    (_S.PROMOTING, _E.DROPPED): _S.DOOMED,
+    (_S.READY, _E.EVICTED): _S.GONE,
+    (_S.READY, _E.DROPPED): _S.DOOMED,
+    # News of I/O that ended after the chunk was given up: the slot's content no longer matters to anybody.
+    (_S.DOOMED, _E.STORED): _S.DOOMED,
+    (_S.DOOMED, _E.ARRIVED): _S.DOOMED,
+    (_S.DOOMED, _E.FAILED): _S.DOOMED,
+    (_S.DOOMED, _E.DROPPED): _S.DOOMED,
+    (_S.DOOMED, _E.RELEASED): _S.GONE,
+}
+
+
+def next_state(state: ChunkState, event: ChunkEvent, story: Callable[[], str]) -> ChunkState:
+    """The state after ``event``.
+
+    Raises:
+        IllegalTransitionError: the table has no such row; carries the story.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalTransitionError(f"a chunk that is {state.value} cannot be {event.value}. Its story: {story()}") from None

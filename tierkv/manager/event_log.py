@@ -1,0 +1,43 @@
+"""Cache events of the current step, joined while kind and tier stay the same, under a bound."""
+
+from __future__ import annotations
+
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.keys import Key
+
+EVENT_KEYS_MAX = 1_000_000
+"""Keys kept for an engine that never drains its events; older ones are dropped and counted."""
+
+
+class EventLog:
+    """Collects events until they are taken. Single-threaded."""
+
+    def __init__(self, keys_max: int = EVENT_KEYS_MAX) -> None:
+        self.dropped_keys = 0
+        self._keys_max = keys_max
+        self._runs: list[tuple[CacheEventKind, str, list[Key]]] = []
+        self._size = 0
+
+    def add(self, kind: CacheEventKind, tier: str, key: Key) -> None:
+        """Note that something happened to ``key`` in ``tier``."""
+        runs = self._runs
+        if runs and runs[-1][0] is kind and runs[-1][1] == tier:
+            runs[-1][2].append(key)
+        else:
+            runs.append((kind, tier, [key]))
+        self._size += 1
+        if self._size > self._keys_max:
+            lost = len(runs.pop(0)[2])
+            self._size -= lost
+            self.dropped_keys += lost
+
+    def cleared(self, tier: str) -> None:
+        """Note that everything left ``tier`` at once."""
+        self._runs.append((CacheEventKind.CLEARED, tier, []))
+
+    def take(self) -> list[CacheEvent]:
+        """All events since the last call, in order."""
+        events = [CacheEvent(kind, tier, tuple(keys)) for kind, tier, keys in self._runs]
+        self._runs = []
+        self._size = 0
+        return events

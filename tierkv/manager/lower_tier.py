@@ -1,0 +1,243 @@
+"""One lower tier as the manager sees it: what it holds, what is known about it, what is under way, and its room.
+
+Two kinds, told apart by the capability record. Of a tier with an *authoritative index* we know every chunk: existence
+is answered at once, capacity is ours to keep. Of a *shared* tier we know only what we asked or wrote, for a while.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tierkv.abc import Capabilities, EvictionPolicy
+from tierkv.manager.host_index import Chunk
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.tier_ops import Verb
+
+
+@dataclass(frozen=True, slots=True)
+class LowerTierLimits:
+    """Bounds of one lower tier. Times in seconds on the stack's clock.
+
+    capacity_bytes: bytes at rest, or None where the place bounds itself. writes: whether chunks cascade to it.
+    queue_chunks_max: chunks that may hold host slots while they wait for, or are in, a write to this tier.
+    probe_keys_max: keys per existence probe. presence_ttl_s, absence_ttl_s: how long a shared tier's answer is believed.
+    presence_keys_max: answers remembered. suspect_ttl_s: how long a chunk whose read failed counts as absent.
+    """
+
+    capacity_bytes: int | None
+    writes: bool
+    queue_chunks_max: int
+    probe_deadline_s: float = 2.0
+    read_deadline_s: float = 10.0
+    write_deadline_s: float = 30.0
+    probe_keys_max: int = 1024
+    presence_ttl_s: float = 30.0
+    absence_ttl_s: float = 1.0
+    presence_keys_max: int = 1_000_000
+    suspect_ttl_s: float = 5.0
+
+
+class LowerTier:
+    """State of one lower tier. Sans-IO, single-threaded; O(1) amortised per key."""
+
+    def __init__(
+        self, index: int, name: str, capabilities: Capabilities, limits: LowerTierLimits, policy: EvictionPolicy
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.capabilities = capabilities
+        self.limits = limits
+        self.usable = True
+        self.used_bytes = 0
+        self.reserved_bytes = 0
+        self.cascades: deque[Chunk] = deque()
+        self.cascading: set[Key] = set()
+        self.unknown_to_ask: dict[Key, None] = {}
+        self._policy = policy
+        self._resident: dict[Key, int] = {}
+        self._reads: dict[Key, int] = {}
+        self._deleting: set[Key] = set()
+        self._answers: OrderedDict[Key, tuple[bool, float]] = OrderedDict()
+        self._asked: set[Key] = set()
+
+    def __len__(self) -> int:
+        """Chunks known to be stored here."""
+        return len(self._resident)
+
+    # -- existence ---------------------------------------------------------------------------------------------------
+
+    def presence(self, key: Key, now: float) -> LookupResult:
+        """Whether ``key`` is here: HIT, MISS, or RETRY where a shared tier has to be asked first."""
+        if not self.usable or key in self._deleting:
+            return LookupResult.MISS
+        answer = self._answers.get(key)
+        if answer is not None:
+            if now < answer[1]:
+                return LookupResult.HIT if answer[0] else LookupResult.MISS
+            del self._answers[key]
+        if self.capabilities.authoritative_index:
+            return LookupResult.HIT if key in self._resident else LookupResult.MISS
+        return LookupResult.RETRY
+
+    def ask(self, key: Key) -> None:
+        """Queue an existence probe for ``key`` unless one is under way. Over the bound it waits for a later step."""
+        if key not in self._asked and len(self.unknown_to_ask) < self.limits.probe_keys_max:
+            self.unknown_to_ask[key] = None
+
+    def take_probe(self) -> tuple[Key, ...]:
+        """The keys to probe now, in the order in which they were asked for."""
+        if not self.unknown_to_ask or self._asked:
+            return ()
+        keys = tuple(self.unknown_to_ask)
+        self.unknown_to_ask.clear()
+        self._asked.update(keys)
+        return keys
+
+    def answered(self, key: Key, present: bool | None, now: float) -> None:
+        """A probe ended. None: no answer, which counts as absent for the shorter of the two times."""
+        self._asked.discard(key)
+        ttl = self.limits.presence_ttl_s if present else self.limits.absence_ttl_s
+        self._remember(key, bool(present), now + ttl)
+
+    def suspect(self, key: Key, now: float) -> None:
+        """A read of ``key`` failed although it may be there: treat it as absent for a while."""
+        self._remember(key, False, now + self.limits.suspect_ttl_s)
+
+    def _remember(self, key: Key, present: bool, until: float) -> None:
+        self._answers[key] = (present, until)
+        self._answers.move_to_end(key)
+        if len(self._answers) > self.limits.presence_keys_max:
+            self._answers.popitem(last=False)
+
+    # -- residency ---------------------------------------------------------------------------------------------------
+
+    def load_index(self, entries: Iterable[tuple[Key, int]]) -> None:
+        """Take over what the backend found at rest, oldest first."""
+        for key, frame_bytes in entries:
+            self._store(key, frame_bytes)
+
+    def stored(self, key: Key, frame_bytes: int, now: float) -> None:
+        """A write was acknowledged."""
+        if self.capabilities.authoritative_index:
+            self._answers.pop(key, None)
+            self._store(key, frame_bytes)
+        else:
+            self._remember(key, True, now + self.limits.presence_ttl_s)
+
+    def _store(self, key: Key, frame_bytes: int) -> None:
+        known = self._resident.pop(key, None)
+        if known is None:
+            self._policy.add(key)
+        else:
+            self.used_bytes -= known
+        self._resident[key] = frame_bytes
+        self.used_bytes += frame_bytes
+
+    def forget(self, key: Key, now: float) -> bool:
+        """``key`` is not here any more, or never was. Returns whether it was thought to be."""
+        was_known = False
+        if not self.capabilities.authoritative_index:
+            answer = self._answers.get(key)
+            was_known = answer is not None and answer[0]
+            self._remember(key, False, now + self.limits.absence_ttl_s)
+        frame_bytes = self._resident.pop(key, None)
+        if frame_bytes is not None:
+            self.used_bytes -= frame_bytes
+            self._policy.remove(key)
+            was_known = True
+        return was_known
+
+    def begin_read(self, key: Key) -> None:
+        """A promotion reads ``key``: it may not be evicted meanwhile."""
+        count = self._reads.get(key, 0)
+        self._reads[key] = count + 1
+        if not count and key in self._resident:
+            self._policy.hold(key)
+
+    def end_read(self, key: Key) -> None:
+        """Undo :meth:`begin_read`."""
+        count = self._reads.pop(key) - 1
+        if count:
+            self._reads[key] = count
+        elif key in self._resident and key not in self._deleting:
+            self._policy.release(key)
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """Recency only; tail first."""
+        self._policy.touch(keys)
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def wants(self, key: Key, now: float) -> bool:
+        """Whether a chunk of that key should be written here: it takes writes, and neither has it nor is getting it."""
+        return self.limits.writes and key not in self.cascading and self.presence(key, now) is not LookupResult.HIT
+
+    def accepts(self, key: Key) -> bool:
+        """Whether one more chunk may queue for writing here now."""
+        return self.usable and key not in self._deleting and len(self.cascading) < self.limits.queue_chunks_max
+
+    def may_get_room(self, frame_bytes: int) -> bool:
+        """Whether room for a frame of that size may come about by work that is under way here."""
+        capacity = self.limits.capacity_bytes
+        return capacity is None or (frame_bytes <= capacity and bool(self._deleting or self.reserved_bytes))
+
+    def has_room(self, frame_bytes: int) -> bool:
+        """Whether a frame of that size fits beside everything stored and being written."""
+        capacity = self.limits.capacity_bytes
+        return capacity is None or self.used_bytes + self.reserved_bytes + frame_bytes <= capacity
+
+    def victims(self, frame_bytes: int) -> tuple[Key, ...]:
+        """Chunks to delete so that room for ``frame_bytes`` and a little headroom comes about.
+
+        Their bytes count as used until the deletion is confirmed by :meth:`deleted`.
+        """
+        capacity = self.limits.capacity_bytes
+        if capacity is None:
+            return ()
+        headroom = min(capacity // 4, 8 * frame_bytes)
+        missing = self.used_bytes + self.reserved_bytes + headroom - capacity
+        missing -= sum(self._resident.get(key, 0) for key in self._deleting)
+        chosen: list[Key] = []
+        while missing > 0 and (victim := self._policy.evict()) is not None:
+            chosen.append(victim)
+            self._deleting.add(victim)
+            missing -= self._resident[victim]
+        return tuple(chosen)
+
+    def next_victim(self) -> tuple[Key, ...]:
+        """One chunk to delete because the place itself said that it is full."""
+        victim = self._policy.evict()
+        if victim is None:
+            return ()
+        self._deleting.add(victim)
+        return (victim,)
+
+    def condemn(self, key: Key) -> None:
+        """``key`` is about to be deleted for another reason than room (its frame is bad)."""
+        self._deleting.add(key)
+        self._policy.remove(key)
+
+    def deleted(self, key: Key, *, ok: bool, now: float) -> bool:
+        """A deletion ended. Returns whether the chunk had been known until now.
+
+        A deletion that failed leaves the bytes on the tier's account: they are still there.
+        """
+        self._deleting.discard(key)
+        if ok:
+            return self.forget(key, now)
+        if key in self._resident:
+            self._policy.add(key)
+            self.suspect(key, now)
+        return False
+
+    def pending_verbs(self) -> dict[Verb, int]:
+        """Work that is queued or under way here, by verb."""
+        return {
+            Verb.PROBE: len(self._asked),
+            Verb.READ: len(self._reads),
+            Verb.WRITE: len(self.cascading),
+            Verb.DELETE: len(self._deleting),
+        }

@@ -1,0 +1,230 @@
+"""The offload manager: per chunk, where it is and where it goes next.
+
+It is told what the scheduler wants and what dispatch completed, and gives out :class:`TierOp` instructions; it starts
+no thread, reads no clock and opens no file. Time reaches it once per step through :meth:`OffloadManager.begin_step`.
+All calls are made on the engine's scheduler thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tierkv.errors import EngineProtocolError
+from tierkv.manager.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.contract import HOST, LoadGrant, RequestContext, StoreGrant
+from tierkv.manager.event_log import EventLog
+from tierkv.manager.gathering import Gathering
+from tierkv.manager.host_index import HostIndex
+from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.reservation import Reservation
+from tierkv.manager.tier_traffic import TierTraffic
+from tierkv.metrics.counters import CoreCounters
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.tier_ops import Completion, TierHealth, TierOp
+from tierkv.types.transfers import SlotRef
+
+
+class OffloadManager:
+    """Answers existence, grants stores and loads, and keeps chunks moving between tiers.
+
+    Args:
+        host: slots and chunks of the host tier.
+        tiers: lower tiers, fastest first.
+        group_bytes: bytes of one chunk of each group.
+        reserved_chunks_max: slots that waiting requests may hold together.
+        counters: what happened, for metrics.
+    """
+
+    def __init__(
+        self,
+        host: HostIndex,
+        tiers: Sequence[LowerTier],
+        group_bytes: Sequence[int],
+        reserved_chunks_max: int,
+        counters: CoreCounters,
+    ) -> None:
+        self.counters = counters
+        self._host = host
+        self._tiers = tiers
+        self._group_bytes = group_bytes
+        self._events = EventLog()
+        self._traffic = TierTraffic(host, tiers, self._events, counters)
+        self._gathering = Gathering(host, self._traffic, group_bytes, reserved_chunks_max)
+
+    # -- step --------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, now: float) -> None:
+        """The time, in seconds on the stack's clock, that holds until the next call."""
+        self._traffic.now = now
+
+    def on_completion(self, news: Completion | TierHealth) -> None:
+        """Take in what dispatch reports."""
+        self._traffic.on_news(news)
+
+    def take_ops(self) -> list[TierOp]:
+        """What dispatch shall do now. Loads come before stores."""
+        return self._traffic.take_ops()
+
+    @property
+    def version(self) -> int:
+        """Grows whenever an answer that was "not known yet" may have become known."""
+        return self._traffic.version
+
+    @property
+    def reserved_chunks_max(self) -> int:
+        """Chunks that one request can have gathered at once."""
+        return self._gathering.chunks_max
+
+    @property
+    def store_chunks_max(self) -> int:
+        """Chunks that it is reasonable to offer in one ``prepare_store``: a part of the host tier, so that stores
+        never flush everything else out at once."""
+        return max(1, self._host.num_slots // 4)
+
+    # -- existence ---------------------------------------------------------------------------------------------------
+
+    def resident_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
+        """How many of ``keys[start:stop]``, from the front, are readable in the host tier."""
+        return self._host.resident_prefix(keys, start, stop)
+
+    def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:  # noqa: ARG002 - hints will be read from ctx
+        """Whether a chunk is anywhere in the stack. Moves nothing; RETRY queues a probe."""
+        chunk = self._host.get(key)
+        if chunk is not None:
+            return LookupResult.HIT if chunk.state is ChunkState.READY else LookupResult.PENDING
+        return self._traffic.presence(key)
+
+    # -- reservations ------------------------------------------------------------------------------------------------
+
+    def reserve(self, keys: tuple[Key, ...], ctx: RequestContext) -> Reservation:
+        """Gather ``keys`` (in prefix order) for a request. Call again in later steps: it goes on where it stopped."""
+        return self._gathering.reserve(ctx.request_id, keys)
+
+    def trim(self, keys: tuple[Key, ...], ctx: RequestContext) -> None:
+        """Let go of every reserved chunk that is not in ``keys``."""
+        self._gathering.trim(ctx.request_id, keys)
+
+    def release(self, ctx: RequestContext) -> None:
+        """Give up the request's reservation, if it has one."""
+        self._gathering.release(ctx.request_id)
+
+    # -- loads -------------------------------------------------------------------------------------------------------
+
+    def prepare_load(self, keys: Sequence[Key], ctx: RequestContext) -> LoadGrant:
+        """Hold the slots of readable chunks for a load; the request's reservation ends here.
+
+        A reserved chunk that was dropped meanwhile is granted all the same: its slot is still held, and the worker's
+        check decides whether its bytes are good.
+
+        Raises:
+            EngineProtocolError: a chunk is neither reserved nor readable (S16); nothing was changed.
+        """
+        reserved = self._gathering.granted(ctx.request_id)
+        chunks, sources = [], []
+        for key in keys:
+            chunk, source = reserved.get(key) or (self._host.get(key), HOST)
+            if chunk is None or chunk.state not in (ChunkState.READY, ChunkState.DOOMED):
+                state = "absent" if chunk is None else chunk.state.value
+                raise EngineProtocolError(
+                    f"request {ctx.request_id!r} cannot load chunk {key.hex()}: it is {state}; load only what "
+                    "get_num_new_matched_tokens answered",
+                    key=key,
+                )
+            chunks.append(chunk)
+            sources.append(source)
+        for chunk in chunks:
+            self._host.hold(chunk)
+        self._gathering.release(ctx.request_id)
+        return LoadGrant(tuple(keys), tuple(chunk.ref for chunk in chunks), tuple(sources))
+
+    def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
+        """A load ended. Chunks in ``failed`` did not check out on their way to the GPU and are dropped."""
+        for ref in reversed(tuple(slots)):  # tail first: the head of a prefix stays longest (S54)
+            chunk = self._host.owner(ref)
+            if chunk is None:
+                continue
+            if chunk.key in failed and chunk.state is ChunkState.READY:
+                self.counters.chunks_corrupt[HOST] += 1
+                self._events.add(CacheEventKind.REMOVED, HOST, chunk.key)
+                self._host.drop(chunk)
+            self._host.release(chunk)
+            self.counters.chunks_loaded += 1
+        self._traffic.version += 1
+
+    # -- stores ------------------------------------------------------------------------------------------------------
+
+    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:  # noqa: ARG002
+        """Slots for those of ``keys`` (key, group) that the host tier does not have yet.
+
+        Returns:
+            The grant; or None if there is no room for all of them: then nothing has changed (S18).
+        """
+        present, missing = [], []
+        for key, group in keys:
+            chunk = self._host.get(key)
+            if chunk is None:
+                missing.append((key, group))
+            else:
+                present.append(chunk)
+        for chunk in present:  # what is asked for must not be evicted to make room for its neighbours
+            self._host.hold(chunk)
+        granted = None
+        if len(missing) <= self._host.room:
+            granted = [self._traffic.admit(key, self._group_bytes[group], ChunkState.STORING) for key, group in missing]
+        else:
+            self.counters.stores_refused += 1
+        for chunk in reversed(present):
+            self._host.release(chunk)
+        if granted is None:
+            return None
+        return StoreGrant(
+            tuple(chunk.key for chunk, _ in granted),
+            tuple(chunk.ref for chunk, _ in granted),
+            tuple(evicted for _, evicted in granted if evicted is not None),
+        )
+
+    def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
+        """A store ended: its chunks become readable and cascade; those in ``failed`` are gone. Void leases, also of a
+        second completion, are ignored (S21)."""
+        for ref in reversed(tuple(slots)):
+            chunk = self._host.owner(ref)
+            if chunk is None or chunk.state not in (ChunkState.STORING, ChunkState.DOOMED):
+                continue
+            if self._host.settle(chunk, ChunkEvent.FAILED if chunk.key in failed else ChunkEvent.STORED):
+                self.counters.chunks_stored += 1
+                self._traffic.became_ready(chunk)
+            elif chunk.key in failed:
+                self.counters.stores_failed += 1
+            self._host.release(chunk)
+        self._traffic.version += 1
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Recency only, in every tier that knows the keys. Applied tail first (S54)."""
+        self._host.touch(reversed(keys))
+        for tier in self._tiers:
+            tier.touch(reversed(keys))
+
+    # -- whole cache -------------------------------------------------------------------------------------------------
+
+    def take_events(self) -> list[CacheEvent]:
+        """What became available or left since the last call."""
+        return self._events.take()
+
+    def reset_cache(self) -> None:
+        """Forget every chunk of the host tier. Slots still touched by I/O come back when it ends."""
+        self._gathering.release_all()
+        for chunk in self._host.visible():
+            self._host.drop(chunk)
+        self._events.cleared(HOST)
+
+    @property
+    def has_pending_writes(self) -> bool:
+        """Whether chunks are on their way to lower tiers."""
+        return self._traffic.has_pending_writes
+
+    def validate(self) -> None:
+        """Check every invariant; see :meth:`HostIndex.validate`."""
+        self._host.validate()
+        self._traffic.validate()

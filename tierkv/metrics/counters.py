@@ -1,0 +1,41 @@
+"""What happened so far, as plain numbers. Written on the engine's thread only; read by anybody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(slots=True)
+class CoreCounters:
+    """Counters of scheduler and manager. They only grow.
+
+    lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again".
+    deadlines_expired: lookups ended by their deadline. tokens_loaded: by the tier whose bytes were used.
+    stores_refused: store batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get
+    because its queue was full or it was unusable, by tier. promotions, cascades: chunks read from and written to a
+    tier. chunks_corrupt: frames that failed their check, by tier. evictions: by tier. reads_failed, writes_failed: by
+    tier, for any other reason. loads_failed: chunks a worker could not load.
+    """
+
+    lookups: int = 0
+    deferrals: int = 0
+    deadlines_expired: int = 0
+    tokens_loaded: Counter[str] = field(default_factory=Counter)
+    chunks_stored: int = 0
+    chunks_loaded: int = 0
+    stores_refused: int = 0
+    stores_failed: int = 0
+    loads_failed: int = 0
+    promotions: Counter[str] = field(default_factory=Counter)
+    cascades: Counter[str] = field(default_factory=Counter)
+    cascades_dropped: Counter[str] = field(default_factory=Counter)
+    chunks_corrupt: Counter[str] = field(default_factory=Counter)
+    evictions: Counter[str] = field(default_factory=Counter)
+    reads_failed: Counter[str] = field(default_factory=Counter)
+    writes_failed: Counter[str] = field(default_factory=Counter)
+    probes: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, int | dict[str, int]]:
+        """A copy as plain JSON values."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in asdict(self).items()}

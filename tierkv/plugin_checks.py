@@ -1,0 +1,65 @@
+"""What must hold of a value that a plugin registers. Said once here, so that nothing later has to doubt it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from tierkv.abc.capabilities import Capabilities
+from tierkv.abc.plugin import BackendPlugin, CodecPlugin, PolicyPlugin
+from tierkv.errors import PluginError
+
+NAME_CHARS_MAX = 32
+CODEC_NAME_CHARS_MAX = 16
+"""The field of a frame's header that holds the codec's name."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+def check_plugin_value(plugin: object) -> None:
+    """Look for contradictions in a :class:`BackendPlugin`, :class:`CodecPlugin` or :class:`PolicyPlugin`.
+
+    Raises:
+        PluginError: names the plugin's name and field, and what is allowed. Other types pass.
+    """
+    if isinstance(plugin, BackendPlugin):
+        _check_name("backend", plugin.name, NAME_CHARS_MAX)
+        _check_callable("backend", plugin.name, "open", plugin.open)
+        if plugin.check is not None:
+            _check_callable("backend", plugin.name, "check", plugin.check)
+        if not (isinstance(plugin.options, type) and dataclasses.is_dataclass(plugin.options)):
+            raise PluginError(f"backend {plugin.name!r}: options must be a dataclass, not {plugin.options!r:.80}")
+        _check_capabilities(plugin.name, plugin.capabilities)
+    elif isinstance(plugin, CodecPlugin):
+        _check_name("codec", plugin.name, CODEC_NAME_CHARS_MAX)
+        _check_callable("codec", plugin.name, "open", plugin.open)
+    elif isinstance(plugin, PolicyPlugin):
+        _check_name("policy", plugin.name, NAME_CHARS_MAX)
+        _check_callable("policy", plugin.name, "open", plugin.open)
+
+
+def _check_name(kind: str, name: object, chars_max: int) -> None:
+    if not (isinstance(name, str) and len(name) <= chars_max and _NAME.fullmatch(name)):
+        raise PluginError(
+            f"{kind} name {name!r:.80} is not allowed: at most {chars_max} lower-case letters, digits, - and _, "
+            f"a letter first"
+        )
+
+
+def _check_callable(kind: str, name: str, what: str, value: object) -> None:
+    if not callable(value):
+        raise PluginError(f"{kind} {name!r}: {what} must be callable, not {value!r:.80}")
+
+
+def _check_capabilities(name: str, capabilities: object) -> None:
+    if not isinstance(capabilities, Capabilities):
+        raise PluginError(f"backend {name!r}: capabilities must be a Capabilities, not {capabilities!r:.80}")
+    if capabilities.authoritative_index and not capabilities.scan:
+        raise PluginError(f"backend {name!r}: authoritative_index needs scan")
+    if capabilities.authoritative_index and capabilities.shared:
+        raise PluginError(f"backend {name!r}: authoritative_index excludes shared")
+    for count in ("preferred_batch", "preferred_concurrency", "alignment"):
+        if getattr(capabilities, count) < 1:
+            raise PluginError(f"backend {name!r}: {count} must be at least 1, not {getattr(capabilities, count)!r}")
+    if capabilities.alignment & (capabilities.alignment - 1):
+        raise PluginError(f"backend {name!r}: alignment must be a power of two, not {capabilities.alignment}")

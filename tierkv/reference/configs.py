@@ -1,0 +1,108 @@
+"""The shape of the reference model and of the engine around it. No torch here: the CLI reads these to build a stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A Llama-style decoder.
+
+    layers, heads, kv_heads, head_dim, hidden, intermediate, vocab: the usual sizes. ``heads`` query heads share
+        ``kv_heads`` key and value heads evenly.
+    seed: of the weights.
+    dtype: "float32" or "bfloat16", of weights and KV.
+
+    Raises:
+        ValueError: a size is below 1, the heads do not divide, or the dtype is unknown.
+    """
+
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    hidden: int = 64
+    intermediate: int = 128
+    vocab: int = 512
+    seed: int = 0
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocab"):
+            _at_least(name, getattr(self, name), 1)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim = {self.head_dim} is odd; rotary embedding turns pairs, so use an even number")
+        if self.dtype not in _ITEM_BYTES:
+            raise ValueError(f"dtype = {self.dtype!r} is unknown; use one of {', '.join(sorted(_ITEM_BYTES))}")
+
+    @property
+    def name(self) -> str:
+        """A name in which everything stands that decides the KV bytes."""
+        return (
+            f"tierkv-reference-l{self.layers}-h{self.heads}-kv{self.kv_heads}-d{self.head_dim}-w{self.hidden}"
+            f"-m{self.intermediate}-v{self.vocab}-s{self.seed}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine around the model.
+
+    num_blocks: GPU blocks of the pool, the null block included.
+    block_tokens: tokens per block, and per hash block.
+    num_groups: KV groups; the layers are split evenly, and a block belongs to one group at a time.
+    max_batched_tokens: tokens computed in one step.
+    max_running: requests that hold blocks at once (running, or waiting for a load).
+    prefix_caching: keep the blocks of finished requests for reuse.
+    hash_salt: seeds the chain of block hashes; another salt shares nothing.
+    device: torch device of weights and KV pool.
+
+    Raises:
+        ValueError: a size is below its minimum, or the layers do not split evenly.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    num_blocks: int = 128
+    block_tokens: int = 16
+    num_groups: int = 1
+    max_batched_tokens: int = 256
+    max_running: int = 8
+    prefix_caching: bool = True
+    hash_salt: str = ""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("block_tokens", "num_groups", "max_batched_tokens", "max_running"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("num_blocks", self.num_blocks, self.num_groups + 1)
+        if self.model.layers % self.num_groups:
+            raise ValueError(f"layers = {self.model.layers} do not split evenly into num_groups = {self.num_groups}")
+
+    @property
+    def layers_per_group(self) -> int:
+        """Layers, and so KV tensors, of each group."""
+        return self.model.layers // self.num_groups
+
+    def engine_spec(self) -> EngineSpec:
+        """What tierkv needs to know of this engine."""
+        page = 2 * self.block_tokens * self.model.kv_heads * self.model.head_dim * _ITEM_BYTES[self.model.dtype]
+        group = GroupSpec(self.block_tokens, (page,) * self.layers_per_group)
+        return EngineSpec(
+            model=self.model.name,
+            dtype=self.model.dtype,
+            groups=(group,) * self.num_groups,
+            hash_block_tokens=self.block_tokens,
+            capabilities=EngineCapabilities(prefix_caching=self.prefix_caching),
+        )
+
+
+def _at_least(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise ValueError(f"{name} = {value} is too small; use {minimum} or more")

@@ -1,0 +1,203 @@
+"""A Llama-style decoder over a paged KV cache, whose every result is a function of the tokens alone.
+
+**Why tiles.** A matrix product of 16 rows may differ in its last bits from the same rows computed as 7 and 9, because
+the library picks another kernel or another order of summation for another shape. An engine that batches and chunks
+freely therefore gives KV bytes, and now and then tokens, that depend on what else happened to run. Then nobody can tell
+a damaged cache from bad luck. So here the unit of computation is the *tile*: the ``block_tokens`` positions of one
+block of one request. A tile is always computed with the same shapes: all of its rows (those that are not asked for are
+padding and are thrown away), against keys up to its own end (those not yet written are zero, and masked). Shapes depend
+on the tile's place in the sequence only, never on the batch, the chunk budget, or where a cached prefix ended; a row
+of such a product does not depend on its neighbours. Hence the promise, tested bit by bit: **the same tokens give the
+same KV bytes and the same logits**, computed at once, in pieces, in any batch, or after a load.
+
+The price is that decoding one token computes a whole tile. It is a price that only a reference may pay.
+
+Numbers: weights and cached keys and values are rounded to the model's dtype, and so is the residual stream after each
+sublayer; arithmetic is float32. Equality across processes holds for the same torch build, CPU kind and thread count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tierkv.reference.configs import ModelConfig
+
+WEIGHT_STD = 0.2
+"""Large for a network: attention is sharp and errors grow, so one wrong KV byte changes the greedy tokens."""
+
+ROPE_BASE = 10_000.0
+NORM_EPS = 1e-5
+PADDING_TOKEN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """The work on one request in one step.
+
+    tokens: the ids at positions ``start`` to ``start + len(tokens) - 1``; at least one.
+    block_tables: per group, the ids of the request's blocks from position 0 on; long enough for the range.
+    """
+
+    start: int
+    tokens: Sequence[int]
+    block_tables: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: two norms, the attention and the gated feed-forward."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def kv_tensors(config: ModelConfig, *, num_blocks: int, block_tokens: int, device: str = "cpu") -> list[Tensor]:
+    """The paged KV pool: per layer one contiguous [num_blocks, 2 (K, V), block_tokens, kv_heads, head_dim]."""
+    shape = (num_blocks, 2, block_tokens, config.kv_heads, config.head_dim)
+    return [torch.zeros(shape, dtype=torch_dtype(config), device=device) for _ in range(config.layers)]
+
+
+def torch_dtype(config: ModelConfig) -> torch.dtype:
+    """The torch dtype of weights and KV."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+class Decoder:
+    """The weights, and the forward pass over a paged KV pool. Used on one thread."""
+
+    def __init__(self, config: ModelConfig, *, block_tokens: int, num_groups: int = 1, device: str = "cpu") -> None:
+        """Draw the weights from ``config.seed`` (on the CPU, so that they are the same for every device).
+
+        Args:
+            config: the shape of the model.
+            block_tokens: positions of a tile.
+            num_groups: KV groups; group g holds the g-th run of ``layers / num_groups`` layers.
+            device: torch device of the weights; the KV pool must be there too.
+        """
+        self._config = config
+        self._block_tokens = block_tokens
+        self._layers_per_group = config.layers // num_groups
+        self._device = device
+        self._dtype = torch_dtype(config)
+        generator = torch.Generator().manual_seed(config.seed)
+
+        def draw(*shape: int) -> Tensor:
+            weights = torch.randn(shape, generator=generator) * WEIGHT_STD
+            return self._rounded(weights).to(device)
+
+        q_rows = config.heads * config.head_dim
+        kv_rows = config.kv_heads * config.head_dim
+        self._embedding = draw(config.vocab, config.hidden)
+        self._layers = [
+            LayerWeights(
+                attention_norm=1 + draw(config.hidden),
+                qkv=draw(q_rows + 2 * kv_rows, config.hidden),
+                output=draw(config.hidden, q_rows),
+                mlp_norm=1 + draw(config.hidden),
+                gate_up=draw(2 * config.intermediate, config.hidden),
+                down=draw(config.hidden, config.intermediate),
+            )
+            for _ in range(config.layers)
+        ]
+        self._final_norm = 1 + draw(config.hidden)
+        self._head = draw(config.vocab, config.hidden)
+        half = config.head_dim // 2
+        exponents = torch.arange(half, dtype=torch.float32) / half
+        self._frequencies = (ROPE_BASE**-exponents).to(device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[TokenRange], kv_cache: Sequence[Tensor]) -> list[Tensor]:
+        """Compute the ranges, writing their keys and values into ``kv_cache`` (one tensor per layer).
+
+        Returns:
+            Per range, the float32 logits [vocab] after its last token.
+        """
+        return [self._forward_range(work, kv_cache) for work in batch]
+
+    def _forward_range(self, work: TokenRange, kv_cache: Sequence[Tensor]) -> Tensor:
+        size = self._block_tokens
+        tables = [torch.tensor(table, dtype=torch.int64, device=self._device) for table in work.block_tables]
+        end = work.start + len(work.tokens)
+        hidden = torch.empty(0)
+        for tile in range(work.start // size, math.ceil(end / size)):
+            first, last = max(work.start, tile * size), min(end, (tile + 1) * size)
+            padded = [PADDING_TOKEN] * size
+            padded[first - tile * size : last - tile * size] = work.tokens[first - work.start : last - work.start]
+            hidden = self._forward_tile(tile, padded, first, last, tables, kv_cache)
+        logits = functional.linear(self._normalised(hidden, self._final_norm), self._head)
+        return logits[(end - 1) % size].clone()
+
+    def _forward_tile(
+        self,
+        tile: int,
+        tokens: list[int],
+        first: int,
+        last: int,
+        tables: Sequence[Tensor],
+        kv_cache: Sequence[Tensor],
+    ) -> Tensor:
+        """Positions ``first`` to ``last - 1``, all inside ``tile``. Returns the hidden states of the whole tile."""
+        size = self._block_tokens
+        positions = torch.arange(tile * size, (tile + 1) * size, device=self._device)
+        angles = positions.to(torch.float32)[:, None] * self._frequencies
+        rotation = (angles.cos()[:, None, :], angles.sin()[:, None, :])
+        future = torch.arange((tile + 1) * size, device=self._device)[None, :] > positions[:, None]
+        hidden = self._embedding[torch.tensor(tokens, device=self._device)]
+        for index, layer in enumerate(self._layers):
+            blocks = tables[index // self._layers_per_group][: tile + 1]
+            query, key, value = self._projections(layer, hidden, rotation)
+            page = kv_cache[index][int(blocks[-1])]
+            rows = slice(first - tile * size, last - tile * size)
+            page[0, rows] = key[rows]
+            page[1, rows] = value[rows]
+            mixed = self._attention(query, kv_cache[index], blocks, last, future)
+            hidden = self._rounded(hidden + functional.linear(mixed, layer.output))
+            gate, up = functional.linear(self._normalised(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            hidden = self._rounded(hidden + functional.linear(functional.silu(gate) * up, layer.down))
+        return hidden
+
+    def _projections(
+        self, layer: LayerWeights, hidden: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]; the last two in model dtype."""
+        c = self._config
+        joined = functional.linear(self._normalised(hidden, layer.attention_norm), layer.qkv)
+        heads = joined.view(self._block_tokens, c.heads + 2 * c.kv_heads, c.head_dim)
+        query, key, value = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
+        return _rotated(query, rotation), _rotated(key, rotation).to(self._dtype), value.to(self._dtype)
+
+    def _attention(self, query: Tensor, cache: Tensor, blocks: Tensor, end: int, future: Tensor) -> Tensor:
+        """Causal grouped-query attention of a tile against everything cached before ``end``: [tokens, hidden]."""
+        c = self._config
+        cached = cache[blocks].to(torch.float32)
+        keys, values = (cached[:, i].reshape(-1, c.kv_heads, c.head_dim) for i in (0, 1))
+        # A page holds whatever its last owner left, perhaps NaN: without this 0 * NaN would leak through the mask.
+        keys[end:] = 0
+        values[end:] = 0
+        per_kv_head = query.view(self._block_tokens, c.kv_heads, -1, c.head_dim)
+        scores = torch.einsum("qgrd,kgd->grqk", per_kv_head, keys) * c.head_dim**-0.5
+        weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+        return torch.einsum("grqk,kgd->qgrd", weights, values).reshape(self._block_tokens, -1)
+
+    def _normalised(self, hidden: Tensor, scale: Tensor) -> Tensor:
+        return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True) + NORM_EPS) * scale
+
+    def _rounded(self, values: Tensor) -> Tensor:
+        return values.to(self._dtype).to(torch.float32)
+
+
+def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding: the two halves of each head are the coordinates that are turned."""
+    cos, sin = rotation
+    left, right = heads.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)

@@ -1,0 +1,163 @@
+"""One request of the reference engine: its tokens and hashes, its state, and what is told about it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tierkv.errors import IllegalTransitionError
+from tierkv.reference.block_pool import Block, chained_hash, root_hash
+
+
+class RequestState(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    """In the queue; holds no blocks."""
+    LOADING = "loading"
+    """Holds its blocks while the connector fills them; not run."""
+    RUNNING = "running"
+    """Holds its blocks; computed whenever the step's budget reaches it."""
+    FINISHED = "finished"
+    """Generated all it was asked for, or aborted."""
+
+
+_NEXT: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.LOADING, RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.LOADING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    # Preempted requests wait again.
+    RequestState.RUNNING: frozenset({RequestState.WAITING, RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What became of a request. Times are in seconds on the engine's clock; counts grow again after a preemption.
+
+    tokens_computed: positions run through the model.
+    tokens_loaded: positions that were not run because the connector loaded them.
+    tokens_cached: positions that were not run because the engine's own prefix cache had them.
+    deferrals: steps in which the connector said "ask me again".
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    arrival_s: float
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    tokens_computed: int = 0
+    tokens_loaded: int = 0
+    tokens_cached: int = 0
+    deferrals: int = 0
+    preemptions: int = 0
+    aborted: bool = False
+    output_tokens: list[int] = field(default_factory=list)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival to the first token, or None before it."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+
+class Request:
+    """A request. Satisfies ``tierkv.types.engine.Request``; the rest is for scheduler and engine alone."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        record: RequestRecord,
+        *,
+        arrival_index: int,
+        block_tokens: int,
+        hash_salt: str = "",
+        kv_transfer_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A waiting request. ``arrival_index`` orders requests by age; the smaller is the older."""
+        self.record = record
+        self.arrival_index = arrival_index
+        self.max_new_tokens = max_new_tokens
+        self.num_computed_tokens = 0
+        self.tables: list[list[Block]] = []
+        self.blocks_told = 0
+        """Blocks per group that the connector has heard of; 0 means that it gets the whole table next."""
+        self._state = RequestState.WAITING
+        self._tokens = list(prompt)
+        self._num_prompt_tokens = len(prompt)
+        self._kv_transfer_params = kv_transfer_params
+        self._block_tokens = block_tokens
+        self._root = root_hash(hash_salt)
+        self._block_hashes: list[bytes] = []
+        self._extend_hashes()
+
+    @property
+    def request_id(self) -> str:
+        """The name the caller gave, or got."""
+        return self.record.request_id
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output so far."""
+        return self._tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of prompt and output so far."""
+        return len(self._tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return self._num_prompt_tokens
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """One per full block of tokens, whether computed or not; grows with the output."""
+        return self._block_hashes
+
+    @property
+    def kv_transfer_params(self) -> Mapping[str, Any] | None:
+        """What the caller wants the connector to know."""
+        return self._kv_transfer_params
+
+    @property
+    def state(self) -> RequestState:
+        """Where it stands."""
+        return self._state
+
+    @property
+    def block_ids(self) -> tuple[tuple[int, ...], ...]:
+        """Per group, the ids of its blocks."""
+        return tuple(tuple(block.block_id for block in table) for table in self.tables)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything asked for is generated."""
+        return len(self.record.output_tokens) >= self.max_new_tokens
+
+    def become(self, state: RequestState) -> None:
+        """Change the state.
+
+        Raises:
+            IllegalTransitionError: the table above does not list this change.
+        """
+        if state not in _NEXT[self._state]:
+            raise IllegalTransitionError(
+                f"request {self.request_id!r} cannot go from {self._state.name} to {state.name}"
+            )
+        self._state = state
+
+    def append(self, token: int) -> None:
+        """Add a generated token."""
+        self._tokens.append(token)
+        self.record.output_tokens.append(token)
+        self._extend_hashes()
+
+    def _extend_hashes(self) -> None:
+        size = self._block_tokens
+        for i in range(len(self._block_hashes), len(self._tokens) // size):
+            parent = self._block_hashes[-1] if i else self._root
+            self._block_hashes.append(chained_hash(parent, self._tokens[i * size : (i + 1) * size]))

@@ -1,0 +1,188 @@
+"""How a lookup is answered: ask, then gather, then offer, within a deadline (decision 4).
+
+Each call either settles the question or leaves the request ASKING or GATHERING and answers None. A request that is
+asked again while nothing has changed costs O(1).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+from tierkv.manager.manager import OffloadManager
+from tierkv.manager.reservation import Reservation
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.request_state import RequestEvent, RequestState
+from tierkv.scheduler.search import Hit, find_hit, ready_tokens, tokens_covered, wanted_keys
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+
+
+class Lookups:
+    """The book of requests whose lookup is open (ASKING, GATHERING or OFFERED). Sans-IO.
+
+    Args:
+        manager: answers existence and gathers.
+        deadline_s: a lookup is answered at the latest this long after it was first asked.
+        counters: what happened, for metrics.
+    """
+
+    def __init__(self, manager: OffloadManager, deadline_s: float, counters: CoreCounters) -> None:
+        self.now_s = 0.0
+        self._manager = manager
+        self._deadline_s = deadline_s
+        self._counters = counters
+        self._open: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._loading: dict[Key, int] = {}
+
+    # -- loads of other requests -------------------------------------------------------------------------------------
+
+    def loading_started(self, keys: tuple[Key, ...]) -> None:
+        """These chunks are being loaded to the GPU: who wants them next waits and finds them there (S49)."""
+        for key in keys:
+            self._loading[key] = self._loading.get(key, 0) + 1
+
+    def loading_ended(self, keys: tuple[Key, ...]) -> None:
+        """Undo :meth:`loading_started`; harmless for keys that a reset has forgotten (S52)."""
+        for key in keys:
+            count = self._loading.get(key, 0)
+            if count > 1:
+                self._loading[key] = count - 1
+            else:
+                self._loading.pop(key, None)
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def answer(self, record: RequestRecord, computed_tokens: int) -> int | None:
+        """Tokens beyond ``computed_tokens`` that can be loaded; None: ask again next step."""
+        about = (computed_tokens, len(record.groups[0].keys))
+        record.asked_at_s = self.now_s
+        self._open[record.ctx.request_id] = record
+        self._open.move_to_end(record.ctx.request_id)
+        if record.asked_since_s is None:
+            record.asked_since_s = self.now_s
+        expired = self.now_s - record.asked_since_s >= self._deadline_s
+        if record.asked_about == about:
+            if record.state is RequestState.OFFERED:
+                return record.hit_tokens
+            if record.state is RequestState.GATHERING and not expired:
+                reservation = self._manager.reserve(record.wanted, record.ctx)
+                if reservation.ready:
+                    return self._offer(record, record.hit_tokens, expired=False)
+                if not reservation.failed:
+                    return self._defer(record, None)
+            elif record.state is RequestState.ASKING and not expired and record.asked_version == self._manager.version:
+                return self._defer(record, None)
+        record.asked_about, record.asked_version = about, self._manager.version
+        return self._resolve(record, computed_tokens, expired=expired)
+
+    def _resolve(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> int | None:
+        # A wanted chunk can turn out to be gone while it is gathered; then the question is put once more, and every
+        # time this happens the manager knows of one chunk less. Two rounds per step keep the step short.
+        for _ in range(2):
+            hit = self._find(record, computed_tokens, expired=expired)
+            if hit.deferred:
+                return self._defer(record, RequestEvent.UNKNOWN)
+            if not hit.tokens:
+                return self._miss(record, expired=expired)
+            wanted = wanted_keys(record.search_groups(), computed_tokens, hit.tokens)
+            if not expired and self._is_being_loaded(wanted):
+                return self._defer(record, RequestEvent.UNKNOWN)
+            reservation = self._manager.reserve(wanted, record.ctx)
+            if reservation.ready:
+                return self._offer(record, hit.tokens, expired=expired)
+            record.wanted, record.hit_tokens = wanted, hit.tokens
+            if expired:
+                return self._offer_ready_part(record, computed_tokens, hit.tokens, reservation)
+            if not reservation.failed:
+                break
+        return self._defer(record, RequestEvent.WANTED)
+
+    def _find(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> Hit:
+        """The search, under the cap of what can be gathered at once. After the deadline, unknown means absent."""
+        groups = record.search_groups()
+        tokens_max = min(
+            record.request.num_tokens, tokens_covered(groups, computed_tokens, self._manager.reserved_chunks_max)
+        )
+        lookup = partial(self._manager.lookup, ctx=record.ctx)
+
+        def lookup_after_deadline(key: Key) -> LookupResult:
+            answer = lookup(key)
+            return LookupResult.MISS if answer is LookupResult.RETRY else answer
+
+        return find_hit(
+            groups,
+            computed_tokens,
+            tokens_max,
+            lookup_after_deadline if expired else lookup,
+            self._manager.resident_prefix,
+        )
+
+    def _is_being_loaded(self, wanted: tuple[Key, ...]) -> bool:
+        return bool(self._loading) and any(key in self._loading for key in wanted)
+
+    # -- outcomes ----------------------------------------------------------------------------------------------------
+
+    def _defer(self, record: RequestRecord, event: RequestEvent | None) -> None:
+        if event is RequestEvent.UNKNOWN:
+            self._manager.release(record.ctx)
+        if event is not None:
+            record.apply(event)
+        self._counters.deferrals += 1
+
+    def _miss(self, record: RequestRecord, *, expired: bool) -> int:
+        self._counters.deadlines_expired += expired
+        self._manager.release(record.ctx)
+        self.close(record)
+        record.apply(RequestEvent.MISSED)
+        return 0
+
+    def _offer(self, record: RequestRecord, tokens: int, *, expired: bool) -> int:
+        self._counters.deadlines_expired += expired
+        record.apply(RequestEvent.ANSWERED)
+        record.hit_tokens = tokens
+        return tokens
+
+    def _offer_ready_part(
+        self, record: RequestRecord, computed_tokens: int, tokens: int, reservation: Reservation
+    ) -> int:
+        """The deadline has passed: what is readable now is the answer; the rest is let go."""
+        groups = record.search_groups()
+        granted = reservation.granted_ready()
+
+        def held_prefix(keys: Sequence[Key], start: int, stop: int) -> int:
+            count = 0
+            while start + count < stop and keys[start + count] in granted:
+                count += 1
+            return count
+
+        ready = ready_tokens(groups, computed_tokens, tokens, held_prefix)
+        if not ready:
+            return self._miss(record, expired=True)
+        self._manager.trim(wanted_keys(groups, computed_tokens, ready), record.ctx)
+        return self._offer(record, ready, expired=True)
+
+    def close(self, record: RequestRecord) -> None:
+        """The lookup is over: allocated, missed, lapsed, or the request is gone. Does not release chunks."""
+        self._open.pop(record.ctx.request_id, None)
+        record.end_lookup()
+
+    def sweep(self) -> None:
+        """Release what is held for requests that the engine has stopped asking about for longer than the deadline."""
+        while self._open:
+            record = next(iter(self._open.values()))
+            if self.now_s - record.asked_at_s < self._deadline_s:
+                return
+            self._manager.release(record.ctx)
+            self.close(record)
+            record.apply(RequestEvent.LAPSED)
+
+    def reset(self) -> None:
+        """The cache was emptied: every open lookup starts over."""
+        self._loading.clear()
+        for record in list(self._open.values()):
+            self.close(record)
+            record.apply(RequestEvent.LAPSED)
+

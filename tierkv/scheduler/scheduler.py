@@ -1,0 +1,330 @@
+"""The one scheduler: per request, what to load, what to store, and when to say "ask me again".
+
+An engine calls it in the order of docs/how-to/drive-tierkv.md, on one thread. It starts no thread, reads no clock and
+performs no I/O: chunks move because :class:`~tierkv.manager.manager.OffloadManager` and the workers are told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tierkv.errors import EngineProtocolError
+from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
+from tierkv.scheduler.load_plan import LoadPlan, plan_load
+from tierkv.scheduler.lookups import Lookups
+from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.request_state import RequestEvent, RequestState
+from tierkv.scheduler.store_plan import candidates, plan_store
+from tierkv.types.cache_events import CacheEvent
+from tierkv.types.engine import BlockTables, LoadReport, Request, ScheduledRequest, StepOutput
+from tierkv.types.geometry import Geometry
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of the scheduler.
+
+    lookup_deadline_s: a lookup is answered at the latest this long after it was first asked.
+    store_chunks_per_step_max: chunks of one request offered for storing in one step.
+    prompt_only: store no chunk that holds a generated token.
+    num_workers: workers that report each job.
+    """
+
+    lookup_deadline_s: float = 5.0
+    store_chunks_per_step_max: int = 256
+    prompt_only: bool = False
+    num_workers: int = 1
+
+
+class OffloadScheduler:
+    """See the module's docstring. Every method belongs to the engine's scheduler thread."""
+
+    def __init__(
+        self, manager: OffloadManager, geometry: Geometry, limits: SchedulerLimits, counters: CoreCounters
+    ) -> None:
+        self._manager = manager
+        self._geometry = geometry
+        self._limits = limits
+        self._counters = counters
+        self._lookups = Lookups(manager, limits.lookup_deadline_s, counters)
+        self._records: dict[str, RequestRecord] = {}
+        self._jobs = JobTable(limits.num_workers)
+        self._fences = Fences()
+        self._new_loads: list[TransferJob] = []
+        self._new_stores: list[TransferJob] = []
+        self._to_flush: set[int] = set()
+
+    # -- step --------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, now_s: float) -> None:
+        """The time, in seconds on the stack's clock, that holds until the next call."""
+        self._lookups.now_s = now_s
+        self._lookups.sweep()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Request) -> None:
+        """A request has arrived. Harmless when repeated."""
+        self._record(request)
+
+    def _record(self, request: Request) -> RequestRecord:
+        record = self._records.get(request.request_id)
+        if record is None:
+            record = self._records[request.request_id] = RequestRecord(request, self._geometry)
+        elif record.state is RequestState.FINISHED:
+            raise EngineProtocolError(
+                f"request {request.request_id!r} has finished and still has transfers in flight: use another id"
+            )
+        return record
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens beyond ``num_computed_tokens`` can be loaded, and whether that happens asynchronously.
+
+        Idempotent while nothing changes. What is answered stays held until :meth:`update_state_after_alloc`.
+
+        Returns:
+            (tokens, tokens > 0); or (None, False): ask again next step.
+
+        Raises:
+            EngineProtocolError: the request is already running or has finished.
+        """
+        record = self._record(request)
+        self._counters.lookups += 1
+        if record.has_jobs:
+            self._counters.deferrals += 1
+            return None, False
+        if record.state is RequestState.RUNNING:
+            # Allocated without a load and never scheduled, or preempted without notice: it starts over.
+            record.apply(RequestEvent.PREEMPTED)
+        record.extend_keys(self._geometry)
+        record.computed_tokens = num_computed_tokens
+        tokens = self._lookups.answer(record, num_computed_tokens)
+        return tokens, bool(tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
+        """Blocks were allocated for the local and ``num_external_tokens`` external tokens: start the load.
+
+        Raises:
+            EngineProtocolError: more tokens than were offered, or tables that cannot take them.
+        """
+        record = self._record(request)
+        if num_external_tokens > record.hit_tokens:
+            raise EngineProtocolError(
+                f"request {request.request_id!r}: {num_external_tokens} external tokens, but "
+                f"{record.hit_tokens} were offered"
+            )
+        if num_external_tokens <= 0:
+            self._close_lookup(record)
+            record.apply(RequestEvent.SCHEDULED)
+            return
+        if record.has_jobs:
+            raise EngineProtocolError(f"request {request.request_id!r}: a load cannot start while its jobs are in flight")
+        plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
+        self._start_load(record, plan, num_external_tokens)
+
+    def _start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
+        grant = self._manager.prepare_load(plan.keys, record.ctx)
+        job = TransferJob(
+            self._jobs.new_id(), record.ctx.request_id, False, grant.keys, grant.slots,
+            plan.chunk_groups, plan.block_ids, plan.group_sizes, plan.block_indices,
+        )  # fmt: skip
+        self._account(record, plan, grant.sources, external_tokens)
+        self._lookups.close(record)
+        record.apply(RequestEvent.LOAD_STARTED)
+        record.load_job = job.job_id
+        self._jobs.start(job)
+        self._lookups.loading_started(job.keys)
+        self._to_flush |= self._fences.crossed(job.block_ids)
+        total = record.computed_tokens + external_tokens
+        for group in record.groups:  # prefix hits are in the tiers already
+            group.next_stored = max(group.next_stored, -(-total // group.chunk_tokens))
+        self._new_loads.append(job)
+
+    def _account(self, record: RequestRecord, plan: LoadPlan, sources: Sequence[str], external_tokens: int) -> None:
+        """Which tier served which tokens, told by the first group's chunks."""
+        start, end = record.computed_tokens, record.computed_tokens + external_tokens
+        size = record.groups[0].chunk_tokens
+        chunk = start // size
+        for group, source in zip(plan.chunk_groups, sources, strict=True):
+            if group == 0:
+                tokens = min(end, (chunk + 1) * size) - max(start, chunk * size)
+                self._counters.tokens_loaded[source] += tokens
+                chunk += 1
+
+    def _close_lookup(self, record: RequestRecord) -> None:
+        self._manager.release(record.ctx)
+        self._lookups.close(record)
+
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002
+        """The request ended, in whatever way: its blocks may be reused at once, fences guard what is in flight.
+
+        The tables known from scheduling are used; ``block_ids`` is part of the contract that engines follow.
+        """
+        record = self._records.get(request.request_id)
+        if record is None or record.state is RequestState.FINISHED:
+            return False, None
+        self._close_lookup(record)
+        if record.state is RequestState.RUNNING and record.load_job is None:
+            self._store(record, record.computed_tokens)
+        for job_id in self._job_ids(record):
+            self._fences.put(self._jobs.job(job_id))
+        record.apply(RequestEvent.FINISHED)
+        for group in record.groups:
+            self._manager.touch(group.keys[: record.computed_tokens // group.chunk_tokens])
+        self._forget_if_done(record)
+        return False, None
+
+    @staticmethod
+    def _job_ids(record: RequestRecord) -> Iterable[int]:
+        return record.store_jobs if record.load_job is None else {record.load_job, *record.store_jobs}
+
+    def _forget_if_done(self, record: RequestRecord) -> None:
+        if record.state is RequestState.FINISHED and not record.has_jobs:
+            self._records.pop(record.ctx.request_id, None)
+
+    # -- instructions ------------------------------------------------------------------------------------------------
+
+    def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
+        """This step's loads, stores and flushes, for every worker. Called once per step, after scheduling."""
+        for request_id in step.preempted:
+            self._preempt(request_id)
+        for scheduled in step.scheduled:
+            self._schedule(scheduled)
+        if self._records and all(record.state is RequestState.FINISHED for record in self._records.values()):
+            self._to_flush |= self._jobs.live_ids()  # no later step may come (S81)
+        meta = ConnectorMeta(tuple(self._new_loads), tuple(self._new_stores), frozenset(self._to_flush))
+        self._new_loads, self._new_stores, self._to_flush = [], [], set()
+        return meta
+
+    def _preempt(self, request_id: str) -> None:
+        record = self._records.get(request_id)
+        if record is None or record.state is not RequestState.RUNNING:
+            return
+        self._to_flush |= set(self._job_ids(record))
+        record.apply(RequestEvent.PREEMPTED)
+        record.replace_blocks(tuple(() for _ in record.groups), whole_table=True)
+
+    def _schedule(self, scheduled: ScheduledRequest) -> None:
+        record = self._records.get(scheduled.request_id)
+        if record is None or record.state is RequestState.FINISHED:
+            return
+        if record.state is not RequestState.RUNNING:
+            self._close_lookup(record)
+        record.apply(RequestEvent.SCHEDULED)
+        record.replace_blocks(scheduled.block_ids, whole_table=scheduled.replaces_table)
+        for ids in scheduled.block_ids:
+            self._to_flush |= self._fences.crossed(ids)
+        record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        self._store(record, record.computed_tokens)
+
+    def _store(self, record: RequestRecord, computed_tokens: int) -> None:
+        """Offer what is computed and not yet offered. If the host tier has no room, the same is offered again later."""
+        record.extend_keys(self._geometry)
+        offload_tokens = min(computed_tokens, record.request.num_tokens)
+        if self._limits.prompt_only:
+            offload_tokens = min(offload_tokens, record.request.num_prompt_tokens)
+        if record.offload_tokens_max is not None:
+            offload_tokens = min(offload_tokens, record.offload_tokens_max)
+        chunks_max = min(self._limits.store_chunks_per_step_max, self._manager.store_chunks_max)
+        offered = candidates(record, self._geometry, offload_tokens, chunks_max)
+        if not offered:
+            return
+        grant = self._manager.prepare_store([(c.key, c.group) for c in offered], record.ctx)
+        if grant is None:
+            return
+        for candidate in offered:
+            group = record.groups[candidate.group]
+            group.next_stored = max(group.next_stored, candidate.index + 1)
+        if not grant.keys:
+            return
+        wanted = set(grant.keys)
+        plan = plan_store(record, self._geometry, [c for c in offered if c.key in wanted])
+        job = TransferJob(
+            self._jobs.new_id(), record.ctx.request_id, True, grant.keys, grant.slots,
+            plan.chunk_groups, plan.block_ids, plan.group_sizes, plan.block_indices,
+        )  # fmt: skip
+        self._jobs.start(job)
+        record.store_jobs.add(job.job_id)
+        self._new_stores.append(job)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def update_connector_output(self, output: WorkerOutput) -> LoadReport:
+        """Workers ended jobs. Tells which requests' loads are over and which blocks of theirs hold no valid data."""
+        finished: set[str] = set()
+        invalid: set[int] = set()
+        for job_id, count in output.finished.items():
+            status = self._jobs.report(job_id, count, output.failed_keys.get(job_id, frozenset()))
+            if status is None:
+                continue
+            if status.job.is_store:
+                self._manager.complete_store(status.job.slots, frozenset(status.failed))
+            else:
+                self._lookups.loading_ended(status.job.keys)
+                self._manager.complete_load(status.job.slots, frozenset(status.failed))
+                finished.add(status.job.request_id)
+                invalid |= self._invalid_blocks(status)
+            self._end_job(status)
+        return LoadReport(frozenset(finished), frozenset(invalid))
+
+    def _invalid_blocks(self, status: JobStatus) -> set[int]:
+        """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past."""
+        job = status.job
+        if status.stale:
+            return set(job.block_ids)
+        self._counters.loads_failed += len(status.failed)
+        parts = zip(job.keys, chunk_blocks(job, self._geometry.blocks_per_chunk), strict=True)
+        return {block_id for key, (_, ids) in parts if key in status.failed for block_id in ids}
+
+    def _end_job(self, status: JobStatus) -> None:
+        job = status.job
+        self._fences.lift(job.job_id)
+        record = self._records.get(job.request_id)
+        if record is None:
+            return
+        if job.is_store:
+            record.store_jobs.discard(job.job_id)
+        else:
+            if status.failed or status.stale:
+                record.offer_again()  # what is recomputed shall be stored again
+            record.load_job = None
+            record.apply(RequestEvent.LOAD_ENDED)
+        self._forget_if_done(record)
+
+    # -- whole cache -------------------------------------------------------------------------------------------------
+
+    def take_events(self) -> list[CacheEvent]:
+        """What became available or left since the last call."""
+        return self._manager.take_events()
+
+    def reset_cache(self) -> None:
+        """Forget everything in the host tier; between steps only. Jobs in flight are flushed in the next step.
+
+        Raises:
+            EngineProtocolError: called inside a step, with instructions not yet handed out (S94).
+        """
+        if self._new_loads or self._new_stores:
+            raise EngineProtocolError("reset_cache was called inside a step: call it before scheduling or after results")
+        self._lookups.reset()
+        self._manager.reset_cache()
+        self._jobs.mark_stale()
+        self._to_flush |= self._jobs.live_ids()
+        for record in self._records.values():
+            record.reset()
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether a transfer between GPU and host is in flight."""
+        return bool(self._jobs)
+
+    def validate(self) -> None:
+        """Check every invariant of scheduler and manager.
+
+        Raises:
+            InvariantError: one is broken; names it.
+        """
+        self._manager.validate()

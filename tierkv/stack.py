@@ -1,0 +1,211 @@
+"""A stack in service: the calls an engine makes, and the step loop that drives scheduler, manager and dispatch.
+
+The whole story of a chunk is three lines, once per engine step: take in what was completed; let scheduler and manager
+turn it, and what the engine asks, into instructions; hand the instructions out. There is no policy here. How a stack
+is wired stands in :mod:`tierkv.assembly`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.events import Observers
+from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.tiers.arena import HostArena
+from tierkv.types.cache_events import CacheEvent
+from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.geometry import Geometry
+from tierkv.types.namespace import Namespace
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+from tierkv.worker.worker import Worker
+
+VALIDATE = "TIERKV_VALIDATE"
+"""Environment variable: 1 checks every invariant after every step (slow; for tests and for reports of bugs)."""
+
+_POLL_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class StackParts:
+    """What a stack is made of. tier_names: lower tiers in order. completions_per_step_max: I/O results taken in per
+    step; the rest waits for the next."""
+
+    scheduler: OffloadScheduler
+    manager: OffloadManager
+    dispatcher: Dispatcher
+    worker: Worker
+    arena: HostArena
+    namespace: Namespace
+    geometry: Geometry
+    counters: CoreCounters
+    observers: Observers
+    tier_names: tuple[str, ...]
+    completions_per_step_max: int
+
+
+class Stack:
+    """An open stack. Scheduler calls belong to the engine's scheduler thread, ``worker`` to its worker's thread.
+
+    None of the calls waits for a tier, and none raises because of one: a broken tier is a miss, and counted. Errors of
+    the kind EngineProtocolError mean that the engine called out of order.
+    """
+
+    def __init__(
+        self, parts: StackParts, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.worker = parts.worker
+        self.namespace = parts.namespace
+        self.geometry = parts.geometry
+        self.tier_names = parts.tier_names
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._manager = parts.manager
+        self._dispatcher = parts.dispatcher
+        self._clock = clock
+        self._sleep = sleep
+        self._validate = os.environ.get(VALIDATE) == "1"
+        self._in_step = False
+        self._closed = False
+        self._events: list[CacheEvent] = []
+
+    # -- the step loop -----------------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        """Once per step, before its first call: take in what tiers have completed."""
+        if not self._in_step:
+            self._in_step = True
+            self._take_in()
+            self._scheduler.begin_step(self._clock())
+
+    def _take_in(self) -> None:
+        self._manager.begin_step(self._clock())
+        for news in self._dispatcher.drain(self._parts.completions_per_step_max):
+            self._manager.on_completion(news)
+
+    def _hand_out(self) -> None:
+        """Give dispatch its instructions, and observers what happened."""
+        for op in self._manager.take_ops():
+            self._dispatcher.submit(op)
+        events = self._scheduler.take_events()
+        if events:
+            self._events += events
+            self._parts.observers.notify(events)
+        if self._validate:
+            self._scheduler.validate()
+
+    # -- what an engine calls ----------------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Request) -> None:
+        """A request has arrived; see :meth:`OffloadScheduler.on_new_request`."""
+        self._begin_step()
+        self._scheduler.on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How much can be loaded; see :meth:`OffloadScheduler.get_num_new_matched_tokens`."""
+        self._begin_step()
+        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
+        """Blocks were allocated; see :meth:`OffloadScheduler.update_state_after_alloc`."""
+        self._begin_step()
+        self._scheduler.update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
+        """This step's instructions to the workers; see :meth:`OffloadScheduler.build_connector_meta`."""
+        self._begin_step()
+        meta = self._scheduler.build_connector_meta(step)
+        self._in_step = False
+        self._hand_out()
+        return meta
+
+    def update_connector_output(self, output: WorkerOutput) -> LoadReport:
+        """What workers reported; see :meth:`OffloadScheduler.update_connector_output`."""
+        report = self._scheduler.update_connector_output(output)
+        if not output.is_empty:
+            self._hand_out()
+        return report
+
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
+        """A request ended; see :meth:`OffloadScheduler.request_finished`."""
+        return self._scheduler.request_finished(request, block_ids)
+
+    def take_events(self) -> list[CacheEvent]:
+        """What became available or left, in which tier, since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def reset_cache(self) -> None:
+        """Empty the host tier, between steps; see :meth:`OffloadScheduler.reset_cache`."""
+        self._scheduler.reset_cache()
+        self._hand_out()
+
+    def has_pending_work(self) -> bool:
+        """Whether transfers between GPU and host are in flight: the engine should go on stepping."""
+        return self._scheduler.has_pending_work
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> CoreCounters:
+        """Counters of scheduler and manager."""
+        return self._parts.counters
+
+    def tier_stats(self) -> dict[str, dict[str, int]]:
+        """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
+        stats = self._dispatcher.stats.tiers
+        return {name: stats[i].as_dict() for i, name in enumerate(self.tier_names)}
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.
+
+        Returns:
+            Whether all of it got there in time.
+        """
+        deadline = self._clock() + timeout_s
+        self.worker.drain()
+        self.update_connector_output(self.worker.get_finished())
+        while True:
+            self._take_in()
+            self._hand_out()
+            if not self._manager.has_pending_writes:
+                return True
+            if self._clock() >= deadline:
+                return False
+            self._sleep(_POLL_S)
+
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Flush, then release threads, files and memory. Idempotent.
+
+        Returns:
+            Whether everything that was stored reached its tiers.
+        """
+        if self._closed:
+            return True
+        self._closed = True
+        try:
+            flushed = self.flush(timeout_s)
+        finally:
+            self.worker.shutdown()
+            self._dispatcher.close(timeout_s)
+            self._parts.arena.close()
+        return flushed
+
+    def __enter__(self) -> Self:
+        """The open stack."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()

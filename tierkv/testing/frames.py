@@ -1,0 +1,47 @@
+"""Bytes for tests: page-aligned buffers, and frames whose every byte follows from (key, version, length)."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+
+import numpy as np
+
+from tierkv.types.keys import Key
+
+PAGE_BYTES = 4096
+VERSION_BYTES = 8
+
+
+def aligned_buffer(size: int) -> memoryview:
+    """Writable memory of ``size`` bytes that starts on a page boundary, as a slot of the host arena does."""
+    pages = max(1, -(-size // PAGE_BYTES))
+    return memoryview(mmap.mmap(-1, pages * PAGE_BYTES))[:size]
+
+
+def aligned_copy(data: bytes) -> memoryview:
+    """``data`` in page-aligned memory of exactly its length."""
+    buffer = aligned_buffer(len(data))
+    buffer[:] = data
+    return buffer
+
+
+def make_frame(key: bytes, version: int, size: int) -> bytes:
+    """The one frame for this key, version and size.
+
+    Starts with the version, so that a test can tell which write it sees; all other bytes depend on all three values, so
+    that a byte of another key, version or length is noticed.
+    """
+    seed = hashlib.blake2b(key + version.to_bytes(VERSION_BYTES, "big") + size.to_bytes(8, "big"), digest_size=8)
+    body = np.random.default_rng(int.from_bytes(seed.digest(), "big")).bytes(size)
+    return (version.to_bytes(VERSION_BYTES, "big") + body)[:size]
+
+
+def frame_version(frame: bytes) -> int:
+    """The version that a frame of at least eight bytes claims to be."""
+    return int.from_bytes(frame[:VERSION_BYTES], "big")
+
+
+def make_key(number: int, size: int = 36) -> Key:
+    """The ``number``-th key: as long as a chunk hash of 32 bytes with its group."""
+    return Key(hashlib.blake2b(number.to_bytes(8, "big"), digest_size=min(size, 64)).digest())

@@ -1,0 +1,103 @@
+"""What all parts of the conformance kit share: what an author states, and the fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tierkv.abc import BackendContext, BackendPlugin, Capabilities
+from tierkv.testing.session import Session
+from tierkv.types.keys import Key
+from tierkv.types.namespace import Namespace
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class KitBase:
+    """Stated by the author of a backend; see :class:`~tierkv.testing.conformance.BackendConformance`."""
+
+    plugin: ClassVar[BackendPlugin]
+    """The plugin under test."""
+    frame_bytes_max: ClassVar[int] = 64 * KIB
+    """The longest frame that tests write. A multiple of the declared alignment."""
+    capacity_bytes: ClassVar[int | None] = 64 * MIB
+    """Capacity that most tests give the backend."""
+    full_capacity_bytes: ClassVar[int] = 4 * MIB
+    """Capacity in tests that fill a ``bounded`` backend."""
+    local_place: ClassVar[bool] = True
+    """Whether the backend keeps its data in files at ``place`` (False: ``place`` is only a name, say of a bucket)."""
+    model_examples: ClassVar[int] = 15
+    """Random histories that the comparison with a dict plays."""
+    model_steps: ClassVar[int] = 25
+    """Steps in each of those."""
+    crash_rounds: ClassVar[int] = 4
+    """How often the writer is killed."""
+
+    def make_options(self, place: Path) -> Any:
+        """The plugin's options for data at ``place``. The same place means the same data. Must be picklable."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_options(self, place)")
+
+    def damage(self, place: Path, key: Key) -> None:
+        """Optional: change stored bytes of ``key`` behind the backend's back. Called while the backend is closed."""
+        pytest.skip("this suite defines no damage()")
+
+    def raw_remove(self, place: Path, key: Key) -> None:
+        """Optional: remove ``key`` behind the backend's back. Called while the backend is open."""
+        pytest.skip("this suite defines no raw_remove()")
+
+    # Everything below is the kit's own.
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the plugin declares."""
+        return self.plugin.capabilities
+
+    def need(self, *flags: str) -> None:
+        """Skip unless the backend declares all of these capabilities, and can be written."""
+        missing = [flag for flag in flags if not getattr(self.capabilities, flag)]
+        if missing:
+            pytest.skip(f"does not declare {', '.join(missing)}")
+        if self.capabilities.read_only:
+            pytest.skip("declares read_only")
+
+    def context(self, model: str = "conformance", capacity_bytes: int | None = None) -> BackendContext:
+        """What the framework would say at open. ``model`` makes another namespace."""
+        namespace = Namespace(
+            model=model,
+            revision="r1",
+            dtype="bfloat16",
+            layout="page",
+            groups=((16, (4096,)),),
+            blocks_per_chunk=4,
+            hash_block_tokens=16,
+        )
+        capacity = self.capacity_bytes if capacity_bytes is None else capacity_bytes
+        return BackendContext("conformance", namespace, self.frame_bytes_max, capacity)
+
+    def open(self, place: Path, *, model: str = "conformance", capacity_bytes: int | None = None) -> Session:
+        """Open the backend at ``place``."""
+        return Session(self.plugin, self.context(model, capacity_bytes), self.make_options(place))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Frame lengths worth trying: multiples of a declared alignment, else odd ones too, up to the longest."""
+        step = self.capabilities.alignment
+        steps = [count * step for count in (1, 2, 3, 7) if count * step <= self.frame_bytes_max]
+        odd = [1, 63, 4095, 4097, self.frame_bytes_max - 1] if step == 1 else []
+        return sorted({size for size in [*steps, *odd, 4096, 12288, self.frame_bytes_max] if size % step == 0})
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        """A path where nothing is yet."""
+        return tmp_path / "place"
+
+    @pytest.fixture
+    def session(self, place: Path) -> Iterator[Session]:
+        """The backend, opened empty; skips where nothing can be written."""
+        self.need()
+        with self.open(place) as session:
+            yield session

@@ -1,0 +1,83 @@
+"""The host tier's memory: one private anonymous mmap, cut into slots that have the shape of a frame.
+
+Private and anonymous, because only such memory gets transparent huge pages. Every slot starts on a 4096-byte boundary
+and has a length that is a multiple of it, so that O_DIRECT can use it in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from tierkv.codecs.frame import HEADER_BYTES, frame_bytes
+from tierkv.errors import ConfigError
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class HostArena:
+    """Memory for the slots of the host tier.
+
+    Views may be taken on any thread. Whose turn it is to write a slot is the manager's business (leases).
+
+    Args:
+        capacity_bytes: memory to take; what does not fill a whole slot is left over.
+        payload_bytes_max: the longest payload of any chunk.
+
+    Attributes:
+        num_slots: how many slots there are.
+        slot_bytes: length of each: header page, payload, padding.
+
+    Raises:
+        ConfigError: the capacity does not hold one slot, or the system does not give that much memory.
+    """
+
+    def __init__(self, capacity_bytes: int, payload_bytes_max: int) -> None:
+        if payload_bytes_max <= 0:
+            raise ConfigError(f"a chunk must have at least one byte, not {payload_bytes_max}")
+        self.slot_bytes = frame_bytes(payload_bytes_max)
+        self.num_slots = capacity_bytes // self.slot_bytes
+        if self.num_slots < 1:
+            raise ConfigError(
+                f"the host tier's capacity of {capacity_bytes} bytes holds no chunk: one takes {self.slot_bytes} bytes "
+                "(header page included); raise the capacity or make chunks smaller"
+            )
+        try:
+            self._mmap = mmap.mmap(-1, self.num_slots * self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"the system does not give the host tier {capacity_bytes} bytes of memory ({error}); lower its capacity"
+            ) from error
+        # Best effort: a kernel without huge pages is slower, nothing else.
+        with contextlib.suppress(OSError, AttributeError):
+            self._mmap.madvise(mmap.MADV_HUGEPAGE)
+        self._view = memoryview(self._mmap)
+        self._bytes: Bytes | None = np.frombuffer(self._mmap, dtype=np.uint8)
+
+    def slot(self, index: int) -> memoryview:
+        """The whole slot, writable."""
+        start = self._start(index)
+        return self._view[start : start + self.slot_bytes]
+
+    def payload(self, index: int) -> Bytes:
+        """The slot without its header page, as a writable array of one dimension. Keeps the memory alive."""
+        start = self._start(index)
+        if self._bytes is None:
+            raise ValueError("the arena is closed")
+        return self._bytes[start + HEADER_BYTES : start + self.slot_bytes]
+
+    def close(self) -> None:
+        """Give the memory back. Views that are still in use keep it, until the last of them is gone. Idempotent."""
+        self._bytes = None
+        self._view.release()
+        # BufferError: somebody, perhaps a hung thread, still has a view. Unmapping under it would be a segfault.
+        with contextlib.suppress(BufferError):
+            self._mmap.close()
+
+    def _start(self, index: int) -> int:
+        if not 0 <= index < self.num_slots:
+            raise IndexError(f"slot {index} is outside 0..{self.num_slots - 1}")
+        return index * self.slot_bytes

@@ -1,0 +1,105 @@
+"""Pages of the engine's KV tensors as bytes: gather them into a chunk's payload, scatter them back.
+
+A chunk's payload holds, for each tensor of the group in turn, the pages of all its blocks one after the other. One
+``numpy.take`` a tensor, never a Python loop over pages: it is 1.5 to 3 times as fast as a loop of copies, and releases
+the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierkv.errors import EngineProtocolError
+from tierkv.types.geometry import Geometry, GroupGeometry
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class HostPages:
+    """The KV tensors of one worker, in memory that the CPU can address.
+
+    Args:
+        caches: per group, its tensors (torch on the CPU, or numpy), each ``[num_blocks, ...]`` and contiguous, with
+            ``page_bytes`` bytes per block as the engine's spec says.
+
+    Raises:
+        EngineProtocolError: number, shape or place of the tensors differ from the spec; says which and how.
+    """
+
+    def __init__(self, geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
+        if len(caches) != len(geometry.groups):
+            raise EngineProtocolError(f"caches of {len(caches)} groups were registered, the spec has {len(geometry.groups)}")
+        self._blocks_per_chunk = geometry.blocks_per_chunk
+        self._groups = geometry.groups
+        self._pages = [_group_pages(group, tensors) for group, tensors in zip(geometry.groups, caches, strict=True)]
+
+    def gather(self, group: int, skip: int, block_ids: Sequence[int], payload: Bytes) -> None:
+        """Copy blocks into a chunk's payload. The first ``skip`` blocks of the chunk, and those behind the last one
+        given, are written as zeros: nothing of the slot's former chunk stays."""
+        ids = np.asarray(block_ids, dtype=np.intp)
+        for pages, part in self._parts(group, payload):
+            part[:skip] = 0
+            part[skip + len(ids) :] = 0
+            # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
+            np.take(pages, ids, axis=0, out=part[skip : skip + len(ids)], mode="clip")
+
+    def scatter(self, group: int, skip: int, block_ids: Sequence[int], payload: Bytes) -> None:
+        """Copy a chunk's payload to blocks, leaving out its first ``skip`` blocks and what is behind the last one."""
+        ids = np.asarray(block_ids, dtype=np.intp)
+        for pages, part in self._parts(group, payload):
+            pages[ids] = part[skip : skip + len(ids)]
+
+    def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
+        """Make sure that block ids exist.
+
+        Raises:
+            EngineProtocolError: one does not.
+        """
+        num_blocks = min(len(pages) for pages in self._pages[group])
+        for block_id in block_ids:
+            if not 0 <= block_id < num_blocks:
+                raise EngineProtocolError(f"group {group}: block id {block_id} is outside 0..{num_blocks - 1}")
+
+    def _parts(self, group: int, payload: Bytes) -> list[tuple[Bytes, Bytes]]:
+        """Each tensor's pages with its part of the payload, shaped ``[blocks_per_chunk, page_bytes]``."""
+        parts, start = [], 0
+        for pages in self._pages[group]:
+            size = self._blocks_per_chunk * pages.shape[1]
+            parts.append((pages, payload[start : start + size].reshape(self._blocks_per_chunk, pages.shape[1])))
+            start += size
+        return parts
+
+
+def _group_pages(group: GroupGeometry, tensors: Sequence[Any]) -> list[Bytes]:
+    if len(tensors) != len(group.page_bytes):
+        raise EngineProtocolError(
+            f"group {group.index}: {len(tensors)} tensors were registered, the spec has {len(group.page_bytes)}"
+        )
+    return [_as_pages(group.index, i, tensor, group.page_bytes[i]) for i, tensor in enumerate(tensors)]
+
+
+def _as_pages(group: int, index: int, tensor: Any, page_bytes: int) -> Bytes:
+    """A ``[num_blocks, page_bytes]`` view of a tensor's memory."""
+    what = f"group {group}, tensor {index}"
+    if isinstance(tensor, np.ndarray):
+        array = tensor
+    else:
+        import torch  # noqa: PLC0415 - an engine that brings torch tensors has it; nobody else needs it
+
+        if not isinstance(tensor, torch.Tensor):
+            raise EngineProtocolError(f"{what}: expected a torch tensor or numpy array, got {type(tensor).__name__}")
+        if tensor.device.type != "cpu":
+            raise EngineProtocolError(f"{what} is on {tensor.device}: this version copies from CPU memory only")
+        if not tensor.is_contiguous():
+            raise EngineProtocolError(f"{what} is not contiguous: one block must be one run of bytes")
+        array = tensor.detach().reshape(tensor.shape[0], -1).view(torch.uint8).numpy()
+    if not array.flags.c_contiguous:
+        raise EngineProtocolError(f"{what} is not contiguous: one block must be one run of bytes")
+    pages = array.reshape(array.shape[0], -1).view(np.uint8)
+    if pages.shape[1] != page_bytes:
+        raise EngineProtocolError(f"{what}: a block has {pages.shape[1]} bytes, the spec says {page_bytes}")
+    return pages
