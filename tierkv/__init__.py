@@ -5,7 +5,7 @@ Importing this package is cheap: no torch, no plugin, no configuration is loaded
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tierkv.assembly import open_stack as open_stack
@@ -17,10 +17,11 @@ __all__ = ["Stack", "__version__", "open_stack"]
 _HOMES = {"open_stack": "tierkv.assembly", "Stack": "tierkv.stack"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load the public names on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tierkv' has no attribute {name!r}")
     import importlib  # noqa: PLC0415 - only when something is used
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    found: object = getattr(importlib.import_module(_HOMES[name]), name)
+    return found

@@ -1,4 +1,4 @@
-"""How a stack is wired: a description, the installed plugins and an engine's shape become objects that know each other."""
+"""How a stack is wired: description, installed plugins and an engine's shape become objects that know each other."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Observers:
         try:
             if self._call is not None:
                 self._call(batch)
-        except Exception:
+        except Exception:  # noqa: BLE001 - see below
             # An observer is somebody else's code; its fault is counted and stays its own (hook contract).
             self.failed_batches += 1
             _log.exception("an observer of cache events failed")

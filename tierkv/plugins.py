@@ -24,6 +24,7 @@ from tierkv import __version__, hookspecs
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.errors import PluginError, SpiVersionError
 from tierkv.plugin_checks import check_plugin_value
+from tierkv.types.cache_events import CacheEvent
 
 EntryPoint = importlib.metadata.EntryPoint
 Observe = Callable[..., object]
@@ -120,6 +121,27 @@ class PluginRegistry:
         """The eviction policy of that name. Raises as :meth:`require_backend`."""
         return _require(self, "policy", self.policies, name)
 
+    @property
+    def has_observers(self) -> bool:
+        """Whether anybody implements ``tierkv_observe``."""
+        return bool(self.observers)
+
+    def observe(self, events: Sequence[CacheEvent]) -> None:
+        """Tell every observer. One that raises keeps the events from nobody else.
+
+        Raises:
+            ExceptionGroup: what observers raised, after all of them were told.
+        """
+        faults: list[Exception] = []
+        for observer in self.observers:
+            try:
+                observer.plugin(events=events)
+            except Exception as error:  # noqa: BLE001  somebody else's code; its fault is raised below, named
+                error.add_note(f"raised by tierkv_observe of {observer.origin}")
+                faults.append(error)
+        if faults:
+            raise ExceptionGroup("observers of cache events failed", faults)
+
     def commands(self, kind: type[T]) -> tuple[list[Registered[T]], list[BrokenPlugin]]:
         """Commands that plugins add to the ``tierkv`` program, and the plugins whose commands cannot be used.
 
@@ -163,7 +185,7 @@ def load_plugins(
 
 def nearest_hint(name: str, choices: Iterable[str]) -> str:
     """``"did you mean 'disk'?"`` where a choice is close to the name, else an empty string."""
-    close = difflib.get_close_matches(name, sorted(choices), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), sorted(choices), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
 
 

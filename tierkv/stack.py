@@ -35,8 +35,11 @@ _POLL_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class StackParts:
-    """What a stack is made of. tier_names: lower tiers in order. completions_per_step_max: I/O results taken in per
-    step; the rest waits for the next."""
+    """What a stack is made of.
+
+    tier_names: lower tiers in order. completions_per_step_max: I/O results taken in per step; the rest waits for the
+    next.
+    """
 
     scheduler: OffloadScheduler
     manager: OffloadManager
@@ -59,7 +62,10 @@ class Stack:
     """
 
     def __init__(
-        self, parts: StackParts, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        parts: StackParts,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.worker = parts.worker
         self.namespace = parts.namespace

@@ -72,7 +72,7 @@ def blocks_of(page: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-def tested(*languages: str) -> list[object]:
+def blocks_in(*languages: str) -> list[object]:
     """Parameters: the blocks in these languages that nobody waived."""
     chosen = [block for block in BLOCKS if block.language in languages and not block.waived]
     return [pytest.param(block, id=block.place) for block in chosen]
@@ -122,7 +122,7 @@ def test_python_of_a_page_runs(blocks: list[Block], tmp_path: Path) -> None:
     assert done.returncode == 0, f"{blocks[0].page}:\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("block", tested("toml"))
+@pytest.mark.parametrize("block", blocks_in("toml"))
 def test_toml_parses_and_stacks_are_valid(block: Block, tmp_path: Path) -> None:
     """A stack that a reader copies must be accepted by the loader that will read it."""
     content = tomllib.loads(block.code)
@@ -132,7 +132,7 @@ def test_toml_parses_and_stacks_are_valid(block: Block, tmp_path: Path) -> None:
         resolve(load_config(path), load_plugins(), str(block.place))
 
 
-@pytest.mark.parametrize("block", tested("json", "yaml"))
+@pytest.mark.parametrize("block", blocks_in("json", "yaml"))
 def test_data_parses(block: Block) -> None:
     """Data in the wrong syntax helps nobody."""
     if block.language == "json":
@@ -141,7 +141,7 @@ def test_data_parses(block: Block) -> None:
         yaml.safe_load(block.code)
 
 
-@pytest.mark.parametrize("block", tested("console"))
+@pytest.mark.parametrize("block", blocks_in("console"))
 def test_commands_are_real(block: Block) -> None:
     """A command that a reader types must exist, with the options that are shown."""
     commands = commands_of(block)

@@ -1,5 +1,7 @@
-"""All that a plugin author reads. With ``tierkv.types``, ``tierkv.errors`` and ``tierkv.hookspecs`` it is all that a
-plugin imports."""
+"""All that a plugin author reads.
+
+With ``tierkv.types``, ``tierkv.errors`` and ``tierkv.hookspecs`` it is all that a plugin imports.
+"""
 
 from tierkv.abc.backend import (
     AsyncBackend,

@@ -24,8 +24,10 @@ class EvictionPolicy(Protocol):
         """A held chunk is evictable again; it was just used."""
 
     def touch(self, keys: Iterable[Key]) -> None:
-        """These were used, given tail first so that the head of a prefix outlives its tail (S54). Unknown keys and
-        held keys are ignored (S55)."""
+        """These were used, given tail first so that the head of a prefix outlives its tail (S54).
+
+        Unknown keys and held keys are ignored (S55).
+        """
 
     def remove(self, key: Key) -> None:
         """A resident chunk is gone for another reason than this policy's choice. Unknown keys are ignored."""

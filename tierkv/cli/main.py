@@ -132,7 +132,7 @@ def _command_of_a_plugin(name: str) -> click.Command | None:
 )
 @click.version_option(__version__, prog_name="tierkv", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error, for a report.")
-def main(*, debug: bool) -> None:
+def cli(*, debug: bool) -> None:
     r"""Keep the KV cache of LLM servers alive in a stack of tiers, and get it back bit-exact.
 
     \b
@@ -141,6 +141,11 @@ def main(*, debug: bool) -> None:
       tierkv check stack.toml     is this stack right, and are its places usable?
       tierkv plugins              what may a stack name?
     """
+
+
+def main() -> None:
+    """Run the program and end the process with its exit code."""
+    cli(prog_name="tierkv")
 
 
 if __name__ == "__main__":

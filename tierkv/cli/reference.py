@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from tierkv.cli.main import COMMANDS, main
+from tierkv.cli.main import COMMANDS, cli
 
 _HEAD = """\
 # The `tierkv` program
@@ -23,8 +23,8 @@ def render_reference() -> str:
 
 
 def _sections() -> Iterator[str]:
-    context = click.Context(main, info_name="tierkv", terminal_width=100, max_content_width=100)
-    yield _section("tierkv", main.get_help(context))
+    context = click.Context(cli, info_name="tierkv", terminal_width=100, max_content_width=100)
+    yield _section("tierkv", cli.get_help(context))
     for name in sorted(COMMANDS):
         try:
             command = COMMANDS[name].load()

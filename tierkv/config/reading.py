@@ -57,6 +57,8 @@ class _SyntaxFaultError(Exception):
 
 
 def _read_text(path: Path) -> str:
+    if "\0" in str(path):
+        raise ConfigError(f"{str(path)!r}: is not a path: it holds a null character")
     try:
         _refuse_other_kinds(path)
         with path.open("rb") as file:
@@ -65,8 +67,6 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: no such file (working directory: {Path.cwd()})") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # a path with a null character
-        raise ConfigError(f"{str(path)!r}: is not a path: {error}") from error
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{path}: has more than {FILE_BYTES_MAX} bytes; a stack is a page of text")
     try:

@@ -72,11 +72,11 @@ class ChunkConfig(_Model):
     """How much of a sequence is stored and loaded as one unit. Give `blocks` or `tokens`, not both."""
 
     blocks: Count | None = Field(
-        default=None, description="Hash blocks of the engine per chunk. Left out, and no `tokens` either: 1."
+        default=None, description="GPU blocks of the engine per chunk. Left out, and no `tokens` either: 1."
     )
     tokens: Count | None = Field(
         default=None,
-        description="Tokens per chunk; must be a multiple of the engine's hash block, checked when it starts.",
+        description="Tokens per chunk; must be a multiple of the engine's GPU block, checked when it starts.",
     )
 
     @model_validator(mode="before")
@@ -97,8 +97,8 @@ class HostConfig(_Model):
     policy: Name = Field(default="lru", description="Eviction policy.")
     verify: bool = Field(
         default=True,
-        description="Check every chunk's checksum on its way to the GPU. Switched off, damage in host memory "
-        "or at rest can reach the GPU.",
+        description="Check every chunk's checksum once more on its way from host memory to the GPU. Frames that "
+        "come from a tier below are always checked.",
     )
     copy_threads: Threads = Field(default=1, description="Threads that copy between GPU pages and host slots.")
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(

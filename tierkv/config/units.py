@@ -16,7 +16,7 @@ _UNITS: dict[str, int] = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
 }
 _BINARY = [(f"{prefix}iB", 1024**power) for power, prefix in reversed(list(enumerate("KMGTP", start=1)))]
-_SIZE = re.compile(r"\s*([+-]?)(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*([+-]?)([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*")
 
 SIZE_ALLOWED = f'a whole number of bytes, or text with a unit like "8GiB"; units: {", ".join(_UNITS)}'
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -37,5 +37,6 @@ class CoreCounters:
     probes: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
-        """A copy as plain JSON values."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in asdict(self).items()}
+        """A copy as plain JSON values. Any thread: each field is copied in one go."""
+        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values}

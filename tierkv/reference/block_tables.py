@@ -76,7 +76,8 @@ class TableKeeper:
                     break
                 self._pool.register(table[index], request.block_hashes[index], group)
 
-    def free(self, tables: list[list[Block]]) -> None:
-        """Give tables back, tail first over all groups, so that the groups' heads are evicted last together."""
-        for row in reversed(list(zip(*tables, strict=True))):
+    def close(self, request: Request) -> None:
+        """Give a request's blocks back, tail first over all groups, so that the groups' heads are evicted last."""
+        for row in reversed(list(zip(*request.tables, strict=True))):
             self._pool.release(reversed(row))
+        request.tables = [[] for _ in request.tables]

@@ -18,8 +18,7 @@ sublayer; arithmetic is float32. Equality across processes holds for the same to
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +46,20 @@ class TokenRange:
     start: int
     tokens: Sequence[int]
     block_tables: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The part of a range that lies in one block.
+
+    index: the block's place in the sequence.
+    tokens: one id per row; padding where ``rows`` does not reach.
+    rows: the rows that are asked for.
+    """
+
+    index: int
+    tokens: Sequence[int]
+    rows: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,42 +138,38 @@ class Decoder:
         return [self._forward_range(work, kv_cache) for work in batch]
 
     def _forward_range(self, work: TokenRange, kv_cache: Sequence[Tensor]) -> Tensor:
-        size = self._block_tokens
         tables = [torch.tensor(table, dtype=torch.int64, device=self._device) for table in work.block_tables]
-        end = work.start + len(work.tokens)
-        hidden = torch.empty(0)
-        for tile in range(work.start // size, math.ceil(end / size)):
-            first, last = max(work.start, tile * size), min(end, (tile + 1) * size)
-            padded = [PADDING_TOKEN] * size
-            padded[first - tile * size : last - tile * size] = work.tokens[first - work.start : last - work.start]
-            hidden = self._forward_tile(tile, padded, first, last, tables, kv_cache)
-        logits = functional.linear(self._normalised(hidden, self._final_norm), self._head)
-        return logits[(end - 1) % size].clone()
+        hidden = [self._forward_tile(tile, tables, kv_cache) for tile in self._tiles(work)]
+        logits = functional.linear(self._normalised(hidden[-1], self._final_norm), self._head)
+        return logits[(work.start + len(work.tokens) - 1) % self._block_tokens].clone()
 
-    def _forward_tile(
-        self,
-        tile: int,
-        tokens: list[int],
-        first: int,
-        last: int,
-        tables: Sequence[Tensor],
-        kv_cache: Sequence[Tensor],
-    ) -> Tensor:
-        """Positions ``first`` to ``last - 1``, all inside ``tile``. Returns the hidden states of the whole tile."""
+    def _tiles(self, work: TokenRange) -> Iterator[Tile]:
         size = self._block_tokens
-        positions = torch.arange(tile * size, (tile + 1) * size, device=self._device)
-        angles = positions.to(torch.float32)[:, None] * self._frequencies
+        end = work.start + len(work.tokens)
+        for index in range(work.start // size, -(-end // size)):
+            origin = index * size
+            rows = slice(max(work.start - origin, 0), min(end - origin, size))
+            tokens = [PADDING_TOKEN] * size
+            tokens[rows] = work.tokens[origin + rows.start - work.start : origin + rows.stop - work.start]
+            yield Tile(index, tokens, rows)
+
+    def _forward_tile(self, tile: Tile, tables: Sequence[Tensor], kv_cache: Sequence[Tensor]) -> Tensor:
+        """Compute a tile, writing the keys and values of its rows. Returns the hidden states [tokens, hidden]."""
+        end = (tile.index + 1) * self._block_tokens
+        positions = torch.arange(end, device=self._device)
+        own = positions[-self._block_tokens :, None]
+        angles = own.to(torch.float32) * self._frequencies
         rotation = (angles.cos()[:, None, :], angles.sin()[:, None, :])
-        future = torch.arange((tile + 1) * size, device=self._device)[None, :] > positions[:, None]
-        hidden = self._embedding[torch.tensor(tokens, device=self._device)]
-        for index, layer in enumerate(self._layers):
-            blocks = tables[index // self._layers_per_group][: tile + 1]
+        future = positions[None, :] > own
+        hidden = self._embedding[torch.tensor(tile.tokens, device=self._device)]
+        for number, layer in enumerate(self._layers):
+            blocks = tables[number // self._layers_per_group][: tile.index + 1]
             query, key, value = self._projections(layer, hidden, rotation)
-            page = kv_cache[index][int(blocks[-1])]
-            rows = slice(first - tile * size, last - tile * size)
-            page[0, rows] = key[rows]
-            page[1, rows] = value[rows]
-            mixed = self._attention(query, kv_cache[index], blocks, last, future)
+            page = kv_cache[number][int(blocks[-1])]
+            page[0, tile.rows] = key[tile.rows]
+            page[1, tile.rows] = value[tile.rows]
+            written = end - self._block_tokens + tile.rows.stop
+            mixed = self._attention(query, kv_cache[number][blocks], written, future)
             hidden = self._rounded(hidden + functional.linear(mixed, layer.output))
             gate, up = functional.linear(self._normalised(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             hidden = self._rounded(hidden + functional.linear(functional.silu(gate) * up, layer.down))
@@ -173,17 +182,19 @@ class Decoder:
         c = self._config
         joined = functional.linear(self._normalised(hidden, layer.attention_norm), layer.qkv)
         heads = joined.view(self._block_tokens, c.heads + 2 * c.kv_heads, c.head_dim)
-        query, key, value = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
+        query, key, value = heads[:, : c.heads], heads[:, c.heads : -c.kv_heads], heads[:, -c.kv_heads :]
         return _rotated(query, rotation), _rotated(key, rotation).to(self._dtype), value.to(self._dtype)
 
-    def _attention(self, query: Tensor, cache: Tensor, blocks: Tensor, end: int, future: Tensor) -> Tensor:
-        """Causal grouped-query attention of a tile against everything cached before ``end``: [tokens, hidden]."""
+    def _attention(self, query: Tensor, pages: Tensor, written: int, future: Tensor) -> Tensor:
+        """Causal grouped-query attention of a tile against ``pages`` up to its end: [tokens, heads * head_dim].
+
+        Positions from ``written`` on hold whatever the block's last owner left there.
+        """
         c = self._config
-        cached = cache[blocks].to(torch.float32)
-        keys, values = (cached[:, i].reshape(-1, c.kv_heads, c.head_dim) for i in (0, 1))
-        # A page holds whatever its last owner left, perhaps NaN: without this 0 * NaN would leak through the mask.
-        keys[end:] = 0
-        values[end:] = 0
+        keys, values = (pages[:, i].to(torch.float32).reshape(-1, c.kv_heads, c.head_dim) for i in (0, 1))
+        # What was left may be NaN: the mask alone would not keep it out, because 0 * NaN is NaN.
+        keys[written:] = 0
+        values[written:] = 0
         per_kv_head = query.view(self._block_tokens, c.kv_heads, -1, c.head_dim)
         scores = torch.einsum("qgrd,kgd->grqk", per_kv_head, keys) * c.head_dim**-0.5
         weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tierkv.errors import IllegalTransitionError
 from tierkv.reference.block_pool import Block, chained_hash, root_hash
+from tierkv.reference.configs import EngineConfig
 
 
 class RequestState(Enum):
@@ -37,6 +38,7 @@ _NEXT: dict[RequestState, frozenset[RequestState]] = {
 class RequestRecord:
     """What became of a request. Times are in seconds on the engine's clock; counts grow again after a preemption.
 
+    index: counts requests by arrival; the smaller is the older.
     tokens_computed: positions run through the model.
     tokens_loaded: positions that were not run because the connector loaded them.
     tokens_cached: positions that were not run because the engine's own prefix cache had them.
@@ -44,6 +46,7 @@ class RequestRecord:
     """
 
     request_id: str
+    index: int
     num_prompt_tokens: int
     arrival_s: float
     first_token_s: float | None = None
@@ -67,29 +70,26 @@ class Request:
 
     def __init__(
         self,
+        config: EngineConfig,
+        record: RequestRecord,
         prompt: Sequence[int],
         max_new_tokens: int,
-        record: RequestRecord,
-        *,
-        arrival_index: int,
-        block_tokens: int,
-        hash_salt: str = "",
         kv_transfer_params: Mapping[str, Any] | None = None,
     ) -> None:
-        """A waiting request. ``arrival_index`` orders requests by age; the smaller is the older."""
         self.record = record
-        self.arrival_index = arrival_index
         self.max_new_tokens = max_new_tokens
         self.num_computed_tokens = 0
-        self.tables: list[list[Block]] = []
+        self.load_end_tokens = 0
+        """Where the load that this request waits for ends."""
+        self.tables: list[list[Block]] = [[] for _ in range(config.num_groups)]
         self.blocks_told = 0
         """Blocks per group that the connector has heard of; 0 means that it gets the whole table next."""
         self._state = RequestState.WAITING
         self._tokens = list(prompt)
         self._num_prompt_tokens = len(prompt)
         self._kv_transfer_params = kv_transfer_params
-        self._block_tokens = block_tokens
-        self._root = root_hash(hash_salt)
+        self._block_tokens = config.block_tokens
+        self._root = root_hash(config.hash_salt)
         self._block_hashes: list[bytes] = []
         self._extend_hashes()
 
@@ -145,9 +145,7 @@ class Request:
             IllegalTransitionError: the table above does not list this change.
         """
         if state not in _NEXT[self._state]:
-            raise IllegalTransitionError(
-                f"request {self.request_id!r} cannot go from {self._state.name} to {state.name}"
-            )
+            raise IllegalTransitionError(f"request {self.request_id!r} cannot go from {self._state} to {state}")
         self._state = state
 
     def append(self, token: int) -> None:

@@ -46,6 +46,10 @@ class JobTable:
         """A job in flight."""
         return self._live[job_id].job
 
+    def take_back(self, job_id: int) -> JobStatus:
+        """A job that was never handed out ends here."""
+        return self._live.pop(job_id)
+
     def report(self, job_id: int, count: int, failed: frozenset[Key]) -> JobStatus | None:
         """``count`` workers ended the job. Returns its status when that was the last one; unknown ids are ignored.
 

@@ -61,7 +61,8 @@ class Lookups:
         record.asked_at_s = self.now_s
         self._open[record.ctx.request_id] = record
         self._open.move_to_end(record.ctx.request_id)
-        if record.asked_since_s is None:
+        new_question = record.state is RequestState.OFFERED and record.asked_about != about
+        if record.asked_since_s is None or new_question:
             record.asked_since_s = self.now_s
         expired = self.now_s - record.asked_since_s >= self._deadline_s
         if record.asked_about == about:
@@ -125,12 +126,13 @@ class Lookups:
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
-    def _defer(self, record: RequestRecord, event: RequestEvent | None) -> None:
+    def _defer(self, record: RequestRecord, event: RequestEvent | None) -> int | None:
         if event is RequestEvent.UNKNOWN:
             self._manager.release(record.ctx)
         if event is not None:
             record.apply(event)
         self._counters.deferrals += 1
+        return None
 
     def _miss(self, record: RequestRecord, *, expired: bool) -> int:
         self._counters.deadlines_expired += expired

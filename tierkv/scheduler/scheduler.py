@@ -212,6 +212,8 @@ class OffloadScheduler:
         record = self._records.get(scheduled.request_id)
         if record is None or record.state is RequestState.FINISHED:
             return
+        if record.state is RequestState.LOADING:
+            raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
         record.apply(RequestEvent.SCHEDULED)
@@ -302,19 +304,27 @@ class OffloadScheduler:
         return self._manager.take_events()
 
     def reset_cache(self) -> None:
-        """Forget everything in the host tier; between steps only. Jobs in flight are flushed in the next step.
+        """Forget everything in the host tier; between steps only. Jobs in flight are flushed in the next step; stores
+        that no worker has heard of yet are taken back.
 
         Raises:
-            EngineProtocolError: called inside a step, with instructions not yet handed out (S94).
+            EngineProtocolError: called inside a step, with loads not yet handed out (S94).
         """
-        if self._new_loads or self._new_stores:
+        if self._new_loads:
             raise EngineProtocolError("reset_cache was called inside a step: call it before scheduling or after results")
+        for job in self._new_stores:
+            self._take_back(job)
+        self._new_stores = []
         self._lookups.reset()
         self._manager.reset_cache()
         self._jobs.mark_stale()
         self._to_flush |= self._jobs.live_ids()
         for record in self._records.values():
             record.reset()
+
+    def _take_back(self, job: TransferJob) -> None:
+        self._manager.complete_store(job.slots, frozenset(job.keys))
+        self._end_job(self._jobs.take_back(job.job_id))
 
     @property
     def has_pending_work(self) -> bool:

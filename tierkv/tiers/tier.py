@@ -160,13 +160,14 @@ class Tier:
                     answers[index] = failure(error)
                     continue
                 requests[index] = WriteRequest(key, frame.toreadonly())
+                answers[index] = Answer(Outcome(OutcomeKind.OK, len(frame)))  # unless the backend says otherwise
                 if staging is not None:
                     staged.append(staging)
             if requests:
                 results = await self._ask(self._verbs.write, list(requests.values()), _is_none)
-                for (index, request), result in zip(requests.items(), results, strict=True):
-                    done = Answer(Outcome(OutcomeKind.OK, len(request.frame)))
-                    answers[index] = done if result is None else failure(result)
+                for index, result in zip(requests, results, strict=True):
+                    if result is not None:
+                        answers[index] = failure(result)
         finally:
             _release(request.frame for request in requests.values())
             for staging in staged:

@@ -60,30 +60,43 @@ class EngineSpec:
 
 
 class Request(Protocol):
-    """What the scheduler reads of a request. ``block_hashes`` only ever grows; entry i is chained over the first
-    (i + 1) * hash_block_tokens tokens."""
+    """What the scheduler reads of a request."""
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """Unique among requests that are alive or have transfers in flight."""
+
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens so far."""
+
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens."""
+
     @property
-    def block_hashes(self) -> Sequence[bytes]: ...
+    def block_hashes(self) -> Sequence[bytes]:
+        """Only ever grows; entry i is chained over the first ``(i + 1) * hash_block_tokens`` tokens."""
+
     @property
-    def kv_transfer_params(self) -> Mapping[str, Any] | None: ...
+    def kv_transfer_params(self) -> Mapping[str, Any] | None:
+        """What the engine's user attached to the request."""
 
 
 class Block(Protocol):
-    """What the scheduler reads of a GPU block. ``block_hash`` is set on blocks whose content is already computed."""
+    """What the scheduler reads of a GPU block."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> int:
+        """Index in the engine's KV tensors."""
+
     @property
-    def block_hash(self) -> bytes | None: ...
+    def block_hash(self) -> bytes | None:
+        """Set on blocks whose content is already computed."""
+
     @property
-    def is_null(self) -> bool: ...
+    def is_null(self) -> bool:
+        """Whether it is the placeholder."""
 
 
 BlockTables = Sequence[Sequence[Block]]

@@ -81,10 +81,11 @@ class Geometry:
 def _check_group(index: int, group: GroupSpec, hash_block_tokens: int) -> None:
     if hash_block_tokens < 1 or group.block_tokens < 1 or group.block_tokens % hash_block_tokens:
         raise ConfigError(
-            f"group {index}: block_tokens {group.block_tokens} is not a multiple of hash_block_tokens {hash_block_tokens}"
+            f"group {index}: block_tokens {group.block_tokens} is not a multiple of "
+            f"hash_block_tokens {hash_block_tokens}"
         )
     if not group.page_bytes or min(group.page_bytes) < 1:
-        raise ConfigError(f"group {index}: page_bytes {group.page_bytes} must name at least one tensor of 1 byte or more")
+        raise ConfigError(f"group {index}: page_bytes {group.page_bytes} must name a tensor of 1 byte or more")
 
 
 def _blocks_per_chunk(engine: EngineSpec, blocks: int | None, tokens: int | None) -> int:
@@ -97,7 +98,8 @@ def _blocks_per_chunk(engine: EngineSpec, blocks: int | None, tokens: int | None
     sizes = {group.block_tokens for group in engine.groups}
     if len(sizes) > 1:
         raise ConfigError(
-            f"chunk.tokens = {tokens}: the engine's groups have blocks of {sorted(sizes)} tokens; use chunk.blocks instead"
+            f"chunk.tokens = {tokens}: the engine's groups have blocks of {sorted(sizes)} tokens; "
+            "use chunk.blocks instead"
         )
     (size,) = sizes
     if tokens < 1 or tokens % size:

@@ -1,4 +1,4 @@
-"""Chunk keys: the hash of the chunk's last hash block, then the group index as four big-endian bytes (spec S1 to S3)."""
+"""Chunk keys: the hash of the chunk's last hash block, then the group index as four big-endian bytes (S1 to S3)."""
 
 from __future__ import annotations
 

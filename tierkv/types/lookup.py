@@ -18,7 +18,7 @@ class LookupResult(Enum):
     """Not known yet: a tier was asked; ask again next step."""
 
 
-def as_lookup_result(answer: LookupResult | bool | None) -> LookupResult:
+def as_lookup_result(answer: LookupResult | bool | None) -> LookupResult:  # noqa: FBT001 - the value itself
     """Normalise what a plugin may say: True is HIT, False is MISS, None is RETRY."""
     if isinstance(answer, LookupResult):
         return answer

@@ -25,8 +25,11 @@ class Verb(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TierOp:
-    """One batch for one tier. ``tier`` counts from 0, the first tier below the host. ``slots`` has one entry per key
-    for READ (filled) and WRITE (read), and is empty otherwise. ``deadline_s`` is on the stack's clock."""
+    """One batch for one tier.
+
+    ``tier`` counts from 0, the first tier below the host. ``slots`` has one entry per key for READ (filled) and WRITE
+    (read), and is empty otherwise. ``deadline_s`` is on the stack's clock.
+    """
 
     op_id: int
     tier: int

@@ -32,14 +32,19 @@ class HostPages:
 
     def __init__(self, geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
         if len(caches) != len(geometry.groups):
-            raise EngineProtocolError(f"caches of {len(caches)} groups were registered, the spec has {len(geometry.groups)}")
+            raise EngineProtocolError(
+                f"caches of {len(caches)} groups were registered, the spec has {len(geometry.groups)}"
+            )
         self._blocks_per_chunk = geometry.blocks_per_chunk
         self._groups = geometry.groups
         self._pages = [_group_pages(group, tensors) for group, tensors in zip(geometry.groups, caches, strict=True)]
 
     def gather(self, group: int, skip: int, block_ids: Sequence[int], payload: Bytes) -> None:
-        """Copy blocks into a chunk's payload. The first ``skip`` blocks of the chunk, and those behind the last one
-        given, are written as zeros: nothing of the slot's former chunk stays."""
+        """Copy blocks into a chunk's payload.
+
+        The first ``skip`` blocks of the chunk, and those behind the last one given, are written as zeros: nothing of
+        the slot's former chunk stays.
+        """
         ids = np.asarray(block_ids, dtype=np.intp)
         for pages, part in self._parts(group, payload):
             part[:skip] = 0
@@ -82,7 +87,7 @@ def _group_pages(group: GroupGeometry, tensors: Sequence[Any]) -> list[Bytes]:
     return [_as_pages(group.index, i, tensor, group.page_bytes[i]) for i, tensor in enumerate(tensors)]
 
 
-def _as_pages(group: int, index: int, tensor: Any, page_bytes: int) -> Bytes:
+def _as_pages(group: int, index: int, tensor: object, page_bytes: int) -> Bytes:
     """A ``[num_blocks, page_bytes]`` view of a tensor's memory."""
     what = f"group {group}, tensor {index}"
     if isinstance(tensor, np.ndarray):

@@ -35,6 +35,9 @@ class Worker:
         geometry: sizes of groups and chunks.
         submit: runs transfers; loads and stores may run in any order, fences are the scheduler's work.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
+
+    Attributes:
+        bytes_stored, bytes_loaded: payload of chunks that were copied and sealed, or checked and copied, so far.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Worker:
         self._geometry = geometry
         self._submit = submit
         self._verify_loads = verify_loads
+        self.bytes_stored = 0
+        self.bytes_loaded = 0
         self._pages: HostPages | None = None
         self._queued: dict[int, TransferJob] = {}
         self._running: dict[int, tuple[TransferJob, Future[frozenset[Key]]]] = {}
 
     def register_kv_caches(self, caches: Sequence[Sequence[Any]]) -> None:
-        """The engine's KV tensors: per group, each ``[num_blocks, ...]``; see :class:`HostPages` for rules and errors."""
+        """The engine's KV tensors, per group, each ``[num_blocks, ...]``; see :class:`HostPages` for rules."""
         self._pages = HostPages(self._geometry, caches)
 
     def start_step(self, meta: ConnectorMeta) -> None:
@@ -81,7 +86,18 @@ class Worker:
             bad = _failed_keys(job, future)
             if bad:
                 failed[job_id] = bad
+            self._count(job, bad)
         return WorkerOutput(finished, failed)
+
+    def _count(self, job: TransferJob, failed: frozenset[Key]) -> None:
+        groups = self._geometry.groups
+        copied = sum(
+            groups[g].payload_bytes for key, g in zip(job.keys, job.chunk_groups, strict=True) if key not in failed
+        )
+        if job.is_store:
+            self.bytes_stored += copied
+        else:
+            self.bytes_loaded += copied
 
     def wait(self, job_ids: Iterable[int]) -> None:
         """Until these jobs have ended; unknown and ended ids are fine (S112). Queued ones are submitted first."""
@@ -123,7 +139,7 @@ class Worker:
             except CorruptFrameError as error:
                 _log.warning("chunk %s is refused on its way to the GPU: %s", key.hex(), error)
                 failed.add(key)
-            except Exception:
+            except Exception:  # noqa: BLE001 - see below
                 # Whatever else a copy can raise concerns this chunk alone: the engine recomputes it (promise 3).
                 _log.exception("chunk %s could not be copied", key.hex())
                 failed.add(key)

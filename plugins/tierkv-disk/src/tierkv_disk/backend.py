@@ -4,30 +4,207 @@ Order of a write, which is all of the crash safety: frame into a free slot; forc
 record and force that; only then tell the table, free the old slot and answer. A kill between any two leaves the old
 state or the new.
 
-Locks. ``_commit_lock`` serialises log appends (so that log and table change in the same order); ``_table_lock`` guards
-the table and the slots, for a few instructions; ``_grow_lock`` lets one thread at a time allocate a segment. None is
-held while frames move. They nest in the order commit, grow, table.
+Locks. ``_commit_lock`` serialises log appends, so that log and table change in the same order; ``_grow_lock`` lets one
+thread at a time allocate a segment; ``_table_lock`` guards table and slots for a few instructions. They nest in this
+order, and none is held while frames move.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-from tierkv.abc import BackendContext, Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
-from tierkv.errors import BackendError, ConfigError, CorruptFrameError, OutOfSpaceError, TierKVError
+from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
 from tierkv.types.keys import Key
-from tierkv_disk import layout
-from tierkv_disk.directio import FileIO, round_up, supports_direct
 from tierkv_disk.failures import as_tier_error
-from tierkv_disk.index_log import KEY_BYTES_MAX, IndexLog, LogIdentity, Record, RecordKind
-from tierkv_disk.options import DiskOptions
-from tierkv_disk.recovery import Location, Recovery, mostly_dead, put_records, recover
-from tierkv_disk.segments import Limits, SegmentFiles
+from tierkv_disk.gate import Gate
+from tierkv_disk.home import Home
+from tierkv_disk.index_log import KEY_BYTES_MAX, IndexLog, Record, RecordKind
+from tierkv_disk.recovery import COMPACT_RECORDS_MIN, Location, mostly_dead, put_records, recover
 from tierkv_disk.slots import Slot
 
-FRAME_BYTES_MAX = 2**32 - 1
 logger = logging.getLogger("tierkv_disk")
+
+
+class DiskBackend:
+    """See :class:`tierkv.abc.Backend`. All verbs may be called on several threads at once.
+
+    Attributes:
+        recovery: what opening found.
+    """
+
+    def __init__(self, home: Home) -> None:
+        """Recover what lies in a locked home; :meth:`close` will release it.
+
+        Raises:
+            OSError: something cannot be read or written.
+        """
+        self._home = home
+        self._segments = home.segments
+        self._tier = home.tier
+        self._commit_lock = threading.Lock()
+        self._grow_lock = threading.Lock()
+        self._table_lock = threading.Lock()
+        self._entries, self._slots, self._log, self.recovery = recover(
+            home.directory, home.identity, home.segments, sync=home.sync
+        )
+        self._compact_after = COMPACT_RECORDS_MIN
+        self._gate = Gate(self._release)
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """See :meth:`tierkv.abc.Backend.contains`."""
+        return [key in self._entries for key in keys]
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        """See :meth:`tierkv.abc.Backend.read_into`."""
+        with self._gate.entered():
+            return [self._read(request) for request in requests]
+
+    def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        """See :meth:`tierkv.abc.Backend.write`."""
+        with self._gate.entered():
+            if self._home.sync_each:
+                return [result for request in requests for result in self._write([request])]
+            return self._write(requests)
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        """See :meth:`tierkv.abc.Backend.delete`."""
+        with self._gate.entered():
+            present = [key for key in dict.fromkeys(keys) if key in self._entries]
+            try:
+                self._commit([Record(RecordKind.DELETE, key) for key in present])
+            except OSError as error:
+                failed = set(present)
+                return [self._error(error, "cannot delete", key) if key in failed else None for key in keys]
+            return [None] * len(keys)
+
+    def scan(self) -> Iterable[Entry]:
+        """See :meth:`tierkv.abc.Scannable.scan`; oldest first."""
+        with self._table_lock:
+            entries = list(self._entries.items())
+        return (Entry(key, location.frame_bytes) for key, location in entries)
+
+    def close(self) -> None:
+        """See :meth:`tierkv.abc.Backend.close`. Files stay open, and locked, until the last call has left."""
+        self._gate.close()
+
+    def _read(self, request: ReadRequest) -> ReadResult:
+        with self._table_lock:
+            location = self._entries.get(request.key)
+            if location is None:
+                return None
+            self._slots.pin(location.slot)
+        size = location.frame_bytes
+        try:
+            if len(request.buffer) < size:
+                raise BackendError(f"the buffer has {len(request.buffer)} bytes, the frame {size}")
+            count = self._segments.read(location.slot, request.buffer, size)
+        except OSError as error:
+            return self._error(error, "cannot read", request.key)
+        finally:
+            with self._table_lock:
+                self._slots.unpin(location.slot)
+        if count < size:
+            message = f"segment {location.slot.segment} ends {size - count} bytes before the frame does"
+            return CorruptFrameError(message, tier=self._tier, key=request.key)
+        return count
+
+    def _write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        results: list[WriteResult] = [None] * len(requests)
+        placed: dict[int, Location] = {}
+        for number, request in enumerate(requests):
+            try:
+                placed[number] = self._place(request)
+            except OSError as error:
+                results[number] = self._error(error, "cannot write", request.key)
+        try:
+            if self._home.sync:
+                self._segments.sync({location.slot.segment for location in placed.values()})
+            self._commit([Record(RecordKind.PUT, requests[number].key, *placed[number]) for number in placed])
+        except OSError as error:
+            for number, location in placed.items():
+                results[number] = self._error(error, "cannot write", requests[number].key)
+                self._free(location.slot)
+        return results
+
+    def _place(self, request: WriteRequest) -> Location:
+        """Put a frame into a free slot; nobody can see it there yet."""
+        size = len(request.frame)
+        if self._log.broken:
+            raise BackendError(self._log.broken)
+        if not 0 < len(request.key) <= KEY_BYTES_MAX:
+            raise BackendError(f"a key of {len(request.key)} bytes: 1 to {KEY_BYTES_MAX} are possible")
+        if size > self._home.slot_bytes:
+            raise BackendError(f"a frame of {size} bytes: slots of this namespace have {self._home.slot_bytes}")
+        slot = self._take_slot()
+        try:
+            self._segments.write(slot, request.frame)
+        except OSError:
+            self._free(slot)
+            raise
+        return Location(slot, size)
+
+    def _take_slot(self) -> Slot:
+        with self._table_lock:
+            slot = self._slots.take()
+        if slot is not None:
+            return slot
+        with self._grow_lock:
+            with self._table_lock:
+                slot = self._slots.take()
+            if slot is not None:
+                return slot
+            grown = self._segments.grow()
+            if grown is None:
+                raise OutOfSpaceError("capacity_bytes or min_free_bytes is reached and no slot is free")
+            with self._table_lock:
+                self._slots.add_segment(*grown)
+                slot = self._slots.take()
+            assert slot is not None, "a new segment has slots, and nobody else saw it"
+            return slot
+
+    def _free(self, slot: Slot) -> None:
+        with self._table_lock:
+            self._slots.free(slot)
+
+    def _commit(self, records: list[Record]) -> None:
+        """Make records durable, then true."""
+        if not records:
+            return
+        with self._commit_lock:
+            self._log.append(records)
+            with self._table_lock:
+                for record in records:
+                    self._apply(record)
+            if self._log.records > self._compact_after and mostly_dead(self._log.records, len(self._entries)):
+                self._compact()
+
+    def _apply(self, record: Record) -> None:
+        old = self._entries.pop(record.key, None)
+        if old is not None:
+            self._slots.free(old.slot)
+        if record.kind is RecordKind.PUT:
+            self._entries[record.key] = Location(record.slot, record.frame_bytes)
+
+    def _compact(self) -> None:
+        """Replace the log by a shorter one. Only writers wait: the table changes under ``_commit_lock`` alone."""
+        home = self._home
+        try:
+            log = IndexLog.create(home.directory, home.identity, put_records(self._entries), sync=home.sync)
+        except OSError as error:
+            # The old log still serves; try again when it has doubled.
+            self._compact_after = 2 * self._log.records
+            logger.warning("tier %s: the index log could not be compacted: %s", self._tier, error)
+            return
+        self._log.close()
+        self._log = log
+        self._compact_after = COMPACT_RECORDS_MIN
+
+    def _release(self) -> None:
+        self._log.close()
+        self._home.release()
+
+    def _error(self, error: OSError, what: str, key: Key) -> TierKVError:
+        return as_tier_error(error, f"{what} in {self._home.directory}", tier=self._tier, key=key)

@@ -8,6 +8,7 @@ documented in docs/format.md, and tested against a golden file.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,7 @@ KEY_BYTES_MAX = 104
 GROW_BYTES = 1 << 20
 CHECKSUM_BYTES = 8
 _READ_BYTES = 1 << 22
+_WRITE_BYTES = 1 << 15
 
 _RECORD = struct.Struct("<QBBHIII104s")
 _HEADER = struct.Struct("<Q8sIIQ16s80x")
@@ -147,7 +149,8 @@ class IndexLog:
         temporary = directory / TEMPORARY_NAME
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            with os.fdopen(os.dup(fd), "wb", buffering=_READ_BYTES) as file:
+            # Small writes: each gives other threads a chance at the interpreter while a long log is rewritten.
+            with os.fdopen(os.dup(fd), "wb", buffering=_WRITE_BYTES) as file:
                 file.write(encode_header(identity))
                 for record in records:
                     file.write(encode_record(record, identity.seed))
@@ -156,11 +159,15 @@ class IndexLog:
             log._make_room(0)
             os.fsync(fd)
             temporary.rename(directory / LOG_NAME)
-            sync_directory(directory)
         except OSError:
             os.close(fd)
             temporary.unlink(missing_ok=True)
             raise
+        try:
+            sync_directory(directory)
+        except OSError as error:
+            # The new file is in place, but a power cut could bring the old one back: nothing may be added to either.
+            log._broken = f"the index log could not be replaced: {error}; reopen the tier"
         return log
 
     @classmethod
@@ -170,6 +177,11 @@ class IndexLog:
         if health.torn_bytes:
             os.ftruncate(fd, end)
         return cls(fd, identity, end, sync=sync)
+
+    @property
+    def broken(self) -> str:
+        """Why the log takes no more appends; empty while it does."""
+        return self._broken
 
     @property
     def records(self) -> int:
@@ -184,7 +196,7 @@ class IndexLog:
                 more until the tier is opened again.
         """
         if self._broken:
-            raise OSError(self._broken)
+            raise OSError(errno.EIO, self._broken)
         seed = self._identity.seed
         data = b"".join(encode_record(record, seed) for record in records)
         try:

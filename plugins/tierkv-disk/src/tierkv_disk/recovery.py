@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -31,18 +32,20 @@ Entries = dict[Key, Location]
 class Recovery:
     """What an opening found.
 
+    log_missing: there are segment files without a log; nothing in them can be found again.
     entries_lost: keys whose segment file is missing or too short, or whose slot a later frame took over.
     rewritten: the log was replaced by a clean one.
     """
 
     log: LogHealth = field(default_factory=LogHealth)
+    log_missing: bool = False
     entries_lost: int = 0
     rewritten: bool = False
 
     @property
     def lossless(self) -> bool:
         """Whether all is as a crash at worst leaves it."""
-        return self.log.header_ok and not self.log.damaged and not self.entries_lost
+        return self.log.header_ok and not self.log.damaged and not self.entries_lost and not self.log_missing
 
 
 def mostly_dead(records: int, live: int) -> bool:
@@ -50,9 +53,9 @@ def mostly_dead(records: int, live: int) -> bool:
     return records > COMPACT_RECORDS_MIN and records > 2 * live
 
 
-def put_records(entries: Entries) -> list[Record]:
+def put_records(entries: Entries) -> Iterator[Record]:
     """The shortest log that says the same."""
-    return [Record(RecordKind.PUT, key, slot, frame_bytes) for key, (slot, frame_bytes) in entries.items()]
+    return (Record(RecordKind.PUT, key, slot, frame_bytes) for key, (slot, frame_bytes) in entries.items())
 
 
 def recover(
@@ -68,6 +71,7 @@ def recover(
     try:
         fd = os.open(directory / LOG_NAME, os.O_RDWR)
     except FileNotFoundError:
+        report.log_missing = bool(slots_of)
         log = IndexLog.create(directory, identity, [], sync=sync)
         return {}, _slot_table(segments, {}), log, report
     try:

@@ -1,0 +1,70 @@
+"""Local disk tier for tierkv: preallocated segment files, O_DIRECT, and an index log that survives kill -9.
+
+Importing this registers nothing by itself: tierkv finds the module through its entry point and calls the hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tierkv.abc import BackendContext, BackendPlugin, Capabilities
+from tierkv.errors import ConfigError, TierKVError
+from tierkv.hookspecs import hookimpl
+from tierkv_disk.backend import DiskBackend
+from tierkv_disk.check import check
+from tierkv_disk.failures import as_tier_error
+from tierkv_disk.home import enter_home
+from tierkv_disk.options import DiskOptions
+
+__all__ = ["PLUGIN", "TIERKV_SPI", "DiskBackend", "DiskOptions", "open_backend", "tierkv_backends"]
+
+TIERKV_SPI = 1
+
+CAPABILITIES = Capabilities(
+    durable=True,
+    authoritative_index=True,
+    scan=True,
+    alignment=4096,
+    preferred_batch=8,
+    preferred_concurrency=2,
+)
+
+
+def open_backend(context: BackendContext, options: DiskOptions) -> DiskBackend:
+    """Open the disk tier of a namespace.
+
+    Raises:
+        ConfigError: capacity or options cannot work.
+        BackendError: the place cannot be used, is somebody else's, or is in use; the message says which and what to do.
+    """
+    try:
+        home = enter_home(context, options)
+        try:
+            return DiskBackend(home)
+        except OSError:
+            home.release()
+            raise
+    except ConfigError as error:
+        error.tier = context.tier
+        raise
+    except OSError as error:
+        what = f"cannot open the disk tier in {options.path} (`path` must be a directory that this user may write)"
+        failure = as_tier_error(error, what, tier=context.tier)
+        failure.tier = context.tier
+        raise failure from error
+
+
+PLUGIN = BackendPlugin(
+    name="disk",
+    summary="local disk: preallocated segment files, O_DIRECT, crash-safe index",
+    options=DiskOptions,
+    capabilities=CAPABILITIES,
+    open=open_backend,
+    check=check,
+)
+
+
+@hookimpl
+def tierkv_backends() -> Iterable[BackendPlugin]:
+    """Register the backend ``disk``."""
+    return [PLUGIN]

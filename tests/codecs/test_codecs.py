@@ -1,0 +1,135 @@
+"""The codecs that come with tierkv."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tierkv.abc.codec import Codec
+from tierkv.codecs import CODEC_PLUGINS
+from tierkv.codecs.frame import CODEC_BYTES_MAX, NO_CODEC
+from tierkv.codecs.none import NoneCodec
+from tierkv.codecs.zstd import ZstdCodec
+from tierkv.errors import CorruptFrameError
+
+# Random bytes, runs and their mix: what shrinks, what does not, and what is in between.
+payloads = st.lists(
+    st.one_of(st.binary(max_size=200), st.builds(lambda b, n: bytes([b]) * n, st.integers(0, 255), st.integers(0, 9000))),
+    max_size=8,
+).map(b"".join)
+
+
+@pytest.mark.parametrize("plugin", CODEC_PLUGINS, ids=lambda plugin: plugin.name)
+@settings(max_examples=60)
+@given(raw=payloads)
+def test_round_trip(plugin: object, raw: bytes) -> None:
+    """Whatever a codec shortens must come back byte for byte; what it does not shorten it must decline."""
+    codec: Codec = plugin.open()  # type: ignore[attr-defined]
+    out = memoryview(bytearray(len(raw)))
+    written = codec.encode(memoryview(raw), out)
+    if written is None:
+        return
+    assert 0 < written < len(raw)
+    back = bytearray(len(raw))
+    codec.decode(out[:written], memoryview(back))
+    assert bytes(back) == raw
+
+
+def test_zstd_shrinks_what_can_be_shrunk() -> None:
+    """Without this the round trip above would pass for a codec that always declines."""
+    raw = b"key value " * 10_000
+    written = ZstdCodec().encode(memoryview(raw), memoryview(bytearray(len(raw))))
+    assert written is not None
+    assert written < len(raw) // 10
+
+
+def test_zstd_declines_random_bytes() -> None:
+    """Stored longer than raw would not fit the slot, and would cost time for nothing."""
+    raw = random.Random(1).randbytes(100_000)
+    assert ZstdCodec().encode(memoryview(raw), memoryview(bytearray(len(raw)))) is None
+
+
+def test_none_declines() -> None:
+    """Its frames are raw, and are read in place."""
+    assert NoneCodec().encode(memoryview(b"abc"), memoryview(bytearray(3))) is None
+
+
+def test_none_decodes_an_exact_copy_only() -> None:
+    """The interface asks every codec to refuse a wrong length."""
+    out = bytearray(3)
+    NoneCodec().decode(memoryview(b"abc"), memoryview(out))
+    assert out == b"abc"
+    with pytest.raises(CorruptFrameError):
+        NoneCodec().decode(memoryview(b"ab"), memoryview(out))
+
+
+@pytest.mark.parametrize("length", [0, 999, 1001])
+def test_zstd_decode_wants_the_exact_length(length: int) -> None:
+    """A frame whose header lies about its length must not leave old bytes at the end of the slot."""
+    stored = zstandard.compress(b"a" * 1000)
+    with pytest.raises(CorruptFrameError, match="1000"):
+        ZstdCodec().decode(memoryview(stored), memoryview(bytearray(length)))
+
+
+@given(cut=st.integers(0, 60))
+def test_zstd_decode_refuses_cut_data(cut: int) -> None:
+    """Half a zstd frame is no payload."""
+    stored = zstandard.compress(random.Random(2).randbytes(64) * 40)
+    with pytest.raises(CorruptFrameError):
+        ZstdCodec().decode(memoryview(stored)[:cut], memoryview(bytearray(64 * 40)))
+
+
+@given(junk=st.binary(max_size=300))
+def test_zstd_decode_survives_anything(junk: bytes) -> None:
+    """The library's own errors must not escape: the tier knows CorruptFrameError only."""
+    with pytest.raises(CorruptFrameError):
+        ZstdCodec().decode(memoryview(junk), memoryview(bytearray(1000)))
+
+
+def test_zstd_without_content_size_is_refused() -> None:
+    """A foreign writer's frame whose length is not stated could be anything."""
+    stored = zstandard.ZstdCompressor(write_content_size=False).compress(b"a" * 1000)
+    with pytest.raises(CorruptFrameError):
+        ZstdCodec().decode(memoryview(stored), memoryview(bytearray(1000)))
+
+
+def test_zstd_contexts_belong_to_threads() -> None:
+    """One context used by two threads at once corrupts data; one per call costs more than the compression."""
+    made: list[int] = []
+
+    def make() -> zstandard.ZstdCompressor:
+        made.append(threading.get_ident())
+        return zstandard.ZstdCompressor(level=1, write_content_size=True)
+
+    codec = ZstdCodec(compressor=make)
+    errors: list[str] = []
+
+    def work(seed: int) -> None:
+        raw = random.Random(seed).randbytes(300) * 400
+        for _ in range(20):
+            out, back = memoryview(bytearray(len(raw))), bytearray(len(raw))
+            written = codec.encode(memoryview(raw), out)
+            codec.decode(out[: written or 0], memoryview(back))
+            if back != raw:
+                errors.append("different bytes came back")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(made) == 3
+
+
+def test_names_fit_a_header() -> None:
+    """A name that is too long would be found out at the first store, in production."""
+    names = [plugin.name for plugin in CODEC_PLUGINS]
+    assert names[0] == NO_CODEC
+    assert all(name.isascii() and len(name) <= CODEC_BYTES_MAX for name in names)
+    assert not any(plugin.lossy for plugin in CODEC_PLUGINS)

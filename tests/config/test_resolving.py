@@ -1,0 +1,127 @@
+"""A description meets the installed plugins."""
+
+from __future__ import annotations
+
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tierkv.config import parse_config, resolve
+from tierkv.errors import ConfigError
+from tierkv.plugins import EntryPoint, PluginRegistry, load_plugins
+
+DISK = {"backend": "disk", "path": "/x", "capacity": "1GiB"}
+
+
+def stack(*tiers: dict[str, Any], **host: object) -> Any:
+    """A stack with these tiers."""
+    return parse_config({"host": {"capacity": "1GiB", **host}, "tiers": tiers})
+
+
+def complaints(registry: PluginRegistry, *tiers: dict[str, Any], **host: object) -> list[str]:
+    """What is said about these tiers, without the name of the source."""
+    with pytest.raises(ConfigError) as caught:
+        resolve(stack(*tiers, **host), registry, "s.toml")
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith("s.toml: ") for line in lines)
+    return [line.removeprefix("s.toml: ") for line in lines]
+
+
+def test_names_become_plugins(registry: PluginRegistry) -> None:
+    """What opens a stack must not look anything up again, nor find it missing."""
+    resolved = resolve(stack({**DISK, "codec": "zstd"}, {"backend": "bucket", "io_threads": 1}), registry)
+    disk, bucket = resolved.tiers
+    assert resolved.host_policy.name == "lru"
+    assert (disk.backend.name, disk.codec.name, disk.policy.name) == ("disk", "zstd", "lru")
+    assert disk.options.path == Path("/x")
+    assert disk.config.capacity == 2**30
+    assert disk.io_threads == disk.backend.capabilities.preferred_concurrency
+    assert (bucket.backend.name, bucket.io_threads) == ("bucket", 1)
+
+
+@pytest.mark.parametrize(
+    ("tier", "says"),
+    [
+        ({**DISK, "backend": "dsk"}, "tiers[0].backend = \"dsk\": unknown backend 'dsk'; did you mean 'disk'?; installed: archive, bucket, disk; if a plugin provides it: pip install tierkv-dsk"),
+        ({**DISK, "backend": "Disk"}, "tiers[0].backend = \"Disk\": unknown backend 'Disk'; did you mean 'disk'?"),
+        ({"backend": "Mem_cached"}, "tiers[0].backend = \"Mem_cached\": unknown backend 'Mem_cached'; installed: archive, bucket, disk; if a plugin provides it: pip install tierkv-mem-cached"),
+        ({**DISK, "codec": "zstdd"}, "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?; installed: fp8, none, zstd"),
+        ({**DISK, "policy": "lur"}, "tiers[0].policy = \"lur\": unknown policy 'lur'; did you mean 'lru'?"),
+        ({**DISK, "codec": "fp8"}, "tiers[0].codec = \"fp8\": is lossy: bytes would not come back as they were; lossless codecs: none, zstd"),
+        ({"backend": "disk", "path": "/x"}, "tiers[0].capacity: missing; backend 'disk' needs to know how much it may hold, such as capacity = \"100GiB\""),
+        ({"backend": "bucket", "capacity": "1GiB"}, "tiers[0].capacity = 1073741824: backend 'bucket' is shared with other processes"),
+        ({"backend": "archive"}, "tiers[0].write = \"through\": backend 'archive' never writes; write = \"read_only\""),
+        ({**DISK, "io_threads": 99}, "tiers[0].io_threads = 99: backend 'disk' takes at most 2 calls at once"),
+        ({**DISK, "pth": "/y"}, "tiers[0].pth = \"/y\": unknown key; did you mean 'path'?"),
+        ({**DISK, "depth": 9}, "tiers[0]: backend 'disk' refuses its options: depth is at most 8"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_mismatch_is_told(registry: PluginRegistry, tier: dict[str, Any], says: str) -> None:
+    """What only the plugins know must be wrong before anything starts, not at three in the morning."""
+    (line,) = complaints(registry, tier)
+    assert line.startswith(says)
+
+
+def test_an_unknown_policy_of_the_host_tier(registry: PluginRegistry) -> None:
+    """The host tier names a plugin, too."""
+    (line,) = complaints(registry, policy="fifo")
+    assert line == "host.policy = \"fifo\": unknown policy 'fifo'; installed: lru"
+
+
+def test_problems_of_all_tiers_are_told_at_once(registry: PluginRegistry) -> None:
+    """One bad tier must not hide the next; an unknown backend must not hide a bad codec."""
+    lines = complaints(
+        registry,
+        {"backend": "dsk", "codec": "gzip"},
+        {"backend": "disk", "io_threads": 99, "depth": "x"},
+        {"backend": "archive", "name": "old"},
+        policy="fifo",
+    )
+    assert [line.partition(" ")[0].strip(":") for line in lines] == [
+        "host.policy",
+        "tiers[0].codec",
+        "tiers[0].backend",
+        "tiers[1].capacity",
+        "tiers[1].io_threads",
+        "tiers[1].depth",
+        "tiers[1].path",
+        "tiers[2].write",
+    ]
+
+
+def test_a_read_only_backend_that_is_read_only(registry: PluginRegistry) -> None:
+    """The fix that the message proposes must work."""
+    resolved = resolve(stack({"backend": "archive", "write": "read_only"}), registry)
+    assert resolved.tiers[0].config.write == "read_only"
+
+
+class TestBrokenPlugins:
+    """A broken plugin stops the stack that names it, and no other."""
+
+    BROKEN = EntryPoint("lame", "no_such_module_of_tierkv", "tierkv")
+
+    def test_the_stack_that_asks_for_it_hears_its_error(self) -> None:
+        """`unknown backend` would send the user to install what is installed."""
+        registry = load_plugins(entry_points=lambda group: [self.BROKEN])
+        (line,) = complaints(registry, {"backend": "lame"})
+        assert line.startswith("tiers[0].backend = \"lame\": backend 'lame': its plugin lame (no_such_module_of_tierkv)")
+        assert "is broken: ModuleNotFoundError: No module named 'no_such_module_of_tierkv'" in line
+
+    def test_a_stack_without_it_runs(self) -> None:
+        """One bad upgrade must not take down every service of a machine."""
+        registry = load_plugins(entry_points=lambda group: [self.BROKEN])
+        assert resolve(stack(), registry).host_policy.name == "lru"
+
+    def test_an_unknown_name_mentions_that_some_plugin_is_broken(self) -> None:
+        """A plugin may register names other than its own; the missing one may be there."""
+        registry = load_plugins(entry_points=lambda group: [self.BROKEN])
+        (line,) = complaints(registry, {"backend": "zig"})
+        assert line.endswith("installed but broken: lame (`tierkv plugins` says why)")
+
+    def test_options_that_only_their_author_can_mend(self, make_backend: Any, make_registry: Any) -> None:
+        """The dataclass is looked at when a stack needs it; the fault is told with the backend's name."""
+        odd = make_backend("odd", make_dataclass("Odd", [("name", str)]), bounded=False)
+        (line,) = complaints(make_registry(odd), {"backend": "odd"})
+        assert line.endswith("backend 'odd' declares options that every tier has: name")

@@ -1,0 +1,264 @@
+"""What the tests of the reference engine share: a small model, expected tokens, and a connector to drive it against."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.keys import Key, make_key
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
+
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The cores are shared with other tests; and equality is promised for one number of threads."""
+    torch = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def expected() -> Callable[..., list[int]]:
+    """The tokens that a model gives to a prompt: alone, in one piece, with nothing cached."""
+    reference = importlib.import_module("tierkv.reference")
+    known: dict[Any, list[int]] = {}
+
+    def tokens(model: Any, prompt: Sequence[int], count: int, *, block_tokens: int = 4) -> list[int]:
+        key = (model, tuple(prompt), count, block_tokens)
+        if key not in known:
+            config = reference.EngineConfig(
+                model=model,
+                num_blocks=2 + (len(prompt) + count) // block_tokens,
+                block_tokens=block_tokens,
+                max_batched_tokens=len(prompt),
+                prefix_caching=False,
+            )
+            known[key] = reference.Engine(config).generate([prompt], count)[0].output_tokens
+        return known[key]
+
+    return tokens
+
+
+@dataclass
+class HostWorker:
+    """Copies whole pages between the pool and a dict, late: loads are garbage until the step in which they end."""
+
+    load_steps: int
+    fails: Callable[[Key], bool]
+    calls: list[tuple[Any, ...]]
+    caches: list[list[Any]] = field(default_factory=list)
+    host: dict[Key, list[Any]] = field(default_factory=dict)
+    queued: list[TransferJob] = field(default_factory=list)
+    loads: dict[int, tuple[TransferJob, int]] = field(default_factory=dict)
+    stored: dict[int, int] = field(default_factory=dict)
+
+    def register_kv_caches(self, caches: Sequence[Sequence[Any]]) -> None:
+        self.calls.append(("register_kv_caches",))
+        self.caches = [list(group) for group in caches]
+
+    def start_step(self, meta: ConnectorMeta) -> None:
+        self.calls.append(("start_step", meta))
+        for job in self.queued:
+            for key, group, block_id in zip(job.keys, job.chunk_groups, job.block_ids, strict=True):
+                self.host[key] = [tensor[block_id].clone() for tensor in self.caches[group]]
+            self.stored[job.job_id] = 1
+        self.queued.clear()
+        for job in meta.loads:
+            for group, block_id in zip(job.chunk_groups, job.block_ids, strict=True):
+                for tensor in self.caches[group]:
+                    tensor[block_id].fill_(float("nan"))
+            self.loads[job.job_id] = (job, self.load_steps)
+
+    def queue_stores(self, meta: ConnectorMeta) -> None:
+        self.calls.append(("queue_stores", meta))
+        self.queued += meta.stores
+
+    def get_finished(self) -> WorkerOutput:
+        self.calls.append(("get_finished",))
+        finished, self.stored = dict(self.stored), {}
+        failed: dict[int, frozenset[Key]] = {}
+        for job_id, (job, steps) in list(self.loads.items()):
+            self.loads[job_id] = (job, steps - 1)
+            if steps > 1:
+                continue
+            del self.loads[job_id]
+            bad = frozenset(key for key in job.keys if self.fails(key))
+            for key, group, block_id in zip(job.keys, job.chunk_groups, job.block_ids, strict=True):
+                if key not in bad:
+                    for tensor, page in zip(self.caches[group], self.host[key], strict=True):
+                        tensor[block_id] = page
+            finished[job_id] = 1
+            failed[job_id] = bad
+        return WorkerOutput(finished, failed)
+
+
+class HostConnector:
+    """Keeps blocks in host memory, and holds the engine to the protocol while it does.
+
+    It is no tierkv: it has no tiers, no bounds and no chunks. It stands for any connector, so that the engine's side of
+    the protocol is tested by itself: it defers each lookup ``deferrals`` times, lets loads take ``load_steps`` steps in
+    which their blocks hold NaN, and fails the keys that ``fails`` says. ``calls`` is the story.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_tokens: int = 4,
+        deferrals: int = 0,
+        load_steps: int = 1,
+        fails: Callable[[Key], bool] = lambda key: False,
+    ) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.worker = HostWorker(load_steps, fails, self.calls)
+        self.deferrals = deferrals
+        self.live_jobs: dict[int, TransferJob] = {}
+        self.preempted: list[str] = []
+        self._block_tokens = block_tokens
+        self._requests: dict[str, Request] = {}
+        self._asked: dict[str, int] = {}
+        self._local: dict[str, int] = {}
+        self._tables: dict[str, list[list[int]]] = {}
+        self._num_stored: dict[str, int] = {}
+        self._new_loads: list[TransferJob] = []
+        self._num_jobs = 0
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Request) -> None:
+        self.calls.append(("on_new_request", request.request_id))
+        self._requests[request.request_id] = request
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        name = request.request_id
+        assert name in self._requests, "asked about a request that never arrived, or is over"
+        self._asked[name] = self._asked.get(name, 0) + 1
+        if self._asked[name] <= self.deferrals:
+            self.calls.append(("get_num_new_matched_tokens", name, num_computed_tokens, None))
+            return None, False
+        self._local[name] = first = num_computed_tokens // self._block_tokens
+        count = 0
+        for block_hash in request.block_hashes[first:]:
+            if not all(make_key(block_hash, group) in self.worker.host for group in self.groups):
+                break
+            count += 1
+        tokens = count * self._block_tokens
+        self.calls.append(("get_num_new_matched_tokens", name, num_computed_tokens, tokens))
+        return tokens, bool(tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
+        name, first = request.request_id, self._local[request.request_id]
+        self.calls.append(("update_state_after_alloc", name, num_external_tokens))
+        self._asked[name] = 0
+        self._tables[name] = [[] for _ in self.groups]
+        end = first + num_external_tokens // self._block_tokens
+        self._num_stored[name] = end
+        for table in blocks:
+            assert all(block.block_hash is not None for block in table[:first]), "local blocks are computed"
+            assert all(block.block_hash is None and not block.is_null for block in table[first:])
+            assert len(table) >= end
+        if num_external_tokens:
+            ids = [[block.block_id for block in table[first:end]] for table in blocks]
+            self._new_loads.append(self._job(request, first, ids, is_store=False))
+
+    def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
+        self.preempted += step.preempted
+        for name in step.preempted:
+            self._tables[name] = [[] for _ in self.groups]
+        for name in step.finished:
+            assert name not in self._requests, "told as finished without request_finished"
+        being_loaded = {i for job in self.live_jobs.values() if not job.is_store for i in job.block_ids}
+        stores = []
+        for entry in step.scheduled:
+            table = self._tables[entry.request_id]
+            assert entry.replaces_table == (not table[0]), "the whole table, exactly when we know of none"
+            for ids, more in zip(table, entry.block_ids, strict=True):
+                ids += more
+                assert not being_loaded.intersection(ids), "computed in blocks that a load writes"
+            full = (entry.num_computed_tokens + entry.num_scheduled_tokens) // self._block_tokens
+            first = self._num_stored[entry.request_id]
+            if full > first:
+                request = self._requests[entry.request_id]
+                stores.append(self._job(request, first, [ids[first:full] for ids in table], is_store=True))
+                self._num_stored[entry.request_id] = full
+        meta = ConnectorMeta(tuple(self._new_loads), tuple(stores))
+        self._new_loads.clear()
+        self.calls.append(("build_connector_meta", step))
+        return meta
+
+    def update_connector_output(self, output: WorkerOutput) -> LoadReport:
+        self.calls.append(("update_connector_output", output))
+        names, invalid = set(), set()
+        for job_id in output.finished:
+            job = self.live_jobs.pop(job_id)
+            if not job.is_store:
+                names.add(job.request_id)
+                bad = output.failed_keys[job_id]
+                invalid |= {i for key, i in zip(job.keys, job.block_ids, strict=True) if key in bad}
+                if bad:
+                    self._num_stored[job.request_id] = 0
+        return LoadReport(frozenset(names), frozenset(invalid))
+
+    def request_finished(self, request: Request, block_ids: tuple[tuple[int, ...], ...]) -> tuple[bool, None]:
+        self.calls.append(("request_finished", request.request_id, block_ids))
+        assert len(block_ids) == len(self.groups)
+        del self._requests[request.request_id]
+        return False, None
+
+    def take_events(self) -> list[Any]:
+        self.calls.append(("take_events",))
+        return []
+
+    def reset_cache(self) -> None:
+        self.calls.append(("reset_cache",))
+        self.worker.host.clear()
+
+    def has_pending_work(self) -> bool:
+        return bool(self.live_jobs)
+
+    # -- for tests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> range:
+        return range(len(self.worker.caches))
+
+    def told(self, *names: str) -> list[tuple[Any, ...]]:
+        """The calls of these names, in order."""
+        return [call for call in self.calls if call[0] in names]
+
+    def steps(self) -> list[StepOutput]:
+        """What each step was said to be."""
+        return [call[1] for call in self.told("build_connector_meta")]
+
+    def _job(self, request: Request, first: int, ids: list[list[int]], *, is_store: bool) -> TransferJob:
+        hashes = request.block_hashes[first : first + len(ids[0])]
+        keys = tuple(make_key(block_hash, group) for group in self.groups for block_hash in hashes)
+        job = TransferJob(
+            job_id=self._num_jobs,
+            request_id=request.request_id,
+            is_store=is_store,
+            keys=keys,
+            slots=(),
+            chunk_groups=tuple(group for group in self.groups for _ in hashes),
+            block_ids=tuple(i for group in ids for i in group),
+            group_sizes=tuple(len(group) for group in ids),
+            block_indices=tuple(first for _ in ids),
+        )
+        self._num_jobs += 1
+        self.live_jobs[job.job_id] = job
+        return job
+
+
+@pytest.fixture
+def host_connector() -> type[HostConnector]:
+    """A class, so that a test chooses how its connector behaves."""
+    return HostConnector

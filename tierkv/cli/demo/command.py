@@ -1,0 +1,172 @@
+"""The command: three processes one after the other, then the comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tierkv.cli.demo.processes import run_in_new_process
+from tierkv.cli.demo.report import DemoReport
+from tierkv.cli.demo.workload import WorkloadConfig, make_conversations
+from tierkv.cli.output import print_json
+from tierkv.config.loading import default_mapping, parse_config
+from tierkv.config.reading import read_mapping
+from tierkv.config.resolving import resolve
+from tierkv.plugins import load_plugins
+from tierkv.reference.configs import EngineConfig, ModelConfig
+
+ENGINE = EngineConfig(
+    model=ModelConfig(
+        layers=4, heads=8, kv_heads=4, head_dim=32, hidden=256, intermediate=512, vocab=512, dtype="float32"
+    ),
+    num_blocks=96,
+    block_tokens=16,
+    max_batched_tokens=256,
+    max_running=4,
+)
+"""A pool of 1,520 tokens: about three conversations of the ten fit."""
+
+WORKLOAD = WorkloadConfig()
+
+
+@click.command()
+@click.option(
+    "--stack",
+    "stack_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Use this stack instead of the built-in one (host, disk, objects).",
+)
+@click.option(
+    "--object-url",
+    metavar="URL",
+    help="Where the built-in stack keeps objects, such as s3://bucket/prefix. Default: a local directory.",
+)
+@click.option(
+    "--workdir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Keep the tiers of the built-in stack here. Default: a temporary directory, removed at the end.",
+)
+@click.option(
+    "--conversations",
+    type=click.IntRange(1, 1000),
+    default=WORKLOAD.conversations,
+    show_default=True,
+    help="How many users.",
+)
+@click.option("--seed", type=int, default=WORKLOAD.seed, show_default=True, help="Of the conversations.")
+@click.option("--corrupt", is_flag=True, help="Flip bytes at rest before the conversations return.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def demo(  # noqa: PLR0913 - one argument per option
+    *,
+    stack_file: Path | None,
+    object_url: str | None,
+    workdir: Path | None,
+    conversations: int,
+    seed: int,
+    corrupt: bool,
+    as_json: bool,
+) -> None:
+    r"""Serve conversations through a stack, go on with them in a new process, and compare every token.
+
+    A small model serves several turns of conversations that share system prompts. GPU pool and host tier are too
+    small for them, so chunks move down through every tier. Then a new process with an empty engine takes up all
+    conversations: what they had is loaded and not computed. Every token is compared with a run without tierkv.
+
+    Exit code 0: all equal. 1: something differs. 2: the stack cannot be used.
+
+    \b
+    Examples:
+      tierkv demo
+      tierkv demo --corrupt                     damage at rest is refused and recomputed
+      tierkv demo --object-url s3://my-bucket/demo
+      tierkv demo --stack lmdb.toml --json
+    """  # fmt: skip
+    if stack_file is not None and (object_url is not None or workdir is not None):
+        raise click.UsageError("--stack brings its own places: leave out --object-url and --workdir")
+    with _directory(workdir) as place:
+        stack = _stack(stack_file, place, object_url)
+        workload = replace(WORKLOAD, conversations=conversations, seed=seed)
+        report = _run(stack, workload, corrupt=corrupt)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        report.print()
+    sys.exit(1 if report.problems else 0)
+
+
+@contextlib.contextmanager
+def _directory(workdir: Path | None) -> Iterator[Path]:
+    if workdir is not None:
+        workdir.mkdir(parents=True, exist_ok=True)
+        yield workdir.resolve()
+        return
+    place = Path(tempfile.mkdtemp(prefix="tierkv-demo-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _stack(stack_file: Path | None, place: Path, object_url: str | None) -> dict[str, Any]:
+    """The stack as plain values, validated before any process starts."""
+    described = dict(read_mapping(stack_file)) if stack_file is not None else default_mapping(place)
+    if object_url is not None:
+        described["tiers"][-1]["url"] = object_url
+    source = str(stack_file or "the built-in stack")
+    resolve(parse_config(described, source), load_plugins(), source)
+    return described
+
+
+def _run(stack: dict[str, Any], workload: WorkloadConfig, *, corrupt: bool) -> DemoReport:
+    from tierkv.cli.demo.damage import corrupt_at_rest  # noqa: PLC0415 - heavy, and after --help
+    from tierkv.cli.demo.serving import Phase, PhaseResult  # noqa: PLC0415
+
+    talks, before = workload.conversations, tuple(range(workload.turns))
+    bars = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bars:
+        rows = {
+            "plain": bars.add_task("without tierkv", total=talks * (workload.turns + 1)),
+            "fill": bars.add_task("with tierkv: fill the tiers", total=talks * workload.turns),
+            "again": bars.add_task("new process: conversations return", total=talks),
+        }
+
+        def run(row: str, *phases: Phase) -> list[PhaseResult]:
+            results, done = [], 0
+            for phase in phases:
+                results.append(
+                    run_in_new_process(phase, lambda n, base=done: bars.update(rows[row], completed=base + n))
+                )
+                done += len(results[-1].served)
+            return results
+
+        def phase(name: str, **fields: Any) -> Phase:  # noqa: ANN401 - fields of Phase
+            fields.setdefault("conversations", make_conversations(workload))
+            return Phase(name=name, engine=ENGINE, answer_tokens=workload.answer_tokens, **fields)
+
+        (plain,) = run("plain", phase("plain", turns=before))
+        (cold,) = run(
+            "plain", phase("cold", turns=(workload.turns,), conversations=plain.conversations, one_by_one=True)
+        )
+        plain.served += cold.served
+        (fill,) = run("fill", phase("fill", turns=before, stack=stack))
+        damaged = corrupt_at_rest(stack, ENGINE.engine_spec(), fill.keys_at_rest) if corrupt else 0
+        (again,) = run(
+            "again",
+            phase("again", turns=(workload.turns,), conversations=fill.conversations, one_by_one=True, stack=stack),
+        )
+    return DemoReport(plain, fill, again, damaged, corrupt)

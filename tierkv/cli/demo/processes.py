@@ -1,0 +1,60 @@
+"""Running a phase in a new process, with its progress and its errors brought back."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from tierkv.errors import TierKVError
+
+if TYPE_CHECKING:
+    from tierkv.cli.demo.serving import Phase, PhaseResult
+
+
+class PhaseFailedError(TierKVError):
+    """A phase of the demo ended without a result."""
+
+
+def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseResult:
+    """Run ``phase`` in a process that shares no memory with any other, and wait for it.
+
+    Raises:
+        PhaseFailedError: the phase raised, or its process died; says how.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_child, args=(phase, theirs), name=f"tierkv-demo-{phase.name}")
+    process.start()
+    theirs.close()
+    result: Any = None
+    try:
+        while result is None:
+            kind, value = ours.recv()
+            if kind == "progress":
+                progress(value)
+            elif kind == "error":
+                raise PhaseFailedError(value)
+            else:
+                result = value
+    except EOFError:
+        process.join()
+        raise PhaseFailedError(f"the process of phase {phase.name!r} died with exit code {process.exitcode}") from None
+    finally:
+        ours.close()
+        process.join(timeout=60)
+        if process.is_alive():
+            process.kill()
+    return result
+
+
+def _child(phase: Phase, parent: Connection) -> None:
+    from tierkv.cli.demo.serving import run_phase  # noqa: PLC0415 - torch, and only in the child
+
+    try:
+        parent.send(("result", run_phase(phase, lambda done: parent.send(("progress", done)))))
+    except TierKVError as error:
+        parent.send(("error", str(error)))
+    finally:
+        parent.close()

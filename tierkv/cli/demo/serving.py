@@ -1,0 +1,151 @@
+"""What one process of the demo does: an engine, with a stack or without, serves turns of the conversations.
+
+Each phase runs in a process of its own, so that nothing but the lower tiers can carry bytes from one to the next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tierkv.assembly import open_stack
+from tierkv.cli.demo.workload import Conversation
+from tierkv.reference.configs import EngineConfig
+from tierkv.reference.engine import Engine
+from tierkv.stack import Stack
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+
+Progress = Callable[[int], None]
+"""Called with the number of requests done so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One process' work: serve ``turns`` of ``conversations`` in order.
+
+    stack: description of the stack, or None to serve without tierkv. one_by_one: requests arrive one after the other,
+    as those of a returning user do; else all of a turn arrive together. verify_frames: see ``open_stack``.
+    """
+
+    name: str
+    engine: EngineConfig
+    conversations: list[Conversation]
+    turns: tuple[int, ...]
+    answer_tokens: int
+    stack: dict[str, Any] | None = None
+    one_by_one: bool = False
+    verify_frames: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request, served. Times in seconds; counts in tokens."""
+
+    conversation: str
+    turn: int
+    prompt_tokens: int
+    answer: list[int]
+    ttft_s: float
+    tokens_computed: int
+    tokens_loaded: int
+    tokens_cached: int
+    deferrals: int
+    loaded_by_tier: dict[str, int]
+
+
+@dataclass(slots=True)
+class PhaseResult:
+    """What a phase did. keys_at_rest: per tier, what it held when the phase ended."""
+
+    name: str
+    pid: int
+    served: list[Served] = field(default_factory=list)
+    conversations: list[Conversation] = field(default_factory=list)
+    counters: dict[str, Any] = field(default_factory=dict)
+    tiers: dict[str, dict[str, int]] = field(default_factory=dict)
+    bytes_stored: int = 0
+    bytes_loaded: int = 0
+    keys_at_rest: dict[str, set[bytes]] = field(default_factory=dict)
+    flushed: bool = True
+
+    def note(self, events: Iterable[CacheEvent]) -> None:
+        """Keep book of what each tier holds."""
+        for event in events:
+            keys = self.keys_at_rest.setdefault(event.tier, set())
+            if event.kind is CacheEventKind.STORED:
+                keys.update(event.keys)
+            else:
+                keys.difference_update(event.keys)
+
+
+def run_phase(phase: Phase, progress: Progress) -> PhaseResult:
+    """Serve a phase from an empty engine and an empty host tier to the last byte at rest."""
+    torch.set_num_threads(1)  # more collapses when the other core is busy, and the demo's matrices are small
+    result = PhaseResult(phase.name, os.getpid())
+    with _opened(phase) as stack:
+        engine = Engine(phase.engine, connector=stack)
+        for turn in phase.turns:
+            waves = [[c] for c in phase.conversations] if phase.one_by_one else [phase.conversations]
+            for wave in waves:
+                _serve(engine, stack, phase, turn, wave, result)
+                progress(len(result.served))
+        if stack is not None:
+            _close(engine, stack, result)
+    result.conversations = phase.conversations
+    return result
+
+
+@contextmanager
+def _opened(phase: Phase) -> Iterator[Stack | None]:
+    if phase.stack is None:
+        yield None
+        return
+    with open_stack(phase.stack, phase.engine.engine_spec(), verify_frames=phase.verify_frames) as stack:
+        yield stack
+
+
+def _serve(  # noqa: PLR0913, PLR0917 - one line of a story, told to one reader
+    engine: Engine, stack: Stack | None, phase: Phase, turn: int, wave: list[Conversation], result: PhaseResult
+) -> None:
+    before = {} if stack is None else dict(stack.counters.tokens_loaded)
+    ids = {f"{c.name}/{turn}": c for c in wave}
+    for request_id, conversation in ids.items():
+        engine.add_request(conversation.say(turn), phase.answer_tokens, request_id=request_id)
+    while engine.has_unfinished:
+        result.note(engine.step().events)
+    after = {} if stack is None else dict(stack.counters.tokens_loaded)
+    by_tier = {tier: count - before.get(tier, 0) for tier, count in after.items() if count > before.get(tier, 0)}
+    for request_id, conversation in ids.items():
+        record = engine.record(request_id)
+        conversation.hear(turn, list(record.output_tokens))
+        result.served.append(
+            Served(
+                conversation=conversation.name,
+                turn=turn,
+                prompt_tokens=record.num_prompt_tokens,
+                answer=list(record.output_tokens),
+                ttft_s=record.ttft_s or 0.0,
+                tokens_computed=record.tokens_computed,
+                tokens_loaded=record.tokens_loaded,
+                tokens_cached=record.tokens_cached,
+                deferrals=record.deferrals,
+                loaded_by_tier=by_tier if len(wave) == 1 else {},
+            )
+        )
+
+
+def _close(engine: Engine, stack: Stack, result: PhaseResult) -> None:
+    """Everything stored goes down to the tiers; then take stock."""
+    while stack.has_pending_work():
+        result.note(engine.step().events)
+    result.flushed = stack.flush()
+    result.note(stack.take_events())
+    result.counters = stack.counters.as_dict()
+    result.tiers = stack.tier_stats()
+    result.bytes_stored = stack.worker.bytes_stored
+    result.bytes_loaded = stack.worker.bytes_loaded

@@ -1,0 +1,1 @@
+"""Per chunk: where it is and where it goes next. Sans-IO."""

@@ -1,0 +1,90 @@
+"""What the engine asks of a connector: the calls, in the order in which a vLLM-like engine makes them.
+
+One step::
+
+    get_num_new_matched_tokens, update_state_after_alloc    per waiting request that is considered, or admitted
+    build_connector_meta                                    exactly once, also in a step that computes nothing
+    worker.start_step  ->  forward pass  ->  worker.queue_stores
+    request_finished                                        per request that is done (also outside a step: abort)
+    worker.get_finished  ->  update_connector_output  ->  take_events
+
+All calls come from the engine's thread, and none may wait for I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from tierkv.types.cache_events import CacheEvent
+from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class KVConnectorWorker(Protocol):
+    """The side that copies between the KV pool and the host."""
+
+    def register_kv_caches(self, caches: Sequence[Sequence[Tensor]]) -> None:
+        """Once, before the first step: per group, its tensors [num_blocks, ...], one page per block and tensor."""
+
+    def start_step(self, meta: ConnectorMeta) -> None:
+        """Before the forward pass: wait for the jobs to flush, submit earlier stores, start this step's loads."""
+
+    def queue_stores(self, meta: ConnectorMeta) -> None:
+        """After the forward pass: remember this step's stores."""
+
+    def get_finished(self) -> WorkerOutput:
+        """What ended since the last call."""
+
+
+class KVConnector(Protocol):
+    """The side that decides."""
+
+    @property
+    def worker(self) -> KVConnectorWorker:
+        """The worker of this process."""
+
+    def on_new_request(self, request: Request) -> None:
+        """A request arrived."""
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens beyond the ``num_computed_tokens`` found locally can be loaded.
+
+        Returns:
+            (None, False): not known yet, ask again next step. (0, False): none. (n, True): n, while the request waits.
+        """
+
+    def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
+        """Start the load of ``num_external_tokens`` tokens (0: there is none) with the next metadata.
+
+        ``blocks`` are all that the request has: local, external, and perhaps some for tokens computed in this step.
+        """
+
+    def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
+        """The step is decided: what the worker has to do in it."""
+
+    def update_connector_output(self, output: WorkerOutput) -> LoadReport:
+        """Take in what the worker reported; tell which loads ended, and how.
+
+        Every load accepted by ``update_state_after_alloc`` is reported as finished exactly once, also if the request
+        was aborted or the cache was reset in between: the engine keeps the blocks until then.
+        """
+
+    def request_finished(self, request: Request, block_ids: tuple[tuple[int, ...], ...]) -> tuple[bool, None]:
+        """The request is done or aborted.
+
+        Returns:
+            (False, None): its blocks may be reused at once. Whatever still reads one is flushed before it is reused.
+        """
+
+    def take_events(self) -> Iterable[CacheEvent]:
+        """What became available or unavailable since the last call."""
+
+    def reset_cache(self) -> None:
+        """Forget everything cached. Never inside a step."""
+
+    def has_pending_work(self) -> bool:
+        """Whether transfers are unfinished, so that steps are needed though there may be nothing to compute."""

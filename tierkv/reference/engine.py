@@ -1,0 +1,278 @@
+"""The reference engine's step loop: schedule, let the connector move, run the model, take in what came of it.
+
+Not for serving: see :mod:`tierkv.reference`. Everything runs on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from torch import Tensor
+
+from tierkv.reference.block_pool import BlockPool
+from tierkv.reference.block_tables import TableKeeper
+from tierkv.reference.configs import EngineConfig
+from tierkv.reference.connector import KVConnector
+from tierkv.reference.model import Decoder, TokenRange, kv_tensors
+from tierkv.reference.request import Request, RequestRecord
+from tierkv.reference.scheduling import Scheduler
+from tierkv.types.cache_events import CacheEvent
+from tierkv.types.engine import EngineSpec, StepOutput
+from tierkv.types.transfers import ConnectorMeta
+
+IDLE_S = 0.0005
+"""How long a step that computes nothing waits, so that waiting for a load does not take a whole core."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did.
+
+    new_tokens: request id -> the token generated for it.
+    finished: requests that became complete in it.
+    waiting, loading, running: how many requests are in each state after it.
+    events: the connector's notices.
+    """
+
+    output: StepOutput
+    new_tokens: Mapping[str, int]
+    finished: frozenset[str]
+    waiting: int
+    loading: int
+    running: int
+    events: tuple[CacheEvent, ...] = ()
+
+
+class Engine:
+    """A small paged engine with greedy sampling."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        connector: KVConnector | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        idle: Callable[[], None] = lambda: time.sleep(IDLE_S),
+    ) -> None:
+        """Draw the weights, allocate the KV pool and show it to the connector.
+
+        Args:
+            config: the engine's shape.
+            connector: where KV comes from and goes to beyond the pool; None for none.
+            clock: seconds, for the records.
+            idle: called in a step that computes nothing.
+        """
+        self._config = config
+        self._connector = connector
+        self._clock = clock
+        self._idle = idle
+        size, groups = config.block_tokens, config.num_groups
+        self._decoder = Decoder(config.model, block_tokens=size, num_groups=groups, device=config.device)
+        self._kv_cache = kv_tensors(config.model, num_blocks=config.num_blocks, block_tokens=size, device=config.device)
+        self._pool = BlockPool(config.num_blocks)
+        self._keeper = TableKeeper(
+            self._pool, num_groups=groups, block_tokens=size, prefix_caching=config.prefix_caching
+        )
+        self._scheduler = Scheduler(
+            self._keeper,
+            connector,
+            block_tokens=size,
+            max_batched_tokens=config.max_batched_tokens,
+            max_running=config.max_running,
+        )
+        self._requests: dict[str, Request] = {}
+        self._records: dict[str, RequestRecord] = {}
+        self._arrivals = count()
+        if connector is not None:
+            connector.worker.register_kv_caches(self.kv_caches)
+
+    @property
+    def kv_caches(self) -> list[list[Tensor]]:
+        """Per group, the pool tensors [num_blocks, 2, block_tokens, kv_heads, head_dim] of its layers."""
+        n = self._config.layers_per_group
+        return [self._kv_cache[g * n : (g + 1) * n] for g in range(self._config.num_groups)]
+
+    @property
+    def block_pool(self) -> BlockPool:
+        """The pool, for a look at what is free and cached."""
+        return self._pool
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether some request is neither complete nor aborted."""
+        return bool(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a further step is of use: for a request, or for the connector's transfers."""
+        pending = self._connector is not None and self._connector.has_pending_work()
+        return self.has_unfinished or self._scheduler.has_loose_ends or pending
+
+    def engine_spec(self) -> EngineSpec:
+        """What tierkv needs to know of this engine. ``EngineConfig.engine_spec`` tells the same before there is one."""
+        return self._config.engine_spec()
+
+    def record(self, request_id: str) -> RequestRecord:
+        """The record of a request, finished or not; it is updated as the request goes on.
+
+        Raises:
+            KeyError: there was no such request.
+        """
+        return self._records[request_id]
+
+    def add_request(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        *,
+        request_id: str | None = None,
+        kv_transfer_params: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Queue a request for ``max_new_tokens`` greedy tokens. Returns its id.
+
+        Raises:
+            ValueError: the prompt is empty or names tokens outside the vocabulary, ``max_new_tokens`` is below 1, the
+                id was used before, or the pool is too small for the request even if it were alone.
+        """
+        index = next(self._arrivals)
+        name = f"request-{index}" if request_id is None else request_id
+        self._check(name, prompt, max_new_tokens)
+        record = RequestRecord(name, index, len(prompt), arrival_s=self._clock())
+        request = Request(self._config, record, prompt, max_new_tokens, kv_transfer_params)
+        self._requests[name] = request
+        self._records[name] = record
+        self._scheduler.add(request)
+        return name
+
+    def abort(self, request_id: str) -> bool:
+        """End a request between steps, whatever its state. False if it is unknown or over already."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        request.record.aborted = True
+        request.record.finished_s = self._clock()
+        self._scheduler.abort(request)
+        return True
+
+    def step(self) -> StepReport:
+        """One step, whether or not there is anything to compute."""
+        step, requests = self._scheduler.schedule()
+        meta = self._start_transfers(step)
+        new_tokens = self._compute(step, requests)
+        if self._connector is not None:
+            self._connector.worker.queue_stores(meta)
+        finished = self._take_in(step, new_tokens)
+        events = self._end_transfers()
+        if not step.scheduled:
+            self._idle()
+        queues = self._scheduler
+        return StepReport(
+            step, new_tokens, finished, queues.num_waiting, queues.num_loading, queues.num_running, events
+        )
+
+    def drain(self) -> None:
+        """Step until no request is unfinished and the connector's transfers have ended."""
+        while self.has_work:
+            self.step()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        on_progress: Callable[[StepReport], None] | None = None,
+    ) -> list[RequestRecord]:
+        """Serve all prompts, then let the connector finish. ``on_progress`` is called after each step.
+
+        Returns:
+            The records, in the order of the prompts.
+
+        Raises:
+            ValueError: as for :meth:`add_request`; prompts before the refused one are aborted.
+        """
+        names: list[str] = []
+        try:
+            names.extend(self.add_request(prompt, max_new_tokens) for prompt in prompts)
+        except ValueError:
+            for name in names:
+                self.abort(name)
+            raise
+        while self.has_work:
+            report = self.step()
+            if on_progress is not None:
+                on_progress(report)
+        return [self._records[name] for name in names]
+
+    def reset_prefix_cache(self, *, reset_connector: bool = False) -> bool:
+        """Forget what the pool has cached, and with ``reset_connector`` what the connector has too.
+
+        Returns:
+            False, and nothing changed, while some request holds blocks.
+        """
+        if not self._pool.reset_prefix_cache():
+            return False
+        if reset_connector and self._connector is not None:
+            self._connector.reset_cache()
+        return True
+
+    def _check(self, name: str, prompt: Sequence[int], max_new_tokens: int) -> None:
+        if name in self._records:
+            raise ValueError(f"request_id = {name!r} was used before; every request needs its own")
+        if not prompt:
+            raise ValueError(f"the prompt of request {name!r} is empty; it needs at least one token")
+        vocab = self._config.model.vocab
+        wrong = next((token for token in prompt if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise ValueError(f"the prompt of request {name!r} holds token {wrong}, outside 0..{vocab - 1}")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens = {max_new_tokens} of request {name!r}; use 1 or more")
+        # The last token is only handed out, never run.
+        needed = self._keeper.blocks_for(len(prompt) + max_new_tokens - 1)
+        if needed > self._config.num_blocks - 1:
+            raise ValueError(
+                f"request {name!r} needs {needed} blocks and the pool has {self._config.num_blocks - 1}; "
+                f"shorten it, or use num_blocks = {needed + 1} or more"
+            )
+
+    def _start_transfers(self, step: StepOutput) -> ConnectorMeta:
+        if self._connector is None:
+            return ConnectorMeta()
+        meta = self._connector.build_connector_meta(step)
+        self._connector.worker.start_step(meta)
+        return meta
+
+    def _compute(self, step: StepOutput, requests: Sequence[Request]) -> dict[str, int]:
+        """Run the model. Returns the greedy token of each request that was computed up to its end."""
+        batch, at_end = [], []
+        for entry, request in zip(step.scheduled, requests, strict=True):
+            end = entry.num_computed_tokens + entry.num_scheduled_tokens
+            tokens = request.tokens[entry.num_computed_tokens : end]
+            batch.append(TokenRange(entry.num_computed_tokens, tokens, request.block_ids))
+            at_end.append(end == request.num_tokens)
+        logits = self._decoder.forward(batch, self._kv_cache)
+        return {
+            request.request_id: int(row.argmax())
+            for request, row, ends in zip(requests, logits, at_end, strict=True)
+            if ends
+        }
+
+    def _take_in(self, step: StepOutput, new_tokens: Mapping[str, int]) -> frozenset[str]:
+        now = self._clock()
+        for request_id in new_tokens:
+            record = self._records[request_id]
+            record.first_token_s = now if record.first_token_s is None else record.first_token_s
+        done = self._scheduler.commit(step, new_tokens)
+        for request in done:
+            request.record.finished_s = now
+            del self._requests[request.request_id]
+        return frozenset(request.request_id for request in done)
+
+    def _end_transfers(self) -> tuple[CacheEvent, ...]:
+        if self._connector is None:
+            return ()
+        report = self._connector.update_connector_output(self._connector.worker.get_finished())
+        self._scheduler.end_loads(report)
+        return tuple(self._connector.take_events())

@@ -1,0 +1,1 @@
+"""Per request: what to load, what to store, when to say "ask me again". Sans-IO."""

@@ -1,0 +1,1 @@
+"""GPU <-> host copies, one worker per rank."""
