@@ -27,8 +27,7 @@ def check_plugin_value(plugin: object) -> None:
         _check_callable("backend", plugin.name, "open", plugin.open)
         if plugin.check is not None:
             _check_callable("backend", plugin.name, "check", plugin.check)
-        if not (isinstance(plugin.options, type) and dataclasses.is_dataclass(plugin.options)):
-            raise PluginError(f"backend {plugin.name!r}: options must be a dataclass, not {plugin.options!r:.80}")
+        _check_options(plugin.name, plugin.options)
         _check_capabilities(plugin.name, plugin.capabilities)
     elif isinstance(plugin, CodecPlugin):
         _check_name("codec", plugin.name, CODEC_NAME_CHARS_MAX)
@@ -49,6 +48,11 @@ def _check_name(kind: str, name: object, chars_max: int) -> None:
 def _check_callable(kind: str, name: str, what: str, value: object) -> None:
     if not callable(value):
         raise PluginError(f"{kind} {name!r}: {what} must be callable, not {value!r:.80}")
+
+
+def _check_options(name: str, options: object) -> None:
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise PluginError(f"backend {name!r}: options must be a dataclass, not {options!r:.80}")
 
 
 def _check_capabilities(name: str, capabilities: object) -> None:

@@ -19,7 +19,9 @@ from tierkv.errors import CorruptFrameError
 
 # Random bytes, runs and their mix: what shrinks, what does not, and what is in between.
 payloads = st.lists(
-    st.one_of(st.binary(max_size=200), st.builds(lambda b, n: bytes([b]) * n, st.integers(0, 255), st.integers(0, 9000))),
+    st.one_of(
+        st.binary(max_size=200), st.builds(lambda b, n: bytes([b]) * n, st.integers(0, 255), st.integers(0, 9000))
+    ),
     max_size=8,
 ).map(b"".join)
 

@@ -39,15 +39,19 @@ def sealed(key: bytes = KEY, raw_bytes: int = RAW_BYTES, sealer: FrameSealer = S
 
 
 def golden_cases() -> list[str]:
+    """Names of the golden files."""
     return sorted(path.stem for path in GOLDEN.glob("*.json"))
 
 
 def golden_header(name: str) -> FrameHeader:
+    """The fields that a golden page was made from."""
     fields = json.loads((GOLDEN / f"{name}.json").read_text())
-    return FrameHeader(**{
-        field: value if field in {"codec", "raw_bytes", "stored_bytes"} else bytes.fromhex(value)
-        for field, value in fields.items()
-    })
+    return FrameHeader(
+        **{
+            field: value if field in {"codec", "raw_bytes", "stored_bytes"} else bytes.fromhex(value)
+            for field, value in fields.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("name", golden_cases())
@@ -247,7 +251,7 @@ def test_seal_refuses_what_does_not_fit(raw_bytes: int) -> None:
     ],
 )
 def test_pack_refuses_fields_that_do_not_fit(field: str, value: object) -> None:
-    """struct would cut them in silence."""
+    """A struct would cut them in silence."""
     fields = {
         "codec": "none",
         "namespace": NAMESPACE,

@@ -157,7 +157,11 @@ def test_an_empty_file_gets_an_example(tmp_path: Path, name: str) -> None:
         ("a.yaml", "host: [1, 2\n", r"is not valid YAML: .*\(at line 2, column 1\)"),
         ("a.yaml", "host:\n\tcapacity: 1\n", r"is not valid YAML: .*\(at line 2, column 1\)"),
         ("a.yaml", "host:\n  a: 1\n  a: 2\n", r"key 'a' stands twice in one table; keep one \(at line 3, column 3\)"),
-        ("a.yaml", "host: !!python/object/apply:os.getcwd []\n", r"could not determine a constructor.*line 1, column 7"),
+        (
+            "a.yaml",
+            "host: !!python/object/apply:os.getcwd []\n",
+            r"could not determine a constructor.*line 1, column 7",
+        ),
         ("a.yaml", "host: 2024-02-31\n", "is not valid YAML: "),
         ("a.yaml", "host: \x07\n", "is not valid YAML: "),
         ("a.yaml", "? [a, b]\n: 1\n", "is not valid YAML: .*unhashable"),
@@ -170,7 +174,7 @@ def test_an_empty_file_gets_an_example(tmp_path: Path, name: str) -> None:
         ("a.toml", "# " + "x" * FILE_BYTES_MAX, "has more than 1048576 bytes"),
     ],
     ids=lambda value: value[:30].encode() if isinstance(value, str) else None,
-)  # fmt: skip
+)
 def test_a_malformed_file_is_told_with_its_place(tmp_path: Path, name: str, text: str | bytes, says: str) -> None:
     """A syntax error must say where, in the words of the reader's editor: line and column."""
     message = complaint(written(tmp_path, name, text))

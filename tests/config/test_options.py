@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,10 @@ def test_a_path_object_is_as_good_as_its_text(disk: BackendPlugin, tmp_path: Pat
     [
         ({}, "tiers[0].path: missing; backend 'disk' requires it"),
         ({"path": 3}, "tiers[0].path = 3: must be a valid string"),
-        ({"path": "/x", "pth": 1}, "tiers[0].pth = 1: unknown key; did you mean 'path'?; allowed here: absence_ttl_s, "),
+        (
+            {"path": "/x", "pth": 1},
+            "tiers[0].pth = 1: unknown key; did you mean 'path'?; allowed here: absence_ttl_s, ",
+        ),
         ({"path": "/x", "capcity": "1GiB"}, "tiers[0].capcity = \"1GiB\": unknown key; did you mean 'capacity'?"),
         ({"path": "/x", "direct": "no"}, 'tiers[0].direct = "no": must be a valid boolean'),
         ({"path": "/x", "direct": 0}, "tiers[0].direct = 0: must be a valid boolean"),
@@ -79,7 +82,7 @@ def test_a_path_object_is_as_good_as_its_text(disk: BackendPlugin, tmp_path: Pat
         ({"path": "/x", "ratio": object}, "tiers[0].ratio = <class 'object'>: must be a plain value"),
         ({"path": "/x", "depth": 9}, "tiers[0]: backend 'disk' refuses its options: depth is at most 8"),
     ],
-)  # fmt: skip
+)
 def test_each_kind_of_bad_option_is_told(disk: BackendPlugin, given: dict[str, object], says: str) -> None:
     """Options deserve the same errors as common keys; a user does not know which is which."""
     (line,) = complaints(disk, **given)
@@ -139,7 +142,7 @@ class TestPluginsAtFault:
         class Shy:
             thing: Unknown
 
-        with pytest.raises(PluginError, match="'shy': annotations of its options cannot be read: .*Unknown"):
+        with pytest.raises(PluginError, match=r"'shy': annotations of its options cannot be read: .*Unknown"):
             make_options(make_backend("shy", Shy), {"thing": 1}, "tiers[0]")
 
     def test_an_annotation_that_nobody_can_validate(self, make_backend: Any) -> None:
@@ -148,9 +151,9 @@ class TestPluginsAtFault:
         class Socket:
             pass
 
-        Odd = dataclass(type("Odd", (), {"__annotations__": {"socket": Socket}}))
-        with pytest.raises(PluginError, match="'odd': option 'socket' cannot be validated"):
-            make_options(make_backend("odd", Odd), {"socket": 1}, "tiers[0]")
+        odd = make_dataclass("Odd", [("socket", Socket)])
+        with pytest.raises(PluginError, match=r"'odd': option 'socket' cannot be validated"):
+            make_options(make_backend("odd", odd), {"socket": 1}, "tiers[0]")
 
     def test_a_check_of_its_own_that_crashes(self, make_backend: Any) -> None:
         """A KeyError in somebody's __post_init__ must not reach the user as a traceback."""

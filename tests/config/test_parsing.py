@@ -74,14 +74,23 @@ def test_tokens_instead_of_blocks() -> None:
     [
         ({}, r"s\.toml: host: missing, and required; write a table; in TOML `\[host\]`"),
         ({"host": {}}, r"host\.capacity: missing, and required; write .*\"8GiB\""),
-        ({"host": HOST, "tier": []}, r"tier = \[\]: unknown key; did you mean 'tiers'\?; allowed here: chunk, host, .*version"),
+        (
+            {"host": HOST, "tier": []},
+            r"tier = \[\]: unknown key; did you mean 'tiers'\?; allowed here: chunk, host, .*version",
+        ),
         ({"host": {**HOST, "polcy": "lru"}}, r"host\.polcy = \"lru\": unknown key; did you mean 'policy'\?; allowed"),
         ({"host": {**HOST, "zzz": 1}}, r"host\.zzz = 1: unknown key; allowed here: capacity, "),
         ({"host": HOST, "version": 2}, r"version = 2: must be 1"),
         ({"host": []}, r"host = \[\]: must be a table; in TOML `\[host\]`"),
-        ({"host": HOST, "tiers": {"disk": DISK}}, r"tiers = .*: must be a list of tables; in TOML write each as `\[\[tiers\]\]`"),
+        (
+            {"host": HOST, "tiers": {"disk": DISK}},
+            r"tiers = .*: must be a list of tables; in TOML write each as `\[\[tiers\]\]`",
+        ),
         ({"host": HOST, "tiers": [5]}, r"tiers\[0\] = 5: must be a table; in TOML `\[\[tiers\]\]`"),
-        ({"host": HOST, "tiers": [{"capacity": 1}]}, r"tiers\[0\]\.backend: missing, and required; write text in quotes"),
+        (
+            {"host": HOST, "tiers": [{"capacity": 1}]},
+            r"tiers\[0\]\.backend: missing, and required; write text in quotes",
+        ),
         ({"host": {"capacity": "0GiB"}}, r"host\.capacity = \"0GiB\": must be at least 1 byte; write .*units: B, KB"),
         ({"host": {"capacity": -1}}, r"host\.capacity = -1: must be at least 1 byte"),
         ({"host": {"capacity": "8Gib"}}, r"host\.capacity = \"8Gib\": unknown unit 'Gib'; did you mean GiB\?"),
@@ -89,26 +98,44 @@ def test_tokens_instead_of_blocks() -> None:
         ({"host": {**HOST, "copy_threads": True}}, r"host\.copy_threads = true: must be a whole number from 1 to 256"),
         ({"host": {**HOST, "copy_threads": "2"}}, r"host\.copy_threads = \"2\": must be a whole number from 1 to 256"),
         ({"host": {**HOST, "reserved_share": 0}}, r"host\.reserved_share = 0: must be a number, above 0 and at most 1"),
-        ({"host": {**HOST, "reserved_share": 1.5}}, r"host\.reserved_share = 1\.5: must be a number, above 0 and at most 1"),
+        (
+            {"host": {**HOST, "reserved_share": 1.5}},
+            r"host\.reserved_share = 1\.5: must be a number, above 0 and at most 1",
+        ),
         ({"host": {**HOST, "policy": ""}}, r"host\.policy = \"\": must be text in quotes, not empty"),
-        ({"host": HOST, "chunk": {"blocks": 1, "tokens": 16}}, r"chunk = .*: `blocks` and `tokens` exclude each other; keep one"),
+        (
+            {"host": HOST, "chunk": {"blocks": 1, "tokens": 16}},
+            r"chunk = .*: `blocks` and `tokens` exclude each other; keep one",
+        ),
         ({"host": HOST, "chunk": {"blocks": 0}}, r"chunk\.blocks = 0: must be a whole number, at least 1"),
         ({"host": HOST, "namespace": {"epoch": 3}}, r"namespace\.epoch = 3: must be text in quotes"),
-        ({"host": HOST, "lookup": {"deadline_s": "5s"}}, r"lookup\.deadline_s = \"5s\": must be a number of seconds, above 0"),
+        (
+            {"host": HOST, "lookup": {"deadline_s": "5s"}},
+            r"lookup\.deadline_s = \"5s\": must be a number of seconds, above 0",
+        ),
         ({"host": HOST, "lookup": {"deadline_s": 0}}, r"lookup\.deadline_s = 0: must be a number of seconds, above 0"),
-        ({"host": HOST, "lookup": {"deadline_s": math.inf}}, r"lookup\.deadline_s = Infinity: must be a number of seconds"),
+        (
+            {"host": HOST, "lookup": {"deadline_s": math.inf}},
+            r"lookup\.deadline_s = Infinity: must be a number of seconds",
+        ),
         ({"host": HOST, "lookup": {"deadline_s": math.nan}}, r"lookup\.deadline_s = NaN: must be a number of seconds"),
         ({"host": HOST, "store": {"chunks_per_step_max": 0}}, r"store\.chunks_per_step_max = 0: must be .*at least 1"),
-        (tier(write="thru"), r"tiers\[0\]\.write = \"thru\": must be \"through\" or \"read_only\"; did you mean 'through'\?"),
+        (
+            tier(write="thru"),
+            r"tiers\[0\]\.write = \"thru\": must be \"through\" or \"read_only\"; did you mean 'through'\?",
+        ),
         (tier(name="Disk 1"), r"tiers\[0\]\.name = \"Disk 1\": must be at most 32 lower-case letters, digits, - and _"),
         (tier(name="host"), r"tiers\[0\]\.name = \"host\": 'host' is the name of the host tier; choose another"),
         (tier(retries=-1), r"tiers\[0\]\.retries = -1: must be a whole number from 0 to 100"),
         (tier(io_threads=0), r"tiers\[0\]\.io_threads = 0: must be a whole number from 1 to 256"),
         (tier(probe_deadline_s=-2), r"tiers\[0\]\.probe_deadline_s = -2: must be a number of seconds, above 0"),
-        ({"host": HOST, "tiers": [DISK, {**DISK, "path": "/b"}]}, r"tiers\[1\]\.name = \"disk\": tiers\[0\] has this name too; give each tier its own `name`"),
+        (
+            {"host": HOST, "tiers": [DISK, {**DISK, "path": "/b"}]},
+            r"tiers\[1\]\.name = \"disk\": tiers\[0\] has this name too; give each",
+        ),
         ({"host": HOST, 7: 8}, r"s\.toml: keys must be text, and 7 is not"),
     ],
-)  # fmt: skip
+)
 def test_each_kind_of_bad_value_is_told(mapping: dict[str, Any], says: str) -> None:
     """An error must name file, key path, value, what is allowed, and the nearest valid name."""
     line = only_complaint(mapping)
@@ -118,11 +145,13 @@ def test_each_kind_of_bad_value_is_told(mapping: dict[str, Any], says: str) -> N
 
 def test_every_problem_is_told_at_once() -> None:
     """A user must not mend a file one error at a time."""
-    lines = complaint({
-        "hots": {},
-        "host": {"capacity": "1 banana", "verify": 1},
-        "tiers": [DISK, {"backend": "fsspec", "retries": 1000}],
-    })  # fmt: skip
+    lines = complaint(
+        {
+            "hots": {},
+            "host": {"capacity": "1 banana", "verify": 1},
+            "tiers": [DISK, {"backend": "fsspec", "retries": 1000}],
+        }
+    )
     paths = sorted(line.split(" ")[1] for line in lines)
     assert paths == ["host.capacity", "host.verify", "hots", "tiers[1].retries"]
 

@@ -34,7 +34,9 @@ def test_sizes_below_one_byte_are_refused(written: object) -> None:
         parse_size(written)
 
 
-@pytest.mark.parametrize("written", ["", "GiB", "8 8", "1e9", "8GiB8", "٣GiB", 1.5, True, None, [], "1..5GiB", "1" * 40])
+@pytest.mark.parametrize(
+    "written", ["", "GiB", "8 8", "1e9", "8GiB8", "٣GiB", 1.5, True, None, [], "1..5GiB", "1" * 40]
+)
 def test_what_is_no_size_is_refused_with_what_is_one(written: object) -> None:
     """Whoever guessed wrong must see the right form at once."""
     with pytest.raises(ValueError, match=r"not a size; write .*\"8GiB\"; units: B, KB.*PiB"):

@@ -16,6 +16,7 @@ page's folder under that name, so that the program finds it. A block that cannot
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import shlex
@@ -25,10 +26,12 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from tierkv.cli.main import cli
 from tierkv.config import load_config, resolve
 from tierkv.plugins import load_plugins
 
@@ -159,11 +162,12 @@ def check_command(command: str) -> None:
     parsed = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
     assert parsed.returncode == 0, f"{command!r}: {parsed.stderr}"
     for part in re.split(r"&&|\|\||[|;]", command):
-        words = [word for word in shlex.split(part, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        words = [word for word in shlex.split(part, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)] or [""]
         if "nox" in words and "-s" in words:
-            session = words[words.index("-s") + 1].partition("(")[0]
-            assert session.rpartition("-3.")[0] or session in nox_sessions(), f"{command!r}: no session {session!r}"
-        if words[:1] == ["tierkv"]:
+            sessions = itertools.takewhile(lambda word: not word.startswith("-"), words[words.index("-s") + 1 :])
+            names = {re.sub(r"\(.*\)$|-3\.\d+$", "", session) for session in sessions}
+            assert names <= nox_sessions(), f"{command!r}: no session {sorted(names - nox_sessions())}"
+        if Path(words[0]).name == "tierkv":
             check_tierkv_command(words[1:])
 
 
@@ -173,23 +177,18 @@ def check_tierkv_command(words: list[str]) -> None:
     Raises:
         AssertionError: it does not know a command or an option.
     """
-    import click  # noqa: PLC0415  # the program under test; the other blocks do not need it
-
-    from tierkv.cli.main import cli  # noqa: PLC0415  # (the same)
-
-    context = click.Context(cli, info_name="tierkv", resilient_parsing=True)
-    rest = cli.parse_args(context, list(words))
-    name, command = "tierkv", cli
-    while isinstance(command, click.Group) and rest:
-        found = command.get_command(context, rest[0])
-        assert found is not None, f"{name} has no command {rest[0]!r}"
-        name, command = f"{name} {rest[0]}", found
-        context = click.Context(command, info_name=rest[0], parent=context, resilient_parsing=True)
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        known.update(context.help_option_names)
-        options = [word.partition("=")[0] for word in rest[1:] if word.startswith("-")]
-        assert known.issuperset(options), f"{name} knows {sorted(known)}, not all of {options}"
-        rest = rest[1:]
+    name, command, context = "tierkv", cli, click.Context(cli, resilient_parsing=True)
+    while isinstance(command, click.Group):
+        _, words, _ = command.make_parser(context).parse_args(args=list(words))
+        if not words:
+            return
+        name, found = f"{name} {words[0]}", command.get_command(context, words[0])
+        assert found, f"there is no command {name!r}"
+        command, context, words = found, click.Context(found, parent=context, resilient_parsing=True), words[1:]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known.update(cli.context_settings["help_option_names"])
+    strange = {word.partition("=")[0] for word in words if word.startswith("-")} - known
+    assert not strange, f"{name} knows {sorted(known)}, not {strange}"
 
 
 def nox_sessions() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,10 @@ def test_a_plugin_distribution_is_whole(folder: Path) -> None:
 def test_there_are_plugins() -> None:
     """The checks above would pass on an empty folder."""
     assert {path.values[0].name for path in DISTRIBUTIONS} >= {"tierkv-disk", "tierkv-lmdb", "tierkv-fsspec"}
+
+
+def test_helper_modules_of_tests_have_names_of_their_own() -> None:
+    """They are imported by bare names, so a second one of a name would get the first one's content."""
+    paths = [path for pattern in ("tests/**/*.py", "plugins/*/tests/**/*.py") for path in ROOT.glob(pattern)]
+    names = Counter(path.stem for path in paths if not path.stem.startswith("test_") and path.stem != "conftest")
+    assert not [name for name, count in names.items() if count > 1]

@@ -130,15 +130,24 @@ class TestBrokenPlugins:
             ("@hookimpl\ndef tierkv_backends(): pass", "tierkv_backends returned None; return a list of BackendPlugin"),
             ("@hookimpl\ndef tierkv_backends(): return 5", "TypeError: 'int' object is not iterable"),
             ("@hookimpl\ndef tierkv_backends():\n  yield backend('a')\n  1 / 0", "ZeroDivisionError"),
-            ("@hookimpl\ndef tierkv_backends(): return ['foo']", "tierkv_backends gave a str ('foo'); give BackendPlugin"),
+            (
+                "@hookimpl\ndef tierkv_backends(): return ['foo']",
+                "tierkv_backends gave a str ('foo'); give BackendPlugin",
+            ),
             ("@hookimpl\ndef tierkv_codecs(): return [backend('a')]", "tierkv_codecs gave a BackendPlugin"),
             ("@hookimpl\ndef tierkv_backends(config): return []", "PluginValidationError: .*config"),
             ("@hookimpl\ndef tierkv_bakends(): return []", "PluginValidationError: unknown hook 'tierkv_bakends'"),
             ("@hookimpl\ndef tierkv_backends(): return [backend('a'), backend('a')]", "it registers backend 'a' twice"),
-            ("@hookimpl\ndef tierkv_codecs(): return [CodecPlugin('zstd', '', never)]", "codec 'zstd' is already registered by tierkv"),
-            ("@hookimpl\ndef tierkv_policies(): return [PolicyPlugin('lru', '', never)]", "policy 'lru' is already registered by tierkv"),
+            (
+                "@hookimpl\ndef tierkv_codecs(): return [CodecPlugin('zstd', '', never)]",
+                "codec 'zstd' is already registered by tierkv",
+            ),
+            (
+                "@hookimpl\ndef tierkv_policies(): return [PolicyPlugin('lru', '', never)]",
+                "policy 'lru' is already registered by tierkv",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_each_way_of_being_broken_is_told(self, install: Any, source: str, error: str) -> None:
         """The user of a broken plugin must learn its name, version and fault, in one line."""
         head = None if "no python" in source else {}
@@ -181,7 +190,7 @@ class TestBrokenPlugins:
     def test_a_plugin_is_found_by_the_name_of_its_distribution_too(self, install: Any) -> None:
         """Its entry point may have another name than the backend that the user asks for."""
         install("main", "import no_such_module_here", distribution="tierkv-foo")
-        with pytest.raises(PluginError, match="its plugin tierkv-foo 1.2.3 .* is broken"):
+        with pytest.raises(PluginError, match=r"its plugin tierkv-foo 1\.2\.3 .* is broken"):
             load_plugins().require_backend("foo")
 
     def test_an_attribute_that_is_not_there(self, install: Any) -> None:
@@ -196,8 +205,12 @@ class TestBrokenPlugins:
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrecked\nVersion: 1.0\n", encoding="utf-8")
         (info / "entry_points.txt").write_text("[tierkv]\nnonsense without a sign\n", encoding="utf-8")
-        with pytest.raises(Exception, match=r".*"):  # whatever this Python raises; the point is that it does
+        try:
             list(entry_points(group="tierkv"))
+        except Exception:  # noqa: BLE001  whatever this Python raises; the point is that it does
+            pass
+        else:
+            pytest.skip("this Python reads past the malformed line by itself")
         registry = load_plugins()
         assert "foo" in registry.backends
         assert only_broken(registry, "wrecked").distribution == "wrecked"
@@ -258,7 +271,7 @@ class TestObservers:
         assert "Raising" in fault.__notes__[0]
 
     def test_an_observer_need_not_take_the_events(self) -> None:
-        """pluggy lets an implementation leave arguments out; one that only counts needs none."""
+        """Pluggy lets an implementation leave arguments out; one that only counts needs none."""
 
         class Counting:
             TIERKV_SPI = 1

@@ -80,7 +80,7 @@ def test_what_is_in_order_passes(good: object) -> None:
         (PolicyPlugin("L R U", "", make), "policy name 'L R U' is not allowed"),
         (PolicyPlugin("lru", "", 3), "policy 'lru': open must be callable, not 3"),  # type: ignore[arg-type]  # (the same)
     ],
-)  # fmt: skip
+)
 def test_each_contradiction_is_told(bad: object, says: str) -> None:
     """A plugin that lies about itself must be caught at its name, not at a chunk's bytes."""
     with pytest.raises(PluginError) as caught:

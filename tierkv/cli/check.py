@@ -16,7 +16,7 @@ from tierkv.cli.output import print_json, print_table, verdict
 from tierkv.config import ResolvedStack, ResolvedTier, format_size, load_config, resolve
 from tierkv.plugins import load_plugins
 
-PROBE_DEADLINE_S = 30.0
+PROBE_DEADLINE_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class TierFinding:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--deadline-s",
-    type=click.FloatRange(min=0, min_open=True, max=3600),
+    type=click.IntRange(min=1, max=3600),
     default=PROBE_DEADLINE_S,
     show_default=True,
     help="Seconds to wait for the probes of all tiers together.",
 )
 @click.pass_context
-def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: float) -> None:
-    r"""Validate STACK and probe its tiers, without changing anything.
+def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: int) -> None:
+    """Validate STACK and probe its tiers, without changing anything.
 
     Looks at what each backend knows to look at (is the path writable, is there room, does the bucket answer) and says
     what to fix. Exit code 0: all is well; 1: a probe failed; 2: the file itself is wrong.
@@ -48,7 +48,7 @@ def check(ctx: click.Context, *, stack: Path, as_json: bool, deadline_s: float) 
     Examples:
       tierkv check stack.toml
       tierkv check stack.yaml --json | jq '.findings[] | select(.ok | not)'
-    """
+    """  # noqa: D301  click reads the control character: what follows is not wrapped
     resolved = resolve(load_config(stack), load_plugins(), str(stack))
     findings = probe(resolved, deadline_s)
     ok = all(found.finding.ok for found in findings)

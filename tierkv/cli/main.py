@@ -133,14 +133,14 @@ def _command_of_a_plugin(name: str) -> click.Command | None:
 @click.version_option(__version__, prog_name="tierkv", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error, for a report.")
 def cli(*, debug: bool) -> None:
-    r"""Keep the KV cache of LLM servers alive in a stack of tiers, and get it back bit-exact.
+    """Keep the KV cache of LLM servers alive in a stack of tiers, and get it back bit-exact.
 
     \b
     Examples:
       tierkv demo                 see it work, on this machine
       tierkv check stack.toml     is this stack right, and are its places usable?
       tierkv plugins              what may a stack name?
-    """
+    """  # noqa: D301  click reads the control character: what follows is not wrapped
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ class Row:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the options of every backend.")
 @click.pass_context
 def plugins(ctx: click.Context, *, as_json: bool) -> None:
-    r"""List what a stack may name: backends, codecs and policies, and the commands that plugins add.
+    """List what a stack may name: backends, codecs and policies, and the commands that plugins add.
 
     Each with its version, where it comes from, what it can do and how long it took to load; then the plugins that are
     installed but broken, and why. `tierkv --debug plugins` shows their tracebacks.
@@ -44,7 +44,7 @@ def plugins(ctx: click.Context, *, as_json: bool) -> None:
     Examples:
       tierkv plugins
       tierkv plugins --json | jq '.plugins[] | select(.kind == "backend") | .options'
-    """
+    """  # noqa: D301  click reads the control character: what follows is not wrapped
     registry = load_plugins()
     commands, broken_commands = registry.commands(click.Command)
     rows = [*_rows(registry)]

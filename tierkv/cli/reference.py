@@ -16,6 +16,8 @@ _HEAD = """\
 <!-- Written by `python -m tierkv.cli.reference`; change the commands in tierkv/cli/, not this page. -->
 """
 
+_COLUMNS = 100
+
 
 def render_reference() -> str:
     """The help of the program and of each command that ships with it, as Markdown."""
@@ -23,14 +25,14 @@ def render_reference() -> str:
 
 
 def _sections() -> Iterator[str]:
-    context = click.Context(cli, info_name="tierkv", terminal_width=100, max_content_width=100)
+    context = click.Context(cli, info_name="tierkv", terminal_width=_COLUMNS, **cli.context_settings)
     yield _section("tierkv", cli.get_help(context))
     for name in sorted(COMMANDS):
         try:
             command = COMMANDS[name].load()
         except click.ClickException:  # its extra is not installed; the test that compares the pages will tell
             continue
-        inner = click.Context(command, info_name=name, parent=context, terminal_width=100, max_content_width=100)
+        inner = click.Context(command, info_name=name, parent=context, **command.context_settings)
         yield _section(f"tierkv {name}", command.get_help(inner))
 
 

@@ -41,6 +41,8 @@ class ZstdCodec:
 
     def encode(self, raw: memoryview, out: memoryview) -> int | None:
         """See :meth:`tierkv.abc.Codec.encode`."""
+        if not raw or not out:  # the library's reader never returns from an empty payload
+            return None
         context = self._contexts.compressor
         if context is None:
             context = self._contexts.compressor = self._compressor()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -36,16 +36,18 @@ class KitBase:
     """Steps in each of those."""
     crash_rounds: ClassVar[int] = 4
     """How often the writer is killed."""
+    crash_seed: ClassVar[int] = 20260611
+    """Decides what the killed writers write."""
 
-    def make_options(self, place: Path) -> Any:
+    def make_options(self, place: Path) -> object:
         """The plugin's options for data at ``place``. The same place means the same data. Must be picklable."""
         raise NotImplementedError(f"{type(self).__name__} must define make_options(self, place)")
 
-    def damage(self, place: Path, key: Key) -> None:
+    def damage(self, place: Path, key: Key) -> None:  # noqa: ARG002  # for those who override it
         """Optional: change stored bytes of ``key`` behind the backend's back. Called while the backend is closed."""
         pytest.skip("this suite defines no damage()")
 
-    def raw_remove(self, place: Path, key: Key) -> None:
+    def raw_remove(self, place: Path, key: Key) -> None:  # noqa: ARG002  # for those who override it
         """Optional: remove ``key`` behind the backend's back. Called while the backend is open."""
         pytest.skip("this suite defines no raw_remove()")
 

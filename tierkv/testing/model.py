@@ -18,10 +18,18 @@ KEYS = [make_key(number) for number in range(6)]
 
 
 def run_against_a_dict(
-    open_at: Callable[[Path], Session], new_place: Callable[[], Path], *, sizes: Sequence[int], examples: int, steps: int
+    open_at: Callable[[Path], Session],
+    new_place: Callable[[], Path],
+    *,
+    sizes: Sequence[int],
+    examples: int,
+    steps: int,
 ) -> None:
-    """Play ``examples`` random histories of ``steps`` steps, each in a fresh place; fails with the shortest history
-    that tells the backend from a dict."""
+    """Play ``examples`` random histories of ``steps`` steps, each in a fresh place.
+
+    Raises:
+        AssertionError: with the shortest history that tells the backend from a dict.
+    """
 
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-MODULES = ("kit", "session", "model", "crash", "suite_contract", "suite_durability", "suite_load")
+MODULES = ("kit", "session", "model", "crash", "ledger", "suite_contract", "suite_durability", "suite_load")
 """Modules with assertions. The package itself is imported already, so it cannot be named."""
 
 pytest.register_assert_rewrite(*(f"tierkv.testing.{module}" for module in MODULES))

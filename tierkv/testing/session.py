@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def is_async(backend: Backend | AsyncBackend) -> bool:
-    """Whether the verbs are coroutines. (``isinstance`` cannot tell: both interfaces have the same names.)"""
+    """Whether the verbs are coroutines. ``isinstance`` cannot tell: both interfaces have the same names."""
     return inspect.iscoroutinefunction(backend.contains)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tierkv.errors import NamespaceMismatchError, TierKVError
-from tierkv.testing.crash import CrashWriter
+from tierkv.testing.crash import CrashWriter, Orders
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.testing.kit import KIB, KitBase
 from tierkv.testing.model import run_against_a_dict
@@ -18,11 +18,10 @@ class DurabilityTests(KitBase):
     """Reopen, scan, kill -9, damage."""
 
     def test_random_histories_equal_a_dict(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        """Write, overwrite, delete, read, scan and (if durable) reopen in any order act as on a dict; Hypothesis looks
-        for the shortest order that does not."""
+        """Write, overwrite, delete, read, scan and (if durable) reopen in any order act as on a dict."""
         self.need()
         run_against_a_dict(
-            lambda place: self.open(place),
+            self.open,
             lambda: tmp_path_factory.mktemp("model") / "place",
             sizes=self.sizes,
             examples=self.model_examples,
@@ -69,8 +68,10 @@ class DurabilityTests(KitBase):
         assert session.scan() == expected
 
     def test_second_open_is_refused(self, place: Path) -> None:
-        """An authoritative index is only true while nobody else writes: a second owner of the same namespace must be
-        told, by an error that names the place, and the first must not notice."""
+        """An authoritative index is only true while nobody else writes.
+
+        A second owner of the same namespace must be told, by an error that names the place; the first must not notice.
+        """
         self.need("authoritative_index")
         key, size = make_key(1), self.sizes[0]
         with self.open(place) as first:
@@ -84,19 +85,26 @@ class DurabilityTests(KitBase):
             assert again.get(key) == make_frame(key, 1, size)
 
     def test_kill_minus_nine(self, place: Path) -> None:
-        """A writer is killed in the middle of writes, overwrites and deletes, several times on the same data: every
-        acknowledged change is there, and of the one in flight either all or nothing."""
+        """Every change acknowledged before a kill is there; of the one in flight, per key either all or nothing.
+
+        The writer is killed in the middle of writes, overwrites and deletes, several times on the same data.
+        """
         self.need("durable")
-        writer = CrashWriter(self.plugin, self.context(), self.make_options(place), self.sizes)
+        writer = CrashWriter(
+            Orders(self.plugin, self.context(), self.make_options(place), tuple(self.sizes), seed=self.crash_seed)
+        )
         for round_number in range(self.crash_rounds):
             writer.write_until_killed(operations=7 + 11 * round_number)
             with self.open(place) as session:
-                writer.verify(session)
-        assert writer.operations_acknowledged >= self.crash_rounds
+                writer.ledger.verify(session)
+        assert writer.ledger.acknowledged >= self.crash_rounds
 
     def test_damage_stays_with_one_key(self, place: Path) -> None:
-        """Bytes flipped at rest concern one key: the read gives bytes, a miss or an error for it (the frame's checksum
-        above decides), other keys are whole, and the key can be stored again."""
+        """Bytes flipped at rest concern one key, and not for ever.
+
+        The read gives bytes, a miss or an error for it (the frame's checksum above decides); other keys are whole; the
+        key can be stored again.
+        """
         self.need("durable")
         hurt, fine, size = make_key(1), make_key(2), max(self.sizes)
         with self.open(place) as session:
@@ -111,8 +119,7 @@ class DurabilityTests(KitBase):
             assert session.get(hurt) == make_frame(hurt, 2, size)
 
     def test_removed_behind_the_back(self, session: Session, place: Path) -> None:
-        """An object deleted out of band is a miss or an error for that key, never old or foreign bytes, and not for
-        ever: it can be stored again."""
+        """An object deleted out of band is a miss or an error for that key, and can be stored again."""
         key, other, size = make_key(1), make_key(2), max(self.sizes)
         session.put({k: make_frame(k, 1, size) for k in (key, other)})
         self.raw_remove(place, key)

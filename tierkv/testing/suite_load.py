@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ class ConcurrencyTests(KitBase):
                 session.forget(keys[:1])
                 assert session.get(keys[0]) is None
 
-        run_at_once([lambda thread=thread: work(thread) for thread in range(self.threads)])
+        run_at_once([partial(work, thread) for thread in range(self.threads)])
 
     def test_readers_see_old_or_new_but_whole(self, session: Session) -> None:
         """While a key is overwritten and deleted, a reader gets one of its frames as a whole, or a miss."""
@@ -84,7 +85,7 @@ class ConcurrencyTests(KitBase):
             for number in range(ROUNDS):
                 session.put({key: make_frame(key, 1000 * thread + number, size)})
 
-        run_at_once([lambda thread=thread: write(thread) for thread in range(self.threads)])
+        run_at_once([partial(write, thread) for thread in range(self.threads)])
         last = [make_frame(key, 1000 * thread + ROUNDS - 1, size) for thread in range(self.threads)]
         assert session.get(key) in last
         if self.capabilities.scan:
@@ -100,8 +101,10 @@ class CapacityTests(KitBase):
     """Only for backends that declare ``bounded``."""
 
     def test_full_keeps_what_is_there(self, place: Path) -> None:
-        """Beyond its capacity a backend refuses key by key with OutOfSpaceError; what it holds stays whole, and a
-        delete makes room again, now and after a reopen."""
+        """Beyond its capacity a backend refuses key by key with OutOfSpaceError, or grows; it never loses.
+
+        What it holds stays whole, and a delete makes room again, now and after a reopen.
+        """
         self.need("bounded")
         size = self.frame_bytes_max
         frames_max = self.full_capacity_bytes // size
@@ -122,8 +125,10 @@ class CapacityTests(KitBase):
                 assert len(self.fill(session, frames_max // 2)) == frames_max // 2
 
     def test_churn_within_capacity_is_never_refused(self, place: Path) -> None:
-        """A framework that keeps to half of the capacity may write for ever: deletes and overwrites give their room
-        back, also across a reopen."""
+        """A framework that keeps to half of the capacity may write for ever.
+
+        Deletes and overwrites give their room back, also across a reopen.
+        """
         self.need("bounded")
         size = self.frame_bytes_max
         resident_max = self.full_capacity_bytes // size // 2

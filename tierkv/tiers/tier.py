@@ -88,8 +88,10 @@ class Tier:
         Keys whose turn did not come before ``deadline_s`` are TIMED_OUT. Whatever the backend does is an outcome.
 
         Raises:
-            EngineProtocolError: READ and WRITE need one slot per key.
+            EngineProtocolError: the backend is async, or READ or WRITE came without one slot per key.
         """
+        if self.is_async:
+            raise EngineProtocolError("an async backend belongs on an event loop: perform_async", tier=self.name)
         return _run_now(self.perform_async(verb, keys, slots, deadline_s))
 
     async def perform_async(
@@ -239,7 +241,7 @@ def _run_now(coroutine: Coroutine[Any, Any, _T]) -> _T:
         result: _T = stop.value
         return result
     coroutine.close()
-    raise RuntimeError("an async backend's verb was called on a plain thread; use perform_async on its event loop")
+    raise RuntimeError("a blocking tier waited on an event loop")  # pragma: no cover - _Unwaiting never waits
 
 
 def _require_servable(name: str, declared: Capabilities) -> None:

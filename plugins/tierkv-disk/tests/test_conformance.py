@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import tierkv_disk
-from tierkv_disk import DiskOptions
-
 from tierkv.testing import BackendConformance
-from tierkv.types.keys import Key
+from tierkv_disk import DiskOptions
 
 
 class TestDisk(BackendConformance):

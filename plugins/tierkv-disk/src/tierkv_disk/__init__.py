@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tierkv.abc import BackendContext, BackendPlugin, Capabilities
-from tierkv.errors import ConfigError, TierKVError
+from tierkv.errors import TierKVError
 from tierkv.hookspecs import hookimpl
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.check import check
@@ -44,14 +44,12 @@ def open_backend(context: BackendContext, options: DiskOptions) -> DiskBackend:
         except OSError:
             home.release()
             raise
-    except ConfigError as error:
+    except TierKVError as error:
         error.tier = context.tier
         raise
     except OSError as error:
-        what = f"cannot open the disk tier in {options.path} (`path` must be a directory that this user may write)"
-        failure = as_tier_error(error, what, tier=context.tier)
-        failure.tier = context.tier
-        raise failure from error
+        what = f"cannot use {options.path} (`path` must be a directory on a healthy disk that this user may write)"
+        raise as_tier_error(error, what, tier=context.tier) from error
 
 
 PLUGIN = BackendPlugin(

@@ -159,11 +159,11 @@ class DiskBackend:
             grown = self._segments.grow()
             if grown is None:
                 raise OutOfSpaceError("capacity_bytes or min_free_bytes is reached and no slot is free")
+            number, slots = grown
             with self._table_lock:
-                self._slots.add_segment(*grown)
-                slot = self._slots.take()
-            assert slot is not None, "a new segment has slots, and nobody else saw it"
-            return slot
+                # Its first slot goes to this call, which no other thread can then be faster to take.
+                self._slots.add_segment(number, slots, used=(0,))
+            return Slot(number, 0)
 
     def _free(self, slot: Slot) -> None:
         with self._table_lock:

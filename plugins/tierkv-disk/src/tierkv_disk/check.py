@@ -21,59 +21,67 @@ def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[Finding]
         layout.check_ours(path)
     except OSError as error:
         detail = str(error) if isinstance(error, BackendError) else f"{path}: {error.strerror}"
-        yield Finding("path", False, detail, "give `path` a new or empty directory that this user may use")
+        yield _bad("path", detail, "give `path` a new or empty directory that this user may use")
         return
-    existing = _nearest_existing(path)
-    is_new = existing != path
-    yield Finding("path", True, f"{path} {'will be created' if is_new else 'exists'}")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("permission", False, f"{existing} is not writable", f"chown or chmod {existing}, or another `path`")
+    existing = next(candidate for candidate in (path, *path.parents) if candidate.exists())
+    yield _good("path", f"{path} {'exists' if existing == path else 'will be created'}")
+    problem = _why_not_writable(existing)
+    if problem:
+        yield _bad("permission", problem, f"let this user write in {existing} (chown, chmod), or choose another `path`")
         return
-    try:
-        direct = supports_direct(existing)
-    except OSError as error:
-        yield Finding("permission", False, f"no file can be created in {existing}: {error.strerror}", "another `path`")
-        return
-    yield Finding("permission", True, f"{existing} is writable")
-    yield _direct_finding(options, existing, direct)
-    yield _space_finding(options, existing, path, capacity_bytes)
-    if not is_new:
+    yield _good("permission", f"{existing} is writable")
+    yield _direct_finding(options, existing)
+    yield _space_finding(options, path, existing, capacity_bytes)
+    if existing == path:
         yield from _lock_findings(path)
 
 
-def _nearest_existing(path: Path) -> Path:
-    return next(candidate for candidate in (path, *path.parents) if candidate.exists())
+def _good(subject: str, detail: str) -> Finding:
+    return Finding(subject, ok=True, detail=detail)
 
 
-def _direct_finding(options: DiskOptions, existing: Path, direct: bool) -> Finding:
+def _bad(subject: str, detail: str, fix: str) -> Finding:
+    return Finding(subject, ok=False, detail=detail, fix=fix)
+
+
+def _why_not_writable(directory: Path) -> str:
+    if not directory.is_dir():
+        return f"{directory} is not a directory"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} is not writable"
+    try:
+        supports_direct(directory)
+    except OSError as error:
+        return f"no file can be created in {directory}: {error.strerror}"
+    return ""
+
+
+def _direct_finding(options: DiskOptions, existing: Path) -> Finding:
     if options.direct_io == "off":
-        return Finding("direct I/O", True, "switched off: the page cache is used")
-    if direct:
-        return Finding("direct I/O", True, f"O_DIRECT works in {existing}")
-    fix = "put `path` on ext4 or XFS on a local disk"
-    return Finding("direct I/O", options.direct_io == "auto", f"no O_DIRECT in {existing}: the page cache is used", fix)
+        return _good("direct I/O", "switched off: reads and writes go through the page cache")
+    if supports_direct(existing):
+        return _good("direct I/O", f"O_DIRECT works in {existing}")
+    if options.direct_io == "auto":
+        return _good("direct I/O", f"no O_DIRECT in {existing}: reads and writes go through the page cache, slower")
+    return _bad("direct I/O", f"no O_DIRECT in {existing}", "set direct_io = 'auto', or use a local ext4 or XFS")
 
 
-def _space_finding(options: DiskOptions, existing: Path, path: Path, capacity_bytes: int | None) -> Finding:
-    free = shutil.disk_usage(existing).free
+def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Finding:
     held = sum(file.stat().st_size for file in path.glob("*/segment-*.dat")) if existing == path else 0
+    free = shutil.disk_usage(existing).free
     usable = max(0, free - options.min_free_bytes) + held
-    detail = f"{free} bytes free, {options.min_free_bytes} kept for others, {held} held already"
-    if capacity_bytes is None:
-        return Finding("space", usable > 0, f"{detail}; no capacity is set", "" if usable else "free some space")
-    if usable >= capacity_bytes:
-        return Finding("space", True, f"{detail}; enough for the capacity of {capacity_bytes}")
-    return Finding(
-        "space", False, f"{detail}; the capacity is {capacity_bytes}", f"set the capacity to {usable} or free space"
-    )
+    detail = f"{free} bytes free, {options.min_free_bytes} of them reserved by min_free_bytes, {held} held already"
+    wanted = 1 if capacity_bytes is None else capacity_bytes
+    if usable >= wanted:
+        return _good("space", detail if capacity_bytes is None else f"{detail}: enough for the capacity")
+    return _bad("space", detail, f"free {wanted - usable} bytes, or lower the tier's capacity or min_free_bytes")
 
 
 def _lock_findings(path: Path) -> Iterator[Finding]:
     for directory in sorted(entry for entry in path.iterdir() if (entry / layout.LOCK_NAME).exists()):
         owner = layout.lock_owner(directory)
         if owner is None:
-            yield Finding("lock", True, f"namespace {directory.name} is free")
+            yield _good("lock", f"namespace {directory.name} is free")
         else:
-            yield Finding(
-                "lock", False, f"namespace {directory.name} is in use by process {owner}", "stop it before you start"
-            )
+            detail = f"namespace {directory.name} is in use by process {owner}"
+            yield _bad("lock", detail, f"stop process {owner} before a stack with this model starts here")

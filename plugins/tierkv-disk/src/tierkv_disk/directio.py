@@ -89,8 +89,12 @@ class FileIO:
             _write_all(fd, bounce, offset)
 
     def read_at(self, fd: int, buffer: memoryview, size: int, offset: int) -> int:
-        """Fill the first ``size`` bytes of ``buffer`` from ``offset``; fewer come back only at the end of the file.
+        """Fill the first ``size`` bytes of ``buffer`` from ``offset``.
+
         Bytes of ``buffer`` after ``size`` may change, up to the next page.
+
+        Returns:
+            Bytes read: fewer than ``size`` only where the file ends before.
 
         Raises:
             OSError: as ``preadv``.

@@ -13,7 +13,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def as_tier_error(error: OSError, what: str, *, tier: str, key: bytes | None = None) -> TierKVError:
     """The value to put into a result, or to raise. ``what`` says what was tried, with the path."""
     if isinstance(error, TierKVError):
-        return error
+        return type(error)(f"{what}: {error}", tier=tier, key=key)
     message = f"{what}: {error.strerror or error}"
     if error.errno in NO_SPACE:
         return OutOfSpaceError(message, tier=tier, key=key)

@@ -36,16 +36,18 @@ class Gate:
         try:
             yield
         finally:
-            with self._lock:
-                self._calls -= 1
-                last = self._closed and self._calls == 0
-            if last:
+            if self._leave():
                 self._release()
 
     def close(self) -> None:
         """Let no call in any more. Closing twice does nothing."""
         with self._lock:
-            last = not self._closed and self._calls == 0
+            idle = not self._closed and self._calls == 0
             self._closed = True
-        if last:
+        if idle:
             self._release()
+
+    def _leave(self) -> bool:
+        with self._lock:
+            self._calls -= 1
+            return self._closed and self._calls == 0

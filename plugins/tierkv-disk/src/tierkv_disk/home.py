@@ -56,7 +56,7 @@ def enter_home(context: BackendContext, options: DiskOptions) -> Home:
     """
     wanted = round_up(max(1, context.frame_bytes_max))
     if wanted >= FRAME_BYTES_LIMIT:
-        raise ConfigError(f"frames of {wanted} bytes: a disk tier takes less than {FRAME_BYTES_LIMIT}; use smaller chunks")
+        raise ConfigError(f"frames of {wanted} bytes: a disk tier takes less than 4 GiB; use smaller chunks")
     path = Path(options.path).expanduser().absolute()
     layout.claim(path)
     directory = layout.enter_namespace(path, context.namespace)

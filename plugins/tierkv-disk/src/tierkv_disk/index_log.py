@@ -94,7 +94,7 @@ def encode_header(identity: LogIdentity) -> bytes:
 def encode_record(record: Record, seed: int) -> bytes:
     """The 128 bytes of a record."""
     kind, key, slot, frame_bytes = record
-    body = _RECORD.pack(0, kind, len(key), 0, slot.segment, slot.index, frame_bytes, key)[CHECKSUM_BYTES:]
+    body = _RECORD.pack(0, kind, len(key), 0, slot.segment, slot.number, frame_bytes, key)[CHECKSUM_BYTES:]
     return xxhash.xxh3_64_intdigest(body, seed).to_bytes(CHECKSUM_BYTES, "little") + body
 
 
@@ -218,7 +218,7 @@ class IndexLog:
         os.close(self._fd)
 
     def _make_room(self, size: int) -> None:
-        """Zero-fill ahead, so that half a step is always left for deletes; fails only if ``size`` itself has no room."""
+        """Zero-fill ahead, so that half a step is left for deletes; fails only if ``size`` itself has no room."""
         if self._size - self._end - size >= GROW_BYTES // 2:
             return
         target = round_up(self._end + size + GROW_BYTES, GROW_BYTES)

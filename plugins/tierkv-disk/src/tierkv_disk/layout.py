@@ -17,8 +17,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
+from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
+from tierkv_disk.index_log import TEMPORARY_NAME as LOG_TEMPORARY_NAME
 from tierkv_disk.segments import sync_directory
 
 PROGRAM = "tierkv-disk"
@@ -40,7 +41,7 @@ def check_ours(path: Path) -> None:
     """
     marker = path / MARKER_NAME
     try:
-        names = set(os.listdir(path))
+        names = {entry.name for entry in path.iterdir()}
     except FileNotFoundError:
         return
     except NotADirectoryError:
@@ -51,8 +52,8 @@ def check_ours(path: Path) -> None:
     # The second look is for a process that created the marker while we listed.
     if foreign and MARKER_NAME not in names and not marker.exists():
         raise NamespaceMismatchError(
-            f"{path} holds other files ({', '.join(foreign[:3])}{', ...' if len(foreign) > 3 else ''}) and no "
-            f"{MARKER_NAME}: it is not a {PROGRAM} directory and was left untouched; give `path` an empty or new one"
+            f"{path} holds {foreign[0]!r}{f' and {len(foreign) - 1} more' if foreign[1:] else ''} "
+            f"and no {MARKER_NAME}: not a {PROGRAM} directory, left untouched; give `path` an empty or new one"
         )
     if marker.exists():
         _check_document(marker, read_document(marker))
@@ -98,7 +99,9 @@ def settle_slot_bytes(directory: Path, namespace: Namespace, slot_bytes: int) ->
     """
     manifest = directory / NAMESPACE_NAME
     if not manifest.exists():
-        remains = sorted(name for name in os.listdir(directory) if name.startswith(("segment-", "index.log")))
+        remains = sorted(
+            entry.name for entry in directory.iterdir() if entry.name.startswith(("segment-", "index.log"))
+        )
         if remains:
             raise NamespaceMismatchError(
                 f"{directory} has {remains[0]} but no {NAMESPACE_NAME}: put that file back, or remove the directory"
@@ -110,7 +113,9 @@ def settle_slot_bytes(directory: Path, namespace: Namespace, slot_bytes: int) ->
     _check_document(manifest, document)
     expected = json.loads(json.dumps(namespace.describe()))
     if document.get("namespace") != expected:
-        raise NamespaceMismatchError(f"{manifest} describes another namespace than its directory's name: remove {directory}")
+        raise NamespaceMismatchError(
+            f"{manifest} describes another namespace than {directory.name}: remove {directory}"
+        )
     stored = document.get("slot_bytes")
     if not isinstance(stored, int) or stored < slot_bytes:
         raise NamespaceMismatchError(
@@ -170,9 +175,9 @@ def lock_owner(directory: Path) -> str | None:
 
 def sweep(directory: Path) -> None:
     """Remove temporary files that a killed process left."""
-    for name in os.listdir(directory):
-        if _is_temporary(name):
-            (directory / name).unlink(missing_ok=True)
+    for entry in directory.iterdir():
+        if _is_temporary(entry.name) or entry.name == LOG_TEMPORARY_NAME:
+            entry.unlink(missing_ok=True)
 
 
 def publish_document(path: Path, document: Mapping[str, object]) -> None:

@@ -45,7 +45,7 @@ class Recovery:
     @property
     def lossless(self) -> bool:
         """Whether all is as a crash at worst leaves it."""
-        return self.log.header_ok and not self.log.damaged and not self.entries_lost and not self.log_missing
+        return self.log.header_ok and not (self.log.damaged or self.entries_lost or self.log_missing)
 
 
 def mostly_dead(records: int, live: int) -> bool:
@@ -76,7 +76,7 @@ def recover(
         return {}, _slot_table(segments, {}), log, report
     try:
         entries = _replay(fd, identity, report)
-        for key in [key for key, (slot, _) in entries.items() if slot.index >= slots_of.get(slot.segment, 0)]:
+        for key in [key for key, (slot, _) in entries.items() if slot.number >= slots_of.get(slot.segment, 0)]:
             del entries[key]
             report.entries_lost += 1
         if report.lossless and not mostly_dead(report.log.records, len(entries)):
@@ -91,8 +91,11 @@ def recover(
 
 
 def _replay(fd: int, identity: LogIdentity, report: Recovery) -> Entries:
-    """What the log says in the end. A slot belongs to the last record that names it: an older claim can only stand
-    there because the record that ended it was lost."""
+    """What the log says in the end.
+
+    A slot belongs to the last record that names it: an older claim can only stand there because the record that ended
+    it was lost.
+    """
     entries: Entries = {}
     owners: dict[Slot, Key] = {}
     for kind, key, slot, frame_bytes in read_records(fd, identity, report.log):
@@ -113,7 +116,7 @@ def _replay(fd: int, identity: LogIdentity, report: Recovery) -> Entries:
 def _slot_table(segments: SegmentFiles, entries: Entries) -> SlotTable:
     used: dict[int, set[int]] = {}
     for slot, _ in entries.values():
-        used.setdefault(slot.segment, set()).add(slot.index)
+        used.setdefault(slot.segment, set()).add(slot.number)
     table = SlotTable()
     for segment, covered in segments.shrink(used).items():
         table.add_segment(segment, covered, used.get(segment, ()))

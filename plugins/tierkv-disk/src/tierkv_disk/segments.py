@@ -36,8 +36,12 @@ def sync_directory(directory: Path) -> None:
 
 
 class Limits(NamedTuple):
-    """How far the files may grow. capacity_bytes: of all segments together, or None. min_free_bytes: left for others.
-    segment_bytes: wish for the size of one file."""
+    """How far the files may grow.
+
+    capacity_bytes: of all segments together, or None.
+    min_free_bytes: left free in the file system.
+    segment_bytes: wish for the size of one file.
+    """
 
     capacity_bytes: int | None
     min_free_bytes: int
@@ -45,8 +49,10 @@ class Limits(NamedTuple):
 
 
 class SegmentFiles:
-    """The open segment files of one namespace. Methods raise OSError; reads and writes may run on several threads,
-    :meth:`grow` on one at a time."""
+    """The open segment files of one namespace.
+
+    Methods raise OSError. Reads, writes and syncs may run on several threads, :meth:`grow` on one at a time.
+    """
 
     def __init__(self, directory: Path, slot_bytes: int, limits: Limits, io: FileIO) -> None:
         self._directory = directory
@@ -113,11 +119,11 @@ class SegmentFiles:
 
     def write(self, slot: Slot, frame: memoryview) -> None:
         """Put a frame into a slot."""
-        self._io.write_at(self._files[slot.segment], frame, slot.index * self._slot_bytes)
+        self._io.write_at(self._files[slot.segment], frame, slot.number * self._slot_bytes)
 
     def read(self, slot: Slot, buffer: memoryview, size: int) -> int:
         """Read the first ``size`` bytes of a slot; fewer come back only if the file ends before."""
-        return self._io.read_at(self._files[slot.segment], buffer, size, slot.index * self._slot_bytes)
+        return self._io.read_at(self._files[slot.segment], buffer, size, slot.number * self._slot_bytes)
 
     def sync(self, numbers: set[int]) -> None:
         """Force the written bytes of these segments to the device."""
@@ -142,7 +148,7 @@ class SegmentFiles:
         disk = shutil.disk_usage(self._directory)
         capacity = self._limits.capacity_bytes
         wish_bytes = max(self._limits.segment_bytes, (disk.total if capacity is None else capacity) // SEGMENTS_MAX)
-        slots = min(max(1, wish_bytes // self._slot_bytes), (disk.free - self._limits.min_free_bytes) // self._slot_bytes)
-        if (capacity_slots := self._capacity_slots()) is not None:
-            slots = min(slots, capacity_slots - sum(self._slots.values()))
-        return slots
+        wish = max(1, wish_bytes // self._slot_bytes)
+        room = (disk.free - self._limits.min_free_bytes) // self._slot_bytes
+        allowed = self._capacity_slots()
+        return min(wish, room, wish if allowed is None else allowed - sum(self._slots.values()))

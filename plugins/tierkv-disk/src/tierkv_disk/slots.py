@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class Slot(NamedTuple):
-    """One place for one frame: the ``index``-th slot of segment file number ``segment``."""
+    """One place for one frame: slot ``number`` of segment file ``segment``, both from 0."""
 
     segment: int
-    index: int
+    number: int
 
 
 class SlotTable:
@@ -25,8 +25,10 @@ class SlotTable:
         self._freed_while_pinned: set[Slot] = set()
 
     def add_segment(self, segment: int, end: int, used: Container[int] = ()) -> None:
-        """Manage the slots 0..end-1 of a segment, all of them free but the used ones. Slots from ``end`` on (the
-        capacity shrank) are never handed out; those in use may still be pinned, unpinned and freed."""
+        """Manage the slots 0..end-1 of a segment, all of them free but the used ones.
+
+        Slots from ``end`` on (the capacity shrank) are never handed out; those in use may be pinned, unpinned, freed.
+        """
         self._ends[segment] = end
         free = array("I", (index for index in reversed(range(end)) if index not in used))
         if free:
@@ -45,8 +47,8 @@ class SlotTable:
         """Nobody refers to this slot any more; once its readers are done it can be taken again."""
         if slot in self._pins:
             self._freed_while_pinned.add(slot)
-        elif slot.index < self._ends[slot.segment]:
-            self._free.setdefault(slot.segment, array("I")).append(slot.index)
+        elif slot.number < self._ends[slot.segment]:
+            self._free.setdefault(slot.segment, array("I")).append(slot.number)
 
     def pin(self, slot: Slot) -> None:
         """A reader starts."""

@@ -23,9 +23,9 @@ from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 from tierkv.types.keys import Key
 from tierkv_lmdb.gate import CallGate
 
-TRANSACTION_BYTES = 256 * 1024
-"""Frames up to this many bytes in sum share a transaction (a sync costs more than they do); a longer frame has its own
-(large transactions are slower than several small ones)."""
+TRANSACTION_BYTES = 1024**2
+"""Frames up to this many bytes in sum share a transaction (each costs a flush of the disk); a longer frame has its own
+(a transaction keeps a copy of its pages in memory that is fresh each time, and large ones pay for that)."""
 
 DATABASES = (b"frames", b"index")
 _INDEX = struct.Struct(">QQ")
@@ -36,17 +36,25 @@ _log = logging.getLogger(__name__)
 class LmdbBackend:
     """One namespace of an LMDB tier. Verbs may be called on any threads.
 
-    ``frames_bytes_max`` bounds the pages of all frames. ``release`` is called once, after the environment was closed,
+    ``frames_bytes_max`` bounds the pages of all frames. ``sync_writes``: what a write acknowledged is on the disk.
+    ``release`` is called once, after the environment was closed,
     and told whether all of its data is on the disk.
     """
 
     def __init__(
-        self, env: lmdb.Environment, *, tier: str, frames_bytes_max: int, release: Callable[[bool], None]
+        self,
+        env: lmdb.Environment,
+        *,
+        tier: str,
+        frames_bytes_max: int,
+        sync_writes: bool,
+        release: Callable[[bool], None],
     ) -> None:
         self._env = env
         self._tier = tier
         self._where = Path(env.path())
         self._frames_bytes_max = frames_bytes_max
+        self._sync_writes = sync_writes
         self._release = release
         self._gate = CallGate(f"{tier} ({self._where})", self._close_environment)
         self._key_bytes_max = env.max_key_size()
@@ -68,9 +76,18 @@ class LmdbBackend:
             return [self._read(request) for request in requests]
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
-        """Store frames, in one transaction each or, if short, several together."""
+        """Store frames, several in a transaction, and (with durability "batch") sync once at the end."""
         with self._gate:
-            return [result for batch in _transactions(requests) for result in self._write(batch)]
+            results = [result for batch in _transactions(requests) for result in self._write(batch)]
+            if not self._sync_writes or not requests:
+                return results
+            try:
+                self._env.sync(force=True)
+            except lmdb.Error as error:
+                # What cannot be promised is not kept: readers would see it until the next power cut only.
+                self._delete([request.key for request in requests])
+                return [result or self._failure("sync", error, r.key) for r, result in zip(requests, results, strict=True)]
+            return results
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         """Forget keys in one transaction."""

@@ -69,7 +69,13 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
             (directory / UNSYNCED).unlink()
         env.reader_check()
         sync_directory(directory)
-        return LmdbBackend(env, tier=context.tier, frames_bytes_max=sizes.frames_bytes_max, release=release)
+        return LmdbBackend(
+            env,
+            tier=context.tier,
+            frames_bytes_max=sizes.frames_bytes_max,
+            sync_writes=options.durability == "batch",
+            release=release,
+        )
     except lmdb.Error as error:
         env.close()
         raise _damaged(directory, error) from error
@@ -91,10 +97,14 @@ def _map_sizes(directory: Path, context: BackendContext, options: LmdbOptions) -
 
 
 def _open_environment(directory: Path, sizes: MapSizes, options: LmdbOptions) -> lmdb.Environment:
-    sync = options.durability == "batch"
     try:
         env = lmdb.open(
-            str(directory), map_size=sizes.map_bytes, max_dbs=len(DATABASES), mode=0o600, sync=sync, metasync=sync
+            str(directory),
+            map_size=sizes.map_bytes,
+            max_dbs=len(DATABASES),
+            mode=0o600,
+            sync=options.durability == "batch",
+            metasync=False,  # the backend syncs once per call; until then a crash may undo, but never damage
         )
     except lmdb.MemoryError as error:
         raise BackendError(

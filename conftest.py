@@ -1,4 +1,4 @@
-"""What all tests share: the seed, the torch marker, the repository's root."""
+"""What the tests of the core and of all plugins share: the seed, the torch marker, the helper modules, the root."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import importlib.util
 import os
 import random
 import secrets
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+ROOT = Path(__file__).resolve().parent
+
+# Test modules of a plugin may share helpers that lie beside them. Their names are unique (tests/house says so), and
+# they come last, so they can hide nothing. The core's own folders stand in pyproject.toml.
+sys.path += [str(path) for path in sorted(ROOT.glob("plugins/*/tests"))]
 
 # Before anything imports torch: tests share their cores with other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -66,4 +73,4 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The root of the checkout."""
-    return Path(__file__).resolve().parents[1]
+    return ROOT

@@ -1,0 +1,89 @@
+"""What the tests of this plugin share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tierkv_lmdb
+from tierkv_lmdb import LmdbOptions
+
+from tierkv.abc import BackendContext, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.errors import BackendError, OutOfSpaceError
+from tierkv.types.keys import Key
+from tierkv.types.namespace import Namespace
+
+KIB, MIB = 1024, 1024**2
+CHILD_TIMEOUT_S = 60
+
+
+def namespace(model: str = "tests") -> Namespace:
+    """A namespace; another model makes another one."""
+    return Namespace(model, "r1", "bfloat16", "page", ((16, (4096,)),), 4, 16)
+
+
+def context(capacity_bytes: int | None = 16 * MIB, frame_bytes_max: int = 64 * KIB, model: str = "tests") -> BackendContext:
+    """What the framework would say at open."""
+    return BackendContext("cold", namespace(model), frame_bytes_max, capacity_bytes)
+
+
+def open_at(place: Path, ctx: BackendContext | None = None, **options: Any) -> Any:
+    """The backend, through the plugin, as the framework opens it."""
+    return tierkv_lmdb.PLUGIN.open(ctx or context(), LmdbOptions(path=str(place), **options))
+
+
+def directory(place: Path, model: str = "tests") -> Path:
+    """The namespace's directory."""
+    return place / namespace(model).fingerprint().hex()
+
+
+def key(number: int) -> Key:
+    """The ``number``-th key, 36 bytes."""
+    return Key(number.to_bytes(36, "big"))
+
+
+def put(backend: Any, frames: dict[Key, bytes]) -> list[WriteResult]:
+    """Write a batch."""
+    results: list[WriteResult] = backend.write([WriteRequest(k, memoryview(frame)) for k, frame in frames.items()])
+    return results
+
+
+def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * KIB) -> list[bytes | ReadResult]:
+    """Read a batch: bytes, or what was answered instead."""
+    requests = [ReadRequest(k, memoryview(bytearray(buffer_bytes))) for k in keys]
+    results = backend.read_into(requests)
+    return [
+        bytes(request.buffer[:result]) if isinstance(result, int) else result
+        for request, result in zip(requests, results, strict=True)
+    ]
+
+
+def run_child(code: str, *arguments: object, expect_rc: int = 0) -> str:
+    """Run Python code that may import this module in a process of its own; its output. A crash fails the test."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == expect_rc, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def killed_at_end(code: str, *arguments: object) -> Iterator[int]:
+    """Run Python code in a process that prints "ready" and is killed (-9) at the end of the block; its pid."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield child.pid
+        finally:
+            child.kill()

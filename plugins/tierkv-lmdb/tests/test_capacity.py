@@ -1,0 +1,154 @@
+"""What happens at the tier's capacity and at the end of the disk."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, run_child
+from tierkv_lmdb.options import LmdbOptions, MapSizes
+
+from tierkv.errors import OutOfSpaceError
+from tierkv.types.keys import Key
+
+
+def test_lengths_that_vary_do_not_break_the_map_up(tmp_path: Path) -> None:
+    """A codec makes frames of any length, and LMDB wants each in one run of pages: while the framework stays within
+    the capacity, holes of the wrong size must not lead to a refusal."""
+    rng = random.Random(5)
+    capacity = 16 * MIB
+    backend = open_at(tmp_path, context(capacity))
+    resident: dict[Key, int] = {}
+    for number in range(1500):
+        size = rng.randint(30 * KIB, 64 * KIB)
+        victims = []
+        while sum(resident.values()) + size > capacity:
+            victims.append(rng.choice(list(resident)))
+            del resident[victims[-1]]
+        assert backend.delete(victims) == [None] * len(victims)
+        assert put(backend, {key(number): bytes(size)}) == [None], f"refused at frame {number}"
+        resident[key(number)] = size
+    assert {entry.key: entry.frame_bytes for entry in backend.scan()} == resident
+    backend.close()
+    assert (directory(tmp_path) / "data.mdb").stat().st_size <= 1.25 * capacity + 16 * MIB + 17 * 64 * KIB
+
+
+def test_full_refuses_by_key_and_delete_makes_room(tmp_path: Path) -> None:
+    """A delete needs pages too: a map filled to the brim by writes could never be emptied again."""
+    backend = open_at(tmp_path, context(2 * MIB), map_headroom=0.05)
+    stored, refused = [], None
+    for number in range(1000):
+        (refused,) = put(backend, {key(number): bytes(60 * KIB)})
+        if refused is not None:
+            break
+        stored.append(key(number))
+    assert isinstance(refused, OutOfSpaceError)
+    assert (refused.tier, refused.key) == ("cold", key(len(stored)))
+    assert sum(60 * KIB for _ in stored) >= 0.9 * 2 * MIB
+    assert put(backend, {stored[0]: b"x" * 60 * KIB}) == [None], "replacing takes no room"
+    assert backend.delete(stored) == [None] * len(stored)
+    assert list(backend.scan()) == []
+    assert put(backend, {key(1): bytes(60 * KIB)}) == [None]
+    backend.close()
+
+
+def test_capacity_made_smaller(tmp_path: Path) -> None:
+    """After an edit of the configuration the tier holds more than it may: it must open, and the framework must be able
+    to evict."""
+    backend = open_at(tmp_path, context(16 * MIB))
+    keys = [key(number) for number in range(200)]
+    assert all(put(backend, {k: bytes(64 * KIB)}) == [None] for k in keys)
+    backend.close()
+    backend = open_at(tmp_path, context(1 * MIB))
+    assert isinstance(put(backend, {key(999): b"x" * 60 * KIB})[0], OutOfSpaceError)
+    for k in keys[:190]:
+        assert backend.delete([k]) == [None]
+    assert put(backend, {key(999): b"x" * 60 * KIB}) == [None]
+    assert get(backend, keys[-1]) == [bytes(64 * KIB)]
+    backend.close()
+
+
+def test_one_refusal_does_not_refuse_the_batch(tmp_path: Path) -> None:
+    """Results are by key: short frames share a transaction, and one that cannot be stored must not undo its
+    neighbours."""
+    backend = open_at(tmp_path)
+    good, long_key, empty_key = key(1), Key(b"k" * 512), Key(b"")
+    results = put(backend, {good: b"one", long_key: b"two", empty_key: b"three", key(2): b"four"})
+    assert [type(result).__name__ for result in results] == ["NoneType", "BackendError", "BackendError", "NoneType"]
+    assert "511" in str(results[1])
+    assert get(backend, good, long_key, empty_key, key(2)) == [b"one", None, None, b"four"]
+    assert backend.contains([good, long_key, empty_key]) == [True, False, False]
+    assert backend.delete([long_key, empty_key, good]) == [None, None, None]
+    assert put(backend, {Key(b"k" * 511): b"longest"}) == [None]
+    backend.close()
+
+
+DISK_FULL = """
+import pathlib, resource, signal, sys, lmdb_support
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]), lmdb_support.context(64 * lmdb_support.MIB))
+resource.setrlimit(resource.RLIMIT_FSIZE, (3 * lmdb_support.MIB, resource.RLIM_INFINITY))
+stored = []
+for start in range(0, 200, 4):
+    keys = [lmdb_support.key(number) for number in range(start, start + 4)]
+    results = lmdb_support.put(backend, {k: bytes([start]) * 60000 for k in keys})
+    stored += [(k, bytes([start]) * 60000) for k, result in zip(keys, results) if result is None]
+    if results[-1] is not None:
+        break
+assert isinstance(results[-1], lmdb_support.OutOfSpaceError), results
+assert results[-1].key == keys[-1]
+assert len(stored) > 30, len(stored)
+for k, frame in stored:
+    assert lmdb_support.get(backend, k) == [frame]
+assert backend.contains([keys[-1]]) == [False]
+assert backend.delete([k for k, _ in stored[:8]]) == [None] * 8
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert lmdb_support.put(backend, {keys[-1]: b"fits now"}) == [None]
+backend.close()
+backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]), lmdb_support.context(64 * lmdb_support.MIB))
+assert lmdb_support.get(backend, keys[-1], stored[-1][0]) == [b"fits now", stored[-1][1]]
+assert len(list(backend.scan())) == len(stored) - 8 + 1
+"""
+
+
+def test_disk_full(tmp_path: Path) -> None:
+    """Below the capacity the disk may be full all the same. The operating system's refusal is an error by key, nothing
+    stored is lost, deletes work, and writes work again as soon as there is room. (The end of the disk is a limit on
+    the file's size here, which makes the same system calls fail.)"""
+    run_child(DISK_FULL, tmp_path)
+
+
+NO_ADDRESS_SPACE = """
+import pathlib, resource, sys, lmdb_support
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+try:
+    lmdb_support.open_at(pathlib.Path(sys.argv[1]), lmdb_support.context(1 << 40))
+except lmdb_support.BackendError as error:
+    print(error)
+"""
+
+
+def test_capacity_beyond_the_address_space(tmp_path: Path) -> None:
+    """A limit on virtual memory, as containers and batch systems set it, is named with its fix."""
+    assert "ulimit -v" in run_child(NO_ADDRESS_SPACE, tmp_path)
+
+
+def test_without_capacity_the_disk_is_the_limit(tmp_path: Path) -> None:
+    """No capacity means as much as the disk has, whatever is free at this moment."""
+    backend = open_at(tmp_path, context(None))
+    assert put(backend, {key(1): b"frame"}) == [None]
+    backend.close()
+    sizes = MapSizes.of(LmdbOptions(path="x"), None, frame_bytes_max=MIB, file_bytes=0, disk_bytes=1000 * MIB)
+    assert 900 * MIB < sizes.frames_bytes_max < 1000 * MIB
+    assert sizes.map_bytes > sizes.frames_bytes_max
+
+
+@pytest.mark.parametrize("file_mib", [0, 5000])
+def test_map_covers_what_is_there(file_mib: int) -> None:
+    """A map smaller than the file, or with no room beyond the frames, cannot be worked in."""
+    sizes = MapSizes.of(
+        LmdbOptions(path="x"), 1000 * MIB, frame_bytes_max=2 * MIB, file_bytes=file_mib * MIB, disk_bytes=10**12
+    )
+    assert sizes.frames_bytes_max == 1250 * MIB
+    assert sizes.map_bytes == (max(1250, file_mib) + 16 + 32) * MIB

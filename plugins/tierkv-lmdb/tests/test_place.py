@@ -1,0 +1,191 @@
+"""Whose directory it is, who may write, and what happens to data that cannot be trusted."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from pathlib import Path
+
+import lmdb
+import pytest
+from lmdb_support import context, directory, get, key, killed_at_end, open_at, put, run_child
+from tierkv_lmdb import place
+
+from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
+
+OWNER = """
+import sys, pathlib, time, lmdb_support
+backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]))
+lmdb_support.put(backend, {lmdb_support.key(1): b"of the first owner"})
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_second_process_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
+    """Two writers would ruin each other's index; the message must say which process to stop. A killed owner holds
+    nothing, and what it acknowledged is there."""
+    with killed_at_end(OWNER, tmp_path) as pid:
+        with pytest.raises(BackendUnavailableError, match=rf"process {pid}\b") as refused:
+            open_at(tmp_path)
+        assert refused.value.tier == "cold"
+        assert str(tmp_path) in str(refused.value)
+    backend = open_at(tmp_path)
+    assert get(backend, key(1)) == [b"of the first owner"]
+    backend.close()
+
+
+def test_open_waits_out_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tierkv check` takes the lock for an instant to see whether it is free; a service that starts right then must
+    not fail."""
+    open_at(tmp_path).close()
+    lock = directory(tmp_path) / place.LOCK
+    held = os.open(lock, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            os.close(held)
+
+    place.OwnerLock.take(lock, sleep).release()
+    assert pauses == [place.LOCK_TRIES_S[0]]
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"format": "tierkv-lmdb", "version": 2}', '{"format": "tierkv-disk", "version": 1}', "\x00not json"]
+)
+def test_foreign_marker_is_refused_and_kept(tmp_path: Path, content: str) -> None:
+    """A directory of another program, or of a later version, is not ours to write in."""
+    marker = tmp_path / "tierkv-lmdb.json"
+    marker.write_text(content)
+    with pytest.raises(NamespaceMismatchError, match="another path") as refused:
+        open_at(tmp_path)
+    assert str(marker) in str(refused.value)
+    assert marker.read_text() == content
+    assert [path.name for path in tmp_path.iterdir()] == [marker.name]
+
+
+@pytest.mark.parametrize("damage", ["another model", "broken"])
+def test_manifest_of_another_namespace_is_refused(tmp_path: Path, damage: str) -> None:
+    """A directory renamed or copied by hand must not lend its bytes to another model."""
+    backend = open_at(tmp_path)
+    put(backend, {key(1): b"frame"})
+    backend.close()
+    manifest = directory(tmp_path) / "namespace.json"
+    content = json.loads(manifest.read_text())
+    content["namespace"]["model"] = "another"
+    manifest.write_text(json.dumps(content) if damage == "another model" else manifest.read_text()[:-20])
+    with pytest.raises(NamespaceMismatchError, match=str(manifest)):
+        open_at(tmp_path)
+    assert (directory(tmp_path) / "data.mdb").exists()
+
+
+def test_manifest_says_what_the_fingerprint_stands_for(tmp_path: Path) -> None:
+    """A person who looks at a directory of hexadecimal names must find out which model it belongs to."""
+    open_at(tmp_path).close()
+    manifest = json.loads((directory(tmp_path) / "namespace.json").read_text())
+    assert manifest["namespace"] == json.loads(json.dumps(context().namespace.describe()))
+    assert manifest["fingerprint"] == directory(tmp_path).name
+
+
+CRASHED_MACHINE = """
+import sys, pathlib, os, lmdb_support
+backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]), durability="none")
+lmdb_support.put(backend, {lmdb_support.key(1): b"never synced"})
+os._exit(0)
+"""
+
+
+def test_unsynced_data_of_another_boot_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without syncs, a crash of the machine may leave a tree that LMDB does not survive reading: such data goes, with
+    a warning. The crash of the process alone loses nothing."""
+    run_child(CRASHED_MACHINE, tmp_path)
+    marker = directory(tmp_path) / "unsynced"
+    backend = open_at(tmp_path, durability="none")
+    assert get(backend, key(1)) == [b"never synced"]
+    backend.close()
+    assert not marker.exists(), "a clean close syncs"
+    run_child(CRASHED_MACHINE, tmp_path)
+    marker.write_text("00000000-0000-0000-0000-000000000000")
+    with caplog.at_level(logging.WARNING, "tierkv_lmdb"):
+        backend = open_at(tmp_path, durability="batch")
+    assert str(directory(tmp_path)) in caplog.text
+    assert get(backend, key(1)) == [None]
+    assert put(backend, {key(1): b"again"}) == [None]
+    backend.close()
+
+
+def test_unsynced_data_of_this_boot_is_taken_over(tmp_path: Path) -> None:
+    """Switching durability on must not throw away, and from then on must not distrust, what is there."""
+    run_child(CRASHED_MACHINE, tmp_path)
+    backend = open_at(tmp_path, durability="batch")
+    assert not (directory(tmp_path) / "unsynced").exists()
+    assert get(backend, key(1)) == [b"never synced"]
+    backend.close()
+
+
+@pytest.mark.parametrize("content", [b"\x00" * 8192, b"no database" * 1000, b"short"])
+def test_garbage_instead_of_data(tmp_path: Path, content: bytes) -> None:
+    """Whatever the data file holds, the answer is an error that says what to remove."""
+    open_at(tmp_path).close()
+    (directory(tmp_path) / "data.mdb").write_bytes(content)
+    with pytest.raises(BackendError, match="remove this directory") as refused:
+        open_at(tmp_path)
+    assert str(directory(tmp_path)) in str(refused.value)
+
+
+READ_ALL = """
+import sys, pathlib, lmdb_support
+try:
+    backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]))
+except lmdb_support.BackendError as error:
+    print("refused at open", error)
+    raise SystemExit
+good = 0
+for number in range(64):
+    (frame,) = lmdb_support.get(backend, lmdb_support.key(number))
+    assert frame is None or isinstance(frame, (bytes, lmdb_support.BackendError)), frame
+    good += frame == bytes([number]) * 60000
+    backend.contains([lmdb_support.key(number)])
+print("good", good, *[type(r).__name__ for r in lmdb_support.put(backend, {lmdb_support.key(99): b"new"})])
+backend.close()
+"""
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.5, 0.1])
+def test_data_cut_short_is_no_crash(tmp_path: Path, kept: float) -> None:
+    """A file that lost its end (a copy that was interrupted, a damaged file system) would kill the engine with SIGBUS
+    when the map is read past the end; it must be misses or errors."""
+    backend = open_at(tmp_path)
+    for number in range(64):
+        assert put(backend, {key(number): bytes([number]) * 60000}) == [None]
+    backend.close()
+    data = directory(tmp_path) / "data.mdb"
+    os.truncate(data, int(data.stat().st_size * kept))
+    assert "good" in (output := run_child(READ_ALL, tmp_path)) or "refused at open" in output
+
+
+STUCK_READER = """
+import sys, time, lmdb
+env = lmdb.open(sys.argv[1], max_dbs=2)
+txn = env.begin()
+txn.stat()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_readers_that_died_are_cleared(tmp_path: Path) -> None:
+    """One dead reader (of a tool that was killed) stops LMDB from reusing any page until the map is full."""
+    open_at(tmp_path).close()
+    with killed_at_end(STUCK_READER, directory(tmp_path)) as pid:
+        pass
+    with lmdb.open(str(directory(tmp_path)), max_dbs=2) as env:
+        assert str(pid) in env.readers()
+    open_at(tmp_path).close()
+    with lmdb.open(str(directory(tmp_path)), max_dbs=2) as env:
+        assert str(pid) not in env.readers()

@@ -1,0 +1,86 @@
+"""`tierkv check`: every finding of every tier, whatever the plugins do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+Stack = Callable[..., Path]
+
+
+def test_a_good_stack_is_exit_code_0(tierkv: Run, stack: Stack, tmp_path: Path) -> None:
+    """A deployment script asks exactly this question."""
+    said = tierkv("check", stack("folder"))
+    assert said.exit_code == 0, said.output
+    assert "8MiB, policy lru" in said.stdout
+    assert "fail" not in said.stdout
+    assert f"[{tmp_path}], 1073741824" in said.stdout, (
+        "brackets in a detail are text, not markup; capacity is passed on"
+    )
+
+
+def test_a_bad_place_is_exit_code_1_and_a_fix(tierkv: Run, stack: Stack, tmp_path: Path) -> None:
+    """The file is right and the machine is not: another exit code, and what to do."""
+    said = tierkv("check", stack("folder", path=tmp_path / "absent"))
+    assert said.exit_code == 1
+    assert "fail" in said.stdout
+    assert "mkdir it" in said.stdout
+
+
+def test_json_holds_every_finding(tierkv: Run, stack: Stack) -> None:
+    """Programs read this; its keys are an interface."""
+    path = stack("folder", "blind", "burning")
+    said = tierkv("check", path, "--json")
+    assert said.exit_code == 1
+    report = json.loads(said.stdout)
+    assert (report["stack"], report["ok"]) == (str(path), False)
+    assert [(found["tier"], found["subject"], found["ok"]) for found in report["findings"]] == [
+        ("folder", "path", True),
+        ("blind", "probe", True),
+        ("burning", "probe", False),
+    ]
+    assert set(report["findings"][0]) == {"tier", "subject", "ok", "detail", "fix"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "detail"),
+    [("burning", "OSError: the disk is on fire"), ("mumbling", "gave 'all fine', no Finding")],
+)
+def test_a_probe_that_misbehaves_is_a_finding(tierkv: Run, stack: Stack, backend: str, detail: str) -> None:
+    """A plugin's crash must not hide what the other tiers have to say."""
+    report = json.loads(tierkv("check", stack(backend, "folder"), "--json").stdout)
+    bad, good = report["findings"]
+    assert (bad["tier"], bad["ok"], bad["detail"]) == (backend, False, detail)
+    assert bad["fix"] == "report it to the authors of the plugin"
+    assert good["ok"]
+
+
+def test_a_probe_that_hangs_is_given_up(tierkv: Run, stack: Stack) -> None:
+    """A dead network mount blocks for ever; the program must end, and tell of the tiers that did answer."""
+    report = json.loads(tierkv("check", stack("folder", "hung"), "--json", "--deadline-s", "2").stdout)
+    good, bad = report["findings"]
+    assert good["ok"]
+    assert (bad["tier"], bad["ok"], bad["detail"]) == ("hung", False, "none within 2 s")
+    assert "--deadline-s" in bad["fix"]
+
+
+def test_problems_of_file_and_plugins_are_told_before_any_probe(tierkv: Run, stack: Stack) -> None:
+    """A stack that cannot be opened has no places to look at."""
+    path = stack("folder", "foldr")
+    said = tierkv("check", path, "--json")
+    assert said.exit_code == 2
+    assert said.stdout == ""
+    assert f"{path}: tiers[1].backend = \"foldr\": unknown backend 'foldr'; did you mean 'folder'?" in said.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "soon", "3601"])
+def test_a_deadline_has_bounds(tierkv: Run, stack: Stack, value: str) -> None:
+    """A deadline that never comes is none."""
+    said = tierkv("check", stack("folder"), "--deadline-s", value)
+    assert said.exit_code == 2
+    assert "--deadline-s" in said.stderr

@@ -1,0 +1,199 @@
+"""The program itself: fast help, lazy commands, clean errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tierkv import __version__
+from tierkv.cli.main import COMMANDS, LazyCommand, LazyGroup
+from tierkv.cli.main import cli as program
+from tierkv.cli.reference import render_reference
+
+Run = Callable[..., Result]
+
+HEAVY = {"torch", "numpy", "pydantic", "rich", "yaml", "tierkv.plugins", "tierkv.config"}
+
+
+def python(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    env = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    return done.stdout
+
+
+class TestSpeed:
+    """`import tierkv` and `tierkv --help` are used in scripts, completions and every start of an engine."""
+
+    def test_importing_tierkv_is_light(self) -> None:
+        """An engine that has tierkv installed but not configured must not pay for it."""
+        loaded = json.loads(python("import sys, json, tierkv; print(json.dumps(sorted(sys.modules)))"))
+        assert not (HEAVY | {"click", "pluggy"}) & set(loaded)
+
+    @pytest.mark.parametrize("words", [["--help"], ["--version"], ["-h"], ["--bad-option"]])
+    def test_help_imports_no_command(self, words: list[str]) -> None:
+        """One import at the top of a command's module would make every call slow."""
+        code = f"""
+import json, sys
+sys.argv = ["tierkv", *{words!r}]
+from tierkv.cli.main import main
+try:
+    main()
+except SystemExit:
+    print("LOADED" + json.dumps(sorted(sys.modules)))
+"""
+        loaded = json.loads(python(code).partition("LOADED")[2])
+        assert "tierkv.cli.main" in loaded
+        assert not HEAVY & set(loaded)
+        assert not {lazy.target.partition(":")[0] for lazy in COMMANDS.values()} & set(loaded)
+
+    def test_completion_imports_no_command(self) -> None:
+        """A completing shell asks at every press of a key."""
+        code = """
+import json, sys
+import tierkv.cli.main as program
+try:
+    program.main()
+finally:
+    print("LOADED" + json.dumps(sorted(sys.modules)))
+"""
+        code = code.replace("finally", "except SystemExit")
+        said = python(code, _TIERKV_COMPLETE="bash_complete", COMP_WORDS="tierkv pl", COMP_CWORD="1")
+        words, _, loaded = said.partition("LOADED")
+        assert words.split() == ["plain,plugins"]
+        assert not HEAVY & set(json.loads(loaded))
+
+
+class TestHelp:
+    """What the program says of itself."""
+
+    def test_help_lists_the_commands_with_examples(self, tierkv: Run) -> None:
+        """Help is the first thing a newcomer reads."""
+        said = tierkv("--help")
+        assert said.exit_code == 0
+        for name, lazy in COMMANDS.items():
+            assert f"  {name} " in said.output
+            assert lazy.summary in said.output
+        assert "tierkv check stack.toml" in said.output
+
+    @pytest.mark.parametrize("name", ["", *(name for name in COMMANDS if name != "demo")])
+    def test_every_command_has_examples(self, tierkv: Run, name: str) -> None:
+        """An example is what people copy; so each stands on a line of its own."""
+        said = tierkv(name, "--help") if name else tierkv("--help")
+        assert said.exit_code == 0
+        examples = said.output.partition("\n  Examples:\n")[2].partition("\n\n")[0].splitlines()
+        assert examples
+        assert all(line.startswith(f"    tierkv {name}") for line in examples)
+
+    def test_version(self, tierkv: Run) -> None:
+        """A report of a bug begins with it."""
+        assert tierkv("--version").output == f"tierkv {__version__}\n"
+
+    def test_the_installed_program_runs(self) -> None:
+        """The entry point of the distribution must name a function that exists."""
+        program_path = Path(sys.executable).with_name("tierkv")
+        done = subprocess.run([str(program_path), "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"tierkv {__version__}\n"
+
+    @pytest.mark.needs_torch  # to import the demo, whose help is part of the page
+    def test_the_reference_page_is_current(self, root: Path) -> None:
+        """`python -m tierkv.cli.reference > docs/reference/cli.md` writes it."""
+        assert (root / "docs" / "reference" / "cli.md").read_text(encoding="utf-8") == render_reference()
+
+
+class TestErrors:
+    """Bad input gets one message and an exit code, never a traceback."""
+
+    def test_an_unknown_command_is_answered_with_the_nearest(self, tierkv: Run) -> None:
+        """A typo must not send the user to the manual."""
+        said = tierkv("chekc", "stack.toml")
+        assert said.exit_code == 2
+        assert "No such command 'chekc'. Did you mean 'check'?" in said.stderr
+
+    def test_a_wrong_file_is_one_clean_message(self, tierkv: Run, tmp_path: Path) -> None:
+        """Exit code 2 tells a script that the input is wrong, not the machine."""
+        said = tierkv("check", tmp_path / "absent.toml")
+        assert said.exit_code == 2
+        assert said.stdout == ""
+        assert said.stderr.startswith(f"Error: {tmp_path}/absent.toml: no such file")
+        assert "Traceback" not in said.stderr
+
+    def test_debug_shows_the_traceback(self, tierkv: Run, tmp_path: Path) -> None:
+        """For a report, the way to the error matters."""
+        said = tierkv("--debug", "check", tmp_path / "absent.toml")
+        assert said.exit_code == 2
+        assert "Traceback (most recent call last)" in said.stderr
+        assert said.stderr.splitlines()[-1].startswith("Error: ")
+
+    def test_a_command_whose_extra_is_missing(self) -> None:
+        """A demo without torch must say so, and leave the other commands alone."""
+
+        class Group(LazyGroup):
+            lazy: Mapping[str, LazyCommand] = MappingProxyType({"sing": LazyCommand("tierkv.no_such_module:sing", "")})
+
+        said = CliRunner().invoke(Group("tierkv"), ["sing"])
+        assert said.exit_code == 1
+        assert said.stderr.startswith("Error: this command cannot be loaded: No module named 'tierkv.no_such_module'")
+
+    def test_a_slot_that_holds_no_command(self) -> None:
+        """A typo in our own table is a bug, and must look like one."""
+        with pytest.raises(TypeError, match="is not a command"):
+            LazyCommand("tierkv.errors:TierKVError", "").load()
+
+
+@pytest.mark.usefixtures("site")
+class TestCommandsOfPlugins:
+    """`tierkv_commands`: found when called, listed by `tierkv plugins`."""
+
+    def test_a_plugin_adds_a_command(self, tierkv: Run) -> None:
+        """The hook is worth nothing unless the command runs, with its arguments."""
+        said = tierkv("greet", "world")
+        assert said.exit_code == 0, said.output
+        assert said.stdout == "hello world\n"
+
+    def test_it_runs_in_the_installed_program(self) -> None:
+        """As a user calls it: another process, the real entry point."""
+        program_path = Path(sys.executable).with_name("tierkv")
+        done = subprocess.run([str(program_path), "greet", "you"], capture_output=True, text=True, check=True)
+        assert done.stdout == "hello you\n"
+
+    def test_help_does_not_look_for_it(self, tierkv: Run) -> None:
+        """Listing it would import every plugin; the help says where it is listed instead."""
+        said = tierkv("--help")
+        assert "greet" not in said.output
+        assert "`tierkv plugins` lists them" in said.output
+        assert "installed_places" not in sys.modules
+
+    def test_a_plugin_whose_commands_fail_is_a_warning(self, tierkv: Run, break_plugin: Callable[[str], None]) -> None:
+        """The contract of the hook: the plugin is named, the other commands work."""
+        break_plugin("\n@hookimpl\ndef tierkv_commands():\n    1 / 0\n")
+        said = tierkv("greet", "world")
+        assert said.exit_code == 2
+        assert (
+            "Warning: commands of plugin tierkv-places 4.5 (places = installed_places) cannot be used: Zero"
+            in said.stderr
+        )
+        assert tierkv("plugins").exit_code == 0
+
+    def test_a_plugin_cannot_take_over_a_command_of_ours(
+        self, tierkv: Run, break_plugin: Callable[[str], None]
+    ) -> None:
+        """`tierkv check` must mean the same on every machine."""
+        break_plugin("@hookimpl\ndef tierkv_commands():\n    return [click.Command('check', help='mine')]\n")
+        assert "mine" not in tierkv("check", "--help").output
+        assert "Validate STACK" in tierkv("check", "--help").output
+
+
+def test_the_program_is_a_group_of_click() -> None:
+    """Documentation tools and tests take the program apart with click's own means."""
+    context = click.Context(program)
+    assert program.list_commands(context) == sorted(COMMANDS)

@@ -1,0 +1,300 @@
+"""The whole core on a bench: engine, worker and tiers are scripted, time stands still, and every byte is real.
+
+Tests push single things forward (one I/O, one transfer, one step, some seconds) in whatever order they like;
+:meth:`Bed.check` then looks at everything that must always hold (spec, section 18).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from core_engine import BedEngine, Seat, Whims
+from core_parts import Core, TierSpec, make_core
+from core_pool import BedPool
+from core_tiers import GARBAGE, ScriptedTiers
+from core_truth import TOKEN_BYTES, Audit, BedRequest
+from core_worker import ScriptedWorker
+
+from tierkv.manager.chunk_state import ChunkState
+from tierkv.manager.host_index import Chunk
+from tierkv.scheduler.request_state import RequestState
+from tierkv.scheduler.scheduler import SchedulerLimits
+from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.geometry import cdiv
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind, TierHealth
+
+
+@dataclass(frozen=True, slots=True)
+class BedSpec:
+    """What a bed is made of; see :func:`core_parts.make_core`."""
+
+    block_tokens: tuple[int, ...] = (4,)
+    factor: int = 1
+    hash_block_tokens: int = 4
+    slots: int = 8
+    reserved: int = 6
+    gpu_blocks: int = 24
+    tiers: tuple[TierSpec, ...] = ()
+    num_workers: int = 1
+    deadline_s: float = 5.0
+    gpu_caching: bool = True
+    prompt_only: bool = False
+    limits: SchedulerLimits = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the scheduler's limits."""
+        limits = SchedulerLimits(
+            lookup_deadline_s=self.deadline_s, prompt_only=self.prompt_only, num_workers=self.num_workers
+        )
+        object.__setattr__(self, "limits", limits)
+
+
+class Bed:
+    """See the module's docstring."""
+
+    def __init__(self, spec: BedSpec) -> None:
+        self.spec = spec
+        self.core: Core = make_core(
+            block_tokens=spec.block_tokens,
+            factor=spec.factor,
+            hash_block_tokens=spec.hash_block_tokens,
+            slots=spec.slots,
+            reserved=spec.reserved,
+            tiers=spec.tiers,
+            limits=spec.limits,
+        )
+        core = self.core
+        self.audit = Audit()
+        self.memory = [GARBAGE] * spec.slots
+        self.tiers = ScriptedTiers(spec.tiers, core.host, self.memory, core.truth, self.audit)
+        self.pool = BedPool(max(spec.block_tokens) * TOKEN_BYTES, spec.gpu_blocks, caching=spec.gpu_caching)
+        self.worker = ScriptedWorker(
+            core.geometry, core.truth, self.memory, self.pool.memory, self.audit, spec.num_workers
+        )
+        self.engine = BedEngine(
+            core.scheduler, self.worker, self.pool, core.geometry, core.truth, self.audit, self._on_answer
+        )
+        self.residents: dict[str, set[Key]] = {"host": set(), **{tier.name: set() for tier in spec.tiers}}
+        self.offers = 0
+        self._ids = 0
+
+    # -- pushing things forward --------------------------------------------------------------------------------------
+
+    def add(self, tokens: Sequence[int], new_tokens: int = 1, params: dict[str, object] | None = None) -> BedRequest:
+        """A request arrives."""
+        self._ids += 1
+        request = BedRequest(f"r{self._ids}", tokens, self.core.geometry.hash_block_tokens, params)
+        self.engine.add(request, new_tokens)
+        return request
+
+    def step(self, whims: Whims | None = None, *, seconds: float = 0.01, reports_max: int = 1_000_000) -> None:
+        """One engine step, as the stack's step loop does it."""
+        core = self.core
+        core.now += seconds
+        self._take_in()
+        core.scheduler.begin_step(core.now)
+        self.engine.step(whims or Whims(), reports_max)
+        self._hand_out()
+
+    def _take_in(self) -> None:
+        self.core.manager.begin_step(self.core.now)
+        while self.tiers.news:
+            self.core.manager.on_completion(self.tiers.news.popleft())
+
+    def _hand_out(self) -> None:
+        for op in self.core.manager.take_ops():
+            self.tiers.submit(op)
+        for event in self.core.scheduler.take_events():
+            residents = self.residents[event.tier]
+            match event.kind:
+                case CacheEventKind.STORED:
+                    residents.update(event.keys)
+                case CacheEventKind.REMOVED:
+                    assert residents.issuperset(event.keys), "removed what was never stored"
+                    residents.difference_update(event.keys)
+                case CacheEventKind.CLEARED:
+                    residents.clear()
+
+    def reset(self) -> None:
+        """Empty the host tier, between steps."""
+        self.core.scheduler.reset_cache()
+        self._hand_out()
+
+    def set_health(self, tier: int, *, usable: bool) -> None:
+        """A tier's breaker opens or closes."""
+        self.tiers.news.append(TierHealth(tier, usable=usable))
+
+    def damage_slot(self, pick: int) -> None:
+        """Spoil the bytes of a readable chunk in the host tier that no I/O is touching."""
+        ready = [chunk for chunk in self.core.host.visible() if chunk.state is ChunkState.READY]
+        if ready:
+            slot = ready[pick % len(ready)].slot
+            self.memory[slot] = GARBAGE
+            self.worker.damaged.add(slot)
+
+    def damage_frame(self, tier: int, pick: int) -> None:
+        """Spoil a frame at rest."""
+        frames = self.tiers.stores[tier].frames
+        if frames:
+            frames[list(frames)[pick % len(frames)]] = GARBAGE
+
+    def fill_below(self, request: BedRequest, tier: int = 0, chunks: Sequence[int] | None = None) -> None:
+        """Put a request's chunks into a lower tier, as an earlier process would have left them."""
+        core = self.core
+        core.truth.learn(request)
+        store = self.tiers.stores[tier]
+        for group in core.geometry.groups:
+            keys = core.truth.keys(request, group.index)
+            for i in range(len(keys)) if chunks is None else chunks:
+                store.frames[keys[i]] = core.truth.payloads[keys[i]]
+        if store.spec.capabilities.authoritative_index:
+            core.lower[tier].load_index((key, 4096 + len(frame)) for key, frame in store.frames.items())
+            self.residents[store.spec.name] |= set(store.frames)
+
+    def run_transfers(self) -> None:
+        """Let all started transfers go well."""
+        for job_id in list(self.worker.running):
+            self.worker.run(job_id)
+
+    def run_io(self) -> None:
+        """Let all instructions to tiers go well."""
+        for op_id in list(self.tiers.pending):
+            self.tiers.complete(op_id)
+
+    def settle(self, steps_max: int = 400) -> int:
+        """Everything goes well from now on: step until nothing is left to do. Returns the steps it took."""
+        for tier in range(len(self.spec.tiers)):
+            self.set_health(tier, usable=True)
+        for steps in range(steps_max):
+            if not self.engine.seats and self.is_quiet:
+                return steps
+            self.run_transfers()
+            self.run_io()
+            self.step(seconds=0.1)
+            self.check()
+        left = [(seat.request.request_id, seat.computed, seat.request.num_tokens) for seat in self.engine.seats]
+        raise AssertionError(f"no end after {steps_max} steps: {left}, {len(self.tiers.pending)} instructions")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no transfer, instruction or report is under way."""
+        return (
+            self.worker.is_idle
+            and not self.tiers.pending
+            and not self.tiers.news
+            and not self.engine.orphans
+            and not self.core.scheduler.has_pending_work
+        )
+
+    # -- what must always hold ---------------------------------------------------------------------------------------
+
+    def _on_answer(self, seat: Seat, local: int, answer: int | None) -> None:
+        """No key is offered unless its bytes are readable; and no deferral outlives its deadline."""
+        now = self.core.now
+        record = self.core.scheduler._records[seat.request.request_id]
+        if answer is None:
+            if record.has_jobs:
+                return  # it waits for a worker, not for a tier
+            if seat.deferred_since_s is None:
+                seat.deferred_since_s = now
+            waited = now - seat.deferred_since_s
+            assert waited < self.spec.deadline_s, f"{seat.request.request_id} is deferred for {waited} s"
+            return
+        seat.deferred_since_s = None
+        assert 0 <= answer <= seat.request.num_tokens - local
+        if not answer:
+            return
+        self.offers += 1
+        for group in self.core.geometry.groups:
+            assert answer >= group.chunk_tokens
+            keys = self.core.truth.keys(seat.request, group.index)
+            for i in range(local // group.chunk_tokens, cdiv(local + answer, group.chunk_tokens)):
+                chunk = self._offered_chunk(seat, keys[i])
+                assert chunk.holders > 0
+                if chunk.slot not in self.worker.damaged:
+                    assert self.memory[chunk.slot] == self.core.truth.payloads[keys[i]]
+
+    def _offered_chunk(self, seat: Seat, key: Key) -> Chunk:
+        """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
+        granted = self.core.manager._gathering.granted(seat.request.request_id)
+        assert key in granted, f"{key.hex()} is offered to {seat.request.request_id}, but not held for it"
+        chunk = granted[key][0]
+        assert chunk.state in (ChunkState.READY, ChunkState.DOOMED)
+        return chunk
+
+    def check(self) -> None:
+        """Everything that holds between any two events."""
+        self.core.scheduler.validate()
+        self._check_holds()
+        self._check_residents()
+        for store in self.tiers.stores:
+            capacity = store.spec.limits.capacity_bytes
+            assert capacity is None or store.used_bytes <= capacity
+
+    def _check_holds(self) -> None:
+        """Every hold on a chunk has somebody behind it, and is counted once."""
+        core = self.core
+        traffic = core.manager._traffic
+        holds: Counter[int] = Counter()
+        for reservation in core.manager._gathering._by_owner.values():
+            holds.update(id(chunk) for chunk, _ in core.manager._gathering.granted(reservation.owner).values())
+        for status in core.scheduler._jobs._live.values():
+            holds.update(id(core.host.owner(ref)) for ref in status.job.slots)
+        for pending in traffic._in_flight.values():
+            holds.update(map(id, pending.chunks))
+        for promotions in traffic._promotions.values():
+            holds.update(map(id, promotions))
+        for tier in core.lower:
+            holds.update(map(id, tier.cascades))
+        for chunk in core.host._by_slot:
+            if chunk is not None:
+                assert holds.pop(id(chunk), 0) == chunk.holders, f"{chunk.key.hex()}: {core.host.story(chunk.key)}"
+        assert not holds, "somebody holds a chunk that owns no slot"
+
+    def _check_residents(self) -> None:
+        """Events replayed give exactly the resident set."""
+        core = self.core
+        ready = {chunk.key for chunk in core.host.visible() if chunk.state is ChunkState.READY}
+        for event in core.manager._events._runs:
+            return_later = event  # drained with the next step
+            del return_later
+            return
+        assert ready == self.residents["host"]
+
+    def check_end(self) -> None:
+        """Everything that holds once all requests ended and all I/O is done: nothing leaked."""
+        core, scheduler = self.core, self.core.scheduler
+        self.check()
+        assert self.audit.is_quiet
+        assert not scheduler._records
+        assert not len(scheduler._jobs)
+        assert not len(scheduler._fences)
+        assert not scheduler._lookups._open
+        assert not scheduler._lookups._loading
+        assert not core.manager._gathering._by_owner
+        assert core.manager._gathering._held == 0
+        assert not core.manager._traffic._in_flight
+        assert not core.manager.has_pending_writes
+        assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"
+        assert self.pool.num_free == self.spec.gpu_blocks
+        for chunk in core.host.visible():
+            assert chunk.holders == 0
+            if chunk.slot not in self.worker.damaged:
+                assert self.memory[chunk.slot] == core.truth.payloads[chunk.key]
+        for tier, store in zip(core.lower, self.tiers.stores, strict=True):
+            assert tier.reserved_bytes == 0
+            assert not any(tier.pending_verbs().values())
+            if tier.capabilities.authoritative_index:
+                assert set(store.frames) <= set(tier._resident), "bytes at rest that nobody accounts for"
+                assert self.residents[tier.name] == set(tier._resident)
+
+    def states(self) -> Counter[RequestState]:
+        """How many requests are in which state."""
+        return Counter(record.state for record in self.core.scheduler._records.values())
+
+
+PERFECT: tuple[OutcomeKind | None, ...] = ()
+"""No faults."""

@@ -1,0 +1,154 @@
+"""The core under test, wired without I/O: scheduler, manager, host index and lower tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from core_truth import BedRequest, Truth, engine_spec
+
+from tierkv.abc import Capabilities
+from tierkv.manager.chunk_state import ChunkState
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.host_index import HostIndex
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
+from tierkv.policies.lru import LruPolicy
+from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
+from tierkv.types.engine import ScheduledRequest, StepOutput
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+
+DISK = Capabilities(durable=True, authoritative_index=True, scan=True, preferred_batch=4)
+"""A tier of which we know every chunk."""
+OBJECTS = Capabilities(durable=True, shared=True, bounded=False, preferred_batch=4)
+"""A tier that has to be asked."""
+
+FRAME_BYTES = 8192
+"""What a chunk of the tests' size takes at rest at most: a header page and a payload page."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """A lower tier of a core under test. Times are short, so that few steps reach them."""
+
+    name: str = "disk"
+    capabilities: Capabilities = DISK
+    limits: LowerTierLimits = field(
+        default_factory=lambda: LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1000)
+    )
+
+
+def disk(*, frames: int | None = None, writes: bool = True, queue: int = 1000, name: str = "disk") -> TierSpec:
+    """A tier with an authoritative index and room for so many frames."""
+    capacity = None if frames is None else frames * FRAME_BYTES
+    limits = LowerTierLimits(capacity_bytes=capacity, writes=writes, queue_chunks_max=queue)
+    return TierSpec(name, DISK, limits)
+
+
+def objects(*, writes: bool = True, probe_keys_max: int = 1024, name: str = "objects") -> TierSpec:
+    """A shared tier."""
+    limits = LowerTierLimits(None, writes, queue_chunks_max=1000, probe_keys_max=probe_keys_max)
+    return TierSpec(name, OBJECTS, limits)
+
+
+@dataclass(slots=True)
+class Core:
+    """What :func:`make_core` wired, with the few moves that case tests repeat."""
+
+    scheduler: OffloadScheduler
+    manager: OffloadManager
+    host: HostIndex
+    lower: list[LowerTier]
+    counters: CoreCounters
+    geometry: Geometry
+    truth: Truth
+    now: float = 0.0
+
+    def begin(self, now: float | None = None) -> None:
+        """Begin a step, by default at the time of the last one."""
+        self.now = self.now if now is None else now
+        self.manager.begin_step(self.now)
+        self.scheduler.begin_step(self.now)
+
+    def request(self, tokens: Sequence[int] | int, request_id: str = "a", **params: object) -> BedRequest:
+        """A request with these tokens (a number: tokens 0, 1, 2, ...); not announced yet."""
+        numbers = range(tokens) if isinstance(tokens, int) else tokens
+        return BedRequest(request_id, list(numbers), self.geometry.hash_block_tokens, params or None)
+
+    def ask(self, request: BedRequest, computed: int = 0) -> int | None:
+        """The answer of a lookup."""
+        return self.scheduler.get_num_new_matched_tokens(request, computed)[0]
+
+    def schedule(
+        self, request: BedRequest, *, computed: int, scheduled: int, ids: Sequence[Sequence[int]], whole: bool = True
+    ) -> ConnectorMeta:
+        """One step in which this request alone is computed."""
+        entry = ScheduledRequest(request.request_id, computed, scheduled, tuple(map(tuple, ids)), whole)
+        return self.scheduler.build_connector_meta(StepOutput((entry,)))
+
+    def put(self, keys: Sequence[Key], request_id: str = "writer") -> None:
+        """Make chunks readable in the host tier, as a finished store would."""
+        ctx = RequestContext(request_id)
+        grant = self.manager.prepare_store([(key, int.from_bytes(key[-4:], "big")) for key in keys], ctx)
+        assert grant is not None
+        self.manager.complete_store(grant.slots)
+
+    def keep_below(self, keys: Sequence[Key], tier: int = 0) -> None:
+        """Let a lower tier with an index hold chunks."""
+        self.lower[tier].load_index([(key, FRAME_BYTES) for key in keys])
+
+    def finish(self, op: TierOp, kind: OutcomeKind | Sequence[OutcomeKind] = OutcomeKind.OK) -> None:
+        """Complete an instruction, all keys alike or one outcome per key."""
+        kinds = [kind] * len(op.keys) if isinstance(kind, OutcomeKind) else kind
+        size = FRAME_BYTES if op.verb is Verb.WRITE else 0
+        outcomes = tuple(Outcome(one, size if one is OutcomeKind.OK else 0) for one in kinds)
+        self.manager.on_completion(Completion(op.op_id, outcomes))
+
+    def finish_all(self, kind: OutcomeKind = OutcomeKind.OK) -> list[TierOp]:
+        """Complete whatever the manager instructs, until it instructs nothing more. Returns all instructions."""
+        done: list[TierOp] = []
+        while ops := self.manager.take_ops():
+            for op in ops:
+                self.finish(op, kind)
+            done += ops
+        return done
+
+    def report(self, *job_ids: int, failed: dict[int, frozenset[Key]] | None = None) -> object:
+        """One worker ended these jobs."""
+        return self.scheduler.update_connector_output(WorkerOutput(dict.fromkeys(job_ids, 1), failed or {}))
+
+    def ready(self) -> set[Key]:
+        """The keys that are readable in the host tier."""
+        return {chunk.key for chunk in self.host.visible() if chunk.state is ChunkState.READY}
+
+
+def make_core(
+    *,
+    block_tokens: Sequence[int] = (4,),
+    factor: int = 1,
+    hash_block_tokens: int | None = None,
+    slots: int = 64,
+    reserved: int | None = None,
+    tiers: Sequence[TierSpec] = (),
+    limits: SchedulerLimits | None = None,
+) -> Core:
+    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out)."""
+    geometry = Geometry.of(engine_spec(block_tokens, hash_block_tokens or min(block_tokens)), blocks=factor)
+    counters = CoreCounters()
+    host = HostIndex(slots, LruPolicy())
+    lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
+    group_bytes = [group.payload_bytes for group in geometry.groups]
+    manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)
+    scheduler = OffloadScheduler(manager, geometry, limits or SchedulerLimits(), counters)
+    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry))
+    core.begin(0.0)
+    return core
+
+
+def with_limits(spec: TierSpec, **changes: object) -> TierSpec:
+    """A tier with other limits."""
+    return replace(spec, limits=replace(spec.limits, **changes))  # type: ignore[arg-type]  # fields checked at run time

@@ -1,0 +1,133 @@
+"""What the bytes of every token, block and chunk must be, so that a wrong byte is seen wherever it turns up.
+
+A token's KV bytes in a group are a digest of all tokens up to it: whoever mixes up two requests, two groups, two
+positions or two generations of a block ends with other bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key, make_key
+
+TOKEN_BYTES = 4
+"""KV bytes of one token in one group."""
+
+
+def engine_spec(block_tokens: Sequence[int], hash_block_tokens: int) -> EngineSpec:
+    """An engine with one full-attention group per entry of ``block_tokens``."""
+    groups = tuple(GroupSpec(size, (size * TOKEN_BYTES,)) for size in block_tokens)
+    return EngineSpec("model", "float32", groups, hash_block_tokens)
+
+
+class BedRequest:
+    """A request made of token numbers; satisfies :class:`tierkv.types.engine.Request`.
+
+    hashes_withheld: how many of the last block hashes the engine does not tell yet (S5).
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        hash_block_tokens: int,
+        params: Mapping[str, Any] | None = None,
+        prompt_tokens: int | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.kv_transfer_params = params
+        self.num_prompt_tokens = len(tokens) if prompt_tokens is None else prompt_tokens
+        self.hashes_withheld = 0
+        self._hash_block_tokens = hash_block_tokens
+        self._chain: list[bytes] = []
+        self.extend(tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self._chain)
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """One hash per whole hash block, chained."""
+        size = self._hash_block_tokens
+        hashes = self._chain[size - 1 :: size]
+        return hashes[: len(hashes) - self.hashes_withheld]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        for token in tokens:
+            parent = self._chain[-1] if self._chain else b""
+            self._chain.append(hashlib.blake2b(parent + token.to_bytes(8, "big"), digest_size=8).digest())
+
+    def kv(self, group: int, start: int, stop: int) -> bytes:
+        """The KV bytes of tokens ``start`` to ``stop`` in a group."""
+        suffix = group.to_bytes(4, "big")
+        return b"".join(
+            hashlib.blake2b(link + suffix, digest_size=TOKEN_BYTES).digest() for link in self._chain[start:stop]
+        )
+
+
+class Truth:
+    """The right payload of every chunk that any request of a run ever had."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.payloads: dict[Key, bytes] = {}
+        self._geometry = geometry
+
+    def learn(self, request: BedRequest) -> None:
+        """Take in the chunks that a request has by now."""
+        for group in self._geometry.groups:
+            for i, key in enumerate(self.keys(request, group.index)):
+                if key not in self.payloads:
+                    start = i * group.chunk_tokens
+                    self.payloads[key] = request.kv(group.index, start, start + group.chunk_tokens)
+
+    def keys(self, request: BedRequest, group: int = 0) -> list[Key]:
+        """The chunk keys of a request in a group."""
+        per_chunk = self._geometry.groups[group].hashes_per_chunk
+        return [make_key(link, group) for link in request.block_hashes[per_chunk - 1 :: per_chunk]]
+
+
+class Audit:
+    """Who reads and who writes which piece of memory at present. Overlap with a writer is an error of the core."""
+
+    def __init__(self) -> None:
+        self._readers: dict[tuple[str, int], set[str]] = {}
+        self._writers: dict[tuple[str, int], str] = {}
+
+    def begin_read(self, place: tuple[str, int], who: str) -> None:
+        """``who`` reads ``place`` from now on."""
+        assert place not in self._writers, f"{who} reads {place} while {self._writers[place]} writes it"
+        self._readers.setdefault(place, set()).add(who)
+
+    def begin_write(self, place: tuple[str, int], who: str) -> None:
+        """``who`` writes ``place`` from now on."""
+        assert place not in self._writers, f"{who} writes {place} while {self._writers[place]} writes it"
+        assert not self._readers.get(place), f"{who} writes {place} while {self._readers[place]} read it"
+        self._writers[place] = who
+
+    def end_read(self, place: tuple[str, int], who: str) -> None:
+        """Undo :meth:`begin_read`."""
+        readers = self._readers[place]
+        readers.remove(who)
+        if not readers:
+            del self._readers[place]
+
+    def end_write(self, place: tuple[str, int], who: str) -> None:
+        """Undo :meth:`begin_write`."""
+        assert self._writers.pop(place) == who
+
+    def touch(self, place: tuple[str, int], who: str) -> None:
+        """Write ``place`` at this instant."""
+        self.begin_write(place, who)
+        self.end_write(place, who)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody reads or writes anything."""
+        return not self._readers and not self._writers

@@ -1,0 +1,86 @@
+"""A tier over real files, and a way to fill and inspect slots: what tests of tiers and of dispatch share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
+
+from tierkv.abc import BackendContext, Capabilities, Codec
+from tierkv.codecs import CODEC_PLUGINS
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
+from tierkv.testing.faults import FaultyBackend
+from tierkv.tiers.arena import HostArena
+from tierkv.tiers.retry import RetryLimits
+from tierkv.tiers.tier import Tier
+from tierkv.types.keys import Key
+from tierkv.types.namespace import Namespace
+from tierkv.types.transfers import SlotRef
+
+PAYLOAD_BYTES = 10_000
+CODECS: Mapping[str, Codec] = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
+NAMESPACE = Namespace("model", "", "bf16", "page", ((16, (4096,)),), 4, 16)
+ONCE = RetryLimits(attempts=1)
+
+
+@dataclass
+class Bench:
+    """Everything around one tier, in reach of a test."""
+
+    place: Path
+    arena: HostArena
+    sealer: FrameSealer
+    files: PlainFiles | AsyncPlainFiles
+    backend: FaultyBackend
+
+    def tier(self, codec: str = "none", *, asynchronous: bool = False, **changes: Any) -> Tier:
+        """A tier over the files; ``changes`` are capabilities, codecs, retry, timing, sealer."""
+        declared = changes.pop("capabilities", Capabilities(preferred_batch=4))
+        codecs = changes.pop("codecs", CODECS)
+        sealer = changes.pop("sealer", self.sealer)
+        backend = self.files if asynchronous else self.backend
+        changes.setdefault("retry", ONCE)
+        return Tier("files", backend, declared, codec, codecs, sealer, self.arena, **changes)
+
+    def fill(self, slot: int, key: Key, payload: bytes) -> SlotRef:
+        """Store a chunk in a slot, as the worker does."""
+        view = self.arena.slot(slot)
+        view[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
+        self.sealer.seal(view, key, len(payload))
+        return SlotRef(slot, 1)
+
+    def payload(self, slot: int, key: Key) -> bytes:
+        """The payload of a slot that must hold ``key``."""
+        view = self.arena.slot(slot)
+        header = self.sealer.check(view, key)
+        return bytes(view[HEADER_BYTES : HEADER_BYTES + header.raw_bytes])
+
+    def file(self, key: Key) -> Path:
+        """Where the frame of ``key`` lies."""
+        inner = self.files.files if isinstance(self.files, AsyncPlainFiles) else self.files
+        return inner.path(key)
+
+    def stale(self, slots: Sequence[int]) -> list[SlotRef]:
+        """Slots full of rubbish, as another chunk may have left them."""
+        for slot in slots:
+            self.arena.slot(slot)[:] = b"\x5a" * self.arena.slot_bytes
+        return [SlotRef(slot, 2) for slot in slots]
+
+
+def make_bench(place: Path, kind: type[PlainFiles | AsyncPlainFiles] = PlainFiles) -> Bench:
+    """Open a directory and an arena of eight slots."""
+    # Slots are a page longer than the chunks: what a file has too much then arrives, and must be seen.
+    arena = HostArena(8 * (HEADER_BYTES + 16_384), PAYLOAD_BYTES + 4096)
+    context = BackendContext("files", NAMESPACE, arena.slot_bytes, None)
+    files = kind(context, PlainOptions(str(place)))
+    backend = FaultyBackend(files)  # type: ignore[arg-type]  # of an async one only the inner backend is used
+    return Bench(place, arena, FrameSealer(NAMESPACE.fingerprint()), files, backend)
+
+
+def compressible(number: int, size: int = PAYLOAD_BYTES) -> bytes:
+    """A payload that zstd shortens, different for each number."""
+    return (random.Random(number).randbytes(50) * (size // 50 + 1))[:size]

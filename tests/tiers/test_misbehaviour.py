@@ -1,0 +1,171 @@
+"""Promise 3: whatever a backend raises, returns or claims becomes an outcome, and the tier goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tier_bench import Bench
+
+from tierkv.codecs.frame import HEADER_BYTES
+from tierkv.errors import BackendError, BackendUnavailableError, CorruptFrameError, OutOfSpaceError
+from tierkv.testing import faults
+from tierkv.testing.frames import make_key
+from tierkv.tiers.answers import ERROR_CHARS_MAX
+from tierkv.types.tier_ops import Outcome, OutcomeKind
+
+KEYS = [make_key(number) for number in range(3)]
+Make = Callable[..., bytes]
+
+
+def all_verbs(bench: Bench, make: Make) -> dict[str, list[Outcome]]:
+    """Do each verb once over all keys; every fault of the bench is in the way."""
+    tier = bench.tier()
+    refs = [bench.fill(number, key, make(number)) for number, key in enumerate(KEYS)]
+    return {
+        "write": tier.write(KEYS, refs),
+        "contains": tier.contains(KEYS),
+        "read_into": tier.read(KEYS, bench.stale([5, 6, 7])),
+        "delete": tier.delete(KEYS),
+    }
+
+
+@pytest.mark.parametrize("verb", ["write", "contains", "read_into", "delete"])
+@pytest.mark.parametrize("name", faults.LIES)
+def test_a_lie_fails_its_batch(bench: Bench, compressible: Make, verb: Any, name: str) -> None:
+    """A result of the wrong shape says that nothing in the batch can be believed; the next batch is heard again."""
+    bench.backend.add(verb, faults.LIES[name], times=1)
+    first = all_verbs(bench, compressible)
+    assert [o.kind for o in first[verb]] == [OutcomeKind.FAILED] * 3, first[verb]
+    assert all(o.error.startswith("BackendError: backend returned") for o in first[verb])
+    again = all_verbs(bench, compressible)
+    assert [o.kind for outcomes in again.values() for o in outcomes] == [OutcomeKind.OK] * 12
+
+
+@pytest.mark.parametrize("verb", ["write", "contains", "read_into", "delete"])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BackendError("broken"), OutcomeKind.FAILED),
+        (OSError(errno.EIO, "broken"), OutcomeKind.FAILED),
+        (ValueError("broken"), OutcomeKind.FAILED),
+        (SystemExit("broken"), OutcomeKind.FAILED),
+        (KeyboardInterrupt("broken"), OutcomeKind.FAILED),
+        (asyncio.CancelledError("broken"), OutcomeKind.FAILED),
+        (StopIteration("broken"), OutcomeKind.FAILED),
+        (MemoryError("broken"), OutcomeKind.FAILED),
+        (OutOfSpaceError("broken"), OutcomeKind.NO_SPACE),
+        (OSError(errno.ENOSPC, "broken"), OutcomeKind.NO_SPACE),
+        (OSError(errno.EDQUOT, "broken"), OutcomeKind.NO_SPACE),
+        (CorruptFrameError("broken"), OutcomeKind.CORRUPT),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value.value,
+)
+def test_what_is_raised_becomes_the_outcome_of_every_key(
+    bench: Bench, compressible: Make, verb: Any, error: BaseException, kind: OutcomeKind
+) -> None:
+    """Even an exit of a plugin must neither leave through an I/O thread nor lose the operation."""
+    bench.backend.add(verb, faults.raise_error(lambda: error), times=1)
+    outcomes = all_verbs(bench, compressible)[verb]
+    assert [o.kind for o in outcomes] == [kind] * 3
+    # Python itself turns a StopIteration that leaves a coroutine into another error, which names it.
+    told = "StopIteration" if isinstance(error, StopIteration) else "broken"
+    assert all(told in o.error for o in outcomes)
+
+
+@pytest.mark.parametrize("verb", ["write", "contains", "read_into", "delete"])
+def test_what_is_returned_concerns_its_key_alone(bench: Bench, compressible: Make, verb: Any) -> None:
+    """One bad chunk in a batch must not cost the others."""
+    bench.backend.add(verb, faults.return_error(lambda: ValueError("just this one"), index=1), times=1)
+    outcomes = all_verbs(bench, compressible)[verb]
+    assert [o.kind for o in outcomes] == [OutcomeKind.OK, OutcomeKind.FAILED, OutcomeKind.OK]
+    assert outcomes[1].error == "ValueError: just this one"
+
+
+class UnprintableError(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_error_text_is_bounded_and_always_there(bench: Bench, compressible: Make) -> None:
+    """Promise 6 holds for text too, and telling of an error must not raise another."""
+    bench.backend.add("read_into", faults.raise_error(lambda: ValueError("x" * 10_000)), times=1)
+    assert {len(o.error) for o in all_verbs(bench, compressible)["read_into"]} == {ERROR_CHARS_MAX}
+    bench.backend.add("read_into", faults.raise_error(UnprintableError), times=1)
+    assert all_verbs(bench, compressible)["read_into"][0].error == (
+        "UnprintableError: (UnprintableError that cannot be shown)"
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.corrupt(20),
+        faults.corrupt(HEADER_BYTES + 5000, flip=0x80),
+        faults.short_read(HEADER_BYTES + 5000),
+        faults.short_read(HEADER_BYTES + 5000, honest=False),
+        faults.short_read(0),
+        faults.swap(),
+        faults.claim_without_reading(HEADER_BYTES + 12_288),
+        faults.claim_without_reading(0),
+    ],
+)
+def test_bytes_that_are_not_the_chunk_are_corrupt(bench: Bench, compressible: Make, fault: faults.Fault) -> None:
+    """Promise 1 against a backend whose answer has the right shape and the wrong bytes."""
+    bench.backend.add("read_into", fault)
+    assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.CORRUPT] * 3
+
+
+def test_a_half_written_frame_is_corrupt_when_read(bench: Bench, compressible: Make) -> None:
+    """The write was acknowledged; the read finds out."""
+    bench.backend.add("write", faults.write_half())
+    assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.CORRUPT] * 3
+
+
+def test_a_forgotten_write_is_absent_when_read(bench: Bench, compressible: Make) -> None:
+    """Likewise."""
+    bench.backend.add("write", faults.forget())
+    assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.ABSENT] * 3
+
+
+def test_a_kept_buffer_is_taken_away(bench: Bench, compressible: Make) -> None:
+    """Buffers are valid during the call only: a backend that writes later must hit an error, not a slot in use."""
+    kept: list[memoryview] = []
+
+    def keep(batch: Any, inner: Callable[[Any], Any]) -> object:
+        kept.extend(getattr(request, "buffer", None) or request.frame for request in batch)
+        return inner(batch)
+
+    bench.backend.add("read_into", keep)
+    bench.backend.add("write", keep)
+    all_verbs(bench, compressible)
+    assert len(kept) == 6
+    for view in kept:
+        with pytest.raises(ValueError, match="released"):
+            view[0]
+
+
+def test_frames_cannot_be_changed_by_the_backend(bench: Bench, compressible: Make) -> None:
+    """What is written is also what the GPU will load from the host tier."""
+    flags: list[bool] = []
+
+    def look(batch: Any, inner: Callable[[Any], Any]) -> object:
+        flags.extend(request.frame.readonly for request in batch)
+        return inner(batch)
+
+    bench.backend.add("write", look)
+    all_verbs(bench, compressible)
+    assert flags == [True] * 3
+
+
+def test_unavailable_is_a_failure_with_its_name(bench: Bench, compressible: Make) -> None:
+    """The text is what the operator reads in the log."""
+    bench.backend.add("contains", faults.raise_error(lambda: BackendUnavailableError("no route to bucket")))
+    assert all_verbs(bench, compressible)["contains"][0] == Outcome(
+        OutcomeKind.FAILED, error="BackendUnavailableError: no route to bucket"
+    )

@@ -1,0 +1,314 @@
+"""A tier over real files: what goes down comes back, and what is wrong comes back as a miss with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tier_bench import CODECS, PAYLOAD_BYTES, Bench
+
+from tierkv.abc import Capabilities
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, frame_bytes, parse_header
+from tierkv.errors import EngineProtocolError, PluginError
+from tierkv.testing.frames import make_key
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Outcome, OutcomeKind, Verb
+
+KEYS = [make_key(number) for number in range(8)]
+RAW_FRAME_BYTES = frame_bytes(PAYLOAD_BYTES)
+Make = Callable[..., bytes]
+
+
+def kinds(outcomes: list[Outcome]) -> list[OutcomeKind]:
+    """What became of each key."""
+    return [outcome.kind for outcome in outcomes]
+
+
+def store(bench: Bench, make: Make, count: int = 3, codec: str = "none", **changes: object) -> list[bytes]:
+    """Write chunks 0 to ``count`` - 1 and return their payloads."""
+    payloads = [make(number) for number in range(count)]
+    refs = [bench.fill(number, KEYS[number], payload) for number, payload in enumerate(payloads)]
+    outcomes = bench.tier(codec, **changes).write(KEYS[:count], refs)
+    assert kinds(outcomes) == [OutcomeKind.OK] * count, outcomes
+    return payloads
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_what_goes_down_comes_back(bench: Bench, compressible: Make, codec: str) -> None:
+    """The main job of a tier, into slots full of another chunk's bytes, in another order."""
+    payloads = store(bench, compressible, codec=codec)
+    outcomes = bench.tier(codec).read(KEYS[2::-1], bench.stale([5, 6, 7]))
+    assert kinds(outcomes) == [OutcomeKind.OK] * 3, outcomes
+    assert [bench.payload(slot, key) for slot, key in zip([5, 6, 7], KEYS[2::-1], strict=True)] == payloads[::-1]
+    assert [o.frame_bytes for o in outcomes] == [bench.file(key).stat().st_size for key in KEYS[2::-1]]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    payload=st.one_of(
+        st.binary(min_size=1, max_size=PAYLOAD_BYTES),
+        st.builds(lambda b, n: b * n, st.binary(min_size=1, max_size=3), st.integers(1, PAYLOAD_BYTES // 3)),
+    ),
+    written=st.sampled_from(["none", "zstd"]),
+    read=st.sampled_from(["none", "zstd"]),
+    alignment=st.sampled_from([1, 512, 4096]),
+)
+def test_any_payload_by_any_codec(bench: Bench, payload: bytes, written: str, read: str, alignment: int) -> None:
+    """Frames name their codec, so a tier whose codec was changed reads both its old and its new frames."""
+    ref = bench.fill(0, KEYS[0], payload)
+    capabilities = Capabilities(alignment=alignment)
+    (stored,) = bench.tier(written, capabilities=capabilities).write(KEYS[:1], [ref])
+    assert stored.kind is OutcomeKind.OK
+    at_rest = bench.file(KEYS[0]).read_bytes()
+    assert stored.frame_bytes == len(at_rest)
+    assert len(at_rest) % alignment == 0
+    (outcome,) = bench.tier(read).read(KEYS[:1], bench.stale([1]))
+    assert outcome == Outcome(OutcomeKind.OK, len(at_rest))
+    assert bench.payload(1, KEYS[0]) == payload
+    assert bytes(bench.arena.slot(0)[: frame_bytes(len(payload))]) == bytes(
+        bench.arena.slot(1)[: frame_bytes(len(payload))]
+    )
+
+
+def test_a_raw_frame_at_rest_is_the_slot(bench: Bench, compressible: Make) -> None:
+    """Decision 3: no copy, no second form. The file is the slot, byte for byte."""
+    store(bench, compressible, count=1)
+    assert bench.file(KEYS[0]).read_bytes() == bytes(bench.arena.slot(0)[:RAW_FRAME_BYTES])
+
+
+def test_an_encoded_frame_is_shorter_and_says_so(bench: Bench, compressible: Make) -> None:
+    """Compression must reach the disk, and the raw checksum must stay the one that was made at the origin."""
+    store(bench, compressible, count=1, codec="zstd")
+    at_rest = bench.file(KEYS[0]).read_bytes()
+    header, origin = parse_header(memoryview(at_rest)), bench.sealer.check(bench.arena.slot(0), KEYS[0])
+    assert (header.codec, header.raw_bytes, header.raw_checksum) == ("zstd", PAYLOAD_BYTES, origin.raw_checksum)
+    assert len(at_rest) == HEADER_BYTES + header.stored_bytes < RAW_FRAME_BYTES
+
+
+def test_what_does_not_shrink_is_stored_raw(bench: Bench) -> None:
+    """A codec may only ever save bytes: also not when padding eats what it saved."""
+    ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))
+    bench.tier("zstd").write(KEYS[:1], [ref])
+    assert parse_header(memoryview(bench.file(KEYS[0]).read_bytes())).codec == "none"
+    # 150 random bytes and 3,800 zeros shrink, but into the same number of pages
+    ref = bench.fill(0, KEYS[1], os.urandom(150) + bytes(3800))
+    bench.tier("zstd", capabilities=Capabilities(alignment=4096)).write(KEYS[1:2], [ref])
+    assert parse_header(memoryview(bench.file(KEYS[1]).read_bytes())).codec == "none"
+
+
+def test_presence_and_deletion(bench: Bench, compressible: Make) -> None:
+    """The other two verbs, over more keys than one batch holds."""
+    store(bench, compressible)
+    tier = bench.tier()
+    assert kinds(tier.contains(KEYS)) == [OutcomeKind.OK] * 3 + [OutcomeKind.ABSENT] * 5
+    assert kinds(tier.delete(KEYS[1:7])) == [OutcomeKind.OK] * 6
+    assert kinds(tier.contains(KEYS)) == [OutcomeKind.OK] + [OutcomeKind.ABSENT] * 7
+    assert kinds(tier.read(KEYS[:2], bench.stale([6, 7]))) == [OutcomeKind.OK, OutcomeKind.ABSENT]
+
+
+def test_batches_are_no_longer_than_the_backend_likes(bench: Bench, compressible: Make) -> None:
+    """preferred_batch is a promise to the backend's author."""
+    sizes: list[int] = []
+
+    def note(batch: object, inner: Callable[[object], object]) -> object:
+        sizes.append(len(batch))  # type: ignore[arg-type]  # faults get sequences
+        return inner(batch)
+
+    for verb in ("write", "read_into", "contains", "delete"):
+        bench.backend.add(verb, note)  # type: ignore[arg-type]  # literal names
+    store(bench, compressible, count=8)
+    tier = bench.tier(capabilities=Capabilities(preferred_batch=3))
+    refs = bench.stale(range(8))
+    assert (
+        kinds(tier.read(KEYS, refs)) == kinds(tier.contains(KEYS)) == kinds(tier.delete(KEYS)) == [OutcomeKind.OK] * 8
+    )
+    assert sizes == [4, 4] + [3, 3, 2] * 3
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_every_kind_of_damage_at_rest_is_corrupt(bench: Bench, compressible: Make, codec: str) -> None:
+    """Promise 1, end to end: flipped, cut, grown, empty, swapped, foreign. One chunk's damage is its own."""
+    store(bench, compressible, codec=codec)
+    good = bench.file(KEYS[0]).read_bytes()
+    other = bench.file(KEYS[1]).read_bytes()
+    used = HEADER_BYTES + parse_header(memoryview(good)).stored_bytes
+    damages = {
+        "header": bytes([*good[:100], good[100] ^ 1, *good[101:]]),
+        "first byte": bytes([*good[:HEADER_BYTES], good[HEADER_BYTES] ^ 0x80, *good[HEADER_BYTES + 1 :]]),
+        "last byte": bytes([*good[: used - 1], good[used - 1] ^ 1, *good[used:]]),
+        "cut in payload": good[: used - 1],
+        "header only": good[:HEADER_BYTES],
+        "cut in header": good[:1000],
+        "empty": b"",
+        "grown": good + bytes(4096),
+        "another chunk": other,
+        "zeros": bytes(len(good)),
+    }
+    tier = bench.tier(codec)
+    for name, damage in damages.items():
+        bench.file(KEYS[0]).write_bytes(damage)
+        outcomes = tier.read(KEYS[:3], bench.stale([5, 6, 7]))
+        assert kinds(outcomes) == [OutcomeKind.CORRUPT, OutcomeKind.OK, OutcomeKind.OK], (name, outcomes)
+        assert outcomes[0].error.startswith("CorruptFrameError: "), name
+        assert outcomes[0].frame_bytes == 0
+
+
+def test_a_short_frame_does_not_borrow_from_the_slot(bench: Bench, compressible: Make) -> None:
+    """The slot may still hold this very chunk from before: what did not arrive now must not count as read."""
+    store(bench, compressible, count=1)
+    path = bench.file(KEYS[0])
+    path.write_bytes(path.read_bytes()[: HEADER_BYTES + 100])
+    (outcome,) = bench.tier().read(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
+    assert outcome.kind is OutcomeKind.CORRUPT
+
+
+def test_missing_padding_is_made_up_with_zeros(bench: Bench, compressible: Make) -> None:
+    """A backend that was written with a smaller alignment keeps less padding; old bytes must not take its place."""
+    store(bench, compressible, count=1)
+    path = bench.file(KEYS[0])
+    path.write_bytes(path.read_bytes()[: HEADER_BYTES + PAYLOAD_BYTES])
+    (outcome,) = bench.tier().read(KEYS[:1], bench.stale([4]))
+    assert outcome == Outcome(OutcomeKind.OK, HEADER_BYTES + PAYLOAD_BYTES)
+    assert bench.arena.slot(4)[:RAW_FRAME_BYTES] == bench.arena.slot(0)[:RAW_FRAME_BYTES]
+
+
+def test_foreign_namespace_is_corrupt(bench: Bench, compressible: Make) -> None:
+    """Another model's frames in our directory must never become our KV."""
+    store(bench, compressible, count=1)
+    (outcome,) = bench.tier(sealer=FrameSealer(bytes(16))).read(KEYS[:1], bench.stale([4]))
+    assert outcome.kind is OutcomeKind.CORRUPT
+    assert "namespace" in outcome.error
+
+
+def test_a_codec_that_is_gone_is_a_miss_with_a_reason(bench: Bench, compressible: Make) -> None:
+    """The frame is whole and somebody else may read it: calling it corrupt would have it deleted."""
+    store(bench, compressible, count=1, codec="zstd")
+    (outcome,) = bench.tier(codecs={"none": CODECS["none"]}).read(KEYS[:1], bench.stale([4]))
+    assert outcome.kind is OutcomeKind.ABSENT
+    assert "'zstd'" in outcome.error
+
+
+class ReverseCodec:
+    """Encodes to half, and decodes to something else: what a wrong codec looks like from outside."""
+
+    def __init__(self, encoded: object = None, error: Exception | None = None) -> None:
+        self.encoded = encoded
+        self.error = error
+
+    def encode(self, raw: memoryview, out: memoryview) -> int | None:
+        if self.error:
+            raise self.error
+        return self.encoded if self.encoded is not None else len(raw) // 2  # type: ignore[return-value]  # the lie
+
+    def decode(self, stored: memoryview, out: memoryview) -> None:
+        if self.error:
+            raise self.error
+        out[:] = bytes(len(out))
+
+
+def test_a_codec_that_decodes_wrongly_is_seen(bench: Bench, compressible: Make) -> None:
+    """The raw checksum from the origin also guards against codecs."""
+    codecs = {**CODECS, "reverse": ReverseCodec()}
+    store(bench, compressible, count=1, codec="reverse", codecs=codecs)
+    (outcome,) = bench.tier(codecs=codecs).read(KEYS[:1], bench.stale([4]))
+    assert outcome.kind is OutcomeKind.CORRUPT
+    assert "did not give back" in outcome.error
+
+
+def test_a_codec_that_raises_fails_its_chunk_only(bench: Bench, compressible: Make) -> None:
+    """Codecs are plugins too (promise 3)."""
+    store(bench, compressible, count=2, codec="reverse", codecs={**CODECS, "reverse": ReverseCodec()})
+    bench.tier().write(KEYS[1:2], [bench.fill(1, KEYS[1], compressible(1))])
+    broken = {**CODECS, "reverse": ReverseCodec(error=RuntimeError("no"))}
+    outcomes = bench.tier(codecs=broken).read(KEYS[:2], bench.stale([4, 5]))
+    assert kinds(outcomes) == [OutcomeKind.FAILED, OutcomeKind.OK]
+    assert outcomes[0].error == "RuntimeError: no"
+    (outcome,) = bench.tier("reverse", codecs=broken).write(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
+    assert (outcome.kind, outcome.error) == (OutcomeKind.FAILED, "RuntimeError: no")
+
+
+@pytest.mark.parametrize("encoded", [0, -5, PAYLOAD_BYTES, 10**9, "many", True])
+def test_a_codec_that_lies_about_lengths_writes_nothing(bench: Bench, compressible: Make, encoded: object) -> None:
+    """Its number would become a length of memory."""
+    codecs = {**CODECS, "reverse": ReverseCodec(encoded=encoded)}
+    (outcome,) = bench.tier("reverse", codecs=codecs).write(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
+    assert outcome.kind is OutcomeKind.FAILED
+    assert not bench.file(KEYS[0]).exists()
+
+
+def test_foreign_bytes_are_never_written(bench: Bench, compressible: Make) -> None:
+    """A slot that was given to another chunk meanwhile must not be stored under this key."""
+    refs = [bench.fill(0, KEYS[5], compressible(5)), bench.fill(1, KEYS[1], compressible(1)), *bench.stale([2])]
+    outcomes = bench.tier().write(KEYS[:3], refs)
+    assert kinds(outcomes) == [OutcomeKind.CORRUPT, OutcomeKind.OK, OutcomeKind.CORRUPT]
+    assert [bench.file(key).exists() for key in KEYS[:3]] == [False, True, False]
+
+
+def test_a_read_only_tier_is_not_asked_to_change(bench: Bench, compressible: Make) -> None:
+    """Declared read_only: the framework does not even try."""
+    tier = bench.tier(capabilities=Capabilities(read_only=True))
+    assert kinds(tier.write(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])) == [OutcomeKind.REFUSED]
+    assert kinds(tier.delete(KEYS[:2])) == [OutcomeKind.REFUSED] * 2
+    assert bench.backend.calls == []
+
+
+@pytest.mark.parametrize("alignment", [0, 24, 8192])
+def test_an_alignment_that_cannot_be_served_is_refused(bench: Bench, alignment: int) -> None:
+    """Slots are aligned to 4096: a backend that needs more must hear so at open, not at its first write."""
+    with pytest.raises(PluginError, match=f"alignment {alignment}"):
+        bench.tier(capabilities=Capabilities(alignment=alignment))
+
+
+def test_an_unknown_codec_is_refused(bench: Bench) -> None:
+    """Likewise."""
+    with pytest.raises(PluginError, match="'lz4'"):
+        bench.tier("lz4")
+
+
+def test_slots_and_keys_must_agree(bench: Bench) -> None:
+    """One slot too few would move every chunk behind it."""
+    with pytest.raises(EngineProtocolError):
+        bench.tier().read(KEYS[:2], bench.stale([1]))
+    with pytest.raises(EngineProtocolError):
+        bench.tier().perform(Verb.PROBE, KEYS[:1], bench.stale([1]))
+
+
+def test_staging_is_reused(bench: Bench, compressible: Make) -> None:
+    """Memory fresh from the system is ten times slower to fill, and must not grow with the number of writes."""
+    tier = bench.tier("zstd", capabilities=Capabilities(preferred_batch=2))
+    refs = [bench.fill(number, KEYS[number], compressible(number)) for number in range(8)]
+    for _ in range(3):
+        assert kinds(tier.write(KEYS, refs)) == [OutcomeKind.OK] * 8
+        assert kinds(tier.read(KEYS, refs)) == [OutcomeKind.OK] * 8
+    assert len(tier._framer._staging._free) == 2
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_an_async_backend_gets_the_same(async_bench: Bench, compressible: Make, codec: str) -> None:
+    """One implementation serves both kinds; this runs it on an event loop, two operations at once."""
+    bench = async_bench
+    tier = bench.tier(codec, asynchronous=True)
+    payloads = [compressible(number) for number in range(4)]
+    refs = [bench.fill(number, KEYS[number], payload) for number, payload in enumerate(payloads)]
+
+    async def story() -> list[list[OutcomeKind]]:
+        both = await asyncio.gather(
+            tier.perform_async(Verb.WRITE, KEYS[:2], refs[:2]), tier.perform_async(Verb.WRITE, KEYS[2:4], refs[2:])
+        )
+        wrote = [kinds(performed.outcomes) for performed in both]
+        read = await tier.perform_async(Verb.READ, KEYS[:5], bench.stale([3, 4, 5, 6, 7]))
+        return [*wrote, kinds(read.outcomes), kinds((await tier.perform_async(Verb.PROBE, KEYS[3:5])).outcomes)]
+
+    ok, absent = OutcomeKind.OK, OutcomeKind.ABSENT
+    assert asyncio.run(story()) == [[ok, ok], [ok, ok], [ok, ok, ok, ok, absent], [ok, absent]]
+    assert [bench.payload(number + 3, KEYS[number]) for number in range(4)] == payloads
+
+
+def test_an_async_verb_on_a_plain_thread_is_told(async_bench: Bench) -> None:
+    """The mistake must have a name, not a coroutine that is never awaited."""
+    with pytest.raises(EngineProtocolError, match="perform_async"):
+        async_bench.tier(asynchronous=True).contains([Key(b"k")])

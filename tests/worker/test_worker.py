@@ -1,0 +1,269 @@
+"""The worker: what it copies is exact, checked and bounded, and a failed copy is a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
+from tierkv.errors import EngineProtocolError
+from tierkv.tiers.arena import HostArena
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key, make_key
+from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
+from tierkv.worker.worker import Worker
+
+NAMESPACE = bytes(range(16))
+SPEC = EngineSpec("m", "float32", (GroupSpec(16, (64, 128)), GroupSpec(16, (32,))), 16)
+GEOMETRY = Geometry.of(SPEC, blocks=3)
+NUM_BLOCKS = 32
+
+
+class Bed:
+    """A worker over real memory; copies run inline unless a gate holds them back."""
+
+    def __init__(self, *, verify_loads: bool = True) -> None:
+        rng = np.random.default_rng(7)
+        self.caches = [
+            [rng.integers(0, 255, (NUM_BLOCKS, size), dtype=np.uint8) for size in group.page_bytes]
+            for group in SPEC.groups
+        ]
+        self.arena = HostArena(1 << 20, GEOMETRY.payload_bytes_max)
+        self.pool = ThreadPoolExecutor(1)
+        self.sealer = FrameSealer(NAMESPACE)
+        self.worker = Worker(self.arena, self.sealer, GEOMETRY, self.submit, verify_loads=verify_loads)
+        self.worker.register_kv_caches(self.caches)
+        self.order: list[str] = []
+        self.gate = Event()
+        self.gate.set()
+
+    def submit(self, copy: Callable[[], frozenset[Key]]) -> Future[frozenset[Key]]:
+        def gated() -> frozenset[Key]:
+            self.gate.wait(10)
+            return copy()
+
+        return self.pool.submit(gated)
+
+    def snapshot(self) -> list[list[np.ndarray]]:
+        return [[tensor.copy() for tensor in group] for group in self.caches]
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    """A worker for one test."""
+    made = Bed()
+    yield made
+    made.gate.set()
+    made.pool.shutdown()
+
+
+def job(
+    job_id: int,
+    blocks: list[int],
+    *,
+    store: bool,
+    group: int = 0,
+    first_block: int = 0,
+    keys: tuple[Key, ...] | None = None,
+    slot: int = 0,
+) -> TransferJob:
+    """A job over one group whose chunks lie in neighbouring slots."""
+    chunks = -(-(first_block % 3 + len(blocks)) // 3)
+    names = keys or tuple(make_key(b"%08d" % (first_block // 3 + i), group) for i in range(chunks))
+    sizes, indices = [0, 0], [0, 0]
+    sizes[group], indices[group] = len(blocks), first_block
+    return TransferJob(
+        job_id=job_id,
+        request_id="r",
+        is_store=store,
+        keys=names,
+        slots=tuple(SlotRef(slot + i, 0) for i in range(chunks)),
+        chunk_groups=(group,) * chunks,
+        block_ids=tuple(blocks),
+        group_sizes=tuple(sizes),
+        block_indices=tuple(indices),
+    )
+
+
+def run(
+    bed: Bed, *, loads: tuple[TransferJob, ...] = (), stores: tuple[TransferJob, ...] = ()
+) -> dict[int, frozenset[Key]]:
+    """One step that is flushed at once; returns the failures."""
+    everything = frozenset(j.job_id for j in (*loads, *stores))
+    bed.worker.start_step(ConnectorMeta(loads=loads, stores=stores, jobs_to_flush=everything))
+    output = bed.worker.get_finished()
+    assert set(output.finished) == everything
+    return dict(output.failed_keys)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    source=st.lists(st.integers(1, NUM_BLOCKS - 1), min_size=6, max_size=6, unique=True),
+    target=st.lists(st.integers(1, NUM_BLOCKS - 1), min_size=6, max_size=6, unique=True),
+    skip=st.integers(0, 2),
+    take=st.integers(1, 6),
+    group=st.integers(0, 1),
+)
+def test_a_load_brings_back_exactly_the_stored_blocks(
+    source: list[int], target: list[int], skip: int, take: int, group: int
+) -> None:
+    """Promise 1: whatever part of a chunk is loaded, from its middle or not to its end, its bytes are the stored ones."""
+    bed = Bed()
+    before = bed.snapshot()
+    assert not run(bed, stores=(job(1, source, store=True, group=group),))
+    part = target[skip : skip + take]
+    chunks = -(-(skip + len(part)) // 3)
+    keys = tuple(make_key(b"%08d" % i, group) for i in range(chunks))
+    load = job(2, part, store=False, group=group, first_block=skip, keys=keys)
+    for tensor in bed.caches[group]:
+        tensor[:] = 0
+    assert not run(bed, loads=(load,))
+    for tensor, old in zip(bed.caches[group], before[group], strict=True):
+        expected = np.zeros_like(tensor)
+        for offset, block in enumerate(part):
+            expected[block] = old[source[skip + offset]]
+        np.testing.assert_array_equal(tensor, expected)
+    bed.pool.shutdown()
+
+
+def test_a_damaged_chunk_never_reaches_the_gpu(bed: Bed) -> None:
+    """Promise 1 in host memory: a flipped bit in a slot fails that chunk, leaves its blocks alone, loads the other."""
+    run(bed, stores=(job(1, [1, 2, 3, 4, 5, 6], store=True),))
+    bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
+    before = bed.snapshot()
+    load = job(2, [11, 12, 13, 14, 15, 16], store=False)
+    assert run(bed, loads=(load,)) == {2: frozenset({load.keys[0]})}
+    np.testing.assert_array_equal(bed.caches[0][0][11:14], before[0][0][11:14])
+    np.testing.assert_array_equal(bed.caches[0][0][14:17], before[0][0][4:7])
+
+
+def test_without_verification_damage_goes_through() -> None:
+    """The other side: the test above can fail, because it is the check that stops the damage."""
+    bed = Bed(verify_loads=False)
+    run(bed, stores=(job(1, [1, 2, 3], store=True),))
+    bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
+    assert run(bed, loads=(job(2, [11, 12, 13], store=False),)) == {}
+    assert (bed.caches[0][0][11] != bed.caches[0][0][1]).any()
+    bed.pool.shutdown()
+
+
+@pytest.mark.parametrize("what", ["key", "namespace", "group"])
+def test_a_chunk_of_somebody_else_is_refused(bed: Bed, what: str) -> None:
+    """A slot that holds another key, another namespace or another group's chunk fails, whatever its checksum says."""
+    run(bed, stores=(job(1, [1, 2, 3], store=True, group=1 if what == "group" else 0),))
+    load = job(2, [11, 12, 13], store=False)
+    if what == "namespace":
+        FrameSealer(bytes(16)).seal(bed.arena.slot(0), load.keys[0], GEOMETRY.groups[0].payload_bytes)
+    elif what == "group":
+        bed.sealer.seal(bed.arena.slot(0), load.keys[0], GEOMETRY.groups[1].payload_bytes)
+    else:
+        load = job(2, [11, 12, 13], store=False, keys=(make_key(b"another", 0),))
+    before = bed.snapshot()
+    assert run(bed, loads=(load,)) == {2: frozenset(load.keys)}
+    np.testing.assert_array_equal(bed.caches[0][0], before[0][0])
+
+
+def test_s110_stores_wait_for_the_next_step_and_go_first(bed: Bed) -> None:
+    """S110: a store queued in step k is submitted in step k + 1, before that step's loads."""
+    store = job(1, [1, 2, 3], store=True)
+    bed.worker.start_step(ConnectorMeta(stores=(store,)))
+    bed.worker.queue_stores(ConnectorMeta(stores=(store,)))
+    assert bed.worker.get_finished().is_empty
+    assert bed.arena.slot(0)[0] == 0  # not even started
+    bed.worker.start_step(ConnectorMeta(loads=(job(2, [11, 12, 13], store=False),)))
+    bed.worker.wait([1, 2])
+    output = bed.worker.get_finished()
+    assert list(output.finished) == [1, 2]
+    assert not output.failed_keys  # the load found what the store had written: it ran after it
+
+
+def test_s111_a_store_of_this_step_can_be_flushed(bed: Bed) -> None:
+    """S111: a flush of a store created in this very step submits it and waits: its blocks are overwritten next."""
+    store = job(1, [1, 2, 3], store=True)
+    bed.worker.start_step(ConnectorMeta(stores=(store,), jobs_to_flush=frozenset({1})))
+    for tensor in bed.caches[0]:
+        tensor[1:4] = 0  # the forward pass of this step
+    bed.worker.queue_stores(ConnectorMeta(stores=(store,), jobs_to_flush=frozenset({1})))
+    assert bed.worker.get_finished().finished == {1: 1}
+    before = bed.snapshot()
+    run(bed, loads=(job(2, [11, 12, 13], store=False),))
+    assert (bed.caches[0][0][11:14] != before[0][0][1:4]).any()
+
+
+def test_s112_waiting_for_unknown_and_ended_jobs_returns(bed: Bed) -> None:
+    """S112: nothing to wait for is no reason to wait."""
+    run(bed, stores=(job(1, [1, 2, 3], store=True),))
+    bed.worker.wait([1, 2, 99])
+
+
+def test_s114_a_failing_copy_is_a_report(bed: Bed) -> None:
+    """S114, D4: a copy that raises fails its chunks and nothing else; the worker goes on."""
+    bad = job(1, [1, 2, NUM_BLOCKS + 5], store=True)
+    assert run(bed, stores=(bad,)) == {1: frozenset(bad.keys)}
+    assert not run(bed, stores=(job(2, [1, 2, 3], store=True),))
+
+
+def test_s115_shutdown_drops_queued_stores_and_drains_running_ones(bed: Bed) -> None:
+    """S115: what runs is finished, what waits is not begun; a second shutdown does nothing."""
+    bed.gate.clear()
+    bed.worker.start_step(ConnectorMeta(loads=(job(1, [1, 2, 3], store=False),)))
+    bed.worker.queue_stores(ConnectorMeta(stores=(job(2, [4, 5, 6], store=True, slot=5),)))
+    bed.gate.set()
+    bed.worker.shutdown()
+    bed.worker.shutdown()
+    assert set(bed.worker.get_finished().finished) == {1}
+    assert bed.arena.slot(5)[0] == 0
+
+
+def test_drain_finishes_queued_stores(bed: Bed) -> None:
+    """An orderly end loses nothing that was accepted (landscape G15)."""
+    bed.worker.queue_stores(ConnectorMeta(stores=(job(2, [4, 5, 6], store=True, slot=5),)))
+    bed.worker.drain()
+    assert bed.worker.get_finished().finished == {2: 1}
+
+
+def test_blocks_outside_a_partial_chunk_are_zero_at_rest(bed: Bed) -> None:
+    """A chunk whose first blocks are placeholders carries zeros there, not what the slot held before."""
+    bed.arena.slot(0)[HEADER_BYTES:] = b"\xff" * (bed.arena.slot_bytes - HEADER_BYTES)
+    run(bed, stores=(job(1, [9], store=True, first_block=2, keys=(make_key(b"x", 0),)),))
+    payload = bed.arena.payload(0)[: GEOMETRY.groups[0].payload_bytes]
+    assert not payload[: 2 * 64].any()
+    assert payload[2 * 64 : 3 * 64].tolist() == bed.caches[0][0][9].tolist()
+
+
+@pytest.mark.parametrize(
+    ("caches", "message"),
+    [
+        ([[np.zeros((4, 64), np.uint8)]], "caches of 1 groups"),
+        ([[np.zeros((4, 64), np.uint8)], [np.zeros((4, 32), np.uint8)]], "1 tensors were registered"),
+        ([[np.zeros((4, 60), np.uint8), np.zeros((4, 128), np.uint8)], [np.zeros((4, 32), np.uint8)]], "60 bytes"),
+        ([[np.zeros((4, 128), np.uint8)[:, ::2], np.zeros((4, 128), np.uint8)], [np.zeros((4, 32), np.uint8)]], "contig"),
+        ([["tensor", np.zeros((4, 128), np.uint8)], [np.zeros((4, 32), np.uint8)]], "expected a torch tensor"),
+    ],
+)  # fmt: skip
+def test_wrong_caches_are_refused_by_name(bed: Bed, caches: list[list[object]], message: str) -> None:
+    """An engine author who registers the wrong tensors learns which and why, before a byte moves."""
+    pytest.importorskip("torch")
+    with pytest.raises(EngineProtocolError, match=message):
+        bed.worker.register_kv_caches(caches)
+
+
+def test_torch_tensors_are_used_in_place(bed: Bed) -> None:
+    """bfloat16 has no numpy type: its bytes are moved all the same, to and from the tensor's own memory."""
+    torch = pytest.importorskip("torch")
+    caches = [
+        [torch.randn(NUM_BLOCKS, 2, size // 4, dtype=torch.bfloat16) for size in group.page_bytes]
+        for group in SPEC.groups
+    ]
+    bed.worker.register_kv_caches(caches)
+    expected = caches[0][0][1:4].clone()
+    run(bed, stores=(job(1, [1, 2, 3], store=True),))
+    run(bed, loads=(job(2, [11, 12, 13], store=False),))
+    assert torch.equal(caches[0][0][11:14], expected)

@@ -1,0 +1,230 @@
+"""Fault injection: a real backend that misbehaves by explicit rules.
+
+::
+
+    faulty = FaultyBackend(DiskBackend(...))
+    faulty.add("read_into", hang_until(event))          # until the rule is removed
+    faulty.add("write", raise_error(OSError), times=3)   # the first three calls
+    faulty.rules.clear()                                 # healthy again
+
+A fault gets the batch and the call that would be the inner backend's, and returns what the caller sees. Rules of one
+verb wrap each other, the first one outermost. Nothing here needs pytest; all of it may be used on any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, cast
+
+from tierkv.abc.backend import Backend, Entry, ReadRequest, ReadResult, Scannable, WriteRequest, WriteResult
+from tierkv.types.keys import Key
+
+VerbName = Literal["contains", "read_into", "write", "delete", "scan", "close"]
+Inner = Callable[[Sequence[Any]], Any]
+Fault = Callable[[Sequence[Any], Inner], Any]
+"""(batch, the inner backend's verb) -> results. Batches of ``scan`` and ``close`` are empty."""
+
+
+@dataclass(slots=True, eq=False)
+class Rule:
+    """One fault of one verb. ``times_left``: calls that it still spoils; None: all of them."""
+
+    verb: VerbName
+    fault: Fault
+    times_left: int | None = None
+
+
+class FaultyBackend:
+    """A blocking backend with rules. Without rules it is the inner backend.
+
+    Attributes:
+        inner: the backend that does the work.
+        rules: what is spoiled now; may be changed at any time.
+        calls: names of the verbs that were called, in order.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.rules: list[Rule] = []
+        self.calls: list[VerbName] = []
+        self._lock = threading.Lock()
+
+    def add(self, verb: VerbName, fault: Fault, times: int | None = None) -> Rule:
+        """Spoil the next ``times`` calls of a verb, or all of them."""
+        rule = Rule(verb, fault, times)
+        self.rules.append(rule)
+        return rule
+
+    def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+        """See :meth:`tierkv.abc.Backend.contains`."""
+        return cast("Sequence[bool]", self._call("contains", keys, self.inner.contains))
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
+        """See :meth:`tierkv.abc.Backend.read_into`."""
+        return cast("Sequence[ReadResult]", self._call("read_into", requests, self.inner.read_into))
+
+    def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
+        """See :meth:`tierkv.abc.Backend.write`."""
+        return cast("Sequence[WriteResult]", self._call("write", requests, self.inner.write))
+
+    def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
+        """See :meth:`tierkv.abc.Backend.delete`."""
+        return cast("Sequence[WriteResult]", self._call("delete", keys, self.inner.delete))
+
+    def scan(self) -> Iterable[Entry]:
+        """See :meth:`tierkv.abc.Scannable.scan`."""
+        inner = cast("Scannable", self.inner)
+        return cast("Iterable[Entry]", self._call("scan", (), lambda _: inner.scan()))
+
+    def close(self) -> None:
+        """See :meth:`tierkv.abc.Backend.close`."""
+        self._call("close", (), lambda _: self.inner.close())
+
+    def _call(self, verb: VerbName, batch: Sequence[Any], action: Inner) -> object:
+        with self._lock:
+            self.calls.append(verb)
+            due = [rule for rule in self.rules if rule.verb == verb and rule.times_left != 0]
+            for rule in due:
+                if rule.times_left is not None:
+                    rule.times_left -= 1
+        for rule in reversed(due):
+            action = partial(_spoiled, rule.fault, action)
+        return action(batch)
+
+
+def _spoiled(fault: Fault, action: Inner, batch: Sequence[Any]) -> object:
+    return fault(batch, action)
+
+
+def hang_until(event: threading.Event) -> Fault:
+    """Block until the event is set, then do the work: a hung mount, a lost connection, a lock held elsewhere."""
+
+    def fault(batch: Sequence[Any], inner: Inner) -> object:
+        event.wait()
+        return inner(batch)
+
+    return fault
+
+
+def slow(delay_s: float, sleep: Callable[[float], None] = time.sleep) -> Fault:
+    """Wait before the work."""
+
+    def fault(batch: Sequence[Any], inner: Inner) -> object:
+        sleep(delay_s)
+        return inner(batch)
+
+    return fault
+
+
+def raise_error(make: Callable[[], BaseException]) -> Fault:
+    """Raise what ``make`` makes, before any work."""
+
+    def fault(_batch: Sequence[Any], _inner: Inner) -> object:
+        raise make()
+
+    return fault
+
+
+def return_error(make: Callable[[], object], index: int = 0) -> Fault:
+    """Do the work, then put what ``make`` makes in the place of the result of one key."""
+
+    def fault(batch: Sequence[Any], inner: Inner) -> object:
+        results = list(inner(batch))
+        results[index] = make()
+        return results
+
+    return fault
+
+
+def lie(change: Callable[[list[Any]], object]) -> Fault:
+    """Do the work, then return ``change(results)``: too few, too many, None, a string, other types, other order."""
+
+    def fault(batch: Sequence[Any], inner: Inner) -> object:
+        return change(list(inner(batch)))
+
+    return fault
+
+
+LIES: dict[str, Fault] = {
+    "too few": lie(lambda results: results[:-1]),
+    "too many": lie(lambda results: [*results, results[-1]]),
+    "nothing": lie(lambda _: None),
+    "a number": lie(len),
+    "a string": lie(lambda results: "x" * len(results)),
+    "bytes": lie(lambda results: bytes(len(results))),
+    "a generator": lie(lambda results: (result for result in results)),
+    "other types": lie(lambda results: [object() for _ in results]),
+    "floats": lie(lambda results: [0.5 for _ in results]),
+    "negative": lie(lambda results: [-1 for _ in results]),
+    "too long": lie(lambda results: [2**40 for _ in results]),
+}
+"""Results that break the contract of every verb. What lies well is below."""
+
+
+def forget() -> Fault:
+    """Say that all went well and do nothing: an acknowledged write that is not there."""
+
+    def fault(batch: Sequence[Any], _inner: Inner) -> object:
+        return [None] * len(batch)
+
+    return fault
+
+
+def claim_without_reading(length: int) -> Fault:
+    """Of ``read_into``: say that ``length`` bytes were read, and leave the buffer as it was."""
+
+    def fault(batch: Sequence[ReadRequest], _inner: Inner) -> object:
+        return [length] * len(batch)
+
+    return fault
+
+
+def short_read(length: int, *, honest: bool = True) -> Fault:
+    """Of ``read_into``: only the first bytes arrive, the rest of the buffer is rubbish; told, or not."""
+
+    def fault(batch: Sequence[ReadRequest], inner: Inner) -> object:
+        results = list(inner(batch))
+        for index, (request, result) in enumerate(zip(batch, results, strict=True)):
+            if isinstance(result, int) and result > length:
+                request.buffer[length:result] = b"\xdb" * (result - length)
+                results[index] = length if honest else result
+        return results
+
+    return fault
+
+
+def corrupt(offset: int, flip: int = 0x01) -> Fault:
+    """Of ``read_into``: one byte of every frame comes back changed, ``flip`` says in which bits."""
+
+    def fault(batch: Sequence[ReadRequest], inner: Inner) -> object:
+        results = list(inner(batch))
+        for request, result in zip(batch, results, strict=True):
+            if isinstance(result, int) and result > offset:
+                request.buffer[offset] ^= flip
+        return results
+
+    return fault
+
+
+def swap() -> Fault:
+    """Of ``read_into``: each key gets the frame of the next one in its batch, whole and undamaged."""
+
+    def fault(batch: Sequence[ReadRequest], inner: Inner) -> object:
+        return inner(
+            [ReadRequest(batch[(index + 1) % len(batch)].key, request.buffer) for index, request in enumerate(batch)]
+        )
+
+    return fault
+
+
+def write_half() -> Fault:
+    """Of ``write``: store only the first half of every frame, and say that all went well."""
+
+    def fault(batch: Sequence[WriteRequest], inner: Inner) -> object:
+        return inner([WriteRequest(request.key, request.frame[: len(request.frame) // 2]) for request in batch])
+
+    return fault
