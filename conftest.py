@@ -28,6 +28,10 @@ os.environ.setdefault("TIERKV_VALIDATE", "1")
 hypothesis.settings.register_profile("tierkv", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tierkv")
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+# Folders of which no test means anything without torch. Single tests elsewhere have the mark `needs_torch`.
+collect_ignore = [] if HAS_TORCH else ["tests/reference", "tests/stack", "tests/worker"]
+
 SEED = pytest.StashKey[int]()
 
 
@@ -58,7 +62,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked ``needs_torch`` where torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
+    if not HAS_TORCH:
         for item in items:
             if item.get_closest_marker("needs_torch"):
                 item.add_marker(pytest.mark.skip(reason="torch is not installed"))

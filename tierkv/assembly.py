@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,13 +28,14 @@ from tierkv.plugins import PluginRegistry, load_plugins
 from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
 from tierkv.stack import Stack, StackParts
 from tierkv.tiers.arena import HostArena
-from tierkv.tiers.retry import RetryLimits
+from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
-from tierkv.types.tier_ops import TierHealth
 from tierkv.worker.worker import Worker
+
+_log = logging.getLogger(__name__)
 
 SCAN_DEADLINE_S = 60.0
 """How long opening a stack waits for a tier to tell what it holds; a tier that takes longer stays out of service."""
@@ -119,7 +123,9 @@ class _Assembly:
         with contextlib.ExitStack() as undo:
             arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max)
             undo.callback(arena.close)
-            tiers = self._open_tiers(arena)
+            with contextlib.ExitStack() as unopened:
+                tiers = self._open_tiers(arena, unopened)
+                unopened.pop_all()  # from here on the dispatcher closes them
             dispatcher = Dispatcher(tiers, [_dispatch_limits(tier) for tier in self.resolved.tiers], self.clock)
             undo.callback(dispatcher.close, 0.0)
             stack = self._wire(arena, dispatcher)
@@ -137,7 +143,7 @@ class _Assembly:
             max(1, int(arena.num_slots * config.host.reserved_share)),
             counters,
         )
-        self._recover(lower, dispatcher, manager)
+        self._recover(lower, dispatcher)
         scheduler = OffloadScheduler(
             manager,
             self.geometry,
@@ -158,30 +164,36 @@ class _Assembly:
                 manager=manager,
                 dispatcher=dispatcher,
                 worker=worker,
+                copies=copies,
                 arena=arena,
                 namespace=self.namespace,
                 geometry=self.geometry,
                 counters=counters,
-                observers=Observers(self.registry.observe if self.registry.has_observers else None, copies.submit),
+                observers=self._observers(),
                 tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
                 completions_per_step_max=config.lookup.completions_per_step_max,
             ),
             self.clock,
         )
 
-    def _open_tiers(self, arena: HostArena) -> list[Tier]:
+    def _observers(self) -> Observers:
+        """Observers have a thread of their own: a slow one must not delay copies."""
+        if not self.registry.has_observers:
+            return Observers(None, None)
+        return Observers(self.registry.observe, CopyPool(name="tierkv-observe").submit)
+
+    def _open_tiers(self, arena: HostArena, undo: contextlib.ExitStack) -> list[Tier]:
         codecs = {name: registered.plugin.open() for name, registered in self.registry.codecs.items()}
-        opened: list[Backend | AsyncBackend] = []
         tiers = []
         for tier in self.resolved.tiers:
             context = BackendContext(tier.config.name, self.namespace, arena.slot_bytes, tier.config.capacity)
             backend = tier.backend.open(context, tier.options)
-            opened.append(backend)
+            undo.callback(_close_backend, backend)
             retry = RetryLimits(attempts=tier.config.retries + 1)
             tiers.append(
                 Tier(
                     tier.config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self.sealer, arena,
-                    retry=retry, clock=self.clock,
+                    retry=retry, timing=Timing(clock=self.clock),
                 )
             )  # fmt: skip
         return tiers
@@ -204,13 +216,19 @@ class _Assembly:
         frames = None if config.capacity is None else config.capacity // arena.slot_bytes
         return LowerTier(index, config.name, tier.backend.capabilities, limits, tier.policy.open(frames))
 
-    def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher, manager: OffloadManager) -> None:
+    def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:
         """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""
-        for result in dispatcher.scan_all(SCAN_DEADLINE_S):
+        for result in dispatcher.scan_all(self.clock() + SCAN_DEADLINE_S):
             if result.error:
-                manager.on_completion(TierHealth(result.tier, usable=False, reason=result.error))
-            else:
-                lower[result.tier].load_index((entry.key, entry.frame_bytes) for entry in result.entries)
+                _log.warning("tier %s is out of service: %s", lower[result.tier].name, result.error)
+            lower[result.tier].load_index((entry.key, entry.frame_bytes) for entry in result.entries)
+
+
+def _close_backend(backend: Backend | AsyncBackend) -> None:
+    """Close a backend of a stack that could not be opened, so that its locks do not outlive the error."""
+    result = backend.close()
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
 
 
 def _dispatch_limits(tier: ResolvedTier) -> TierLimits:

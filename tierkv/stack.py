@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
+from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.events import Observers
 from tierkv.manager.manager import OffloadManager
@@ -45,6 +46,7 @@ class StackParts:
     manager: OffloadManager
     dispatcher: Dispatcher
     worker: Worker
+    copies: CopyPool
     arena: HostArena
     namespace: Namespace
     geometry: Geometry
@@ -167,7 +169,7 @@ class Stack:
     def tier_stats(self) -> dict[str, dict[str, int]]:
         """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
         stats = self._dispatcher.stats.tiers
-        return {name: stats[i].as_dict() for i, name in enumerate(self.tier_names)}
+        return {name: asdict(stats[i]) for i, name in enumerate(self.tier_names)}
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -203,6 +205,7 @@ class Stack:
         finally:
             self.worker.shutdown()
             self._dispatcher.close(timeout_s)
+            self._parts.copies.close(timeout_s)
             self._parts.arena.close()
         return flushed
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tierkv import errors, hookspecs
 from tierkv.abc import capabilities
-from tierkv.config.reference import render_reference
+from tierkv.cli.reference import render_reference as cli_page
+from tierkv.config.reference import render_reference as configuration_page
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 FIELDS = ("When", "Thread", "Return", "Failure")
@@ -171,7 +172,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "errors.md": errors_page,
     "capabilities.md": capabilities_page,
-    "configuration.md": render_reference,
+    "configuration.md": configuration_page,
+    "cli.md": cli_page,
 }
 
 

@@ -182,7 +182,10 @@ def check_tierkv_command(words: list[str]) -> None:
         _, words, _ = command.make_parser(context).parse_args(args=list(words))
         if not words:
             return
-        name, found = f"{name} {words[0]}", command.get_command(context, words[0])
+        try:
+            name, found = f"{name} {words[0]}", command.get_command(context, words[0])
+        except click.ClickException as error:
+            pytest.skip(f"{words[0]}: {error.message}")  # it exists; an extra that it needs is not installed here
         assert found, f"there is no command {name!r}"
         command, context, words = found, click.Context(found, parent=context, resilient_parsing=True), words[1:]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

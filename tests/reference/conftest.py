@@ -182,7 +182,7 @@ class HostConnector:
             table = self._tables[entry.request_id]
             assert entry.replaces_table == (not table[0]), "the whole table, exactly when we know of none"
             for ids, more in zip(table, entry.block_ids, strict=True):
-                ids += more
+                ids.extend(more)
                 assert not being_loaded.intersection(ids), "computed in blocks that a load writes"
             full = (entry.num_computed_tokens + entry.num_scheduled_tokens) // self._block_tokens
             first = self._num_stored[entry.request_id]

@@ -12,6 +12,7 @@ from tierkv.types.engine import NULL_BLOCK_ID
 
 
 def ids(blocks: list[Block]) -> list[int]:
+    """Their ids, in order."""
     return [block.block_id for block in blocks]
 
 

@@ -9,15 +9,18 @@ from tierkv.reference.request import Request, RequestRecord
 
 
 def keeper(pool: BlockPool, *, num_groups: int = 1, prefix_caching: bool = True) -> TableKeeper:
+    """Blocks of two tokens, so that a few tokens make several."""
     return TableKeeper(pool, num_groups=num_groups, block_tokens=2, prefix_caching=prefix_caching)
 
 
 def request(prompt: list[int], num_groups: int = 1) -> Request:
+    """A waiting request; tests of tables need no more of it."""
     config = EngineConfig(block_tokens=2, num_groups=num_groups)
     return Request(config, RequestRecord("r", 0, len(prompt), 0.0), prompt, 1)
 
 
 def computed(tables: TableKeeper, prompt: list[int], num_groups: int = 1) -> Request:
+    """A request that went all the way: found, allocated, computed."""
     r = request(prompt, num_groups)
     assert tables.open(r, tables.find_prefix(r), len(prompt))
     tables.register_computed(r, len(prompt))

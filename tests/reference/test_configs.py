@@ -13,7 +13,7 @@ OTHER = {"heads": 8, "dtype": "float32", "seed": 7}
 
 @pytest.mark.parametrize("name", ["layers", "heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocab"])
 def test_a_model_size_below_one_is_refused(name: str) -> None:
-    """torch would fail much later, with a message about shapes."""
+    """Torch would fail much later, with a message about shapes."""
     with pytest.raises(ValueError, match=rf"{name} = 0 is too small; use 1 or more"):
         ModelConfig(**{name: 0})
 
@@ -58,7 +58,7 @@ def test_the_spec_tells_models_apart(name: str) -> None:
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_page_bytes_are_those_of_the_tensors(dtype: str, num_groups: int) -> None:
-    """tierkv sizes its chunks by the spec and copies by the tensors: they must agree."""
+    """Tierkv sizes its chunks by the spec and copies by the tensors: they must agree."""
     config = EngineConfig(model=ModelConfig(dtype=dtype), num_blocks=5, num_groups=num_groups, block_tokens=8)
     engine = Engine(config)
     spec = engine.engine_spec()

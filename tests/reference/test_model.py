@@ -18,15 +18,16 @@ from tierkv.reference.configs import ModelConfig
 from tierkv.reference.model import NORM_EPS, ROPE_BASE, Decoder, TokenRange, kv_tensors
 
 BLOCK = 8
-SMALL = ModelConfig(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=48, vocab=256)
 DTYPES = ["float32", "bfloat16"]
 
 
 def small(dtype: str) -> ModelConfig:
+    """Two query heads to a key head, and sizes that are no powers of two."""
     return ModelConfig(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=48, vocab=256, dtype=dtype)
 
 
 def words(count: int, vocab: int, seed: int = 0) -> list[int]:
+    """A prompt; the same for the same seed."""
     rng = random.Random(seed)
     return [rng.randrange(vocab) for _ in range(count)]
 
@@ -170,8 +171,8 @@ def test_a_token_computed_again_writes_the_same_bytes(dtype: str) -> None:
 
 def test_only_the_asked_rows_are_written() -> None:
     """A tile is computed whole; its padding must not reach the pool, where a neighbour in time may rely on it."""
-    sequences = Sequences(SMALL)
-    sequences.run(words(BLOCK + 3, SMALL.vocab), [1, 2])
+    sequences = Sequences(small("bfloat16"))
+    sequences.run(words(BLOCK + 3, 256), [1, 2])
     for tensor in sequences.cache:
         assert tensor[1].isfinite().all()
         assert tensor[2, :, :3].isfinite().all()
@@ -182,11 +183,11 @@ def test_only_the_asked_rows_are_written() -> None:
 
 def test_groups_use_their_own_tables() -> None:
     """With two groups, each run of layers must read and write the blocks of its own table, and no other."""
-    tokens = words(2 * BLOCK, SMALL.vocab)
-    one = Sequences(SMALL)
+    tokens = words(2 * BLOCK, 256)
+    one = Sequences(small("bfloat16"))
     logits = one.run(tokens, [1, 2])
-    two = Sequences(SMALL)
-    two.decoder = Decoder(SMALL, block_tokens=BLOCK, num_groups=2)
+    two = Sequences(small("bfloat16"))
+    two.decoder = Decoder(small("bfloat16"), block_tokens=BLOCK, num_groups=2)
     assert torch.equal(two.decoder.forward([TokenRange(0, tokens, [[5, 6], [7, 8]])], two.cache)[0], logits)
     assert torch.equal(two.cache[0][[5, 6]], one.cache[0][[1, 2]])
     assert torch.equal(two.cache[1][[7, 8]], one.cache[1][[1, 2]])
@@ -196,9 +197,7 @@ def test_groups_use_their_own_tables() -> None:
 
 def test_seeds_make_different_models() -> None:
     """The seed is in the namespace: if it did not change the weights, the demo could not show two models apart."""
-    first, again, other = (
-        Sequences(ModelConfig(seed=seed)).run([1, 2, 3], [1]).sum().item() for seed in (0, 0, 1)
-    )
+    first, again, other = (Sequences(ModelConfig(seed=seed)).run([1, 2, 3], [1]).sum().item() for seed in (0, 0, 1))
     assert first == again
     assert first != other
 
@@ -213,7 +212,7 @@ def test_output_is_lively(dtype: str) -> None:
         assert sequences.run(prompt, range(1, 12)).isfinite().all()
         tokens = sequences.greedy(prompt, range(1, 12), 48)
         assert len(set(tokens)) >= 30
-        assert tokens != Sequences(config, block_tokens=16).greedy(prompt[:-1] + [7], range(1, 12), 48)
+        assert tokens != Sequences(config, block_tokens=16).greedy([*prompt[:-1], 7], range(1, 12), 48)
 
 
 def damaged_runs(trials: int, width: int) -> Iterator[bool]:
@@ -252,7 +251,9 @@ print(digest.hexdigest())
 
 def test_a_new_process_computes_the_same_bytes() -> None:
     """KV outlives the process: what one stored, the next must be able to continue as if it were its own."""
-    other = subprocess.run([sys.executable, "-I", "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120)
+    other = subprocess.run(
+        [sys.executable, "-I", "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120
+    )
     lines: list[str] = []
     exec(SCRIPT, {"print": lines.append, "__name__": "here", "hashlib": hashlib})
     assert lines == [other.stdout.strip()]

@@ -14,12 +14,13 @@ from tierkv.types import engine as protocols
 
 
 def request(prompt: list[int], salt: str = "") -> Request:
+    """For three new tokens, in blocks of two."""
     config = EngineConfig(block_tokens=2, hash_salt=salt, num_groups=2)
     return Request(config, RequestRecord("r", 0, len(prompt), 0.0), prompt, 3, {"max_offload_tokens": 4})
 
 
 def test_it_is_what_the_scheduler_reads() -> None:
-    """The connector sees engine objects directly: they must satisfy its protocols. Types are checked, values here."""
+    """The connector is handed engine objects as they are: they must satisfy its protocols, in type and in value."""
     seen: protocols.Request = request([1, 2, 3])
     assert (seen.request_id, seen.num_tokens, seen.num_prompt_tokens) == ("r", 3, 3)
     assert seen.kv_transfer_params == {"max_offload_tokens": 4}

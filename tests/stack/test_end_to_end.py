@@ -26,7 +26,7 @@ def test_kv_outlives_the_gpu(tmp_path: Path, expected: Expected) -> None:
         assert serve(stack, prompts) == expected(prompts)
         assert not stack.counters.tokens_loaded
         assert serve(stack, prompts) == expected(prompts)
-        assert sum(stack.counters.tokens_loaded.values()) >= 4 * 96
+        assert stack.counters.tokens_loaded["host"] >= 112 + 3 * 72  # the shared beginning is loaded once
 
 
 def test_kv_outlives_the_process(tmp_path: Path, expected: Expected) -> None:
@@ -37,13 +37,13 @@ def test_kv_outlives_the_process(tmp_path: Path, expected: Expected) -> None:
         assert stack.close()
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["disk"] >= 3 * 96
+        assert stack.counters.tokens_loaded["disk"] >= 112 + 3 * 72
         assert stack.counters.probes["objects"] == 0  # the disk knew
     config = stack_config(tmp_path)
     config["tiers"] = config["tiers"][1:]
     with opened(config) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["objects"] >= 3 * 96
+        assert stack.counters.tokens_loaded["objects"] >= 112 + 3 * 72
         assert stack.counters.deferrals > 0
 
 
@@ -186,7 +186,7 @@ def test_two_groups(tmp_path: Path, expected: Expected) -> None:
         serve(stack, prompts, engine)
     with opened(stack_config(tmp_path, host_slots=48), engine) as stack:
         assert serve(stack, prompts, engine) == expected(prompts, engine) == expected(prompts)
-        assert stack.counters.tokens_loaded["disk"] > 2 * 96
+        assert stack.counters.tokens_loaded["disk"] >= 112 + 2 * 72
 
 
 def test_preemption_and_eviction_under_load(tmp_path: Path, expected: Expected) -> None:

@@ -16,7 +16,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
 from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
-from tierkv.types.engine import ScheduledRequest, StepOutput
+from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
@@ -79,6 +79,12 @@ class Core:
         numbers = range(tokens) if isinstance(tokens, int) else tokens
         return BedRequest(request_id, list(numbers), self.geometry.hash_block_tokens, params or None)
 
+    def arrive(self, tokens: Sequence[int] | int, request_id: str = "a", **params: object) -> BedRequest:
+        """A request that the scheduler knows."""
+        request = self.request(tokens, request_id, **params)
+        self.scheduler.on_new_request(request)
+        return request
+
     def ask(self, request: BedRequest, computed: int = 0) -> int | None:
         """The answer of a lookup."""
         return self.scheduler.get_num_new_matched_tokens(request, computed)[0]
@@ -117,7 +123,7 @@ class Core:
             done += ops
         return done
 
-    def report(self, *job_ids: int, failed: dict[int, frozenset[Key]] | None = None) -> object:
+    def report(self, *job_ids: int, failed: dict[int, frozenset[Key]] | None = None) -> LoadReport:
         """One worker ended these jobs."""
         return self.scheduler.update_connector_output(WorkerOutput(dict.fromkeys(job_ids, 1), failed or {}))
 

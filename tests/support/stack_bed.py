@@ -26,10 +26,10 @@ ENGINE = EngineConfig(
     max_batched_tokens=64,
     max_running=4,
 )
-"""A pool of 312 tokens. A block has 2 layers x 4 KiB; a chunk of two blocks takes a slot of 20 KiB."""
+"""A pool of 312 tokens. A block has 2 layers x 2 KiB; a chunk of two blocks takes a slot of 12 KiB."""
 
 CHUNK_TOKENS = 16
-SLOT_BYTES = 20 * 1024
+SLOT_BYTES = 12 * 1024
 ANSWER = 8
 
 

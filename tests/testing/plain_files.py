@@ -42,9 +42,13 @@ class PlainFiles:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.lock = (self.root / "lock").open("w")
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise BackendError(f"cannot use {options.path}: {error}; give a directory of your own") from error
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.lock.close()
+            raise BackendError(f"{options.path} is in use; give a directory of your own") from error
 
     def path(self, key: Key) -> Path:
         return self.root / f"{key.hex()}.frame"

@@ -48,7 +48,7 @@ Name = Annotated[str, Field(min_length=1)]
 class _Model(BaseModel):
     """Strict: a number in quotes, true for 1, or an unknown key is an error, not a guess."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class NamespaceConfig(_Model):

@@ -56,7 +56,7 @@ class Gathering:
             chunk = self._host.get(key)
             if chunk is not None:
                 self._host.hold(chunk)
-                source = HOST
+                source = HOST if chunk.state is ChunkState.READY else chunk.origin
             else:
                 if not self._host.room:
                     return
@@ -74,13 +74,22 @@ class Gathering:
             self._held += 1
 
     def _replace(self, reservation: Reservation, keys: tuple[Key, ...]) -> None:
-        """Other chunks are wanted now, or one was lost. What is still good at the front stays held, with its source."""
-        common = 0
-        for chunk, key in zip(reservation.chunks, keys, strict=False):
-            if chunk.key != key or chunk.state is ChunkState.DOOMED:
+        """Other chunks are wanted now, or one was lost.
+
+        What is still wanted and good, from the front of the new keys on, stays held and keeps its source: a hit that
+        starts later, because the engine has found its front in its own cache, is still the hit that was gathered.
+        """
+        old = {chunk.key: (chunk, source) for chunk, source in zip(reservation.chunks, reservation.sources, strict=True)}
+        kept: list[tuple[Chunk, str]] = []
+        for key in keys:
+            chunk_and_source = old.get(key)
+            if chunk_and_source is None or chunk_and_source[0].state is ChunkState.DOOMED:
                 break
-            common += 1
-        self._let_go(reservation, common)
+            kept.append(old.pop(key))
+        for chunk, _ in reversed(old.values()):
+            self._let_go(reservation, chunk)
+        reservation.chunks = [chunk for chunk, _ in kept]
+        reservation.sources = [source for _, source in kept]
         reservation.keys = keys
         reservation.failed = False
 
@@ -101,20 +110,17 @@ class Gathering:
         """End the owner's reservation."""
         reservation = self._by_owner.pop(owner, None)
         if reservation is not None:
-            self._let_go(reservation, 0)
+            for chunk in reversed(reservation.chunks):  # tail first: the head of a prefix stays longest (S54)
+                self._let_go(reservation, chunk)
 
     def release_all(self) -> None:
         """End every reservation."""
         for owner in list(self._by_owner):
             self.release(owner)
 
-    def _let_go(self, reservation: Reservation, first: int) -> None:
-        """Release the granted chunks from position ``first`` on, tail first."""
-        while len(reservation.chunks) > first:
-            chunk = reservation.chunks.pop()
-            reservation.sources.pop()
-            if chunk.waiters and reservation in chunk.waiters:
-                chunk.waiters.remove(reservation)
-                reservation.outstanding -= 1
-            self._host.release(chunk)
-            self._held -= 1
+    def _let_go(self, reservation: Reservation, chunk: Chunk) -> None:
+        if chunk.waiters and reservation in chunk.waiters:
+            chunk.waiters.remove(reservation)
+            reservation.outstanding -= 1
+        self._host.release(chunk)
+        self._held -= 1

@@ -14,6 +14,7 @@ from typing import Protocol
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import InvariantError, require
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState, next_state
+from tierkv.manager.contract import HOST
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
@@ -29,16 +30,19 @@ class Waiter(Protocol):
 
 
 class Chunk:
-    """One chunk that owns a slot. Fields are changed by :class:`HostIndex` only."""
+    """One chunk that owns a slot. Fields are changed by :class:`HostIndex` only. origin: the tier its bytes came from."""
 
-    __slots__ = ("generation", "holders", "key", "raw_bytes", "slot", "state", "waiters")
+    __slots__ = ("generation", "holders", "key", "origin", "raw_bytes", "slot", "state", "waiters")
 
-    def __init__(self, key: Key, slot: int, generation: int, raw_bytes: int, state: ChunkState) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - made in one place
+        self, key: Key, slot: int, generation: int, raw_bytes: int, state: ChunkState, origin: str
+    ) -> None:
         self.key = key
         self.slot = slot
         self.generation = generation
         self.raw_bytes = raw_bytes
         self.state = state
+        self.origin = origin
         self.holders = 0
         self.waiters: list[Waiter] | None = None
 
@@ -91,7 +95,7 @@ class HostIndex:
                 return i - start
         return max(0, stop - start)
 
-    def admit(self, key: Key, raw_bytes: int, state: ChunkState) -> tuple[Chunk, Key | None]:
+    def admit(self, key: Key, raw_bytes: int, state: ChunkState, origin: str = HOST) -> tuple[Chunk, Key | None]:
         """Give ``key`` a slot, held once by the caller; evicts one chunk if no slot is free.
 
         The caller has made sure that ``room`` is at least 1 and that ``key`` is not visible.
@@ -106,7 +110,7 @@ class HostIndex:
                 raise InvariantError("admit() was called without room")
             self._apply(self._by_key[evicted], ChunkEvent.EVICTED)
         slot = self._free.pop()
-        chunk = Chunk(key, slot, self._generations[slot], raw_bytes, state)
+        chunk = Chunk(key, slot, self._generations[slot], raw_bytes, state, origin)
         chunk.holders = 1
         self._by_key[key] = self._by_slot[slot] = chunk
         self._story.append((key, None, state))

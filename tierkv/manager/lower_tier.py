@@ -22,7 +22,7 @@ class LowerTierLimits:
     """Bounds of one lower tier. Times in seconds on the stack's clock.
 
     capacity_bytes: bytes at rest, or None where the place bounds itself. writes: whether chunks cascade to it.
-    queue_chunks_max: chunks that may hold host slots while they wait for, or are in, a write to this tier.
+    queue_chunks_max: chunks that may hold host slots while they are written to this tier.
     probe_keys_max: keys per existence probe. presence_ttl_s, absence_ttl_s: how long a shared tier's answer is believed.
     presence_keys_max: answers remembered. suspect_ttl_s: how long a chunk whose read failed counts as absent.
     """
@@ -173,11 +173,9 @@ class LowerTier:
 
     def wants(self, key: Key, now: float) -> bool:
         """Whether a chunk of that key should be written here: it takes writes, and neither has it nor is getting it."""
-        return self.limits.writes and key not in self.cascading and self.presence(key, now) is not LookupResult.HIT
-
-    def accepts(self, key: Key) -> bool:
-        """Whether one more chunk may queue for writing here now."""
-        return self.usable and key not in self._deleting and len(self.cascading) < self.limits.queue_chunks_max
+        if not self.limits.writes or key in self.cascading or key in self._deleting:
+            return False
+        return self.presence(key, now) is not LookupResult.HIT
 
     def may_get_room(self, frame_bytes: int) -> bool:
         """Whether room for a frame of that size may come about by work that is under way here."""

@@ -87,9 +87,9 @@ class TierTraffic:
 
     # -- host slots --------------------------------------------------------------------------------------------------
 
-    def admit(self, key: Key, raw_bytes: int, state: ChunkState) -> tuple[Chunk, Key | None]:
+    def admit(self, key: Key, raw_bytes: int, state: ChunkState, origin: str = HOST) -> tuple[Chunk, Key | None]:
         """A slot for ``key``, held once; see :meth:`HostIndex.admit`."""
-        chunk, evicted = self._host.admit(key, raw_bytes, state)
+        chunk, evicted = self._host.admit(key, raw_bytes, state, origin)
         if evicted is not None:
             self._counters.evictions[HOST] += 1
             self._events.add(CacheEventKind.REMOVED, HOST, evicted)
@@ -97,7 +97,7 @@ class TierTraffic:
 
     def promote(self, key: Key, raw_bytes: int, tier: LowerTier) -> Chunk:
         """Start to bring ``key`` from ``tier`` into the host tier. The caller holds it on top of the I/O's own hold."""
-        chunk, _ = self.admit(key, raw_bytes, ChunkState.PROMOTING)
+        chunk, _ = self.admit(key, raw_bytes, ChunkState.PROMOTING, tier.name)
         self._host.hold(chunk)
         tier.begin_read(key)
         self._promotions.setdefault(tier.index, []).append(chunk)
@@ -110,11 +110,10 @@ class TierTraffic:
         for tier in self._tiers:
             if not tier.wants(chunk.key, self.now):
                 continue
-            if tier.accepts(chunk.key):
-                self._host.hold(chunk)
-                tier.cascading.add(chunk.key)
-                tier.cascades.append(chunk)
-            else:
+            tier.cascades.append(chunk)
+            if not tier.usable or len(tier.cascades) > self._host.num_slots:
+                # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
+                tier.cascades.popleft()
                 self._counters.cascades_dropped[tier.name] += 1
 
     # -- instructions ------------------------------------------------------------------------------------------------
@@ -138,19 +137,27 @@ class TierTraffic:
         return ops
 
     def _writable(self, tier: LowerTier) -> list[Chunk]:
-        """Take from the front of the cascade queue what fits the tier now, and start to make room for the rest."""
+        """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
+
+        Waiting chunks are not held: a store that needs their slots wins, and they are dropped and counted. Only what is
+        being written is held, under the tier's bound.
+        """
         batch: list[Chunk] = []
-        while tier.cascades:
+        while tier.cascades and len(tier.cascading) < tier.limits.queue_chunks_max:
             chunk = tier.cascades[0]
             size = frame_bytes_bound(chunk.raw_bytes)
-            wanted = tier.usable and chunk.state is ChunkState.READY
-            if wanted and self._has_room(tier, size):
-                tier.reserved_bytes += size
-                batch.append(chunk)
-            elif wanted and tier.may_get_room(size):
-                break
-            else:
-                self._drop_cascade(tier, chunk)
+            if not tier.usable or chunk.state is not ChunkState.READY:
+                self._counters.cascades_dropped[tier.name] += 1
+            elif tier.wants(chunk.key, self.now):
+                if not self._has_room(tier, size):
+                    if tier.may_get_room(size):
+                        break
+                    self._counters.cascades_dropped[tier.name] += 1
+                else:
+                    self._host.hold(chunk)
+                    tier.cascading.add(chunk.key)
+                    tier.reserved_bytes += size
+                    batch.append(chunk)
             tier.cascades.popleft()
         return batch
 
@@ -162,11 +169,6 @@ class TierTraffic:
         if victims:
             self._counters.evictions[tier.name] += len(victims)
             self._deletions.setdefault(tier.index, []).extend(victims)
-
-    def _drop_cascade(self, tier: LowerTier, chunk: Chunk) -> None:
-        tier.cascading.discard(chunk.key)
-        self._counters.cascades_dropped[tier.name] += 1
-        self._host.release(chunk)
 
     def _issue(
         self,
@@ -281,7 +283,7 @@ class TierTraffic:
     @property
     def has_pending_writes(self) -> bool:
         """Whether chunks wait for, or are in, a write or a deletion below."""
-        return any(tier.cascading for tier in self._tiers) or any(self._deletions.values())
+        return any(tier.cascading or tier.cascades for tier in self._tiers) or any(self._deletions.values())
 
     def validate(self) -> None:
         """Check that every op in flight holds its slots, and that no tier is over its capacity.

@@ -70,9 +70,9 @@ class Lookups:
                 return record.hit_tokens
             if record.state is RequestState.GATHERING and not expired:
                 reservation = self._manager.reserve(record.wanted, record.ctx)
-                if reservation.ready:
-                    return self._offer(record, record.hit_tokens, expired=False)
                 if not reservation.failed:
+                    if reservation.ready and not self._is_being_loaded(record.wanted):
+                        return self._offer(record, record.hit_tokens, expired=False)
                     return self._defer(record, None)
             elif record.state is RequestState.ASKING and not expired and record.asked_version == self._manager.version:
                 return self._defer(record, None)
@@ -89,12 +89,10 @@ class Lookups:
             if not hit.tokens:
                 return self._miss(record, expired=expired)
             wanted = wanted_keys(record.search_groups(), computed_tokens, hit.tokens)
-            if not expired and self._is_being_loaded(wanted):
-                return self._defer(record, RequestEvent.UNKNOWN)
-            reservation = self._manager.reserve(wanted, record.ctx)
-            if reservation.ready:
-                return self._offer(record, hit.tokens, expired=expired)
             record.wanted, record.hit_tokens = wanted, hit.tokens
+            reservation = self._manager.reserve(wanted, record.ctx)
+            if reservation.ready and (expired or not self._is_being_loaded(wanted)):
+                return self._offer(record, hit.tokens, expired=expired)
             if expired:
                 return self._offer_ready_part(record, computed_tokens, hit.tokens, reservation)
             if not reservation.failed:

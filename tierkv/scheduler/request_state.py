@@ -13,9 +13,10 @@ class RequestState(Enum):
     IDLE = "idle"
     """Known; nothing asked, nothing held."""
     ASKING = "asking"
-    """Deferred: whether its chunks are there is not known yet, or another request is just loading them."""
+    """Deferred: whether its chunks are there is not known yet."""
     GATHERING = "gathering"
-    """Deferred: the wanted chunks are on their way into the host tier, under its reservation."""
+    """Deferred: the wanted chunks are on their way into the host tier, under its reservation; or another request is
+    just loading some of them, which will be found on the GPU."""
     OFFERED = "offered"
     """A hit was answered; its chunks are held until blocks are allocated, the engine asks again, or it lets go."""
     LOADING = "loading"

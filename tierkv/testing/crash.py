@@ -45,7 +45,7 @@ def random_operations(sizes: tuple[int, ...], batch_max: int, start: int, rng: r
 
 
 class CrashWriter:
-    """Runs and kills writers on one place. ``orders.seed`` decides the operations, the machine the instant of the kill."""
+    """Runs and kills writers on one place. The seed decides what they write, the machine the instant of the kill."""
 
     def __init__(self, orders: Orders) -> None:
         self.ledger = Ledger(KEYS)

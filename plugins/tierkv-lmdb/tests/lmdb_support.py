@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import tierkv_lmdb
-from tierkv_lmdb import LmdbOptions
+import pytest
 
+import tierkv_lmdb
 from tierkv.abc import BackendContext, ReadRequest, ReadResult, WriteRequest, WriteResult
-from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
+from tierkv_lmdb import LmdbOptions
 
 KIB, MIB = 1024, 1024**2
 CHILD_TIMEOUT_S = 60
@@ -26,7 +26,9 @@ def namespace(model: str = "tests") -> Namespace:
     return Namespace(model, "r1", "bfloat16", "page", ((16, (4096,)),), 4, 16)
 
 
-def context(capacity_bytes: int | None = 16 * MIB, frame_bytes_max: int = 64 * KIB, model: str = "tests") -> BackendContext:
+def context(
+    capacity_bytes: int | None = 16 * MIB, frame_bytes_max: int = 64 * KIB, model: str = "tests"
+) -> BackendContext:
     """What the framework would say at open."""
     return BackendContext("cold", namespace(model), frame_bytes_max, capacity_bytes)
 
@@ -62,17 +64,28 @@ def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * KIB) -> list[bytes | 
     ]
 
 
-def run_child(code: str, *arguments: object, expect_rc: int = 0) -> str:
+def run_child(code: str, *arguments: object) -> str:
     """Run Python code that may import this module in a process of its own; its output. A crash fails the test."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=CHILD_TIMEOUT_S,
-        check=False,
+    return _run([sys.executable, "-c", code, *map(str, arguments)])
+
+
+def run_on_small_disk(code: str, mount_point: Path, *, mib: int) -> None:
+    """The same with a place on a file system of so many MiB, mounted at ``mount_point`` for that process alone."""
+    alone = ["unshare", "--map-root-user", "--mount"]
+    mount = f'mount -t tmpfs -o size={mib}m tmpfs "$0"'
+    allowed = subprocess.run([*alone, "sh", "-c", mount, mount_point], capture_output=True, check=False)
+    if allowed.returncode != 0:
+        pytest.skip(f"may not mount here: {allowed.stderr.decode()}")
+    _run(
+        [*alone, "sh", "-c", f'{mount} && exec "$@"', str(mount_point), sys.executable, "-c", code, f"{mount_point}/t"]
     )
-    assert done.returncode == expect_rc, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 

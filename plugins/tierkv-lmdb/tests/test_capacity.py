@@ -6,16 +6,18 @@ import random
 from pathlib import Path
 
 import pytest
-from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, run_child
-from tierkv_lmdb.options import LmdbOptions, MapSizes
+from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, run_child, run_on_small_disk
 
 from tierkv.errors import OutOfSpaceError
 from tierkv.types.keys import Key
+from tierkv_lmdb.options import LmdbOptions, MapSizes
 
 
 def test_lengths_that_vary_do_not_break_the_map_up(tmp_path: Path) -> None:
-    """A codec makes frames of any length, and LMDB wants each in one run of pages: while the framework stays within
-    the capacity, holes of the wrong size must not lead to a refusal."""
+    """A codec makes frames of any length, and LMDB wants each in one run of pages.
+
+    While the framework stays within the capacity, holes of the wrong size must not lead to a refusal.
+    """
     rng = random.Random(5)
     capacity = 16 * MIB
     backend = open_at(tmp_path, context(capacity))
@@ -54,8 +56,7 @@ def test_full_refuses_by_key_and_delete_makes_room(tmp_path: Path) -> None:
 
 
 def test_capacity_made_smaller(tmp_path: Path) -> None:
-    """After an edit of the configuration the tier holds more than it may: it must open, and the framework must be able
-    to evict."""
+    """After an edit of the configuration the tier holds more than it may; it must open, and let itself be emptied."""
     backend = open_at(tmp_path, context(16 * MIB))
     keys = [key(number) for number in range(200)]
     assert all(put(backend, {k: bytes(64 * KIB)}) == [None] for k in keys)
@@ -70,8 +71,7 @@ def test_capacity_made_smaller(tmp_path: Path) -> None:
 
 
 def test_one_refusal_does_not_refuse_the_batch(tmp_path: Path) -> None:
-    """Results are by key: short frames share a transaction, and one that cannot be stored must not undo its
-    neighbours."""
+    """Short frames share a transaction, and one that cannot be stored must not undo its neighbours."""
     backend = open_at(tmp_path)
     good, long_key, empty_key = key(1), Key(b"k" * 512), Key(b"")
     results = put(backend, {good: b"one", long_key: b"two", empty_key: b"three", key(2): b"four"})
@@ -85,46 +85,53 @@ def test_one_refusal_does_not_refuse_the_batch(tmp_path: Path) -> None:
 
 
 DISK_FULL = """
-import pathlib, resource, signal, sys, lmdb_support
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]), lmdb_support.context(64 * lmdb_support.MIB))
-resource.setrlimit(resource.RLIMIT_FSIZE, (3 * lmdb_support.MIB, resource.RLIM_INFINITY))
-stored = []
+import pathlib, sys
+from lmdb_support import MIB, context, get, key, open_at, put
+from tierkv.errors import OutOfSpaceError
+place = pathlib.Path(sys.argv[1])
+backend = open_at(place, context(64 * MIB))
+stored, room = {}, place.with_name("room")
+room.write_bytes(bytes(MIB))
 for start in range(0, 200, 4):
-    keys = [lmdb_support.key(number) for number in range(start, start + 4)]
-    results = lmdb_support.put(backend, {k: bytes([start]) * 60000 for k in keys})
-    stored += [(k, bytes([start]) * 60000) for k, result in zip(keys, results) if result is None]
+    frames = {key(number): bytes([start]) * 60000 for number in range(start, start + 4)}
+    results = put(backend, frames)
+    stored.update((k, frame) for (k, frame), result in zip(frames.items(), results) if result is None)
     if results[-1] is not None:
         break
-assert isinstance(results[-1], lmdb_support.OutOfSpaceError), results
-assert results[-1].key == keys[-1]
+assert isinstance(results[-1], OutOfSpaceError), results
+last = list(frames)[-1]
+assert results[-1].key == last
 assert len(stored) > 30, len(stored)
-for k, frame in stored:
-    assert lmdb_support.get(backend, k) == [frame]
-assert backend.contains([keys[-1]]) == [False]
-assert backend.delete([k for k, _ in stored[:8]]) == [None] * 8
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert lmdb_support.put(backend, {keys[-1]: b"fits now"}) == [None]
+assert backend.contains([last]) == [False]
+gone = list(stored)[:8]
+assert backend.delete(gone) == [None] * 8
+kept = {k: frame for k, frame in stored.items() if k not in gone}
+assert [frame for k in kept for frame in get(backend, k)] == list(kept.values())
+room.unlink()
+assert put(backend, {last: b"fits now"}) == [None]
 backend.close()
-backend = lmdb_support.open_at(pathlib.Path(sys.argv[1]), lmdb_support.context(64 * lmdb_support.MIB))
-assert lmdb_support.get(backend, keys[-1], stored[-1][0]) == [b"fits now", stored[-1][1]]
-assert len(list(backend.scan())) == len(stored) - 8 + 1
+backend = open_at(place, context(64 * MIB))
+assert {k: get(backend, k)[0] for k in kept} == kept
+assert get(backend, last) == [b"fits now"]
+assert len(list(backend.scan())) == len(kept) + 1
 """
 
 
 def test_disk_full(tmp_path: Path) -> None:
-    """Below the capacity the disk may be full all the same. The operating system's refusal is an error by key, nothing
-    stored is lost, deletes work, and writes work again as soon as there is room. (The end of the disk is a limit on
-    the file's size here, which makes the same system calls fail.)"""
-    run_child(DISK_FULL, tmp_path)
+    """Below the capacity the disk may be full all the same.
+
+    Its refusal is an error by key, nothing stored is lost, deletes work, and so do writes as soon as there is room.
+    """
+    run_on_small_disk(DISK_FULL, tmp_path, mib=5)
 
 
 NO_ADDRESS_SPACE = """
 import pathlib, resource, sys, lmdb_support
+from tierkv.errors import BackendError
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 try:
     lmdb_support.open_at(pathlib.Path(sys.argv[1]), lmdb_support.context(1 << 40))
-except lmdb_support.BackendError as error:
+except BackendError as error:
     print(error)
 """
 

@@ -15,6 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tierkv.cli.demo.damage import corrupt_at_rest
+from tierkv.cli.demo.phases import Phase, PhaseResult
 from tierkv.cli.demo.processes import run_in_new_process
 from tierkv.cli.demo.report import DemoReport
 from tierkv.cli.demo.workload import WorkloadConfig, make_conversations
@@ -78,7 +80,7 @@ def demo(  # noqa: PLR0913 - one argument per option
     corrupt: bool,
     as_json: bool,
 ) -> None:
-    r"""Serve conversations through a stack, go on with them in a new process, and compare every token.
+    """Serve conversations through a stack, go on with them in a new process, and compare every token.
 
     A small model serves several turns of conversations that share system prompts. GPU pool and host tier are too
     small for them, so chunks move down through every tier. Then a new process with an empty engine takes up all
@@ -92,7 +94,7 @@ def demo(  # noqa: PLR0913 - one argument per option
       tierkv demo --corrupt                     damage at rest is refused and recomputed
       tierkv demo --object-url s3://my-bucket/demo
       tierkv demo --stack lmdb.toml --json
-    """  # fmt: skip
+    """  # noqa: D301 - click reads the control character: what follows is not wrapped
     if stack_file is not None and (object_url is not None or workdir is not None):
         raise click.UsageError("--stack brings its own places: leave out --object-url and --workdir")
     with _directory(workdir) as place:
@@ -130,9 +132,6 @@ def _stack(stack_file: Path | None, place: Path, object_url: str | None) -> dict
 
 
 def _run(stack: dict[str, Any], workload: WorkloadConfig, *, corrupt: bool) -> DemoReport:
-    from tierkv.cli.demo.damage import corrupt_at_rest  # noqa: PLC0415 - heavy, and after --help
-    from tierkv.cli.demo.serving import Phase, PhaseResult  # noqa: PLC0415
-
     talks, before = workload.conversations, tuple(range(workload.turns))
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

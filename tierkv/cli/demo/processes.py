@@ -5,12 +5,9 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
 
+from tierkv.cli.demo.phases import Phase, PhaseResult
 from tierkv.errors import TierKVError
-
-if TYPE_CHECKING:
-    from tierkv.cli.demo.serving import Phase, PhaseResult
 
 
 class PhaseFailedError(TierKVError):
@@ -28,7 +25,7 @@ def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseRe
     process = context.Process(target=_child, args=(phase, theirs), name=f"tierkv-demo-{phase.name}")
     process.start()
     theirs.close()
-    result: Any = None
+    result: PhaseResult | None = None
     try:
         while result is None:
             kind, value = ours.recv()

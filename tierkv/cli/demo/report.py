@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from tierkv.cli.demo.phases import PhaseResult, Served
 from tierkv.cli.output import BAD, GOOD, console, print_table
 from tierkv.config.units import format_size
-
-if TYPE_CHECKING:
-    from tierkv.cli.demo.serving import PhaseResult, Served
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,81 +6,16 @@ Each phase runs in a process of its own, so that nothing but the lower tiers can
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from tierkv.assembly import open_stack
+from tierkv.cli.demo.phases import Phase, PhaseResult, Progress, Served
 from tierkv.cli.demo.workload import Conversation
-from tierkv.reference.configs import EngineConfig
 from tierkv.reference.engine import Engine
 from tierkv.stack import Stack
-from tierkv.types.cache_events import CacheEvent, CacheEventKind
-
-Progress = Callable[[int], None]
-"""Called with the number of requests done so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One process' work: serve ``turns`` of ``conversations`` in order.
-
-    stack: description of the stack, or None to serve without tierkv. one_by_one: requests arrive one after the other,
-    as those of a returning user do; else all of a turn arrive together. verify_frames: see ``open_stack``.
-    """
-
-    name: str
-    engine: EngineConfig
-    conversations: list[Conversation]
-    turns: tuple[int, ...]
-    answer_tokens: int
-    stack: dict[str, Any] | None = None
-    one_by_one: bool = False
-    verify_frames: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One request, served. Times in seconds; counts in tokens."""
-
-    conversation: str
-    turn: int
-    prompt_tokens: int
-    answer: list[int]
-    ttft_s: float
-    tokens_computed: int
-    tokens_loaded: int
-    tokens_cached: int
-    deferrals: int
-    loaded_by_tier: dict[str, int]
-
-
-@dataclass(slots=True)
-class PhaseResult:
-    """What a phase did. keys_at_rest: per tier, what it held when the phase ended."""
-
-    name: str
-    pid: int
-    served: list[Served] = field(default_factory=list)
-    conversations: list[Conversation] = field(default_factory=list)
-    counters: dict[str, Any] = field(default_factory=dict)
-    tiers: dict[str, dict[str, int]] = field(default_factory=dict)
-    bytes_stored: int = 0
-    bytes_loaded: int = 0
-    keys_at_rest: dict[str, set[bytes]] = field(default_factory=dict)
-    flushed: bool = True
-
-    def note(self, events: Iterable[CacheEvent]) -> None:
-        """Keep book of what each tier holds."""
-        for event in events:
-            keys = self.keys_at_rest.setdefault(event.tier, set())
-            if event.kind is CacheEventKind.STORED:
-                keys.update(event.keys)
-            else:
-                keys.difference_update(event.keys)
 
 
 def run_phase(phase: Phase, progress: Progress) -> PhaseResult:

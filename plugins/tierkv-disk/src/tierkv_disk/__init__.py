@@ -11,7 +11,7 @@ from tierkv.abc import BackendContext, BackendPlugin, Capabilities
 from tierkv.errors import TierKVError
 from tierkv.hookspecs import hookimpl
 from tierkv_disk.backend import DiskBackend
-from tierkv_disk.check import check
+from tierkv_disk.checking import check
 from tierkv_disk.failures import as_tier_error
 from tierkv_disk.home import enter_home
 from tierkv_disk.options import DiskOptions

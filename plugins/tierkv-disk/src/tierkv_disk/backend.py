@@ -50,6 +50,8 @@ class DiskBackend:
         self._entries, self._slots, self._log, self.recovery = recover(
             home.directory, home.identity, home.segments, sync=home.sync
         )
+        if not self.recovery.lossless:
+            logger.warning("tier %s, %s: %s", self._tier, home.directory, "; ".join(self.recovery.losses()))
         self._compact_after = COMPACT_RECORDS_MIN
         self._gate = Gate(self._release)
 

@@ -119,7 +119,7 @@ def read_records(fd: int, identity: LogIdentity, health: LogHealth) -> Iterator[
             bad = bad_bytes = 0
             yield Record(kinds[kind], Key(key[:key_bytes]), Slot(segment, index), frame_bytes)
         if whole < len(data):
-            bad_bytes += len(data) - whole
+            bad_bytes += len(data) - whole if any(data[whole:]) else 0
             break
         position += whole
     health.torn_bytes = bad_bytes

@@ -45,7 +45,17 @@ class Recovery:
     @property
     def lossless(self) -> bool:
         """Whether all is as a crash at worst leaves it."""
-        return self.log.header_ok and not (self.log.damaged or self.entries_lost or self.log_missing)
+        return not self.losses()
+
+    def losses(self) -> list[str]:
+        """What is not as a crash at worst leaves it, in words."""
+        told = {
+            "index.log is missing, what the segments held cannot be found again": self.log_missing,
+            "the header of index.log was damaged": not self.log.header_ok,
+            f"{self.log.damaged} records of index.log were damaged": bool(self.log.damaged),
+            f"{self.entries_lost} frames are gone with their segment or slot": bool(self.entries_lost),
+        }
+        return [text for text, happened in told.items() if happened]
 
 
 def mostly_dead(records: int, live: int) -> bool:

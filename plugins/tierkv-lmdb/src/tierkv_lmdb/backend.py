@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 import numpy as np
@@ -29,16 +32,21 @@ TRANSACTION_BYTES = 1024**2
 
 DATABASES = (b"frames", b"index")
 _INDEX = struct.Struct(">QQ")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _log = logging.getLogger(__name__)
+
+
+class Release(Protocol):
+    """Called once, when the environment is closed; told whether all of its data is on the disk."""
+
+    def __call__(self, *, synced: bool) -> None:
+        """Let go of the place."""
 
 
 class LmdbBackend:
     """One namespace of an LMDB tier. Verbs may be called on any threads.
 
-    ``frames_bytes_max`` bounds the pages of all frames. ``sync_writes``: what a write acknowledged is on the disk.
-    ``release`` is called once, after the environment was closed,
-    and told whether all of its data is on the disk.
+    ``frames_bytes_max`` bounds the pages of all frames. With ``sync_writes``, what a write acknowledged is on the disk.
     """
 
     def __init__(
@@ -48,7 +56,7 @@ class LmdbBackend:
         tier: str,
         frames_bytes_max: int,
         sync_writes: bool,
-        release: Callable[[bool], None],
+        release: Release,
     ) -> None:
         self._env = env
         self._tier = tier
@@ -82,11 +90,13 @@ class LmdbBackend:
             if not self._sync_writes or not requests:
                 return results
             try:
-                self._env.sync(force=True)
+                self._env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
             except lmdb.Error as error:
                 # What cannot be promised is not kept: readers would see it until the next power cut only.
                 self._delete([request.key for request in requests])
-                return [result or self._failure("sync", error, r.key) for r, result in zip(requests, results, strict=True)]
+                return [
+                    result or self._failure("sync", error, r.key) for r, result in zip(requests, results, strict=True)
+                ]
             return results
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
@@ -137,14 +147,16 @@ class LmdbBackend:
                 return [self._put(txn, request) for request in batch]
         except lmdb.Error as error:
             if len(batch) == 1:
-                return [self._failure("write", error, batch[0].key)]
+                return [self._failure("write", error, batch[0].key, len(batch[0].frame))]
         return [result for request in batch for result in self._write([request])]
 
     def _put(self, txn: lmdb.Transaction, request: WriteRequest) -> WriteResult:
         size = len(request.frame)
         if not self._storable(request.key):
             return BackendError(
-                f"key of {len(request.key)} bytes: LMDB takes 1 to {self._key_bytes_max}", tier=self._tier, key=request.key
+                f"key of {len(request.key)} bytes: LMDB takes 1 to {self._key_bytes_max}",
+                tier=self._tier,
+                key=request.key,
             )
         if not self._has_room(txn, request.key, size):
             return OutOfSpaceError(
@@ -184,23 +196,29 @@ class LmdbBackend:
     def _storable(self, key: Key) -> bool:
         return 0 < len(key) <= self._key_bytes_max
 
-    def _failure(self, what: str, error: lmdb.Error, key: Key | None = None) -> BackendError:
+    def _failure(self, what: str, error: lmdb.Error, key: Key | None = None, size: int = 0) -> BackendError:
         message = f"{self._where}: cannot {what}{' ' + key.hex() if key else ''}: {error}"
-        if isinstance(error, lmdb.MapFullError) or getattr(error, "code", 0) in _FULL or isinstance(error, lmdb.DiskError):
-            return OutOfSpaceError(message, tier=self._tier, key=key)
+        if self._is_full(error, size):
+            return OutOfSpaceError(f"{message} (the disk, its quota or the map is full)", tier=self._tier, key=key)
         if isinstance(error, lmdb.ReadersFullError | lmdb.LockError):
             return BackendUnavailableError(message, tier=self._tier, key=key)
         return BackendError(message, tier=self._tier, key=key)
 
+    def _is_full(self, error: lmdb.Error, size: int) -> bool:
+        if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
+            return True
+        # LMDB tells a write cut short by a full disk as an I/O error. Asking for as much room again tells which it was.
+        return size > 0 and error.code == errno.EIO and not _disk_has_room(self._where, size)
+
     def _close_environment(self) -> None:
         synced = True
         try:
-            self._env.sync(force=True)
+            self._env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
         except lmdb.Error as error:
             _log.warning("%s: not synced at close: %s", self._where, error)
             synced = False
         self._env.close()
-        self._release(synced)
+        self._release(synced=synced)
 
 
 def _transactions(requests: Sequence[WriteRequest]) -> Iterator[Sequence[WriteRequest]]:
@@ -213,3 +231,12 @@ def _transactions(requests: Sequence[WriteRequest]) -> Iterator[Sequence[WriteRe
         total += len(request.frame)
     if start < len(requests):
         yield requests[start:]
+
+
+def _disk_has_room(directory: Path, size: int) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        return error.errno not in _FULL
+    return True

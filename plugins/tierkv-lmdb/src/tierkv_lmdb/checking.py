@@ -19,42 +19,41 @@ def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[Finding]
     """Findings on path, permission, free space, what lies there and who uses it."""
     root = options.root
     version = ".".join(map(str, lmdb.version()))
-    yield Finding("lmdb", True, f"library {version}, Python binding {lmdb.__version__}")
-    existing = _nearest_existing(root)
-    if not existing.is_dir():
-        yield Finding("path", False, f"{existing} is not a directory", "give a directory on a local disk")
-        return
-    if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("path", False, f"no permission to write in {existing}", "change its owner, or give another path")
-        return
-    trouble = foreign_content(root) if root == existing else None
+    yield Finding("lmdb", ok=True, detail=f"library {version}, Python binding {lmdb.__version__}")
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    try:
+        trouble = _trouble(root, existing)
+    except OSError as error:
+        trouble = f"{error.filename}: {error.strerror}"
     if trouble:
-        yield Finding("path", False, trouble, "give an empty or new directory")
+        yield Finding("path", ok=False, detail=trouble, fix="give an empty or new directory that this user can write")
         return
-    yield Finding("path", True, f"{root} " + ("can be written" if root == existing else "will be created"))
-    yield _space(existing, options, capacity_bytes, _data_bytes(root))
+    yield Finding("path", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
+    yield _space(root, existing, options, capacity_bytes)
     yield from _owners(root)
 
 
-def _nearest_existing(path: Path) -> Path:
-    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+def _trouble(root: Path, existing: Path) -> str | None:
+    if not existing.is_dir():
+        return f"{existing} is not a directory"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"no permission to write in {existing}"
+    return foreign_content(root) if root == existing else None
 
 
-def _data_bytes(root: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in root.glob("*/data.mdb"))
-
-
-def _space(place: Path, options: LmdbOptions, capacity_bytes: int | None, used_bytes: int) -> Finding:
-    disk = os.statvfs(place)
+def _space(root: Path, existing: Path, options: LmdbOptions, capacity_bytes: int | None) -> Finding:
+    disk = os.statvfs(existing)
     free = disk.f_bavail * disk.f_frsize
     if capacity_bytes is None:
-        return Finding("space", True, f"no capacity set; {free / _GIB:.1f} GiB free")
+        return Finding("space", ok=True, detail=f"no capacity set; {free / _GIB:.1f} GiB free")
+    used = sum(file.stat().st_blocks * 512 for file in root.glob("*/data.mdb"))
     wanted = int(capacity_bytes * (1 + options.map_headroom)) + SLACK_BYTES
     detail = (
-        f"the data file may grow to {wanted / _GIB:.1f} GiB (capacity and headroom); it has {used_bytes / _GIB:.1f} GiB, "
-        f"and {free / _GIB:.1f} GiB are free"
+        f"with its headroom the tier may grow to {wanted / _GIB:.1f} GiB; it has {used / _GIB:.1f} GiB, "
+        f"{free / _GIB:.1f} GiB are free"
     )
-    return Finding("space", wanted <= free + used_bytes, detail, "" if wanted <= free + used_bytes else "lower the capacity")
+    fits = wanted <= free + used
+    return Finding("space", ok=fits, detail=detail, fix="" if fits else "lower the tier's capacity")
 
 
 def _owners(root: Path) -> Iterator[Finding]:
@@ -62,4 +61,4 @@ def _owners(root: Path) -> Iterator[Finding]:
         pid = lock_holder(manifest.parent / LOCK)
         if pid is not None:
             fix = "stop it before another process opens the same namespace; namespaces of other ranks or models may run"
-            yield Finding("lock", True, f"{manifest.parent} is in use by process {pid}", fix)
+            yield Finding("lock", ok=True, detail=f"{manifest.parent} is in use by process {pid}", fix=fix)

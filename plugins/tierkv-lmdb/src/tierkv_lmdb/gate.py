@@ -9,8 +9,11 @@ from tierkv.errors import BackendError
 
 
 class CallGate:
-    """Every call of a backend runs inside ``with gate:``. ``release`` runs once, after :meth:`close` and after the last
-    call in progress is out: on the thread of whichever comes last, so that ``close`` itself never waits."""
+    """Every call of a backend runs inside ``with gate:``.
+
+    ``release`` runs once, after :meth:`close` and after the last call in progress is out: on the thread of whichever
+    comes last, so that ``close`` itself never waits.
+    """
 
     def __init__(self, name: str, release: Callable[[], None]) -> None:
         self._name = name

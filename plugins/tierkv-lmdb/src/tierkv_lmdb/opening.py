@@ -58,14 +58,14 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
     sizes = _map_sizes(directory, context, options)
     env = _open_environment(directory, sizes, options)
 
-    def release(synced: bool) -> None:
+    def release(*, synced: bool) -> None:
         if synced:
             (directory / UNSYNCED).unlink(missing_ok=True)
         lock.release()
 
     try:
         if options.durability == "batch" and (directory / UNSYNCED).exists():
-            env.sync(force=True)
+            env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
             (directory / UNSYNCED).unlink()
         env.reader_check()
         sync_directory(directory)

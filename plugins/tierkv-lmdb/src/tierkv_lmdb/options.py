@@ -38,6 +38,10 @@ class LmdbOptions:
         """
         if not self.path or "\0" in self.path:
             raise ValueError(f'path = {self.path!r}: give a directory on a local disk, like "/var/cache/tierkv/lmdb"')
+        try:
+            Path(self.path).expanduser()
+        except RuntimeError:
+            raise ValueError(f"path = {self.path!r}: give a path without ~, its user's home is not known") from None
         if self.durability not in ("batch", "none"):
             raise ValueError(f'durability = {self.durability!r}: allowed are "batch" and "none"')
         if not HEADROOM_MIN <= self.map_headroom <= HEADROOM_MAX:

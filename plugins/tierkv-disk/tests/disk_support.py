@@ -1,0 +1,56 @@
+"""Helpers of the disk tier's tests: a namespace, and a reader of the log that shares no code with the tier."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tierkv.testing.frames import make_frame, make_key
+from tierkv.testing.session import Session
+from tierkv.types.keys import Key
+from tierkv.types.namespace import Namespace
+
+PAGE = 4096
+OpenDisk = Callable[..., Session]
+
+
+def make_namespace(model: str = "disk-tests") -> Namespace:
+    """Any namespace."""
+    return Namespace(
+        model=model,
+        revision="r1",
+        dtype="bfloat16",
+        layout="page",
+        groups=((16, (4096,)),),
+        blocks_per_chunk=4,
+        hash_block_tokens=16,
+    )
+
+
+class LogLine(NamedTuple):
+    """A record as docs/format.md describes it, read without the code under test."""
+
+    kind: int
+    key: bytes
+    segment: int
+    slot: int
+    frame_bytes: int
+
+
+def read_log(path: Path) -> list[LogLine]:
+    """The records of an undamaged log, checksums unseen, up to the zeros at its end."""
+    data = path.read_bytes()[128:]
+    lines = []
+    for start in range(0, len(data) - 127, 128):
+        _, kind, key_bytes, _, segment, slot, frame_bytes, key = struct.unpack_from("<8sBBHIII104s", data, start)
+        if kind == 0:
+            break
+        lines.append(LogLine(kind, key[:key_bytes], segment, slot, frame_bytes))
+    return lines
+
+
+def frames(*numbers: int, version: int = 1) -> dict[Key, bytes]:
+    """One page for each numbered key."""
+    return {make_key(number): make_frame(make_key(number), version, PAGE) for number in numbers}

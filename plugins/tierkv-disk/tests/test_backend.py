@@ -1,0 +1,353 @@
+"""The backend where the kit cannot look: errors of the device, readers in the way, calls that outlive the close."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from disk_support import PAGE, OpenDisk, frames, make_namespace, read_log
+
+from tierkv.abc import ReadRequest, WriteRequest
+from tierkv.errors import BackendError, BackendUnavailableError, ConfigError, OutOfSpaceError
+from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
+from tierkv.types.keys import Key
+from tierkv_disk.segments import SegmentFiles
+from tierkv_disk.slots import Slot
+
+WAIT_S = 60.0
+
+
+def fails_with(number: int) -> Callable[..., int]:
+    """A system call that always fails with this errno."""
+
+    def fail(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+class Held:
+    """Holds calls of one method of SegmentFiles until let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        self.entered, self.let_go = threading.Event(), threading.Event()
+        original = getattr(SegmentFiles, method)
+
+        def held(*arguments: object) -> object:
+            self.entered.set()
+            assert self.let_go.wait(WAIT_S)
+            return original(*arguments)
+
+        monkeypatch.setattr(SegmentFiles, method, held)
+
+
+def test_a_reader_keeps_its_slot(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame is deleted, and others are written, while it is being read: the reader gets its own bytes."""
+    disk = open_disk(capacity_bytes=4 * PAGE)
+    disk.put(frames(0, 1, 2))
+    held = Held(monkeypatch, "read")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(disk.get, make_key(0))
+        assert held.entered.wait(WAIT_S)
+        disk.forget([make_key(0)])
+        assert disk.write(frames(3)) == [None]
+        (full,) = disk.write(frames(4))
+        assert isinstance(full, OutOfSpaceError), "the slot of the reader was given away"
+        held.let_go.set()
+        assert reading.result(WAIT_S) == frames(0)[make_key(0)]
+    assert disk.write(frames(4)) == [None], "the slot did not come back after the reader"
+
+
+def test_an_overwritten_frame_is_read_whole(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a slot freed by an overwrite, with two readers."""
+    disk = open_disk(capacity_bytes=2 * PAGE)
+    disk.put(frames(0))
+    held = Held(monkeypatch, "read")
+    with ThreadPoolExecutor(2) as pool:
+        reading = [pool.submit(disk.get, make_key(0)) for _ in range(2)]
+        assert held.entered.wait(WAIT_S)
+        while disk.backend._slots._pins != {Slot(0, 0): 2}:  # type: ignore[union-attr]
+            pass
+        disk.put(frames(0, version=2))
+        assert isinstance(disk.write(frames(1))[0], OutOfSpaceError)
+        held.let_go.set()
+        assert [future.result(WAIT_S) for future in reading] == [frames(0)[make_key(0)]] * 2
+    assert disk.write(frames(1)) == [None]
+    assert disk.get(make_key(0)) == frames(0, version=2)[make_key(0)]
+
+
+def test_close_waits_for_calls_without_blocking(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that hangs past the close must not end in a file that got its descriptor's number since."""
+    disk = open_disk()
+    disk.put(frames(0))
+    held = Held(monkeypatch, "write")
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(disk.write, frames(1))
+        assert held.entered.wait(WAIT_S)
+        disk.close()
+        for call in (lambda: disk.read([make_key(0)]), lambda: disk.write(frames(2)), lambda: disk.delete([])):
+            with pytest.raises(BackendError, match="closed"):
+                call()
+        with pytest.raises(BackendUnavailableError, match="in use"):
+            open_disk()
+        held.let_go.set()
+        assert writing.result(WAIT_S) == [None]
+    with open_disk() as again:
+        assert again.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
+
+
+@pytest.mark.parametrize("direct_io", ["auto", "off"])
+@pytest.mark.parametrize("size", [1, 511, 4095, 4097, 3 * PAGE - 1, 3 * PAGE])
+@pytest.mark.parametrize("shift", [0, 1, 512])
+def test_unaligned_buffers_work_too(open_disk: OpenDisk, direct_io: str, size: int, shift: int) -> None:
+    """The framework aligns its buffers; a tool that does not must get its bytes all the same."""
+    disk = open_disk(frame_bytes_max=3 * PAGE, direct_io=direct_io)
+    key = make_key(size)
+    frame = make_frame(key, 1, size)
+    source = aligned_buffer(size + shift)[shift:]
+    source[:] = frame
+    assert disk.write_requests([WriteRequest(key, source.toreadonly())]) == [None]
+    target = aligned_buffer(size + shift)[shift:]
+    assert disk.read_into([ReadRequest(key, target)]) == [size]
+    assert bytes(target) == frame
+
+
+def test_what_does_not_fit_is_refused_by_key(open_disk: OpenDisk) -> None:
+    """A frame, key or buffer of the wrong size is that key's problem, with the sizes in the message."""
+    disk = open_disk()
+    long_key = Key(b"k" * 105)
+    requests = [
+        WriteRequest(make_key(0), aligned_copy(bytes(PAGE + 1))),
+        WriteRequest(make_key(1), aligned_copy(make_frame(make_key(1), 1, PAGE))),
+        WriteRequest(long_key, aligned_copy(bytes(PAGE))),
+        WriteRequest(Key(b""), aligned_copy(bytes(PAGE))),
+    ]
+    large, stored, long, empty = disk.write_requests(requests)
+    assert stored is None
+    assert isinstance(large, BackendError)
+    assert "a frame of 4097 bytes: slots of this namespace have 4096" in str(large)
+    assert isinstance(long, BackendError)
+    assert "a key of 105 bytes: 1 to 104 are possible" in str(long)
+    assert isinstance(empty, BackendError)
+    assert "a key of 0 bytes" in str(empty)
+    assert (large.key, large.tier) == (make_key(0), "disk")
+    assert disk.scan() == {make_key(1): PAGE}
+    (short,) = disk.read_into([ReadRequest(make_key(1), aligned_buffer(100))])
+    assert isinstance(short, BackendError)
+    assert "the buffer has 100 bytes, the frame 4096" in str(short)
+    assert disk.write_requests([WriteRequest(Key(b"k" * 104), aligned_copy(bytes(PAGE)))]) == [None]
+
+
+def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad sector must not turn the whole batch into errors, nor leave its slot pinned."""
+    disk = open_disk()
+    disk.put(frames(0, 1, 2))
+    original, calls = os.preadv, iter(range(10))
+
+    def second_fails(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if next(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(fd, buffers, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", second_fails)
+        first, second, third = disk.read([make_key(number) for number in range(3)])
+    assert (first, third) == (frames(0)[make_key(0)], frames(2)[make_key(2)])
+    assert isinstance(second, BackendError)
+    assert "Input/output error" in str(second)
+    assert second.key == make_key(1)
+    assert not disk.backend._slots._pins  # type: ignore[union-attr]
+
+
+def test_a_write_error_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that failed is not there, holds no slot, and can be tried again."""
+    disk = open_disk(capacity_bytes=4 * PAGE)
+    disk.put(frames(9))
+    for _ in range(5):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", fails_with(errno.EIO))
+            results = disk.write(frames(0, 1))
+        assert all(isinstance(result, BackendError) for result in results)
+        assert disk.scan() == {make_key(9): PAGE}
+    disk.put(frames(0, 1, 2))
+
+
+def test_data_that_cannot_be_synced_is_not_acknowledged(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old frame of the key stays; the log never hears of the new one."""
+    disk = open_disk()
+    disk.put(frames(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fails_with(errno.EIO))
+        assert all(isinstance(result, BackendError) for result in disk.write(frames(0, 1, version=2)))
+    assert disk.scan() == {make_key(0): PAGE}
+    assert disk.get(make_key(0)) == frames(0)[make_key(0)]
+    disk.put(frames(0, 1, version=3))
+
+
+def test_a_log_that_cannot_be_synced_stops_the_writes(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads go on; writes and deletes say what to do; a reopen finds one of the states that are possible."""
+    disk = open_disk()
+    disk.put(frames(0))
+    original, calls = os.fdatasync, iter(range(10))
+
+    def second_fails(fd: int) -> None:
+        if next(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", second_fails)
+        (failed,) = disk.write(frames(1))
+    assert isinstance(failed, BackendError)
+    for result in (*disk.write(frames(2)), *disk.delete([make_key(0)])):
+        assert isinstance(result, BackendError)
+        assert "reopen the tier" in str(result)
+    assert disk.delete([make_key(77)]) == [None], "nothing to delete, nothing to fail"
+    assert disk.read([make_key(0), make_key(1)]) == [frames(0)[make_key(0)], None]
+    disk.close()
+    with open_disk() as again:
+        assert again.get(make_key(0)) == frames(0)[make_key(0)]
+        assert again.get(make_key(1)) in (None, frames(1)[make_key(1)])
+        again.put(frames(2))
+
+
+def test_min_free_bytes_stops_the_growth(open_disk: OpenDisk) -> None:
+    """A tier without a capacity must not fill the disk that the operating system lives on."""
+    disk = open_disk(capacity_bytes=None, min_free_bytes=1 << 60)
+    (result,) = disk.write(frames(0))
+    assert isinstance(result, OutOfSpaceError)
+    assert "min_free_bytes" in str(result)
+    assert disk.scan() == {}
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import tierkv_disk
+from tierkv.abc import BackendContext
+from tierkv.errors import OutOfSpaceError
+from tierkv.testing.frames import make_frame, make_key
+from tierkv.testing.session import Session
+from disk_support import PAGE, frames, make_namespace
+context = BackendContext("disk", make_namespace(), PAGE, 8 << 20)
+options = tierkv_disk.DiskOptions(sys.argv[1], min_free_bytes=0, segment_bytes=2 << 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+with Session(tierkv_disk.PLUGIN, context, options) as disk:
+    for _ in range(3):
+        (result,) = disk.write(frames(0))
+        assert isinstance(result, OutOfSpaceError), result
+        assert "File too large" in str(result), result
+    assert disk.scan() == {} and disk.get(make_key(0)) is None
+"""
+
+
+def test_a_disk_that_cannot_hold_a_segment(place: Path, directory: Path) -> None:
+    """The device (here the process's limit on file size) refuses a new segment: OutOfSpaceError, and no half file."""
+    path = [str(Path(__file__).parent), *sys.path]
+    program = f"import sys; sys.path[:0] = {path!r}\n{FULL_DISK}"
+    done = subprocess.run([sys.executable, "-I", "-c", program, place], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not list(directory.glob("segment-*"))
+
+
+def test_disk_is_taken_segment_by_segment(open_disk: OpenDisk, directory: Path) -> None:
+    """A tier of a terabyte does not write a terabyte at start; what it takes it takes whole, and within capacity."""
+    disk = open_disk(capacity_bytes=(2 << 20) + PAGE + 100)
+    assert not list(directory.glob("segment-*"))
+    sizes = []
+    for number in range(514):
+        results = disk.write(frames(number))
+        assert (results == [None]) == (number < 513)
+        sizes.append(sum(path.stat().st_size for path in directory.glob("segment-*")))
+    assert sorted(set(sizes)) == [1 << 20, 2 << 20, (2 << 20) + PAGE]
+    blocks = sum(path.stat().st_blocks * 512 for path in directory.glob("segment-*"))
+    assert blocks >= sizes[-1], "the segments are sparse: a store could run out of disk"
+
+
+def test_segments_of_a_large_tier_are_few(open_disk: OpenDisk, directory: Path) -> None:
+    """Each open segment is a descriptor, of which a process has about a thousand."""
+    disk = open_disk(capacity_bytes=1 << 30)
+    disk.put(frames(0))
+    assert (directory / "segment-00000.dat").stat().st_size == (1 << 30) // 128
+
+
+def test_always_syncs_each_frame_and_none_never(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the option says: a sync of data and one of the log per call, per frame, or not at all."""
+    original, synced = os.fdatasync, []
+
+    def count(fd: int) -> None:
+        synced.append(fd)
+        original(fd)
+
+    monkeypatch.setattr(os, "fdatasync", count)
+    expected = {"none": (0, 0), "batch": (2, 1), "always": (8, 1)}
+    for durability, (writes, deletes) in expected.items():
+        with open_disk(durability=durability) as disk:
+            disk.put(frames(0))
+            synced.clear()
+            disk.put(frames(0, 1, 2, 3))
+            assert len(synced) == writes
+            synced.clear()
+            disk.forget([make_key(0), make_key(1)])
+            assert len(synced) == deletes
+
+
+def test_a_capacity_below_one_frame(open_disk: OpenDisk) -> None:
+    """It could never store anything: said at start, with the number that is needed."""
+    with pytest.raises(ConfigError, match="capacity of 4095 bytes: one frame of this stack needs 4096"):
+        open_disk(capacity_bytes=PAGE - 1)
+
+
+def test_direct_io_on_insists(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for it explicitly does not want the page cache instead; who asks for "auto" is told."""
+    monkeypatch.setattr("tierkv_disk.home.supports_direct", lambda directory: False)
+    with pytest.raises(BackendError, match=r"direct_io = 'on', but the file system of .* has no O_DIRECT"):
+        open_disk(direct_io="on")
+    open_disk(direct_io="off").close()
+
+
+def test_no_direct_io_is_said_once(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tier then works through the page cache, and the log says why it is slow."""
+    monkeypatch.setattr("tierkv_disk.home.supports_direct", lambda directory: False)
+    disk = open_disk()
+    disk.put(frames(0, 1))
+    assert disk.get(make_key(1)) == frames(1)[make_key(1)]
+    assert caplog.text.count("no O_DIRECT") == 1
+
+
+def test_scan_is_oldest_first(open_disk: OpenDisk) -> None:
+    """The framework rebuilds its recency from this order; it must survive a reopen."""
+    with open_disk() as disk:
+        for number in (3, 1, 2, 0):
+            disk.put(frames(number))
+        disk.put(frames(1, version=2))
+    with open_disk() as disk:
+        assert list(disk.scan()) == [make_key(number) for number in (3, 2, 0, 1)]
+
+
+def test_log_and_scan_agree(open_disk: OpenDisk, directory: Path) -> None:
+    """What docs/format.md promises to other readers: the log, read as described there, tells what is stored."""
+    with open_disk() as disk:
+        disk.put(frames(*range(8)))
+        disk.forget([make_key(2), make_key(5)])
+        told = disk.scan()
+    known: dict[bytes, int] = {}
+    for line in read_log(directory / "index.log"):
+        known.pop(line.key, None)
+        if line.kind == 1:
+            known[line.key] = line.frame_bytes
+            data = (directory / f"segment-{line.segment:05d}.dat").read_bytes()
+            assert data[line.slot * PAGE :][: line.frame_bytes] == frames(*range(8))[Key(line.key)]
+    assert known == told
+    assert make_namespace().fingerprint().hex() == directory.name

@@ -1,0 +1,245 @@
+"""The index log: its bytes, its tail, its damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.testing.frames import make_key
+from tierkv.types.keys import Key
+from tierkv_disk.index_log import (
+    GROW_BYTES,
+    KEY_BYTES_MAX,
+    RECORD_BYTES,
+    IndexLog,
+    LogHealth,
+    LogIdentity,
+    Record,
+    RecordKind,
+    encode_record,
+    read_records,
+)
+from tierkv_disk.slots import Slot
+
+GOLDEN = Path(__file__).parent / "golden" / "index-v1.log"
+IDENTITY = LogIdentity(bytes(range(16)), 2 << 20)
+RECORDS = [
+    Record(RecordKind.PUT, Key(bytes(range(36))), Slot(0, 0), 2 << 20),
+    Record(RecordKind.PUT, Key(b"\xff" * 20), Slot(1, 77), 4096),
+    Record(RecordKind.DELETE, Key(bytes(range(36)))),
+    Record(RecordKind.PUT, Key(b"\x00" * KEY_BYTES_MAX), Slot(2**32 - 1, 2**32 - 1), 2**32 - 1),
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[IndexLog]:
+    """An empty log."""
+    log = IndexLog.create(tmp_path, IDENTITY, [], sync=True)
+    yield log
+    log.close()
+
+
+def read(path: Path, identity: LogIdentity = IDENTITY) -> tuple[list[Record], LogHealth]:
+    """What the code under test reads."""
+    fd, health = os.open(path, os.O_RDONLY), LogHealth()
+    try:
+        return list(read_records(fd, identity, health)), health
+    finally:
+        os.close(fd)
+
+
+def test_golden_file() -> None:
+    """A log written by the first release is read by every later one: these bytes never change."""
+    records, health = read(GOLDEN)
+    assert records == RECORDS
+    assert health == LogHealth(records=len(RECORDS))
+
+
+def test_written_bytes_equal_the_golden_file(tmp_path: Path) -> None:
+    """What we write today is what that release wrote, but for the zeros that wait at the end."""
+    IndexLog.create(tmp_path, IDENTITY, RECORDS[:2], sync=False).close()
+    fd = os.open(tmp_path / "index.log", os.O_RDWR)
+    log = IndexLog.resume(fd, IDENTITY, LogHealth(records=2), sync=False)
+    log.append(RECORDS[2:])
+    log.close()
+    golden, written = GOLDEN.read_bytes(), (tmp_path / "index.log").read_bytes()
+    assert len(golden) == RECORD_BYTES * (1 + len(RECORDS))
+    assert written[: len(golden)] == golden
+    assert not any(written[len(golden) :])
+    assert len(written) % GROW_BYTES == 0
+
+
+@given(
+    key=st.binary(min_size=1, max_size=KEY_BYTES_MAX),
+    numbers=st.tuples(*[st.integers(0, 2**32 - 1)] * 3),
+    kind=st.sampled_from(RecordKind),
+)
+def test_any_record_comes_back(key: bytes, numbers: tuple[int, int, int], kind: RecordKind) -> None:
+    """Also keys that end in zeros, as the padding does."""
+    record = Record(kind, Key(key), Slot(numbers[0], numbers[1]), numbers[2])
+    fd = os.memfd_create("log")
+    try:
+        os.pwrite(fd, encode_record(record, IDENTITY.seed), RECORD_BYTES)
+        assert list(read_records(fd, IDENTITY, LogHealth())) == [record]
+    finally:
+        os.close(fd)
+
+
+def test_tail_torn_at_every_byte(tmp_path: Path, log: IndexLog) -> None:
+    """A crash may cut the last append anywhere: the records before stay, and the next append follows them."""
+    log.append(RECORDS)
+    whole = (tmp_path / "index.log").read_bytes()[: RECORD_BYTES * (1 + len(RECORDS))]
+    torn = tmp_path / "torn.log"
+    for cut in range(RECORD_BYTES, len(whole) + 1):
+        torn.write_bytes(whole[:cut])
+        records, health = read(torn)
+        assert records == RECORDS[: cut // RECORD_BYTES - 1]
+        assert health.damaged == 0
+        assert health.torn_bytes == cut % RECORD_BYTES
+        if cut % 19:  # going on after each cut would take long; 19 and 128 have no common divisor
+            continue
+        fd = os.open(torn, os.O_RDWR)
+        resumed = IndexLog.resume(fd, IDENTITY, health, sync=False)
+        resumed.append(RECORDS[:1])
+        resumed.close()
+        assert read(torn)[0] == [*records, RECORDS[0]]
+
+
+def test_tail_of_garbage_before_the_zeros(tmp_path: Path, log: IndexLog) -> None:
+    """Where the file is zero-filled ahead, a torn append lies between good records and zeros."""
+    log.append(RECORDS[:2])
+    path = tmp_path / "index.log"
+    os.truncate(path, 8192)
+    for cut in range(1, RECORD_BYTES):
+        with path.open("r+b") as file:
+            file.seek(3 * RECORD_BYTES)
+            file.write(encode_record(RECORDS[2], IDENTITY.seed)[:cut].ljust(RECORD_BYTES, b"\0"))
+        records, health = read(path)
+        # A delete of this key ends in zeros, so its last bytes may be missing without a difference.
+        assert records in (RECORDS[:2], RECORDS[:3])
+        assert health.damaged == 0
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad: int) -> None:
+    """Every single flipped byte is noticed, and what comes after is still read."""
+    records = [Record(RecordKind.PUT, make_key(number), Slot(0, number), 4096) for number in range(5)]
+    log.append(records)
+    path = tmp_path / "index.log"
+    whole = bytearray(path.read_bytes()[:8192])
+    for offset in range(RECORD_BYTES * (1 + bad), RECORD_BYTES * (2 + bad)):
+        whole[offset] ^= 0x40
+        path.write_bytes(whole)
+        found, health = read(path)
+        assert found == records[:bad] + records[bad + 1 :]
+        assert (health.damaged, health.torn_bytes) == (1, 0)
+        whole[offset] ^= 0x40
+
+
+def test_a_lost_page_costs_its_records_alone(tmp_path: Path, log: IndexLog) -> None:
+    """A page of zeros in the middle is damage, not the end."""
+    records = [Record(RecordKind.PUT, make_key(number), Slot(0, number), 4096) for number in range(100)]
+    log.append(records)
+    with (tmp_path / "index.log").open("r+b") as file:
+        file.seek(4096)
+        file.write(bytes(4096))
+    found, health = read(tmp_path / "index.log")
+    assert found == records[:31] + records[63:]
+    assert health.damaged == 32
+
+
+def test_records_of_another_namespace_never_pass(tmp_path: Path, log: IndexLog) -> None:
+    """A log copied from another namespace is noticed, header and every record."""
+    log.append(RECORDS)
+    records, health = read(tmp_path / "index.log", LogIdentity(bytes(range(1, 17)), 2 << 20))
+    assert records == []
+    assert not health.header_ok
+
+
+def test_growth_keeps_room_for_deletes(tmp_path: Path, log: IndexLog) -> None:
+    """The file grows before it is full: a delete must find room on a disk that has none left."""
+    path = tmp_path / "index.log"
+    batch = [RECORDS[0]] * 512
+    for number in range(40):
+        log.append(batch)
+        assert path.stat().st_size - RECORD_BYTES * (1 + 512 * (number + 1)) >= GROW_BYTES // 2
+    assert read(path)[1].records == 40 * 512
+
+
+FULL_DISK = """
+import errno, os, resource, sys
+from pathlib import Path
+from tierkv_disk.index_log import *
+from tierkv_disk.slots import Slot
+identity = LogIdentity(bytes(range(16)), 2 << 20)
+log = IndexLog.create(Path(sys.argv[1]), identity, [], sync=True)
+limit = (1 << 20) + 5000
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+stored = 0
+try:
+    while True:
+        log.append([Record(RecordKind.PUT, b"k" * 36, Slot(0, 0), stored + number) for number in range(100)])
+        stored += 100
+except OSError as error:
+    assert error.errno == errno.EFBIG, error
+assert stored > (1 << 20) // 128 - 100, stored
+assert not log.broken, log.broken
+log.append([Record(RecordKind.DELETE, b"k" * 36)])
+print(stored)
+"""
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """An append that does not fit leaves nothing behind, a smaller one still goes in, and the log is whole.
+
+    The limit on file size is the process's, so it runs in one of its own.
+    """
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    records, health = read(tmp_path / "index.log")
+    assert len(records) == int(done.stdout) + 1
+    assert [record.frame_bytes for record in records[:-1]] == list(range(int(done.stdout)))
+    assert records[-1].kind is RecordKind.DELETE
+    assert (health.damaged, health.torn_bytes) == (0, 0)
+
+
+def test_a_failed_sync_stops_the_log(tmp_path: Path, log: IndexLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed sync nobody knows what the device holds: going on could contradict it."""
+    log.append(RECORDS[:1])
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            log.append(RECORDS[1:2])
+    with pytest.raises(OSError, match="reopen the tier"):
+        log.append(RECORDS[1:2])
+    assert "reopen the tier" in log.broken
+
+
+def test_replacing_is_all_or_nothing(tmp_path: Path, log: IndexLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rewrite that fails half-way leaves the old log as it was, and no temporary."""
+    log.append(RECORDS)
+    before = (tmp_path / "index.log").read_bytes()
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            IndexLog.create(tmp_path, IDENTITY, RECORDS[:1], sync=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.log"]
+    assert (tmp_path / "index.log").read_bytes() == before

@@ -1,0 +1,220 @@
+"""Opening what a crash, a careless hand or a dying disk left."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disk_support import PAGE, OpenDisk, frames, read_log
+
+from tierkv.errors import CorruptFrameError, NamespaceMismatchError
+from tierkv.testing.frames import make_frame, make_key
+from tierkv.testing.session import Session
+from tierkv.types.keys import Key
+from tierkv_disk import DiskBackend
+from tierkv_disk.recovery import COMPACT_RECORDS_MIN, Recovery
+
+
+def recovery_of(session: Session) -> Recovery:
+    """What opening found."""
+    assert isinstance(session.backend, DiskBackend)
+    return session.backend.recovery
+
+
+def test_a_missing_segment_costs_its_own_frames(
+    open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody removed a file: what lay in it is a miss, the rest is whole, and it is said once."""
+    everything = frames(*range(300))
+    with open_disk(capacity_bytes=2 << 20) as disk:
+        disk.put(everything)
+    lost = {line.key for line in read_log(directory / "index.log") if line.segment == 0}
+    assert 0 < len(lost) < 300
+    (directory / "segment-00000.dat").unlink()
+    with caplog.at_level(logging.WARNING), open_disk(capacity_bytes=2 << 20) as disk:
+        assert recovery_of(disk).entries_lost == len(lost)
+        assert disk.scan() == {key: PAGE for key in everything if key not in lost}
+        for key, frame in everything.items():
+            assert disk.get(key) == (None if key in lost else frame)
+        disk.put(frames(*range(1000, 1040)))
+    assert f"{len(lost)} frames" in caplog.text
+    caplog.clear()
+    with open_disk(capacity_bytes=2 << 20) as disk:
+        assert recovery_of(disk).lossless, "the loss was not written down: it is counted again"
+        assert len(disk.scan()) == 300 - len(lost) + 40
+    assert not caplog.records
+
+
+def test_a_shortened_segment_costs_what_was_cut_off(open_disk: OpenDisk, directory: Path) -> None:
+    """A file that ends early, met at open."""
+    with open_disk() as disk:
+        disk.put(frames(*range(10)))
+    os.truncate(directory / "segment-00000.dat", 6 * PAGE + 100)
+    with open_disk() as disk:
+        assert disk.scan() == dict.fromkeys(frames(*range(6)), PAGE)
+        disk.put(frames(*range(6, 10), version=2))
+        for key, frame in (frames(*range(6)) | frames(*range(6, 10), version=2)).items():
+            assert disk.get(key) == frame
+
+
+@pytest.mark.parametrize("direct_io", ["auto", "off"])
+def test_a_segment_shortened_while_open_is_a_corrupt_frame(
+    open_disk: OpenDisk, directory: Path, direct_io: str
+) -> None:
+    """The buffer then holds some old bytes: the answer must be an error, never a number of bytes."""
+    disk = open_disk(direct_io=direct_io)
+    disk.put(frames(0, 1))
+    os.truncate(directory / "segment-00000.dat", PAGE + 512)
+    assert disk.get(make_key(0)) == frames(0)[make_key(0)]
+    (result,) = disk.read([make_key(1)])
+    assert isinstance(result, CorruptFrameError)
+    assert result.key == make_key(1)
+
+
+def test_a_slot_belongs_to_its_last_writer(
+    open_disk: OpenDisk, directory: Path, slot_of: Callable[[Key], tuple[Path, int]]
+) -> None:
+    """A lost delete record brings its key back; not if its slot holds another frame by now."""
+    with open_disk() as disk:
+        disk.put(frames(0))
+        slot = slot_of(make_key(0))
+        disk.forget([make_key(0)])
+        disk.put(frames(1))
+        assert slot_of(make_key(1)) == slot, "the test needs the slot to be used again"
+    with (directory / "index.log").open("r+b") as file:
+        file.seek(2 * 128 + 40)
+        file.write(b"damage")
+    with open_disk() as disk:
+        assert disk.get(make_key(0)) is None
+        assert disk.get(make_key(1)) == frames(1)[make_key(1)]
+        assert disk.scan() == {make_key(1): PAGE}
+        assert (recovery_of(disk).log.damaged, recovery_of(disk).entries_lost) == (1, 1)
+
+
+def test_a_damaged_header_costs_nothing(open_disk: OpenDisk, directory: Path) -> None:
+    """All that it says is known from elsewhere; the log is rewritten with a good one."""
+    with open_disk() as disk:
+        disk.put(frames(0, 1))
+    with (directory / "index.log").open("r+b") as file:
+        file.write(b"damage")
+    with open_disk() as disk:
+        assert recovery_of(disk).rewritten
+        assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
+    with open_disk() as disk:
+        assert recovery_of(disk).lossless
+
+
+def test_a_missing_log_is_said(open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it nothing can be found again, but the space is there and the tier works."""
+    with open_disk() as disk:
+        disk.put(frames(*range(200)))
+    (directory / "index.log").unlink()
+    with caplog.at_level(logging.WARNING), open_disk() as disk:
+        assert disk.scan() == {}
+        disk.put(frames(*range(256)))
+        assert len(disk.scan()) == 256
+    assert "index.log is missing" in caplog.text
+
+
+def test_a_log_of_dead_records_is_rewritten_at_open(open_disk: OpenDisk, directory: Path) -> None:
+    """The log would otherwise grow with every restart of a busy server."""
+    with open_disk(durability="none") as disk:
+        disk.put(frames(1, 2, 3))
+        disk.backend._compact_after = 10**9  # type: ignore[union-attr]  # not while it is open
+        for version in range(COMPACT_RECORDS_MIN):
+            disk.put(frames(1, version=version))
+        assert len(read_log(directory / "index.log")) > COMPACT_RECORDS_MIN
+    with open_disk() as disk:
+        assert recovery_of(disk).rewritten
+        assert recovery_of(disk).lossless
+        assert [line.key for line in read_log(directory / "index.log")] == [make_key(n) for n in (2, 3, 1)]
+        assert disk.read([make_key(1), make_key(2)]) == [
+            make_frame(make_key(1), COMPACT_RECORDS_MIN - 1, PAGE),
+            frames(2)[make_key(2)],
+        ]
+
+
+def test_a_log_of_dead_records_is_rewritten_while_open(open_disk: OpenDisk, directory: Path) -> None:
+    """A server that runs for a year must not fill the disk with its own history."""
+    with open_disk(durability="none") as disk:
+        disk.put(frames(*range(20)))
+        for version in range(3 * COMPACT_RECORDS_MIN):
+            disk.put(frames(5, version=version))
+        assert len(read_log(directory / "index.log")) <= COMPACT_RECORDS_MIN + 1
+        expected = frames(*range(20)) | frames(5, version=3 * COMPACT_RECORDS_MIN - 1)
+        assert disk.read(list(expected)) == list(expected.values())
+    with open_disk() as disk:
+        assert disk.read(list(expected)) == list(expected.values())
+
+
+def test_a_failed_rewrite_changes_nothing(
+    open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the shorter log cannot be written, the long one goes on to serve, and it is said once."""
+    with open_disk(durability="none") as disk:
+        (directory / "index.log.tmp").mkdir()
+        with caplog.at_level(logging.WARNING):
+            for version in range(2 * COMPACT_RECORDS_MIN):
+                disk.put(frames(1, version=version))
+        assert caplog.text.count("could not be compacted") == 1
+        assert disk.get(make_key(1)) == make_frame(make_key(1), 2 * COMPACT_RECORDS_MIN - 1, PAGE)
+        (directory / "index.log.tmp").rmdir()
+    with open_disk() as disk:
+        assert disk.get(make_key(1)) == make_frame(make_key(1), 2 * COMPACT_RECORDS_MIN - 1, PAGE)
+
+
+def test_leftovers_are_swept(open_disk: OpenDisk, place: Path, directory: Path) -> None:
+    """A process killed between writing a temporary file and renaming it leaves no litter for ever."""
+    with open_disk() as disk:
+        disk.put(frames(1))
+    litter = [place / ".tierkv-disk.x.1.tmp", directory / ".tierkv-disk.y.2.tmp", directory / "index.log.tmp"]
+    for path in litter:
+        path.write_bytes(b"half")
+    with open_disk() as disk:
+        assert disk.get(make_key(1)) == frames(1)[make_key(1)]
+    assert not [path for path in litter if path.exists()]
+
+
+def test_a_smaller_capacity_lets_go_of_disk(open_disk: OpenDisk, directory: Path) -> None:
+    """Free segments beyond the new capacity go at once, used ones when their frames have gone."""
+
+    def held() -> int:
+        return sum(path.stat().st_size for path in directory.glob("segment-*.dat"))
+
+    everything = frames(*range(1024))
+    with open_disk(capacity_bytes=4 << 20) as disk:
+        disk.put(everything)
+        assert held() == 4 << 20
+        disk.forget([make_key(number) for number in range(1024) if number != 700])
+    with open_disk(capacity_bytes=1 << 20) as disk:
+        assert disk.get(make_key(700)) == everything[make_key(700)]
+        assert held() <= (2 << 20) + PAGE
+        more = frames(*range(2000, 2256))
+        assert disk.write(more) == [None] * 256, "within the new capacity all can be used"
+        disk.forget([make_key(700)])
+        assert disk.write(frames(700)) != [None], "the slot beyond the capacity was used again"
+    with open_disk(capacity_bytes=1 << 20) as disk:
+        assert held() == 1 << 20
+        assert disk.read(list(more)) == list(more.values())
+
+
+def test_a_larger_capacity_is_used(open_disk: OpenDisk) -> None:
+    """Growing a tier is a change of one number."""
+    with open_disk(capacity_bytes=1 << 20) as disk:
+        disk.put(frames(*range(256)))
+    with open_disk(capacity_bytes=2 << 20) as disk:
+        disk.put(frames(*range(256, 512)))
+        assert len(disk.scan()) == 512
+
+
+def test_smaller_frames_fit_the_old_slots(open_disk: OpenDisk) -> None:
+    """Only slots that are too small are refused."""
+    with open_disk(frame_bytes_max=2 * PAGE) as disk:
+        disk.put({make_key(1): make_frame(make_key(1), 1, 2 * PAGE)})
+    with open_disk(frame_bytes_max=PAGE) as disk:
+        assert disk.scan() == {make_key(1): 2 * PAGE}
+    with pytest.raises(NamespaceMismatchError, match=r"slot_bytes = 8192, but frames of this stack need 12288: remove"):
+        open_disk(frame_bytes_max=3 * PAGE)

@@ -1,0 +1,175 @@
+"""What LMDB adds to the contract: order of a scan, transactions, closing under a call."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put
+
+from tierkv.errors import BackendError, TierKVError
+from tierkv.types.keys import Key
+
+
+def test_scan_tells_the_oldest_first(tmp_path: Path) -> None:
+    """The framework rebuilds its order of eviction from the scan: what was stored, or stored again, last is newest."""
+    backend = open_at(tmp_path)
+    order = [3, 1, 4, 0, 5, 9, 2, 6]
+    for number in order:
+        put(backend, {key(number): b"1"})
+    put(backend, {key(4): b"again"})
+    backend.close()
+    backend = open_at(tmp_path)
+    put(backend, {key(8): b"after a reopen"})
+    told = [entry.key for entry in backend.scan()]
+    assert told == [key(number) for number in (3, 1, 0, 5, 9, 2, 6, 4, 8)]
+    backend.close()
+
+
+def test_scan_is_no_open_transaction(tmp_path: Path) -> None:
+    """A framework that takes its time over the entries must not stop pages from being reused meanwhile."""
+    backend = open_at(tmp_path, context(2 * MIB))
+    put(backend, {key(number): bytes(60 * KIB) for number in range(8)})
+    entries = backend.scan()
+    next(iter(entries))
+    for number in range(500):
+        assert put(backend, {key(number % 8): bytes([number % 256]) * 60 * KIB}) == [None]
+    backend.close()
+
+
+def test_index_and_frames_never_disagree(tmp_path: Path) -> None:
+    """Existence is answered from the index and bytes from the frames, so both change in one transaction."""
+    backend = open_at(tmp_path)
+    rest = {key(number): b"x" * 100 for number in range(10)}
+    put(backend, rest)
+    put(backend, {key(3): b"y" * 70, Key(b"k" * 600): b"refused", key(11): b"z"})
+    backend.delete([key(5), key(77)])
+    told = {entry.key: entry.frame_bytes for entry in backend.scan()}
+    backend.close()
+    with lmdb.open(str(directory(tmp_path)), max_dbs=2, readonly=True) as env:
+        frames = env.open_db(b"frames", create=False)
+        with env.begin(db=frames) as txn, txn.cursor() as cursor:
+            assert {k: len(value) for k, value in cursor} == told
+    assert told == {k: len(frame) for k, frame in rest.items() if k != key(5)} | {key(3): 70, key(11): 1}
+
+
+def test_frame_longer_than_the_buffer_is_an_error(tmp_path: Path) -> None:
+    """A frame of another configuration must not be cut to fit, and not a byte of it may be placed."""
+    backend = open_at(tmp_path, context(frame_bytes_max=4096))
+    put(backend, {key(1): b"x" * 4097, key(2): b"y" * 4096})
+    too_long, fits = get(backend, key(1), key(2), buffer_bytes=4096)
+    assert isinstance(too_long, BackendError)
+    assert too_long.key == key(1)
+    assert "4097" in str(too_long)
+    assert fits == b"y" * 4096
+    backend.close()
+
+
+def test_close_under_a_call(tmp_path: Path) -> None:
+    """A call that was given up may still read the map at close: unmapping it then would kill the process.
+
+    The map, and the right to open it, end with the last call.
+    """
+    backend = open_at(tmp_path)
+    put(backend, {key(1): b"frame"})
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow_call() -> None:
+        with backend._gate:
+            inside.set()
+            go_on.wait(60)
+            assert backend._read_frame_for_test() == [b"frame"]
+
+    backend._read_frame_for_test = lambda: [backend._env.begin(db=backend._frames).get(key(1))]
+    thread = threading.Thread(target=slow_call)
+    thread.start()
+    inside.wait(60)
+    backend.close()
+    with pytest.raises(BackendError, match="closed"):
+        backend.contains([key(1)])
+    with pytest.raises(TierKVError, match="in use by this process"):
+        open_at(tmp_path)
+    go_on.set()
+    thread.join()
+    open_at(tmp_path).close()
+
+
+def test_reads_and_writes_race_a_close(tmp_path: Path) -> None:
+    """Shutdown in the middle of traffic: every call gives its bytes or says that the backend is closed."""
+    backend = open_at(tmp_path)
+    frame = bytes(range(256)) * 240
+    put(backend, {key(number): frame for number in range(16)})
+    wrong: list[object] = []
+    started = threading.Barrier(4)
+
+    def work(write: bool) -> None:
+        started.wait()
+        try:
+            while True:
+                wrong.extend(r for r in put(backend, {key(1): frame}) if r) if write else None
+                wrong.extend(f for f in get(backend, key(1), key(2)) if f != frame)
+        except BackendError as error:
+            if "closed" not in str(error):
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(write,)) for write in (True, True, False)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    for _ in range(50):
+        get(backend, key(3))
+    backend.close()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    backend = open_at(tmp_path)
+    assert get(backend, *[key(number) for number in range(16)]) == [frame] * 16
+    backend.close()
+
+
+class FailingSync:
+    """An environment whose syncs are counted, and fail while ``broken``: what a dying disk does at the worst time."""
+
+    def __init__(self, env: lmdb.Environment) -> None:
+        self.env = env
+        self.broken = False
+        self.syncs = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.env, name)
+
+    def sync(self, force: bool) -> None:
+        """Fail, or do it."""
+        self.syncs += 1
+        if self.broken:
+            raise lmdb.Error("mdb_env_sync: Input/output error")
+        self.env.sync(force)
+
+
+@pytest.mark.parametrize(("durability", "syncs"), [("batch", 1), ("none", 0)])
+def test_write_syncs_before_it_answers(tmp_path: Path, durability: str, syncs: int) -> None:
+    """What is acknowledged as durable is on the disk: one sync for each call, and none where the user chose so."""
+    backend = open_at(tmp_path, durability=durability)
+    backend._env = disk = FailingSync(backend._env)
+    assert put(backend, {key(number): bytes(60 * KIB) for number in range(40)}) == [None] * 40
+    assert disk.syncs == syncs
+    backend.close()
+    assert disk.syncs == syncs + 1, "a close syncs"
+
+
+def test_failed_sync_is_a_failed_write(tmp_path: Path) -> None:
+    """A store that cannot be promised leaves no key, and the tier works again when the disk does."""
+    backend = open_at(tmp_path)
+    backend._env = disk = FailingSync(backend._env)
+    put(backend, {key(1): b"before"})
+    disk.broken = True
+    results = put(backend, {key(2): b"a", Key(b"k" * 600): b"b"})
+    assert [type(result) for result in results] == [BackendError, BackendError]
+    assert "511" in str(results[1])
+    disk.broken = False
+    assert get(backend, key(1), key(2)) == [b"before", None]
+    assert put(backend, {key(2): b"after"}) == [None]
+    assert get(backend, key(2)) == [b"after"]
+    backend.close()

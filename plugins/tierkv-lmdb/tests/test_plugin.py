@@ -1,0 +1,114 @@
+"""The face towards users: options, `tierkv check`, discovery."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+from pathlib import Path
+
+import pytest
+from lmdb_support import MIB, open_at, run_child
+
+import tierkv_lmdb
+from tierkv.abc import Finding
+from tierkv_lmdb import LmdbOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"path": ""}, "path"),
+        ({"path": "a\0b"}, "path"),
+        ({"path": "x", "durability": "always"}, "durability"),
+        ({"path": "x", "map_headroom": 0.0}, "map_headroom"),
+        ({"path": "x", "map_headroom": float("nan")}, "map_headroom"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, object], name: str) -> None:
+    """A typing error in the configuration must stop the start, with the option's name and what is allowed."""
+    with pytest.raises(ValueError, match=f"^{name} = .*: (give|allowed)"):
+        LmdbOptions(**options)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_home_directory_is_expanded() -> None:
+    """People write ~ in paths; a directory of that name would surprise them."""
+    assert LmdbOptions(path="~/cache").root == Path.home() / "cache"
+
+
+def test_entry_point_leads_to_the_plugin() -> None:
+    """`pip install tierkv-lmdb` and `backend = "lmdb"` must be all that it takes."""
+    (entry_point,) = importlib.metadata.entry_points(group="tierkv", name="lmdb")
+    module = entry_point.load()
+    assert module.TIERKV_SPI == 1
+    assert [plugin.name for plugin in module.tierkv_backends()] == ["lmdb"]
+
+
+def test_imports_nothing_of_tierkv_but_the_plugin_interface() -> None:
+    """A plugin that reaches into the core breaks with the next version of it."""
+    allowed = {"tierkv.abc", "tierkv.types", "tierkv.errors", "tierkv.hookspecs"}
+    for file in Path(tierkv_lmdb.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in modules:
+                if module.split(".")[0] == "tierkv":
+                    assert ".".join(module.split(".")[:2]) in allowed, f"{file.name} imports {module}"
+
+
+CHECK_AS_NOBODY = """
+import os, tierkv_lmdb
+if os.geteuid() == 0:
+    os.setuid(65534)
+for finding in tierkv_lmdb.PLUGIN.check(tierkv_lmdb.LmdbOptions(path="/usr/tierkv"), None):
+    print(finding)
+"""
+
+
+def check(path: Path, capacity_bytes: int | None = 16 * MIB) -> dict[str, Finding]:
+    """Findings by subject; and nothing at the place changed."""
+    place = path if path.exists() else path.parent
+    before = sorted((file, file.stat().st_mtime_ns) for file in place.rglob("*"))
+    findings = list(tierkv_lmdb.PLUGIN.check(LmdbOptions(path=str(path)), capacity_bytes))  # type: ignore[misc]
+    assert sorted((file, file.stat().st_mtime_ns) for file in place.rglob("*")) == before
+    assert all(finding.fix for finding in findings if not finding.ok)
+    return {finding.subject: finding for finding in findings}
+
+
+def test_check_of_a_good_place(tmp_path: Path) -> None:
+    """Before the first start and between two, all is good, and the check creates nothing."""
+    new = tmp_path / "deep" / "new"
+    assert all(finding.ok for finding in check(new).values())
+    assert "will be created" in check(new)["path"].detail
+    open_at(new).close()
+    assert all(finding.ok for finding in check(new).values())
+    assert "lock" not in check(new)
+
+
+def test_check_names_the_process_that_has_it_open(tmp_path: Path) -> None:
+    """The question why a service cannot start is answered by a pid."""
+    backend = open_at(tmp_path)
+    assert f"process {os.getpid()}" in check(tmp_path)["lock"].detail
+    backend.close()
+
+
+def test_check_of_a_bad_place(tmp_path: Path) -> None:
+    """Each thing that would fail at open is found before, with its fix."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "thesis.txt").write_text("x")
+    assert not check(tmp_path / "file")["path"].ok
+    assert not check(tmp_path / "file" / "below")["path"].ok
+    assert "thesis.txt" in check(tmp_path / "documents")["path"].detail
+    assert not check(tmp_path / "documents")["path"].ok
+    assert "no permission to write in /usr" in run_child(CHECK_AS_NOBODY)
+
+
+def test_check_compares_capacity_and_disk(tmp_path: Path) -> None:
+    """A capacity that the disk does not have is found at the desk, not at night; the headroom counts."""
+    assert not check(tmp_path, 1 << 60)["space"].ok
+    assert check(tmp_path, None)["space"].ok
+    disk = os.statvfs(tmp_path)
+    nearly_all = int(disk.f_bavail * disk.f_frsize / 1.25 - 64 * MIB)
+    assert check(tmp_path, nearly_all)["space"].ok
+    assert not check(tmp_path, nearly_all * 2)["space"].ok

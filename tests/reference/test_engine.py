@@ -1,0 +1,293 @@
+"""The engine as a whole: the same tokens and the same bytes, however they came about."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tierkv.reference import Engine, EngineConfig, ModelConfig, StepReport
+from tierkv.types.keys import make_key, split_key
+
+MODELS = {
+    dtype: ModelConfig(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=64, vocab=512, dtype=dtype)
+    for dtype in ("float32", "bfloat16")
+}
+MODEL = MODELS["bfloat16"]
+BLOCK = 4
+
+Expected = Callable[..., list[int]]
+
+
+def small_engine(connector: Any = None, *, clock: Callable[[], float] = lambda: 0.0, **config: Any) -> Engine:
+    """An engine that never sleeps; with room for everything, unless said otherwise."""
+    config = {"model": MODEL, "num_blocks": 200, "block_tokens": BLOCK, **config}
+    return Engine(EngineConfig(**config), connector=connector, clock=clock, idle=lambda: None)
+
+
+def words(count: int, seed: object = 0) -> list[int]:
+    """A prompt; the same for the same seed."""
+    rng = random.Random(f"words {seed}")
+    return [rng.randrange(MODEL.vocab) for _ in range(count)]
+
+
+def conversations() -> list[list[int]]:
+    """Prompts that share a system prompt, of lengths that end inside, at, and just behind a block."""
+    system = words(19, "system")
+    return [system + words(length, length) for length in (1, 5, 9, 13, 14, 21, 33)]
+
+
+def kv_by_hash(engine: Engine) -> dict[tuple[bytes, int], list[torch.Tensor]]:
+    """The pages of every block that can be found, by content."""
+    return {
+        key: [tensor[next(iter(blocks))] for tensor in engine.kv_caches[key[1]]]
+        for key, blocks in engine.block_pool._cached.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def cold() -> dict[tuple[str, int], dict[tuple[bytes, int], list[torch.Tensor]]]:
+    """Per dtype and number of groups: the pages of all conversations, each prompt computed alone and in one piece."""
+    pages: dict[tuple[str, int], Any] = {}
+    for dtype, model in MODELS.items():
+        for num_groups in (1, 2):
+            found = pages.setdefault((dtype, num_groups), {})
+            for prompt in conversations():
+                engine = small_engine(model=model, num_groups=num_groups)
+                engine.generate([prompt], 10)
+                found |= kv_by_hash(engine)
+    return pages
+
+
+@pytest.mark.parametrize("dtype", MODELS)
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize(("max_batched_tokens", "max_running"), [(1, 1), (7, 3), (16, 8), (1000, 8)])
+def test_tokens_and_bytes_do_not_depend_on_batching(
+    expected: Expected, cold: Any, dtype: str, num_groups: int, max_batched_tokens: int, max_running: int
+) -> None:
+    """Cold against cached, alone against batched, whole against chunked: no bit of KV and no token may differ."""
+    model = MODELS[dtype]
+    engine = small_engine(
+        model=model, num_groups=num_groups, max_batched_tokens=max_batched_tokens, max_running=max_running
+    )
+    for _ in range(2):
+        records = engine.generate(conversations(), 10)
+        for prompt, record in zip(conversations(), records, strict=True):
+            assert record.output_tokens == expected(model, prompt, 10)
+    assert all(record.tokens_cached for record in records), "the second time everything comes from the pool"
+    pages = kv_by_hash(engine)
+    assert pages.keys() == cold[dtype, num_groups].keys()
+    for key, tensors in pages.items():
+        assert all(torch.equal(*pair) for pair in zip(tensors, cold[dtype, num_groups][key], strict=True))
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_preemption_changes_no_token(expected: Expected, num_groups: int) -> None:
+    """A pool far too small for all: requests are thrown out and come back, with other blocks and other chunks."""
+    engine = small_engine(num_blocks=1 + 14 * num_groups, num_groups=num_groups, max_batched_tokens=24)
+    prompts = [words(length, length) for length in (13, 20, 9, 17, 22, 11)]
+    records = engine.generate(prompts, 24)
+    assert sum(record.preemptions for record in records) >= 2
+    for prompt, record in zip(prompts, records, strict=True):
+        assert record.output_tokens == expected(MODEL, prompt, 24)
+    assert engine.block_pool.num_held == 0
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("load_steps", [1, 4])
+def test_loaded_prefixes_change_no_token(
+    expected: Expected, cold: Any, host_connector: Any, num_groups: int, load_steps: int
+) -> None:
+    """What a connector brings back into an empty pool must continue as what was computed in place."""
+    connector = host_connector(load_steps=load_steps, deferrals=1)
+    first = small_engine(connector, num_groups=num_groups)
+    first.generate(conversations(), 10)
+    assert first.reset_prefix_cache()
+    records = first.generate([prompt + words(3, "more") for prompt in conversations()], 10)
+    assert all(record.tokens_loaded for record in records)
+    for prompt, record in zip(conversations(), records, strict=True):
+        assert record.output_tokens == expected(MODEL, prompt + words(3, "more"), 10)
+    pages, others = kv_by_hash(first), cold["bfloat16", num_groups]
+    common = pages.keys() & others.keys()
+    assert len(common) > len(pages) // 2
+    for key in common:
+        assert all(torch.equal(*pair) for pair in zip(pages[key], others[key], strict=True))
+
+
+def test_a_prompt_loaded_in_whole(expected: Expected, host_connector: Any) -> None:
+    """The same prompt again, a multiple of the block: all of it is loaded, and its last token computed all the same."""
+    connector = host_connector()
+    engine = small_engine(connector)
+    prompt = words(4 * BLOCK)
+    engine.generate([prompt], 6)
+    engine.reset_prefix_cache()
+    record = engine.generate([prompt], 6)[0]
+    assert record.output_tokens == expected(MODEL, prompt, 6)
+    assert (record.tokens_loaded, record.tokens_computed) == (4 * BLOCK - 1, 6)
+
+
+@pytest.mark.parametrize("failing", [[(0, 0)], [(2, 0)], [(2, 1)], [(4, 0), (1, 1)], [(i, 0) for i in range(5)]])
+def test_a_failed_load_is_recomputed(expected: Expected, host_connector: Any, failing: list[tuple[int, int]]) -> None:
+    """The blocks of a failed load hold NaN here: had one been used, every later token would tell."""
+    connector = host_connector(load_steps=2)
+    engine = small_engine(connector, num_groups=2)
+    prompt = words(5 * BLOCK + 2)
+    engine.generate([prompt], 6)
+    engine.reset_prefix_cache()
+    hashes = [block_hash for block_hash, group in map(split_key, connector.worker.host) if group == 0]
+    bad = {make_key(hashes[index], group) for index, group in failing}
+    connector.worker.fails = bad.__contains__
+    record = engine.generate([prompt], 6)[0]
+    assert record.output_tokens == expected(MODEL, prompt, 6)
+    assert record.tokens_loaded == min(index for index, _ in failing) * BLOCK
+    assert all(page.isfinite().all() for pages in kv_by_hash(engine).values() for page in pages)
+
+
+def test_damaged_kv_changes_the_tokens(expected: Expected, host_connector: Any) -> None:
+    """The other side of all tests above: if the loaded bytes are wrong, the tokens are, so equality means something."""
+    connector = host_connector()
+    engine = small_engine(connector)
+    prompt = words(8 * BLOCK + 1)
+    engine.generate([prompt], 12)
+    engine.reset_prefix_cache()
+    page = next(iter(connector.worker.host.values()))[0].view(-1).view(torch.uint8)
+    page[64:128] ^= 0xFF
+    record = engine.generate([prompt], 12)[0]
+    assert record.tokens_loaded == 8 * BLOCK
+    assert record.output_tokens != expected(MODEL, prompt, 12)
+
+
+def test_records_add_up(host_connector: Any) -> None:
+    """The demo's table: every position was computed, loaded or cached, and the last token never ran."""
+    ticks = iter(range(10**6))
+    connector = host_connector(deferrals=2)
+    engine = small_engine(connector, clock=lambda: float(next(ticks)), max_batched_tokens=16)
+    records = [*engine.generate(conversations(), 5)]
+    engine.reset_prefix_cache()
+    records += engine.generate(conversations(), 5)
+    for record in records:
+        assert record.preemptions == 0
+        assert record.tokens_computed + record.tokens_loaded + record.tokens_cached == record.num_prompt_tokens + 4
+        assert record.arrival_s < record.first_token_s < record.finished_s
+        assert record.ttft_s == record.first_token_s - record.arrival_s
+        assert record.deferrals >= 2
+        assert len(record.output_tokens) == 5
+    assert [record.index for record in records] == list(range(14))
+    assert sum(record.tokens_loaded for record in records) > 0
+    assert engine.record("request-3") is records[3]
+
+
+def test_progress_is_reported_after_each_step() -> None:
+    """A progress bar lives on it; and what it is told must be what happened."""
+    engine = small_engine(max_batched_tokens=8)
+    reports: list[StepReport] = []
+    records = engine.generate([words(11), words(3)], 4, reports.append)
+    told: dict[str, list[int]] = {}
+    for report in reports:
+        for name, token in report.new_tokens.items():
+            told.setdefault(name, []).append(token)
+    assert told == {record.request_id: record.output_tokens for record in records}
+    assert sum(len(report.finished) for report in reports) == 2
+    assert (reports[0].running, reports[0].waiting) == (1, 1)
+    assert sum(e.num_scheduled_tokens for r in reports for e in r.output.scheduled) == 11 + 3 + 2 * 3
+
+
+def test_empty_steps_idle(host_connector: Any) -> None:
+    """While all wait for loads or answers, a step must not spin; a step that computes must not wait."""
+    waits: list[int] = []
+    connector = host_connector(deferrals=2, load_steps=3)
+    config = EngineConfig(model=MODEL, num_blocks=50, block_tokens=BLOCK)
+    engine = Engine(config, connector=connector, idle=lambda: waits.append(len(connector.steps())))
+    prompt = words(2 * BLOCK + 1)
+    for _ in range(2):
+        engine.generate([prompt], 2)
+        engine.reset_prefix_cache()
+    empty = [number for number, step in enumerate(connector.steps(), 1) if not step.scheduled]
+    assert waits == empty
+    assert len(empty) >= 2 * 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_new_tokens", "message"),
+    [
+        ([], 1, "the prompt of request 'x' is empty"),
+        ([1, 512], 1, r"holds token 512, outside 0\.\.511"),
+        ([-1], 1, r"holds token -1, outside 0\.\.511"),
+        ([1], 0, "max_new_tokens = 0 of request 'x'; use 1 or more"),
+        ([1] * 30, 8, "request 'x' needs 10 blocks and the pool has 9; shorten it, or use num_blocks = 11 or more"),
+    ],
+)
+def test_an_impossible_request_is_refused(prompt: Sequence[int], max_new_tokens: int, message: str) -> None:
+    """It would end in an index error inside torch, or wait for ever; and the others must go on."""
+    engine = small_engine(num_blocks=10)
+    with pytest.raises(ValueError, match=message):
+        engine.add_request(prompt, max_new_tokens, request_id="x")
+    assert not engine.has_work
+    engine.add_request([1] * 30, 7, request_id="x")
+    engine.drain()
+    assert len(engine.record("x").output_tokens) == 7
+
+
+def test_ids_are_not_used_twice() -> None:
+    """The connector may still have transfers under the old one in flight."""
+    engine = small_engine()
+    engine.add_request([1], 1, request_id="x")
+    engine.drain()
+    with pytest.raises(ValueError, match="request_id = 'x' was used before"):
+        engine.add_request([1], 1, request_id="x")
+
+
+def test_one_refused_prompt_leaves_nothing_behind() -> None:
+    """generate() is all or nothing: the caller has no ids with which to take the others back."""
+    engine = small_engine()
+    with pytest.raises(ValueError, match="is empty"):
+        engine.generate([words(5), []], 1)
+    assert not engine.has_unfinished
+    assert engine.generate([words(5)], 1)[0].output_tokens
+
+
+def test_abort_between_steps() -> None:
+    """The incremental interface: an aborted request stops at once, is marked, and its blocks come back."""
+    engine = small_engine()
+    name = engine.add_request(words(9), 50)
+    other = engine.add_request(words(6, 1), 3)
+    engine.step()
+    assert engine.abort(name)
+    assert not engine.abort(name)
+    assert not engine.abort("nobody")
+    engine.drain()
+    assert engine.record(name).aborted
+    assert len(engine.record(name).output_tokens) == 1
+    assert not engine.record(other).aborted
+    assert len(engine.record(other).output_tokens) == 3
+    assert engine.block_pool.num_held == 0
+
+
+def test_reset_of_the_prefix_cache(host_connector: Any) -> None:
+    """The pool alone, so that the tiers are hit; or both, when weights change. Never under a running request."""
+    connector = host_connector()
+    engine = small_engine(connector)
+    engine.generate([words(9)], 1)
+    name = engine.add_request(words(9), 9)
+    engine.step()
+    assert not engine.reset_prefix_cache(reset_connector=True)
+    assert not connector.told("reset_cache")
+    engine.abort(name)
+    assert engine.reset_prefix_cache()
+    assert connector.worker.host
+    assert engine.generate([words(9)], 1)[0].tokens_loaded == 8
+    assert engine.reset_prefix_cache(reset_connector=True)
+    assert engine.generate([words(9)], 1)[0].tokens_computed == 9
+
+
+def test_without_prefix_caching_everything_is_computed(expected: Expected) -> None:
+    """The switch that tells tierkv that two requests may load one prefix side by side."""
+    engine = small_engine(prefix_caching=False)
+    assert not engine.engine_spec().capabilities.prefix_caching
+    for _ in range(2):
+        record = engine.generate([words(9)], 3)[0]
+        assert record.output_tokens == expected(MODEL, words(9), 3)
+        assert record.tokens_cached == 0

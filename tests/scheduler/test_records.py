@@ -1,0 +1,105 @@
+"""What is remembered of a request, and the table of its states."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from core_parts import make_core
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.errors import EngineProtocolError, IllegalTransitionError
+from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.request_state import TRANSITIONS, RequestEvent, RequestState, next_state
+from tierkv.types.keys import make_key
+
+
+def test_s3_a_chunk_is_named_by_its_last_hash() -> None:
+    """S3: 3 hashes per chunk and 10 hashes: chunks at hash indices 2, 5 and 8; the tenth hash names nothing."""
+    core = make_core(block_tokens=(3,), hash_block_tokens=1)
+    request = core.request(10)
+    record = RequestRecord(request, core.geometry)
+    record.extend_keys(core.geometry)
+    assert record.groups[0].keys == [make_key(request.block_hashes[i], 0) for i in (2, 5, 8)]
+
+
+@given(st.lists(st.integers(0, 9), max_size=8))
+def test_s4_keys_are_append_only(growth: list[int]) -> None:
+    """S4: whenever hashes come, keys are only ever added, each once, and asking twice adds none."""
+    core = make_core(block_tokens=(2, 3), factor=2, hash_block_tokens=1)
+    request = core.request(0)
+    record = RequestRecord(request, core.geometry)
+    for count in growth:
+        before = [list(group.keys) for group in record.groups]
+        request.extend(range(count))
+        record.extend_keys(core.geometry)
+        record.extend_keys(core.geometry)
+        for group, keys in zip(record.groups, before, strict=True):
+            assert group.keys[: len(keys)] == keys
+            assert len(group.keys) == request.num_tokens // group.chunk_tokens
+
+
+def test_s5_hashes_may_lag_behind_tokens() -> None:
+    """S5: under async scheduling tokens are counted before their hash is known: keys appear later, nothing fails."""
+    core = make_core()
+    request = core.request(16)
+    core.scheduler.on_new_request(request)
+    request.hashes_withheld = 2
+    meta = core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4]])
+    assert [len(job.keys) for job in meta.stores] == [2]
+    request.hashes_withheld = 0
+    meta = core.schedule(request, computed=16, scheduled=0, ids=[[]], whole=False)
+    assert [job.block_ids for job in meta.stores] == [(3, 4)]
+
+
+@pytest.mark.parametrize("value", [0, 10])
+def test_s12_max_offload_tokens(value: int) -> None:
+    """S12: a count of tokens is taken, zero included."""
+    core = make_core()
+    assert RequestRecord(core.request(8, max_offload_tokens=value), core.geometry).offload_tokens_max == value
+
+
+@pytest.mark.parametrize("value", [-1, "5", True, 1.5])
+def test_s12_nonsense_is_ignored_aloud(value: object, caplog: pytest.LogCaptureFixture) -> None:
+    """S12: users' requests carry anything; True must not become 1, and what is ignored is said."""
+    core = make_core()
+    with caplog.at_level(logging.WARNING):
+        assert RequestRecord(core.request(8, max_offload_tokens=value), core.geometry).offload_tokens_max is None
+    assert repr(value) in caplog.text
+
+
+def test_s13_one_record_per_group() -> None:
+    """S13: each group has its own keys, blocks and cursor."""
+    core = make_core(block_tokens=(2, 4), factor=2)
+    record = RequestRecord(core.request(8), core.geometry)
+    assert [group.chunk_tokens for group in record.groups] == [4, 8]
+    assert record.groups[0] is not record.groups[1]
+
+
+def test_block_ids_of_the_wrong_number_of_groups() -> None:
+    """An adapter that mixes up its groups is told so, by the request's name."""
+    core = make_core(block_tokens=(2, 4))
+    request = core.request(4)
+    core.scheduler.on_new_request(request)
+    with pytest.raises(EngineProtocolError, match="'a': block ids of 1 groups, the engine has 2"):
+        core.schedule(request, computed=0, scheduled=4, ids=[[1]])
+
+
+@pytest.mark.parametrize("state", RequestState)
+@pytest.mark.parametrize("event", RequestEvent)
+def test_only_the_table_moves_a_request(state: RequestState, event: RequestEvent) -> None:
+    """What the table does not list raises and names request, state and event; nothing is guessed."""
+    if (state, event) in TRANSITIONS:
+        assert next_state("r", state, event) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(IllegalTransitionError, match=f"'r' is {state.value}: '{event.value}'"):
+            next_state("r", state, event)
+
+
+def test_every_state_can_be_reached_and_ended() -> None:
+    """A state that nothing leads to is dead code; one that FINISHED does not end is a leak."""
+    reached = {after for after in TRANSITIONS.values()} | {RequestState.IDLE}
+    assert reached == set(RequestState)
+    for state in set(RequestState) - {RequestState.FINISHED}:
+        assert TRANSITIONS[state, RequestEvent.FINISHED] is RequestState.FINISHED

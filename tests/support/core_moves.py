@@ -1,0 +1,185 @@
+"""Moves on a bed, each with small numbers as arguments, for random drivers: a state machine or a seeded loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+from core_bed import Bed, BedSpec
+from core_engine import Whims
+from core_parts import OBJECTS, TierSpec, disk, objects
+
+from tierkv.abc import Capabilities
+from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.types.tier_ops import OutcomeKind
+
+_T = TypeVar("_T")
+
+FAULTS: tuple[OutcomeKind, ...] = (
+    OutcomeKind.ABSENT,
+    OutcomeKind.CORRUPT,
+    OutcomeKind.FAILED,
+    OutcomeKind.NO_SPACE,
+    OutcomeKind.TIMED_OUT,
+    OutcomeKind.REFUSED,
+)
+
+_FROZEN_OBJECTS = TierSpec(
+    "frozen", Capabilities(shared=True, read_only=True, bounded=False), LowerTierLimits(None, False, 1)
+)
+
+SPECS: tuple[BedSpec, ...] = (
+    BedSpec(tiers=()),
+    BedSpec(tiers=(disk(),)),
+    BedSpec(tiers=(objects(probe_keys_max=3),), gpu_caching=False),
+    BedSpec(tiers=(disk(frames=5), objects()), num_workers=2),
+    BedSpec(
+        block_tokens=(2, 4), factor=2, hash_block_tokens=2, slots=12, reserved=9, gpu_blocks=50,
+        tiers=(disk(frames=9, queue=4), objects(probe_keys_max=8)), gpu_caching=False,
+    ),
+    BedSpec(
+        block_tokens=(2, 3), hash_block_tokens=1, slots=16, reserved=12, gpu_blocks=60,
+        tiers=(objects(), disk(frames=2)), num_workers=3,
+    ),
+    BedSpec(slots=16, reserved=16, tiers=(disk(frames=12), _FROZEN_OBJECTS), prompt_only=True, gpu_caching=False),
+)  # fmt: skip
+"""One group and several; equal, dividing and non-dividing chunk sizes; tiers with an index before and behind shared
+ones, bounded, slow to make room, and read-only."""
+
+PROMPTS = 4
+"""Families of prompts; within one, requests share a prefix."""
+
+
+class Moves:
+    """Single events on a bed. A pick that points at nothing does nothing."""
+
+    def __init__(self, spec: BedSpec) -> None:
+        self.bed = Bed(spec)
+        self._unique = 1000
+
+    def arrive(self, family: int, shared: int, own: int, new: int, cap: int = -1) -> None:
+        """A request arrives: ``shared`` tokens of a family, then ``own`` tokens of its own."""
+        self._unique += 1
+        tokens = [family * 100 + i for i in range(shared)] + [self._unique * 100 + i for i in range(own)]
+        if tokens and self._fits(len(tokens) + new):
+            self.bed.add(tokens, new, {"max_offload_tokens": cap} if cap >= 0 else None)
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether the engine has blocks for such a request at all, beside those that an aborted load still fills."""
+        geometry = self.bed.core.geometry
+        need = sum(-(-tokens // group.block_tokens) for group in geometry.groups)
+        return need <= self.bed.spec.gpu_blocks
+
+    def preload(self, family: int, tokens: int, tier: int, gap: int) -> None:
+        """A tier holds a family's prefix from an earlier process, perhaps with one chunk missing."""
+        stores = self.bed.tiers.stores
+        if not stores:
+            return
+        tier %= len(stores)
+        capacity = self.bed.spec.tiers[tier].limits.capacity_bytes
+        if capacity is not None or self.bed.core.manager._traffic._in_flight:
+            return  # what lies in a bounded tier is told once, at the start
+        request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
+        chunks = tokens // self.bed.core.geometry.chunk_tokens_max
+        self.bed.fill_below(request, tier, [i for i in range(chunks) if i != gap])
+
+    def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
+        """An engine step, ``ticks`` tenths of a second after the last one."""
+        self.bed.step(Whims(budget, asks, accepts, preempt), seconds=ticks / 10)
+
+    def report_one(self) -> None:
+        """One worker's word of one job reaches the core by itself."""
+        self.bed.engine.take_reports(1)
+
+    def abort(self, pick: int) -> None:
+        """A request is aborted."""
+        seats = self.bed.engine.seats
+        if seats:
+            self.bed.engine.abort(seats[pick % len(seats)])
+
+    def transfer(self, pick: int, failing: Sequence[bool] = ()) -> None:
+        """One transfer runs."""
+        running = list(self.bed.worker.running)
+        if running:
+            self.bed.worker.run(running[pick % len(running)], failing)
+
+    def io(self, pick: int, faults: Sequence[OutcomeKind | None] = ()) -> None:
+        """One instruction to a tier ends."""
+        pending = list(self.bed.tiers.pending)
+        if pending:
+            self.bed.tiers.complete(pending[pick % len(pending)], faults)
+
+    def late(self, pick: int) -> None:
+        """An instruction misses its deadline and runs on."""
+        pending = [op_id for op_id in self.bed.tiers.pending if op_id not in self.bed.tiers.late]
+        if pending:
+            self.bed.tiers.announce_late(pending[pick % len(pending)])
+
+    def all_io(self) -> None:
+        """All that is under way ends well."""
+        self.bed.run_transfers()
+        self.bed.run_io()
+
+    def health(self, tier: int, usable: bool) -> None:
+        """A tier's breaker changes its mind."""
+        if self.bed.spec.tiers:
+            self.bed.set_health(tier % len(self.bed.spec.tiers), usable=usable)
+
+    def damage(self, pick: int, tier: int) -> None:
+        """Bytes rot: in the host tier (tier -1) or below."""
+        if tier < 0:
+            self.bed.damage_slot(pick)
+        elif self.bed.tiers.stores:
+            self.bed.damage_frame(tier % len(self.bed.tiers.stores), pick)
+
+    def reset(self) -> None:
+        """The cache is emptied between two steps."""
+        self.bed.reset()
+
+    def end(self) -> None:
+        """Let everything end, and look for leaks."""
+        self.bed.settle()
+        self.bed.check_end()
+
+
+def random_faults(rng: Random, rate: float) -> list[OutcomeKind | None]:
+    """Per key: mostly nothing, sometimes something."""
+    return [rng.choice(FAULTS) if rng.random() < rate else None for _ in range(4)]
+
+
+def drive(moves: Moves, rng: Random, count: int) -> None:
+    """A day in the life of a bed: ``count`` random moves, everything checked after each, then the end."""
+    menu: list[tuple[int, Callable[[], None]]] = [
+        (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.randrange(12), rng.randrange(1, 12),
+                                 rng.choice([-1, -1, -1, 0, 9]))),
+        (1, lambda: moves.preload(rng.randrange(PROMPTS), rng.randrange(8, 64), rng.randrange(2), rng.randrange(40))),
+        (30, lambda: moves.step(rng.choice([0, 0, 1, 1, 10]), budget=rng.choice([4, 16, 16, 64]),
+                                asks=rng.choice([0, 1, 100, 100]), accepts=rng.choice([50, 100, 100, 100]),
+                                preempt=rng.choice([0, 0, 0, 0, 0, 1]))),
+        (3, moves.report_one),
+        (2, lambda: moves.abort(rng.randrange(20))),
+        (12, lambda: moves.transfer(rng.randrange(20))),
+        (2, lambda: moves.transfer(rng.randrange(20), [rng.random() < 0.5 for _ in range(4)])),
+        (16, lambda: moves.io(rng.randrange(20))),
+        (4, lambda: moves.io(rng.randrange(20), random_faults(rng, 0.6))),
+        (2, lambda: moves.late(rng.randrange(20))),
+        (3, moves.all_io),
+        (1, lambda: moves.health(rng.randrange(2), rng.random() < 0.6)),
+        (1, lambda: moves.damage(rng.randrange(50), rng.randrange(-1, 2))),
+        (1, moves.reset),
+    ]  # fmt: skip
+    weights, actions = [weight for weight, _ in menu], [action for _, action in menu]
+    for action in rng.choices(actions, weights, k=count):
+        if len(moves.bed.engine.seats) < 12 or action is not actions[0]:
+            action()
+            moves.bed.check()
+    moves.end()
+
+
+def spec_of(rng: Random) -> BedSpec:
+    """Any bed."""
+    return rng.choice(SPECS)
+
+
+__all__ = ["FAULTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]

@@ -1,0 +1,11 @@
+"""The I/O shell: the only owner of threads and event loops. Performs tier operations; decides nothing."""
+
+from __future__ import annotations
+
+from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.dispatch.limits import TierLimits
+from tierkv.dispatch.scanning import ScanResult
+from tierkv.dispatch.stats import DispatchStats, TierStats
+
+__all__ = ["CopyPool", "DispatchStats", "Dispatcher", "ScanResult", "TierLimits", "TierStats"]

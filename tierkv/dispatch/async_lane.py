@@ -1,0 +1,194 @@
+"""Async backends: one event loop on one thread, shared by all of them.
+
+Deadlines are the dispatcher's, as for threads. A probe or deletion that missed its deadline is cancelled. A read or
+write is not: a library that goes on in a thread of its own after a cancellation would fill a slot that by then belongs
+to another chunk. Its slot stays leased until the call has truly ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.dispatch.spawn import Handle, Spawn
+from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
+from tierkv.tiers.answers import explain
+from tierkv.tiers.retry import TIMED_OUT, Performed
+from tierkv.tiers.tier import Tier
+from tierkv.types.tier_ops import Verb
+
+_HELPER_THREADS_MAX = 32
+
+
+class LoopRunner:
+    """An event loop, as a :class:`~tierkv.dispatch.spawn.Runner`."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_DaemonExecutor(spawn))
+        self.done = False
+
+    def run(self) -> None:
+        """Run the loop until :meth:`stop`. What a plugin's stray task throws out of the loop does not end it."""
+        asyncio.set_event_loop(self.loop)
+        while not self.done:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # noqa: BLE001, S112 - SystemExit of a foreign task; every other tier needs the loop
+                continue
+        self._close()
+
+    def step(self) -> bool:
+        """Run what is ready."""
+        if self.loop.is_closed():
+            return False
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
+        if self.done:
+            self._close()
+        return True
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        """Have the loop call something soon. Never waits; does nothing once the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *args)
+
+    def stop(self) -> None:
+        """End the loop soon; calls that still run are abandoned."""
+        self.call(self._stop)
+
+    def _stop(self) -> None:
+        self.done = True
+        self.loop.stop()
+
+    def _close(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
+        self.loop.close()
+
+
+class AsyncLane:
+    """A bounded number of one tier's calls at once, on a shared loop. Methods: see :class:`~tierkv.dispatch.lane.Lane`.
+
+    Args:
+        tier: whose operations these are.
+        concurrency: calls at once.
+        queue_ops_max: operations that may wait.
+        done: where finished tickets go.
+        runner: the loop.
+    """
+
+    def __init__(
+        self, tier: Tier, concurrency: int, queue_ops_max: int, done: deque[Ticket], runner: LoopRunner
+    ) -> None:
+        self.tier = tier
+        self.close_error = ""
+        self._concurrency = concurrency
+        self._tickets = TicketQueue(queue_ops_max)
+        self._done = done
+        self._runner = runner
+        self._running: set[Ticket] = set()
+        self._closing: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def offer(self, ticket: Ticket) -> bool:
+        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        if not self._tickets.put(ticket):
+            return False
+        self._runner.call(self._pump)
+        return True
+
+    def expired(self, ticket: Ticket) -> None:
+        """See the module: only what touches no slot is cancelled."""
+        if ticket.op.verb in {Verb.PROBE, Verb.DELETE}:
+            self._runner.call(self._cancel, ticket)
+
+    def stop(self) -> None:
+        """What still runs is cancelled: the arena's memory lives on while anybody has a view of it."""
+        self._runner.call(self._cancel_all)
+
+    def busy(self) -> int:
+        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        return len(self._running)
+
+    def close_backend(self) -> None:
+        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        self._is_closing = True
+        self._runner.call(self._begin_close)
+
+    def closing(self) -> bool:
+        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        return self._is_closing
+
+    # Everything below runs on the loop.
+
+    def _pump(self) -> None:
+        while len(self._running) < self._concurrency and (ticket := self._tickets.take()) is not None:
+            if ticket.claim():
+                self._running.add(ticket)
+                ticket.task = self._runner.loop.create_task(self._perform(ticket))
+                # Not the end of the coroutine: one that is cancelled at once never begins.
+                ticket.task.add_done_callback(partial(self._ended, ticket))
+
+    async def _perform(self, ticket: Ticket) -> None:
+        op = ticket.op
+        try:
+            ticket.result = Result.of(await self.tier.perform_async(op.verb, op.keys, op.slots, op.deadline_s))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the operation ends and the loop goes on
+            ticket.result = ticket.failed(explain(error))
+
+    def _ended(self, ticket: Ticket, _task: asyncio.Task[None]) -> None:
+        if ticket.result is None:
+            ticket.result = Result.of(Performed([TIMED_OUT] * len(ticket.op.keys)))
+        self._running.discard(ticket)
+        self._done.append(ticket)
+        self._pump()
+
+    def _cancel(self, ticket: Ticket) -> None:
+        if ticket.task is not None:
+            ticket.task.cancel()
+
+    def _cancel_all(self) -> None:
+        for ticket in self._running:
+            self._cancel(ticket)
+
+    def _begin_close(self) -> None:
+        self._closing = self._runner.loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        try:
+            await self.tier.close_async()
+        except BaseException as error:  # noqa: BLE001 - a plugin's last word
+            self.close_error = explain(error)
+        finally:
+            self._is_closing = False
+
+
+class _DaemonExecutor(ThreadPoolExecutor):
+    """What ``asyncio.to_thread`` of a plugin uses. The standard one is joined at exit, hung or not; this is not."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        super().__init__(max_workers=1)  # of its own threads it starts none
+        self._pool = CopyPool(_HELPER_THREADS_MAX, name="tierkv-loop-helper", spawn=spawn)
+
+    def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
+        """See ``concurrent.futures.Executor``."""
+        return self._pool.submit(partial(fn, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - the base class's signature
+        """Let go of the threads without waiting."""
+        self._pool.close()
+
+
+def start_loop(spawn: Spawn) -> tuple[LoopRunner, Handle]:
+    """An event loop on its thread."""
+    runner = LoopRunner(spawn)
+    return runner, spawn("tierkv-loop", runner)

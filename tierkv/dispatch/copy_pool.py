@@ -1,0 +1,108 @@
+"""A few daemon threads for copies that must not run on the engine's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
+from tierkv.errors import TierKVError
+
+_T = TypeVar("_T")
+_Job = tuple[Future[Any], Callable[[], Any]]
+
+
+class CopyPool:
+    """Runs functions in the background. ``submit`` and ``close`` belong to one thread; neither waits for a function.
+
+    Unlike ``ThreadPoolExecutor``, whose threads are joined when the interpreter exits, a function that hangs here stops
+    nobody.
+
+    Args:
+        threads: how many functions run at once; each is started when it is first needed.
+        name: of the threads.
+        jobs_max: functions that may wait.
+        spawn: starts the threads.
+    """
+
+    def __init__(
+        self, threads: int = 1, *, name: str = "tierkv-copy", jobs_max: int = 4096, spawn: Spawn = start_thread
+    ) -> None:
+        if threads < 1 or jobs_max < 1:
+            raise ValueError(f"threads and jobs_max must be 1 or more, got {threads} and {jobs_max}")
+        self._threads_max = threads
+        self._name = name
+        self._jobs_max = jobs_max
+        self._spawn = spawn
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._handles: list[Handle] = []
+        self._is_closed = False
+
+    def submit(self, function: Callable[[], _T]) -> Future[_T]:
+        """Call ``function`` in the background. Where it cannot be, the future already holds the error."""
+        future: Future[_T] = Future()
+        if self._is_closed:
+            future.set_exception(TierKVError("the pool is closed"))
+        elif self._jobs.qsize() >= self._jobs_max:
+            future.set_exception(TierKVError(f"{self._jobs_max} jobs of {self._name!r} wait already"))
+        else:
+            self._jobs.put((future, function))
+            if len(self._handles) < self._threads_max:
+                self._handles.append(self._spawn(f"{self._name}-{len(self._handles)}", _CopyWorker(self._jobs)))
+        return future
+
+    def close(self, timeout_s: float = 0.0) -> int:
+        """Cancel what waits, let what runs end. Returns how many threads were given up. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            with contextlib.suppress(queue.Empty):
+                while (job := self._jobs.get_nowait()) is not None:
+                    job[0].cancel()
+            for _ in self._handles:
+                self._jobs.put(None)
+        wait_until(lambda: not self._alive(), timeout_s, time.monotonic, time.sleep)
+        return self._alive()
+
+    def _alive(self) -> int:
+        return sum(handle.is_alive() for handle in self._handles)
+
+
+class _CopyWorker:
+    """Takes jobs until it gets None."""
+
+    def __init__(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        self._jobs = jobs
+        self.done = False
+
+    def run(self) -> None:
+        while not self.done:
+            self._turn(self._jobs.get())
+
+    def step(self) -> bool:
+        try:
+            job = self._jobs.get_nowait()
+        except queue.Empty:
+            return False
+        self._turn(job)
+        return True
+
+    def _turn(self, job: _Job | None) -> None:
+        if job is None:
+            self.done = True
+            return
+        future, function = job
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - the future carries it to who asked; the thread goes on
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        finally:
+            # An error's traceback refers to this frame: it must not keep the arena's memory through it.
+            del future, function, job

@@ -1,0 +1,45 @@
+"""Which tickets are in flight, and whose time is up."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from tierkv.dispatch.ticket import Ticket
+
+_SPARE = 64
+
+
+class Deadlines:
+    """A heap of tickets by deadline. Used on the engine's thread alone; amortised O(log n) for each ticket.
+
+    A ticket that ended leaves the heap late, when its deadline comes or when too many such are in it: so the heap is
+    never longer than twice the tickets in flight and a few.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Ticket]] = []
+        self._sequence = itertools.count()
+
+    def watch(self, ticket: Ticket, in_flight: int) -> None:
+        """Add a ticket. ``in_flight``: how many have not ended, this one included."""
+        if len(self._heap) >= 2 * in_flight + _SPARE:
+            self._heap = [entry for entry in self._heap if not entry[2].ended]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (ticket.op.deadline_s, next(self._sequence), ticket))
+
+    def overdue(self, now_s: float) -> Iterator[Ticket]:
+        """Take out the tickets whose deadline has passed and whose I/O has not ended, the oldest deadline first."""
+        while self._heap and self._heap[0][0] <= now_s:
+            ticket = heapq.heappop(self._heap)[2]
+            if not ticket.ended and ticket.result is None:
+                yield ticket
+
+    def unannounced(self) -> list[Ticket]:
+        """All tickets that have neither ended nor missed their deadline. O(n); for shutdown."""
+        return [ticket for _, _, ticket in sorted(self._heap) if not ticket.ended]
+
+    def __len__(self) -> int:
+        """Length of the heap."""
+        return len(self._heap)

@@ -1,0 +1,318 @@
+"""The dispatcher: performs tier operations on threads and loops of its own, and tells the engine's thread the outcome.
+
+Tickets go down through the lanes and come back through one deque. Everything else, that is deadlines, breakers,
+counters, completions, happens on the engine's thread in :meth:`Dispatcher.drain`, without a lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tierkv.dispatch import scanning
+from tierkv.dispatch.async_lane import AsyncLane, LoopRunner, start_loop
+from tierkv.dispatch.breaker import Breaker
+from tierkv.dispatch.deadlines import Deadlines
+from tierkv.dispatch.lane import Lane, ThreadLane
+from tierkv.dispatch.limits import TierLimits
+from tierkv.dispatch.scanning import ScanResult
+from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
+from tierkv.dispatch.stats import DispatchStats, TierStats
+from tierkv.dispatch.ticket import Result, Ticket
+from tierkv.tiers.retry import TIMED_OUT
+from tierkv.tiers.tier import Tier
+from tierkv.types.keys import make_key
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
+
+TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
+"""What a half-open breaker asks for. No chunk hash is this text; that it is absent is a fine answer."""
+
+CLOSE_GRACE_S = 1.0
+"""What threads, backends and the event loop get at least in :meth:`Dispatcher.close`, however long writes took."""
+
+_TRIAL_OP_ID = -1
+
+
+@dataclass(slots=True)
+class _Line:
+    """One tier, as the engine's thread sees it."""
+
+    index: int
+    lane: Lane
+    limits: TierLimits
+    breaker: Breaker
+    stats: TierStats
+    writes: int = 0
+
+
+class Dispatcher:
+    """All I/O of a stack's lower tiers. All methods belong to one thread, the engine's.
+
+    ``submit`` and ``drain`` never wait. ``scan_all`` (at open), ``flush`` and ``close`` do, within their bounds.
+
+    Args:
+        tiers: the tiers, first below the host first; ``TierOp.tier`` counts them.
+        limits: their bounds, one each.
+        clock: the stack's clock; deadlines are on it.
+        spawn: starts threads.
+        pause: waits on the caller's thread, in the methods that may.
+
+    Attributes:
+        stats: counters.
+        close_errors: what backends said when they were closed.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        limits: Sequence[TierLimits],
+        clock: Callable[[], float],
+        *,
+        spawn: Spawn = start_thread,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if len(tiers) != len(limits):
+            raise ValueError(f"{len(tiers)} tiers came with {len(limits)} limits")
+        self._tiers = tuple(tiers)
+        self._clock = clock
+        self._spawn = spawn
+        self._pause = pause
+        self._done: deque[Ticket] = deque()
+        self._outbox: deque[Completion | TierHealth] = deque()
+        self._deadlines = Deadlines()
+        self._live = 0
+        self._trials = 0
+        self._is_closing = False
+        self._abandoned: int | None = None
+        self._loop: tuple[LoopRunner, Handle] | None = None
+        self._lines = [
+            _Line(index, self._open_lane(tier, limit), limit, self._make_breaker(limit), TierStats())
+            for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True))
+        ]
+        self.stats = DispatchStats([line.stats for line in self._lines])
+        self.close_errors: list[str] = []
+
+    def submit(self, op: TierOp) -> None:
+        """Take an operation. Its completion comes through :meth:`drain`, also where it is refused. O(1)."""
+        line = self._lines[op.tier]
+        if self._is_closing:
+            self._refuse(op, "the stack is closing")
+        elif not line.breaker.usable:
+            self._refuse(op, "the tier is not usable at present")
+        elif not self._start(line, Ticket(op, self._clock())):
+            self._refuse(op, f"{line.limits.queue_ops_max} operations wait for the tier already")
+        elif op.verb is Verb.WRITE:
+            line.writes += 1
+
+    def drain(self, limit: int) -> list[Completion | TierHealth]:
+        """At most ``limit`` of what happened since the last call, in order. O(limit), amortised."""
+        now_s = self._clock()
+        self._collect(limit, now_s)
+        self._expire(limit, now_s)
+        if not self._is_closing:
+            self._try_again(now_s)
+        outbox = self._outbox
+        return [outbox.popleft() for _ in range(min(limit, len(outbox)))]
+
+    def pending(self) -> int:
+        """Operations whose I/O has not ended, as far as this thread has looked."""
+        return self._live - self._trials
+
+    def scan_all(self, timeout_s: float) -> list[ScanResult]:
+        """Ask every tier that can be scanned what it holds; waits ``timeout_s`` at most.
+
+        A tier whose scan fails or is late is not usable until a trial succeeds; what it held is not known then.
+        """
+        results = scanning.scan_all(self._tiers, timeout_s, self._clock, self._pause, self._spawn)
+        for result in results:
+            if result.error:
+                line = self._lines[result.tier]
+                line.breaker.trip(self._clock())
+                self._tell_unusable(line, f"scan failed: {result.error}")
+        return results
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until no write is queued or under way; whether that came about. For shutdown, not for a step."""
+
+        def written() -> bool:
+            now_s = self._clock()
+            self._collect(len(self._done), now_s)
+            self._expire(self._live, now_s)
+            return not any(line.writes for line in self._lines)
+
+        return wait_until(written, timeout_s, self._clock, self._pause)
+
+    def close(self, timeout_s: float) -> int:
+        """End everything: refuse new work, finish writes, cancel what waits, close backends. Idempotent.
+
+        Waits at most ``timeout_s`` for writes and running calls, and :data:`CLOSE_GRACE_S` each for threads, backends
+        and the event loop. What hangs beyond that is abandoned on its daemon threads.
+
+        Returns:
+            How many calls were abandoned. Their completions with ``ended=True`` never come.
+        """
+        if self._abandoned is not None:
+            return self._abandoned
+        self._is_closing = True
+        deadline_s = self._clock() + timeout_s
+        self.flush(timeout_s)
+        self._cancel_waiting()
+        lanes = [line.lane for line in self._lines]
+        for lane in lanes:
+            lane.stop()
+        self._wait(lambda: not any(lane.busy() for lane in lanes), deadline_s)
+        self._announce_running()
+        for lane in lanes:
+            lane.close_backend()
+        self._wait(lambda: not any(lane.closing() for lane in lanes), deadline_s)
+        self._abandoned = sum(lane.busy() + lane.closing() for lane in lanes)
+        self.close_errors = [f"{lane.tier.name}: {lane.close_error}" for lane in lanes if lane.close_error]
+        if self._loop is not None:
+            runner, handle = self._loop
+            runner.stop()
+            self._wait(lambda: not handle.is_alive(), deadline_s)
+        return self._abandoned
+
+    def _open_lane(self, tier: Tier, limits: TierLimits) -> Lane:
+        concurrency = limits.concurrency(tier.capabilities.preferred_concurrency)
+        if not tier.is_async:
+            return ThreadLane(tier, concurrency, limits.queue_ops_max, self._done, self._spawn)
+        if self._loop is None:
+            self._loop = start_loop(self._spawn)
+        return AsyncLane(tier, concurrency, limits.queue_ops_max, self._done, self._loop[0])
+
+    @staticmethod
+    def _make_breaker(limits: TierLimits) -> Breaker:
+        return Breaker(limits.breaker_failures, limits.breaker_cooldown_s)
+
+    def _start(self, line: _Line, ticket: Ticket) -> bool:
+        """Queue a ticket and watch its deadline; False if the queue is full."""
+        if not line.lane.offer(ticket):
+            return False
+        self._live += 1
+        self._deadlines.watch(ticket, self._live)
+        return True
+
+    def _refuse(self, op: TierOp, why: str) -> None:
+        self._lines[op.tier].stats.refused += len(op.keys)
+        refused = Outcome(OutcomeKind.REFUSED, error=why)
+        self._outbox.append(Completion(op.op_id, (refused,) * len(op.keys)))
+
+    def _collect(self, limit: int, now_s: float) -> None:
+        """Take in at most ``limit`` tickets whose I/O has ended."""
+        for _ in range(min(limit, len(self._done))):
+            ticket = self._done.popleft()
+            line = self._lines[ticket.op.tier]
+            result = ticket.result
+            if result is None:  # lanes set it before they hand a ticket back; without it nothing is known
+                result = ticket.failed("the lane lost the result")
+            if ticket.is_trial:
+                self._end(line, ticket)
+                if not ticket.announced:
+                    self._end_trial(line, now_s, result)
+                continue
+            line.stats.count_io(ticket.op.verb, result.tally, result.retries)
+            if ticket.announced:  # late data is never accepted
+                self._finish(line, ticket, (TIMED_OUT,) * len(ticket.op.keys), now_s)
+                continue
+            line.stats.count_outcomes(ticket.op.verb, result.tally)
+            self._finish(line, ticket, result.outcomes, now_s)
+            if result.tally.answered or not ticket.op.keys:
+                line.breaker.succeeded(now_s)
+            else:
+                self._count_failure(line, now_s, result.outcomes[-1].error or "deadline missed")
+
+    def _expire(self, limit: int, now_s: float) -> None:
+        """Tell of at most ``limit`` missed deadlines."""
+        for ticket in itertools.islice(self._deadlines.overdue(now_s), limit):
+            line, op = self._lines[ticket.op.tier], ticket.op
+            is_over = ticket.claim()
+            ticket.announced = True
+            if is_over:
+                self._end(line, ticket)
+            else:
+                line.lane.expired(ticket)
+            if ticket.is_trial:
+                self._end_trial(line, now_s, None)
+                continue
+            timed_out = (TIMED_OUT,) * len(op.keys)
+            line.stats.timed_out += len(op.keys)
+            self._outbox.append(Completion(op.op_id, timed_out, is_over, now_s - ticket.submitted_s))
+            if is_over:
+                self._count_ended(line, ticket)
+            self._count_failure(line, now_s, "deadline missed")
+
+    def _try_again(self, now_s: float) -> None:
+        """Send a trial to every tier whose breaker has cooled down."""
+        for line in self._lines:
+            if not line.breaker.trial_is_due(now_s):
+                continue
+            line.breaker.trial_began(now_s)
+            deadline_s = now_s + line.limits.trial_deadline_s
+            op = TierOp(_TRIAL_OP_ID, line.index, Verb.PROBE, (TRIAL_KEY,), (), deadline_s)
+            if self._start(line, Ticket(op, now_s, is_trial=True)):
+                self._trials += 1
+            else:  # full of operations that nobody took: as good an answer as a missed deadline
+                line.breaker.trial_ended(now_s, answered=False)
+
+    def _end_trial(self, line: _Line, now_s: float, result: Result | None) -> None:
+        line.breaker.trial_ended(now_s, answered=result is not None and result.tally.answered)
+        if line.breaker.usable:
+            self._outbox.append(TierHealth(line.index, usable=True, reason="a trial was answered"))
+
+    def _finish(self, line: _Line, ticket: Ticket, outcomes: tuple[Outcome, ...], now_s: float) -> None:
+        """Make the last completion of an operation."""
+        self._end(line, ticket)
+        self._count_ended(line, ticket)
+        self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=now_s - ticket.submitted_s))
+
+    def _end(self, line: _Line, ticket: Ticket) -> None:
+        ticket.ended = True
+        self._live -= 1
+        if ticket.is_trial:
+            self._trials -= 1
+        elif ticket.op.verb is Verb.WRITE:
+            line.writes -= 1
+
+    @staticmethod
+    def _count_ended(line: _Line, ticket: Ticket) -> None:
+        line.stats.ops += 1
+        line.stats.keys += len(ticket.op.keys)
+
+    def _count_failure(self, line: _Line, now_s: float, why: str) -> None:
+        was_usable = line.breaker.usable
+        line.breaker.failed(now_s)
+        if was_usable and not line.breaker.usable:
+            failures = line.limits.breaker_failures
+            self._tell_unusable(line, f"{failures} operations in a row failed, the last with: {why}")
+
+    def _tell_unusable(self, line: _Line, reason: str) -> None:
+        line.stats.breaker_opens += 1
+        self._outbox.append(TierHealth(line.index, usable=False, reason=reason))
+
+    def _cancel_waiting(self) -> None:
+        """Refuse what no thread has begun."""
+        for ticket in self._deadlines.unannounced():
+            if ticket.claim():
+                line = self._lines[ticket.op.tier]
+                self._end(line, ticket)
+                if not ticket.is_trial:
+                    self._refuse(ticket.op, "the stack is closing")
+
+    def _announce_running(self) -> None:
+        """Tell of calls that did not end in time, as if their deadlines were now."""
+        now_s = self._clock()
+        self._collect(len(self._done), now_s)
+        for ticket in self._deadlines.unannounced():
+            ticket.announced = True
+            if not ticket.is_trial:
+                self._lines[ticket.op.tier].stats.timed_out += len(ticket.op.keys)
+                timed_out = (TIMED_OUT,) * len(ticket.op.keys)
+                elapsed_s = now_s - ticket.submitted_s
+                self._outbox.append(Completion(ticket.op.op_id, timed_out, ended=False, elapsed_s=elapsed_s))
+
+    def _wait(self, condition: Callable[[], bool], deadline_s: float) -> None:
+        wait_until(condition, max(CLOSE_GRACE_S, deadline_s - self._clock()), self._clock, self._pause)

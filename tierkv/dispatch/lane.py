@@ -1,0 +1,141 @@
+"""A lane: the way of one tier's operations from the engine's thread to its backend and back.
+
+:class:`ThreadLane` has threads of its own, for blocking backends. :class:`~tierkv.dispatch.async_lane.AsyncLane` shares
+an event loop.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from typing import Protocol
+
+from tierkv.dispatch.spawn import Handle, OneShot, Spawn
+from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
+from tierkv.tiers.answers import explain
+from tierkv.tiers.tier import Tier
+
+
+class Lane(Protocol):
+    """What the dispatcher needs of a lane. Called on the engine's thread; nothing waits."""
+
+    tier: Tier
+    close_error: str
+
+    def offer(self, ticket: Ticket) -> bool:
+        """Queue a ticket; it comes back through the deque of finished ones. False if the queue is full."""
+
+    def expired(self, ticket: Ticket) -> None:
+        """The deadline of a claimed ticket has passed: whatever can be done to end it soon."""
+
+    def stop(self) -> None:
+        """End once the queue is empty. Nothing is offered any more."""
+
+    def busy(self) -> int:
+        """Calls that are still under way after :meth:`stop`."""
+
+    def close_backend(self) -> None:
+        """Begin to close the backend, off the caller's thread."""
+
+    def closing(self) -> bool:
+        """Whether the backend's close has begun and not ended."""
+
+
+class ThreadLane:
+    """Threads that do nothing but one tier's blocking calls.
+
+    Args:
+        tier: whose operations these are.
+        threads: how many.
+        queue_ops_max: operations that may wait.
+        done: where finished tickets go.
+        spawn: starts the threads.
+    """
+
+    def __init__(self, tier: Tier, threads: int, queue_ops_max: int, done: deque[Ticket], spawn: Spawn) -> None:
+        self.tier = tier
+        self.close_error = ""
+        self._tickets = TicketQueue(queue_ops_max)
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._spawn = spawn
+        self._workers: list[Handle] = [
+            spawn(f"tierkv-{tier.name}-{number}", IoWorker(tier, self._tickets, self._tokens, done))
+            for number in range(threads)
+        ]
+        self._closer: Handle | None = None
+
+    def offer(self, ticket: Ticket) -> bool:
+        """See :class:`Lane`."""
+        if not self._tickets.put(ticket):
+            return False
+        self._tokens.put(True)  # noqa: FBT003 - the queue's own signature
+        return True
+
+    def expired(self, ticket: Ticket) -> None:
+        """A blocking call cannot be ended from outside."""
+
+    def stop(self) -> None:
+        """See :class:`Lane`."""
+        for _ in self._workers:
+            self._tokens.put(False)  # noqa: FBT003 - the queue's own signature
+
+    def busy(self) -> int:
+        """See :class:`Lane`."""
+        return sum(worker.is_alive() for worker in self._workers)
+
+    def close_backend(self) -> None:
+        """See :class:`Lane`."""
+        self._closer = self._spawn(f"tierkv-{self.tier.name}-close", OneShot(self._close))
+
+    def closing(self) -> bool:
+        """See :class:`Lane`."""
+        return self._closer is not None and self._closer.is_alive()
+
+    def _close(self) -> None:
+        try:
+            self.tier.close()
+        except BaseException as error:  # noqa: BLE001 - a plugin's last word, on a thread that ends here anyway
+            self.close_error = explain(error)
+
+
+class IoWorker:
+    """Takes tickets and performs them. One token is one ticket in the queue; a False one means: end.
+
+    Waiting for a token costs nothing, and which ticket it stands for is decided when it is taken: so a load overtakes
+    stores that came before it.
+    """
+
+    def __init__(self, tier: Tier, tickets: TicketQueue, tokens: queue.SimpleQueue[bool], done: deque[Ticket]) -> None:
+        self._tier = tier
+        self._tickets = tickets
+        self._tokens = tokens
+        self._done = done
+        self.done = False
+
+    def run(self) -> None:
+        """See :class:`~tierkv.dispatch.spawn.Runner`."""
+        while not self.done:
+            self._turn(more=self._tokens.get())
+
+    def step(self) -> bool:
+        """See :class:`~tierkv.dispatch.spawn.Runner`."""
+        try:
+            more = self._tokens.get_nowait()
+        except queue.Empty:
+            return False
+        self._turn(more=more)
+        return True
+
+    def _turn(self, *, more: bool) -> None:
+        if not more:
+            self.done = True
+            return
+        ticket = self._tickets.take()
+        if ticket is None or not ticket.claim():
+            return
+        op = ticket.op
+        try:
+            ticket.result = Result.of(self._tier.perform(op.verb, op.keys, op.slots, op.deadline_s))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the operation ends and the thread goes on
+            ticket.result = ticket.failed(explain(error))
+        self._done.append(ticket)

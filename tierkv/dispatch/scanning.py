@@ -1,0 +1,61 @@
+"""What lies in a tier already: asked once, at open, off the caller's thread and within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from tierkv.abc.backend import Entry, Scannable
+from tierkv.codecs.frame import KEY_BYTES_MAX
+from tierkv.dispatch.spawn import Handle, OneShot, Spawn, wait_until
+from tierkv.errors import BackendError
+from tierkv.tiers.answers import describe, explain
+from tierkv.tiers.tier import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """What one tier told. ``error`` says why ``entries`` is empty; ``tier`` counts from 0."""
+
+    tier: int
+    entries: Sequence[Entry] = field(default=(), repr=False)
+    error: str = ""
+    timed_out: bool = False
+
+
+class _Scan:
+    """One tier's scan. ``result`` is set when it has ended."""
+
+    def __init__(self, index: int, tier: Tier) -> None:
+        self._index = index
+        self._tier = tier
+        self.result: ScanResult | None = None
+
+    def __call__(self) -> None:
+        try:
+            entries = list(cast("Scannable", self._tier.backend).scan())
+            _check(entries, self._tier.name)
+            self.result = ScanResult(self._index, entries)
+        except BaseException as error:  # noqa: BLE001 - a plugin may do anything; the tier starts without its past
+            self.result = ScanResult(self._index, error=explain(error))
+
+
+def scan_all(
+    tiers: Sequence[Tier], timeout_s: float, clock: Callable[[], float], pause: Callable[[float], None], spawn: Spawn
+) -> list[ScanResult]:
+    """Scan all tiers that can be, at once. One result each, in order. Waits ``timeout_s`` at most."""
+    scans = {index: _Scan(index, tier) for index, tier in enumerate(tiers) if tier.capabilities.scan}
+    handles: list[Handle] = [spawn(f"tierkv-{tiers[index].name}-scan", OneShot(scan)) for index, scan in scans.items()]
+    wait_until(lambda: not any(handle.is_alive() for handle in handles), timeout_s, clock, pause)
+    late = f"scan did not end within {timeout_s:g} seconds"
+    return [scan.result or ScanResult(index, error=late, timed_out=True) for index, scan in scans.items()]
+
+
+def _check(entries: Iterable[object], tier: str) -> None:
+    for entry in entries:
+        key: object = getattr(entry, "key", None)
+        frame_bytes: object = getattr(entry, "frame_bytes", None)
+        is_key = isinstance(key, bytes) and 1 <= len(key) <= KEY_BYTES_MAX
+        if not (isinstance(entry, Entry) and is_key and isinstance(frame_bytes, int) and frame_bytes >= 0):
+            raise BackendError(f"backend told the impossible entry {describe(entry)}", tier=tier)
