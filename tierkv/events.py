@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from tierkv.types.cache_events import CacheEvent
 
@@ -45,6 +45,10 @@ class Observers:
             return
         batch = tuple(events)
         self._pending.append(self._submit(lambda: self._deliver(batch)))
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait, within a bound, until observers have heard everything. For an orderly end."""
+        wait(self._pending, timeout_s)
 
     def _deliver(self, batch: Sequence[CacheEvent]) -> None:
         try:

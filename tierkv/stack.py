@@ -206,6 +206,7 @@ class Stack:
             self.worker.shutdown()
             self._dispatcher.close(timeout_s)
             self._parts.copies.close(timeout_s)
+            self._parts.observers.finish(timeout_s)
             self._parts.arena.close()
         return flushed
 

@@ -178,16 +178,20 @@ def test_several_preempted_keep_their_order() -> None:
 
 def test_a_request_stalls_rather_than_take_from_an_older_one() -> None:
     """And while it stalls, nobody is let in who would eat the blocks that come free."""
-    bench = Bench(num_blocks=6)
-    a, b = bench.add("a", 4, 3), bench.add("b", 4, 9)
-    bench.step()
-    bench.add("c", 1, 1)
+    bench = Bench(num_blocks=6, max_batched_tokens=7)
+    a, b = bench.add("a", 3, 3), bench.add("b", 10, 1)
+    assert shares(bench.step()) == {"a": (0, 3), "b": (0, 4)}
+    c = bench.add("c", 1, 1)
     stalled = bench.step()
-    assert shares(stalled) == {"a": (4, 1)}, "the last free block goes to the oldest"
-    assert shares(bench.step()) == {"a": (5, 1)}
+    assert shares(stalled) == {"a": (3, 1)}, "b needs three blocks for its next chunk; the one that is free fits c"
+    assert not stalled.preempted
+    assert bench.pool.num_free == 1
+    assert shares(bench.step()) == {"a": (4, 1)}
     assert a.state is RequestState.FINISHED
-    assert shares(bench.step()) == {"b": (4, 1), "c": (0, 1)}
+    assert shares(bench.step()) == {"b": (4, 6)}
     assert b.record.preemptions == 0
+    assert shares(bench.step()) == {"c": (0, 1)}
+    assert c.is_complete
 
 
 def test_a_deferred_request_is_skipped_and_keeps_its_place() -> None:
@@ -205,6 +209,15 @@ def test_a_deferred_request_is_skipped_and_keeps_its_place() -> None:
         *(("ask", name) for name in "ab"),
         ("ask", "a"),
     ]
+
+
+def test_deferred_requests_come_before_those_behind_them() -> None:
+    """Being asked again must not cost the place in the queue: else a busy engine never serves a slow lookup."""
+    connector = Scripted({"a": [None], "b": [None]})
+    bench = Bench(connector, max_running=1)
+    for name in "abcd":
+        bench.add(name, 2, 1)
+    assert [list(shares(bench.step())) for _ in range(4)] == [["c"], ["a"], ["b"], ["d"]]
 
 
 def test_the_connector_is_told_of_every_allocation() -> None:

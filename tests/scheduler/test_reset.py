@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_bed import Bed, BedSpec
-from core_parts import Core, disk, make_core, objects
+from core_parts import Core, disk, make_core
 from core_pool import blocks
 from core_truth import BedRequest
 
@@ -111,8 +111,7 @@ def test_a_last_store_pass_is_no_step() -> None:
     assert core.counters.stores_failed == 0, "it was taken back, it did not fail"
 
 
-@pytest.mark.parametrize("tier", [disk(), objects()])
-def test_reset_in_the_middle_of_a_lookup(tier: object) -> None:
+def test_reset_in_the_middle_of_a_lookup() -> None:
     """A deferred lookup starts over; a promotion that was under way brings nothing, and its slot comes back."""
     core = make_core(tiers=[disk()])
     request = core.arrive(8)

@@ -5,7 +5,7 @@ the library picks another kernel or another order of summation for another shape
 freely therefore gives KV bytes, and now and then tokens, that depend on what else happened to run. Then nobody can tell
 a damaged cache from bad luck. So here the unit of computation is the *tile*: the ``block_tokens`` positions of one
 block of one request. A tile is always computed with the same shapes: all of its rows (those that are not asked for are
-padding and are thrown away), against keys up to its own end (those not yet written are zero, and masked). Shapes depend
+padding and are thrown away), against keys up to its own end (those not yet written are masked). Shapes depend
 on the tile's place in the sequence only, never on the batch, the chunk budget, or where a cached prefix ended; a row
 of such a product does not depend on its neighbours. Hence the promise, tested bit by bit: **the same tokens give the
 same KV bytes and the same logits**, computed at once, in pieces, in any batch, or after a load.
@@ -193,7 +193,6 @@ class Decoder:
         c = self._config
         keys, values = (pages[:, i].to(torch.float32).reshape(-1, c.kv_heads, c.head_dim) for i in (0, 1))
         # What was left may be NaN: the mask alone would not keep it out, because 0 * NaN is NaN.
-        keys[written:] = 0
         values[written:] = 0
         per_kv_head = query.view(self._block_tokens, c.kv_heads, -1, c.head_dim)
         scores = torch.einsum("qgrd,kgd->grqk", per_kv_head, keys) * c.head_dim**-0.5

@@ -69,6 +69,8 @@ class Platter:
             self._on_step()
             original(fd)
             target = Path(f"/proc/self/fd/{fd}").readlink()
+            if not target.is_relative_to(self._root):
+                return
             if target.is_dir():
                 kept = {path: inode for path, inode in self._durable_names.items() if path.parent != target}
                 now = {path: inode for path, inode in self._names().items() if path.parent == target}

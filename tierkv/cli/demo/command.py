@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tierkv.assembly import open_stack
 from tierkv.cli.demo.damage import corrupt_at_rest
 from tierkv.cli.demo.phases import Phase, PhaseResult
 from tierkv.cli.demo.processes import run_in_new_process
@@ -122,12 +123,15 @@ def _directory(workdir: Path | None) -> Iterator[Path]:
 
 
 def _stack(stack_file: Path | None, place: Path, object_url: str | None) -> dict[str, Any]:
-    """The stack as plain values, validated before any process starts."""
+    """The stack as plain values, validated and opened once before any process starts."""
     described = dict(read_mapping(stack_file)) if stack_file is not None else default_mapping(place)
     if object_url is not None:
         described["tiers"][-1]["url"] = object_url
     source = str(stack_file or "the built-in stack")
-    resolve(parse_config(described, source), load_plugins(), source)
+    plugins = load_plugins()
+    config = parse_config(described, source)
+    resolve(config, plugins, source)
+    open_stack(config, ENGINE.engine_spec(), plugins=plugins).close()
     return described
 
 
@@ -144,28 +148,17 @@ def _run(stack: dict[str, Any], workload: WorkloadConfig, *, corrupt: bool) -> D
             "again": bars.add_task("new process: conversations return", total=talks),
         }
 
-        def run(row: str, *phases: Phase) -> list[PhaseResult]:
-            results, done = [], 0
-            for phase in phases:
-                results.append(
-                    run_in_new_process(phase, lambda n, base=done: bars.update(rows[row], completed=base + n))
-                )
-                done += len(results[-1].served)
-            return results
+        def run(row: str, phase: Phase, done: int = 0) -> PhaseResult:
+            return run_in_new_process(phase, lambda served: bars.update(rows[row], completed=done + served))
 
         def phase(name: str, **fields: Any) -> Phase:  # noqa: ANN401 - fields of Phase
             fields.setdefault("conversations", make_conversations(workload))
             return Phase(name=name, engine=ENGINE, answer_tokens=workload.answer_tokens, **fields)
 
-        (plain,) = run("plain", phase("plain", turns=before))
-        (cold,) = run(
-            "plain", phase("cold", turns=(workload.turns,), conversations=plain.conversations, one_by_one=True)
-        )
-        plain.served += cold.served
-        (fill,) = run("fill", phase("fill", turns=before, stack=stack))
+        plain = run("plain", phase("plain", turns=before))
+        returning = phase("cold", turns=(workload.turns,), conversations=plain.conversations, one_by_one=True)
+        plain.served += run("plain", returning, len(plain.served)).served
+        fill = run("fill", phase("fill", turns=before, stack=stack))
         damaged = corrupt_at_rest(stack, ENGINE.engine_spec(), fill.keys_at_rest) if corrupt else 0
-        (again,) = run(
-            "again",
-            phase("again", turns=(workload.turns,), conversations=fill.conversations, one_by_one=True, stack=stack),
-        )
+        again = run("again", replace(returning, name="again", conversations=fill.conversations, stack=stack))
     return DemoReport(plain, fill, again, damaged, corrupt)

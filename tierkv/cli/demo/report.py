@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tierkv.cli.demo.phases import PhaseResult, Served
 from tierkv.cli.output import BAD, GOOD, console, print_table
-from tierkv.config.units import format_size
+from tierkv.config.units import round_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,13 @@ class DemoReport:
                 ["time to first token, returning: cold, warm (median)",
                  f"{report['ttft_cold_s'] * 1e3:.0f} ms, {report['ttft_warm_s'] * 1e3:.0f} ms"],
                 *([f"{tier}: written, read, verified",
-                   ", ".join(format_size(sum(p["tiers"][tier][key] for p in report["phases"].values()))
+                   ", ".join(round_size(sum(p["tiers"][tier][key] for p in report["phases"].values()))
                              for key in ("bytes_written", "bytes_read", "bytes_verified"))]
                   for tier in self.again.tiers),
                 ["GPU to host, host to GPU",
-                 ", ".join(format_size(sum(p[key] for p in report["phases"].values()))
+                 ", ".join(round_size(sum(p[key] for p in report["phases"].values()))
                            for key in ("bytes_stored", "bytes_loaded"))],
-                ["bytes verified", format_size(report["bytes_verified"])],
+                ["bytes verified", round_size(report["bytes_verified"])],
                 ["deferrals", str(report["deferrals"])],
                 ["frames damaged at rest, chunks refused", f"{self.frames_damaged}, {report['chunks_corrupt']}"],
             ],

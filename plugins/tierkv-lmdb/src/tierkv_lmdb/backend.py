@@ -208,7 +208,7 @@ class LmdbBackend:
         if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
             return True
         # LMDB tells a write cut short by a full disk as an I/O error. Asking for as much room again tells which it was.
-        return size > 0 and error.code == errno.EIO and not _disk_has_room(self._where, size)
+        return size > 0 and not _disk_has_room(self._where, size)
 
     def _close_environment(self) -> None:
         synced = True

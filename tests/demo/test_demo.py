@@ -1,0 +1,104 @@
+"""``tierkv demo`` as a user runs it: real processes, real tiers, and a verdict that can be bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs_torch
+
+KEYS = (
+    "tokens_equal", "tokens_computed", "tokens_loaded", "chunks_corrupt", "deferrals", "bytes_verified",
+    "ttft_cold_s", "ttft_warm_s",
+)  # fmt: skip
+
+
+def run(*arguments: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "tierkv.cli.main", "demo", *arguments],
+        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if check is not None:
+        assert done.returncode == check, done.stdout + done.stderr
+    return done
+
+
+def report_of(*arguments: str) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    report: dict[str, Any] = json.loads(run(*arguments, "--json").stdout)
+    assert set(KEYS) <= set(report)
+    return report
+
+
+def test_every_tier_works(tmp_path: Path) -> None:
+    """The main job: chunks went down through every tier and came back from each in a new process, bit-exact."""
+    report = report_of("--workdir", str(tmp_path))
+    assert report["tokens_equal"] is True
+    assert report["tokens_loaded"]["disk"] > 0
+    assert report["tokens_loaded"]["objects"] > 0
+    assert report["tokens_computed"] < 0.7 * report["tokens_computed_without_tierkv"]
+    assert report["chunks_corrupt"] == 0
+    assert report["deferrals"] > 0
+    assert report["bytes_verified"] > 8 << 20
+    fill, again = report["phases"]["fill"], report["phases"]["again"]
+    assert fill["pid"] != again["pid"]
+    assert fill["counters"]["evictions"]["host"] > 0
+    assert fill["counters"]["evictions"]["disk"] > 0
+
+
+def test_damage_at_rest_is_refused_and_recomputed(tmp_path: Path) -> None:
+    """--corrupt: flipped bytes are noticed, counted and computed again; the tokens stay."""
+    report = report_of("--workdir", str(tmp_path), "--corrupt", "--conversations", "5")
+    assert report["frames_damaged"] > 10
+    assert report["chunks_corrupt"] > 5
+    assert report["tokens_equal"] is True
+    assert report["problems"] == []
+
+
+def test_another_stack(tmp_path: Path) -> None:
+    """--stack takes any stack: here a compressed LMDB tier alone below the host tier."""
+    stack = tmp_path / "stack.toml"
+    stack.write_text(
+        '[host]\ncapacity = "4MiB"\n[chunk]\nblocks = 2\n'
+        f'[[tiers]]\nbackend = "lmdb"\npath = "{tmp_path}/lmdb"\ncapacity = "64MiB"\ncodec = "zstd"\n'
+    )
+    report = report_of("--stack", str(stack), "--conversations", "4")
+    assert report["tokens_equal"] is True
+    assert report["tokens_loaded"]["lmdb"] > 0
+
+
+def test_the_table_is_for_people(tmp_path: Path) -> None:
+    """Without --json: a table per request, the totals, and a sentence that says what was shown."""
+    out = run("--workdir", str(tmp_path), "--conversations", "3").stdout
+    assert "user-00" in out
+    assert "tokens computed (without tierkv)" in out
+    assert "Every generated token equals the run without tierkv." in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "nowhere.toml"),
+        ("[host", "stack.toml"),
+        ('[host]\ncapacity = "0"\n', "host.capacity"),
+        ('[host]\ncapacity = "4MiB"\n[[tiers]]\nbackend = "dsk"\ncapacity = "1GiB"\n', "disk"),
+        ('[host]\ncapacity = "4MiB"\n[[tiers]]\nbackend = "disk"\npath = "/proc/x"\ncapacity = "1GiB"\n', "/proc/x"),
+        ('[host]\ncapacity = "4KiB"\n', "4096 bytes"),
+    ],
+)
+def test_a_stack_that_cannot_be_used_is_explained(tmp_path: Path, text: str | None, message: str) -> None:
+    """Bad input: exit code 2, one message that names what is wrong, and no traceback."""
+    stack = tmp_path / ("nowhere.toml" if text is None else "stack.toml")
+    if text is not None:
+        stack.write_text(text)
+    done = run("--stack", str(stack), "--conversations", "1", check=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout

@@ -1,0 +1,331 @@
+"""The dispatcher with real threads and real files: outcomes, order, bounds, deadlines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+from dispatch_bench import KEYS, PATIENCE_S, dispatching, wait_for
+from tier_bench import Bench, compressible, make_bench
+
+from tierkv.abc import Capabilities
+from tierkv.dispatch import Dispatcher, TierLimits
+from tierkv.testing import faults
+from tierkv.testing.stepping import ManualClock
+from tierkv.tiers.retry import RetryLimits, Timing
+from tierkv.types.tier_ops import OutcomeKind, TierOp, Verb
+
+OK, ABSENT, CORRUPT = OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.CORRUPT
+FAILED, TIMED_OUT, REFUSED = OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED
+ONE_THREAD = Capabilities(preferred_batch=4, preferred_concurrency=1)
+
+
+def test_every_verb_comes_back(bench: Bench) -> None:
+    """The main job: operations go down, outcomes come up, and the counters say what was done."""
+    with dispatching(bench) as dispatch:
+        written = [dispatch.write(number, number) for number in range(3)]
+        assert dispatch.wait(*written) == [[OK]] * 3
+        probe, read = dispatch.submit(Verb.PROBE, [1, 5]), dispatch.submit(Verb.READ, [2, 7, 0], [5, 6, 7])
+        assert dispatch.wait(probe, read) == [[OK, ABSENT], [OK, ABSENT, OK]]
+        assert (bench.payload(5, KEYS[2]), bench.payload(7, KEYS[0])) == (compressible(2), compressible(0))
+        delete = dispatch.submit(Verb.DELETE, [0, 1])
+        assert dispatch.wait(delete) == [[OK, OK]]
+        assert not bench.file(KEYS[0]).exists()
+        stats, frame_bytes = dispatch.dispatcher.stats.tiers[0], bench.file(KEYS[2]).stat().st_size
+        assert (stats.ops, stats.keys) == (6, 10)
+        assert stats.bytes_written == 3 * frame_bytes
+        assert stats.bytes_read == stats.bytes_verified == 2 * frame_bytes
+        assert dispatch.dispatcher.pending() == 0
+        assert all(len(dispatch.completions(op_id)) == 1 for op_id in range(6))
+
+
+def test_elapsed_is_told_on_the_stacks_clock(bench: Bench, gate: Event) -> None:
+    """Load-or-recompute decisions are made of this number."""
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench) as dispatch:
+        probe = dispatch.submit(Verb.PROBE, [1])
+        dispatch.clock.advance(2.5)
+        gate.set()
+        dispatch.wait(probe)
+        assert dispatch.completions(probe)[0].elapsed_s == 2.5
+
+
+def test_a_wedged_backend_is_never_in_the_way(bench: Bench, gate: Event) -> None:
+    """Promise 2: with every call hung, submit and drain return, for as long as the engine likes to call them."""
+    for verb in ("contains", "read_into", "write", "delete"):
+        bench.backend.add(verb, faults.hang_until(gate))  # type: ignore[arg-type]  # literal names
+    with dispatching(bench, limits=TierLimits(queue_ops_max=10, breaker_failures=1000)) as dispatch:
+        stuck = [dispatch.submit(Verb.READ, [number], [number]) for number in range(2)]
+        wait_for(lambda: len(bench.backend.calls) == 2, "both threads to hang")
+
+        def engine() -> None:
+            for number in range(500):
+                dispatch.submit(Verb.READ, [number % 64], [number % 8])
+                dispatch.drain()
+                dispatch.clock.advance(1.0)
+
+        steps = threading.Thread(target=engine, daemon=True)
+        steps.start()
+        steps.join(PATIENCE_S)
+        assert not steps.is_alive(), "a call of the engine's thread waits for the backend"
+        told = [dispatch.kinds(op_id) for op_id in range(490)]
+        assert {kind for (kind,) in told} == {TIMED_OUT, REFUSED}
+        # What never began ended at its deadline, or was refused.
+        assert [op_id for op_id in range(490) if not dispatch.completions(op_id)[-1].ended] == stuck
+        gate.set()
+        assert dispatch.wait(*stuck) == [[TIMED_OUT]] * 2
+
+
+def test_one_wedged_tier_does_not_hold_up_another(bench: Bench, tmp_path: Any, gate: Event) -> None:
+    """Each tier has threads of its own: a dead object store must not cost the local disk."""
+    other = make_bench(tmp_path / "other")
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(), other.tier()) as dispatch:
+        stuck = [dispatch.submit(Verb.PROBE, [1]) for _ in range(20)]
+        free = [dispatch.submit(Verb.PROBE, [1], tier=1) for _ in range(20)]
+        assert dispatch.wait(*free) == [[ABSENT]] * 20
+        assert not any(dispatch.completions(op_id) for op_id in stuck)
+        gate.set()
+    other.arena.close()
+
+
+def test_late_data_is_never_accepted(bench: Bench, gate: Event) -> None:
+    """A missed deadline is told at once; the slot is given back only when the call has ended; its data is dropped."""
+    with dispatching(bench) as dispatch:
+        dispatch.wait(dispatch.write(0, 0))
+        bench.backend.add("read_into", faults.hang_until(gate))
+        read = dispatch.submit(Verb.READ, [0], [3], deadline_s=5.0)
+        wait_for(lambda: "read_into" in bench.backend.calls, "the call")
+        dispatch.clock.advance(4.9)
+        assert dispatch.drain() == []
+        dispatch.clock.advance(0.1)
+        dispatch.drain()
+        (early,) = dispatch.completions(read)
+        assert (early.ended, dispatch.kinds(read), dispatch.dispatcher.pending()) == (False, [TIMED_OUT], 1)
+        dispatch.clock.advance(100.0)
+        assert dispatch.drain() == []
+        gate.set()
+        assert dispatch.wait(read) == [[TIMED_OUT]]
+        assert [said.ended for said in dispatch.completions(read)] == [False, True]
+        assert dispatch.dispatcher.pending() == 0
+        stats = dispatch.dispatcher.stats.tiers[0]
+        assert (stats.bytes_verified, stats.timed_out) == (0, 1)
+        assert stats.bytes_read == stats.bytes_written > 0
+
+
+def test_what_has_not_begun_is_cancelled_at_its_deadline(bench: Bench, gate: Event) -> None:
+    """Its slots are free at once, and the backend never hears of it."""
+    bench.backend.add("write", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=ONE_THREAD)) as dispatch:
+        running, waiting = dispatch.write(0, 0, deadline_s=50.0), dispatch.write(1, 1, deadline_s=5.0)
+        wait_for(lambda: bench.backend.calls == ["write"], "the call")
+        dispatch.clock.advance(5.0)
+        dispatch.drain()
+        assert (dispatch.kinds(waiting), dispatch.completions(waiting)[0].ended) == ([TIMED_OUT], True)
+        assert dispatch.completions(running) == []
+        gate.set()
+        dispatch.wait(running, dispatch.submit(Verb.PROBE, [0]))
+        assert bench.backend.calls == ["write", "contains"]
+        assert not bench.file(KEYS[1]).exists()
+
+
+def test_the_queue_is_bounded_also_by_the_cancelled(bench: Bench, gate: Event) -> None:
+    """Promise 6: a tier that hangs for ever gathers queue_ops_max operations and no more, however many time out."""
+    bench.backend.add("contains", faults.hang_until(gate))
+    limits = TierLimits(queue_ops_max=3, breaker_failures=1000)
+    with dispatching(bench, bench.tier(capabilities=ONE_THREAD), limits=limits) as dispatch:
+        dispatch.submit(Verb.PROBE, [0])
+        wait_for(lambda: bench.backend.calls == ["contains"], "the call")
+        refused = []
+        for _ in range(10):
+            refused.append(dispatch.submit(Verb.PROBE, [1, 2]))
+            dispatch.clock.advance(20.0)
+            dispatch.drain()
+        assert [dispatch.kinds(op_id)[0] for op_id in refused] == [TIMED_OUT] * 3 + [REFUSED] * 7
+        assert "3 operations wait" in dispatch.completions(refused[-1])[0].outcomes[0].error
+        assert dispatch.dispatcher.stats.tiers[0].refused == 14
+        gate.set()
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1]))[0] in ([ABSENT], [REFUSED])
+        wait_for(lambda: dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [[ABSENT]], "room in the queue")
+
+
+def test_loads_overtake_stores(bench: Bench, gate: Event) -> None:
+    """A request waits for a load; nobody waits for a store. First come first served among equals."""
+    order: list[bytes] = []
+
+    def note(batch: Any, inner: Callable[[Any], Any]) -> object:
+        order.extend(getattr(item, "key", item) for item in batch)
+        return inner(batch)
+
+    for verb in ("contains", "read_into", "write", "delete"):
+        bench.backend.add(verb, note)  # type: ignore[arg-type]  # literal names
+    with dispatching(bench, bench.tier(capabilities=ONE_THREAD)) as dispatch:
+        hang = bench.backend.add("contains", faults.hang_until(gate), times=1)
+        dispatch.submit(Verb.PROBE, [63])
+        wait_for(lambda: hang.times_left == 0, "the call")
+        ops = [
+            dispatch.write(10, 0),
+            dispatch.write(11, 1),
+            dispatch.submit(Verb.DELETE, [20]),
+            dispatch.submit(Verb.PROBE, [30]),
+            dispatch.submit(Verb.READ, [40], [2]),
+            dispatch.submit(Verb.DELETE, [21]),
+            dispatch.submit(Verb.READ, [41], [3]),
+            dispatch.submit(Verb.PROBE, [31]),
+        ]
+        gate.set()
+        dispatch.wait(*ops)
+    assert order == [KEYS[number] for number in (63, 40, 41, 30, 31, 20, 21, 10, 11)]
+
+
+def test_drain_gives_no_more_than_asked(bench: Bench) -> None:
+    """The engine's step has a budget; the rest waits for the next step, in order."""
+    with dispatching(bench) as dispatch:
+        dispatch.dispatcher.close(PATIENCE_S)
+        ops = [dispatch.submit(Verb.PROBE, [1]) for _ in range(10)]
+        sizes = [len(dispatch.drain(4)) for _ in range(4)]
+        assert sizes == [4, 4, 2, 0]
+        assert [said.op_id for said in dispatch.news] == ops  # type: ignore[union-attr]  # completions only
+
+
+def test_missed_deadlines_are_told_within_the_limit_too(bench: Bench, gate: Event) -> None:
+    """A thousand operations that expire at once must not make one step long."""
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench, limits=TierLimits(breaker_failures=1000)) as dispatch:
+        for _ in range(100):
+            dispatch.submit(Verb.PROBE, [1])
+        dispatch.clock.advance(60.0)
+        assert [len(dispatch.drain(30)) for _ in range(5)] == [30, 30, 30, 10, 0]
+        gate.set()
+
+
+@pytest.mark.parametrize(("io_threads", "preferred", "expected"), [(None, 3, 3), (2, 3, 2), (5, 3, 3)])
+def test_threads_are_ours_named_daemons_and_few(
+    bench: Bench, io_threads: int | None, preferred: int, expected: int
+) -> None:
+    """preferred_concurrency is a promise to the backend's author; names are for people; daemons let a process exit."""
+    tier = bench.tier(capabilities=Capabilities(preferred_concurrency=preferred))
+    with dispatching(bench, tier, limits=TierLimits(io_threads=io_threads)):
+        ours = sorted((t for t in threading.enumerate() if t.name.startswith("tierkv-files")), key=lambda t: t.name)
+        assert [thread.name for thread in ours] == [f"tierkv-files-{number}" for number in range(expected)]
+        assert all(thread.daemon for thread in ours)
+    assert not [t for t in threading.enumerate() if t.name.startswith("tierkv-files")]
+
+
+def test_no_more_calls_at_once_than_preferred(bench: Bench) -> None:
+    """Some libraries break when they are entered too often."""
+    inside, most, lock = [0], [0], threading.Lock()
+
+    def gauge(batch: Any, inner: Callable[[Any], Any]) -> object:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.002)
+        try:
+            return inner(batch)
+        finally:
+            with lock:
+                inside[0] -= 1
+
+    bench.backend.add("contains", gauge)
+    with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=3))) as dispatch:
+        dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(60)])
+    assert most[0] == 3
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
+def test_an_exit_in_a_plugin_ends_neither_thread_nor_operation(bench: Bench, error: type[BaseException]) -> None:
+    """Promise 3: a thread that dies in silence would leave its tier without answers for ever."""
+    bench.backend.add("contains", faults.raise_error(error), times=4)
+    with dispatching(bench, limits=TierLimits(breaker_failures=1000)) as dispatch:
+        failed = [dispatch.submit(Verb.PROBE, [1]) for _ in range(4)]
+        assert dispatch.wait(*failed) == [[FAILED]] * 4
+        assert dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(4)]) == [[ABSENT]] * 4
+
+
+def test_an_operation_that_makes_no_sense_fails(bench: Bench) -> None:
+    """A slot beyond the arena is a bug of ours; the thread must survive it, and the bug be named."""
+    with dispatching(bench) as dispatch:
+        read = dispatch.submit(Verb.READ, [1], [10**6])
+        dispatch.wait(read)
+        assert "slot 1000000 is outside" in dispatch.completions(read)[0].outcomes[0].error
+        assert dispatch.wait(dispatch.submit(Verb.READ, [1, 2], [1])) == [[FAILED, FAILED]]
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [])) == [[]]
+
+
+def test_outcomes_and_retries_are_counted(bench: Bench) -> None:
+    """An operator must see each kind of trouble apart."""
+    timing = Timing(ManualClock(), sleep=lambda _: None)
+    with dispatching(bench, bench.tier(retry=RetryLimits(3), timing=timing)) as dispatch:
+        dispatch.wait(dispatch.write(0, 0), dispatch.write(1, 1))
+        bench.file(KEYS[1]).write_bytes(b"damaged")
+        assert dispatch.wait(dispatch.submit(Verb.READ, [0, 1, 2], [3, 4, 5])) == [[OK, CORRUPT, ABSENT]]
+        bench.backend.add("contains", faults.raise_error(ConnectionError), times=2)
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [2, 3])) == [[ABSENT, ABSENT]]
+        bench.backend.add("delete", faults.raise_error(ValueError))
+        assert dispatch.wait(dispatch.submit(Verb.DELETE, [0])) == [[FAILED]]
+        bench.backend.add("write", faults.raise_error(lambda: OSError(28, "full")))
+        assert dispatch.wait(dispatch.write(7, 7)) == [[OutcomeKind.NO_SPACE]]
+        stats = dispatch.dispatcher.stats.tiers[0]
+        assert (stats.corrupt, stats.failed, stats.no_space, stats.retries) == (1, 1, 1, 4)
+        assert (stats.timed_out, stats.refused, stats.breaker_opens) == (0, 0, 0)
+
+
+def test_the_deadline_heap_stays_small(bench: Bench) -> None:
+    """Deadlines are far away and operations short: what has ended must not be kept until its deadline."""
+    with dispatching(bench) as dispatch:
+        for _ in range(40):
+            dispatch.wait(*[dispatch.submit(Verb.PROBE, [1], deadline_s=1e9) for _ in range(20)])
+        assert len(dispatch.dispatcher._deadlines) <= 2 * 20 + 64
+
+
+def test_flush_waits_for_writes_only(bench: Bench, gate: Event) -> None:
+    """Shutdown must know whether what was to be kept is kept; a hung probe is no reason to wait."""
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench) as dispatch:
+        dispatch.submit(Verb.PROBE, [1], deadline_s=1e9)
+        for number in range(8):
+            dispatch.write(number, number, deadline_s=1e9)
+        assert dispatch.dispatcher.flush(PATIENCE_S)
+        assert all(bench.file(KEYS[number]).exists() for number in range(8))
+        bench.backend.add("write", faults.hang_until(gate))
+        dispatch.write(9, 0, deadline_s=1e9)
+        assert not dispatch.dispatcher.flush(0.05)
+        gate.set()
+        assert dispatch.dispatcher.flush(PATIENCE_S)
+
+
+def test_limits_are_one_per_tier(bench: Bench) -> None:
+    """A tier without bounds would be one without promise 6."""
+    with pytest.raises(ValueError, match="1 tiers came with 0 limits"):
+        Dispatcher([bench.tier()], [], ManualClock())
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"queue_ops_max": 0},
+        {"io_threads": 0},
+        {"breaker_failures": 0},
+        {"breaker_cooldown_s": -1.0},
+        {"trial_deadline_s": 0},
+    ],
+)
+def test_limits_that_cannot_be_are_refused(limits: dict[str, Any]) -> None:
+    """Zero threads would be a tier that never answers."""
+    with pytest.raises(ValueError, match="must be"):
+        TierLimits(**limits)
+
+
+def test_a_duplicate_op_is_just_another_op(bench: Bench) -> None:
+    """Operation numbers are the manager's; dispatch keeps no book by them that could be confused."""
+    with dispatching(bench) as dispatch:
+        op = TierOp(7, 0, Verb.PROBE, (KEYS[0],), (), 1e9)
+        dispatch.dispatcher.submit(op)
+        dispatch.dispatcher.submit(op)
+        wait_for(lambda: bool(dispatch.drain()) or len(dispatch.completions(7)) == 2, "both completions")
+        wait_for(lambda: dispatch.drain() == [] and len(dispatch.completions(7)) == 2, "both completions")

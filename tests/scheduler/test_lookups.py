@@ -1,0 +1,438 @@
+"""How a lookup is answered, deferred, offered, and ended by its deadline (spec, sections 6 and 7; decision 4)."""
+
+from __future__ import annotations
+
+import pytest
+from core_bed import Bed, BedSpec
+from core_engine import Whims
+from core_parts import Core, disk, make_core, objects
+from core_pool import blocks
+from core_truth import BedRequest
+
+from tierkv.manager.contract import RequestContext
+from tierkv.scheduler.scheduler import SchedulerLimits
+from tierkv.types.engine import StepOutput
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, Verb
+from tierkv.types.transfers import TransferJob
+
+DEADLINE_S = SchedulerLimits().lookup_deadline_s
+
+
+def take(core: Core, request: BedRequest, tokens: int, first_block: int = 1) -> TransferJob:
+    """Allocate for an offer and start its load."""
+    core.scheduler.update_state_after_alloc(request, [blocks(range(first_block, first_block + tokens // 4))], tokens)
+    return core.scheduler.build_connector_meta(StepOutput()).loads[0]
+
+
+def test_a_hot_hit_is_answered_inline() -> None:
+    """What is in the host tier is never deferred, whatever tiers lie below; nobody is asked."""
+    core = make_core(tiers=[objects(), disk()])
+    request = core.arrive(16)
+    core.put(core.truth.keys(request))
+    core.finish_all()
+    assert core.scheduler.get_num_new_matched_tokens(request, 0) == (16, True)
+    assert core.counters.deferrals == 0
+    assert not core.manager.take_ops()
+
+
+def test_a_cold_miss_below_is_answered_inline() -> None:
+    """A tier with an index of its own knows at once that it has nothing."""
+    core = make_core(tiers=[disk()])
+    assert core.scheduler.get_num_new_matched_tokens(core.arrive(16), 0) == (0, False)
+
+
+def test_s47_asking_twice_answers_twice_the_same() -> None:
+    """S47: an offer stays while nothing changes, and costs no second search."""
+    core = make_core()
+    request = core.arrive(16)
+    core.put(core.truth.keys(request))
+    room = core.host.room
+    assert [core.ask(request) for _ in range(3)] == [16, 16, 16]
+    assert core.host.room == room - 4
+    miss = core.arrive(range(100, 116), "miss")
+    assert [core.ask(miss) for _ in range(3)] == [0, 0, 0]
+
+
+def test_s47_an_answer_at_the_deadline_stays() -> None:
+    """S47: what was given up at the deadline is not deferred again in the next step: the engine that found no blocks in
+    this step finds them in the next, and must not find the request deferred for a further deadline then."""
+    core = make_core(tiers=[objects()])
+    request = core.arrive(16)
+    assert core.ask(request) is None
+    core.begin(DEADLINE_S)
+    assert core.ask(request) == 0
+    core.begin(DEADLINE_S + 0.1)
+    assert core.ask(request) == 0
+
+
+def test_a_new_question_after_an_answer_has_a_deadline_of_its_own() -> None:
+    """An offer that waited long for blocks and then changed, because the GPU found more itself, is gathered afresh."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(16)
+    keys = core.truth.keys(request)
+    core.put(keys[:2])
+    assert core.ask(request) == 8
+    for i in range(1, 9):
+        core.begin(i)
+        assert core.ask(request) == 8
+    core.keep_below(keys[2:])
+    assert core.ask(request, computed=4) is None, "12 tokens are there, 8 of them below"
+    core.finish_all()
+    assert core.ask(request, computed=4) == 12
+
+
+def test_d8_what_is_offered_is_pinned() -> None:
+    """D8: between answer and allocation any amount of stores may pass: what was offered is still there."""
+    core = make_core(slots=8)
+    request = core.arrive(16)
+    core.put(core.truth.keys(request))
+    assert core.ask(request) == 16
+    for i in range(10):
+        core.put(core.truth.keys(core.request(range(100 * i + 100, 100 * i + 116), "x")))
+    assert take(core, request, 16).keys == tuple(core.truth.keys(request))
+
+
+def test_what_is_being_stored_is_waited_for() -> None:
+    """PENDING: another request's store of these chunks is in flight: they count as a hit, and are offered when readable."""
+    core = make_core()
+    writer = core.arrive(16, "w")
+    (store,) = core.schedule(writer, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
+    reader = core.arrive(20, "r")
+    assert core.ask(reader) is None
+    core.report(store.job_id)
+    assert core.ask(reader) == 16
+
+
+def test_what_was_being_stored_and_failed() -> None:
+    """A store that failed leaves a shorter hit, at once."""
+    core = make_core()
+    writer = core.arrive(16, "w")
+    (store,) = core.schedule(writer, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
+    reader = core.arrive(16, "r")
+    assert core.ask(reader) is None
+    core.report(store.job_id, failed={store.job_id: frozenset({store.keys[2]})})
+    assert core.ask(reader) == 8
+
+
+def test_s49_a_prefix_that_is_being_loaded_is_waited_for() -> None:
+    """S49: the second request waits until the first one's load has ended, then is answered. So the GPU may have found
+    the blocks itself by then, and they are loaded once."""
+    core = make_core()
+    first, second = core.arrive(16, "f"), core.arrive(20, "s")
+    core.put(core.truth.keys(first))
+    assert core.ask(first) == 16
+    load = take(core, first, 16)
+    assert core.ask(second) is None
+    core.report(load.job_id)
+    assert core.ask(second, computed=16) == 0
+
+
+def test_s49_only_an_overlap_delays() -> None:
+    """S49: a load of other chunks is nobody's business."""
+    core = make_core()
+    first, second = core.arrive(16, "f"), core.arrive(range(100, 116), "s")
+    core.put(core.truth.keys(first) + core.truth.keys(second))
+    core.ask(first)
+    take(core, first, 16)
+    assert core.ask(second) == 16
+
+
+def test_s51_without_gpu_prefix_caching_nobody_waits() -> None:
+    """S51: blocks of another request could not be shared anyway: both load."""
+    core = make_core(limits=SchedulerLimits(gpu_prefix_caching=False))
+    first, second = core.arrive(16, "f"), core.arrive(20, "s")
+    core.put(core.truth.keys(first))
+    core.ask(first)
+    take(core, first, 16)
+    assert core.ask(second) == 16
+    assert len(take(core, second, 16, first_block=11).keys) == 4
+
+
+def test_s49_the_wait_for_a_load_ends_with_the_deadline() -> None:
+    """S49, promise 4: a load that hangs delays others no longer than the deadline: they load for themselves."""
+    core = make_core()
+    first, second = core.arrive(16, "f"), core.arrive(20, "s")
+    core.put(core.truth.keys(first))
+    core.ask(first)
+    take(core, first, 16)
+    assert core.ask(second) is None
+    core.begin(DEADLINE_S)
+    assert core.ask(second) == 16
+
+
+def test_s52_completion_empties_the_set() -> None:
+    """S52: the end of a load, also of an abandoned one, lets everybody else go on."""
+    core = make_core()
+    first, second = core.arrive(16, "f"), core.arrive(16, "s")
+    core.put(core.truth.keys(first))
+    core.ask(first)
+    load = take(core, first, 16)
+    core.scheduler.request_finished(first, [])
+    assert core.ask(second) is None
+    core.report(load.job_id)
+    assert core.ask(second) == 16
+    assert not core.scheduler._lookups._loading
+
+
+def test_promotion_from_a_tier_with_an_index() -> None:
+    """Existence is known at once, the bytes need a read: one deferral, one batch of reads, then the offer."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(16)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    (read,) = core.manager.take_ops()
+    assert (read.verb, read.keys) == (Verb.READ, tuple(core.truth.keys(request)))
+    assert core.ask(request) is None
+    assert not core.manager.take_ops(), "asking again must not read again"
+    core.finish(read)
+    assert core.ask(request) == 16
+    assert core.counters.deferrals == 2
+
+
+def test_promotion_from_a_shared_tier() -> None:
+    """First one probe for the whole prefix, then the reads."""
+    core = make_core(tiers=[objects()])
+    request = core.arrive(16)
+    keys = core.truth.keys(request)
+    assert core.ask(request) is None
+    (probe,) = core.manager.take_ops()
+    assert (probe.verb, probe.keys) == (Verb.PROBE, tuple(keys))
+    core.finish(probe, [OutcomeKind.OK] * 3 + [OutcomeKind.ABSENT])
+    assert core.ask(request) is None
+    (read,) = core.manager.take_ops()
+    assert read.keys == tuple(keys[:3]), "only what the answer needs is moved"
+    core.finish(read)
+    assert core.ask(request) == 12
+
+
+def test_nothing_is_moved_before_the_length_is_known() -> None:
+    """Two groups, and the second has less: chunks behind the common end are never read (landscape, G3's cause)."""
+    core = make_core(block_tokens=(4, 4), tiers=[disk()])
+    request = core.arrive(16)
+    core.keep_below([*core.truth.keys(request, 0), *core.truth.keys(request, 1)[:2]])
+    assert core.ask(request) is None
+    assert {key for op in core.manager.take_ops() for key in op.keys} == {
+        *core.truth.keys(request, 0)[:2],
+        *core.truth.keys(request, 1)[:2],
+    }
+
+
+@pytest.mark.parametrize("kind", [k for k in OutcomeKind if k is not OutcomeKind.OK])
+def test_a_read_that_fails_shortens_the_hit(kind: OutcomeKind) -> None:
+    """Whatever a read comes back with, the answer is what is readable before it: no error, no endless deferral."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(16)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    (read,) = core.manager.take_ops()
+    core.finish(read, [OutcomeKind.OK, OutcomeKind.OK, kind, OutcomeKind.OK])
+    assert core.ask(request) == 8
+    core.scheduler.validate()
+
+
+def test_a_read_that_fails_here_is_tried_there() -> None:
+    """The chunk is in two tiers: when the first one's copy is bad, the second one's is fetched."""
+    core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
+    request = core.arrive(8)
+    keys = core.truth.keys(request)
+    core.keep_below(keys, 0)
+    core.keep_below(keys, 1)
+    assert core.ask(request) is None
+    (read,) = core.manager.take_ops()
+    core.finish(read, [OutcomeKind.OK, OutcomeKind.CORRUPT])
+    assert core.ask(request) is None
+    reads = [op for op in core.manager.take_ops() if op.verb is Verb.READ]
+    assert [(op.tier, op.keys) for op in reads] == [(1, (keys[1],))]
+    core.finish(reads[0])
+    assert core.ask(request) == 8
+
+
+def test_a_tier_that_goes_out_of_service() -> None:
+    """Its chunks are misses at once, also for a request that waits for its probe."""
+    core = make_core(tiers=[objects()])
+    request = core.arrive(16)
+    assert core.ask(request) is None
+    core.manager.on_completion(TierHealth(0, usable=False))
+    assert core.ask(request) == 0
+
+
+def test_the_deadline_answers_with_what_is_ready() -> None:
+    """Two of four chunks arrived, the tier hangs: after the deadline the two are offered, and the rest is let go."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(32)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    first, hanging = core.manager.take_ops()
+    core.finish(first)
+    core.begin(DEADLINE_S - 0.1)
+    assert core.ask(request) is None
+    core.begin(DEADLINE_S)
+    assert core.ask(request) == 16
+    assert core.counters.deadlines_expired == 1
+    assert take(core, request, 16).keys == first.keys
+    core.manager.on_completion(Completion(hanging.op_id, (Outcome(OutcomeKind.TIMED_OUT),) * 4))
+    core.scheduler.validate()
+
+
+def test_the_deadline_starts_no_new_reads() -> None:
+    """What is read after the deadline is read for nobody: a hung tier would collect more with every request."""
+    core = make_core(tiers=[disk()], slots=8)
+    first, second = core.arrive(32, "f"), core.arrive(range(100, 132), "s")
+    for request in (first, second):
+        core.keep_below(core.truth.keys(request))
+        assert core.ask(request) is None
+    assert {op.keys[0] for op in core.manager.take_ops()} <= set(core.truth.keys(first)), "the slots are all taken"
+    core.scheduler.request_finished(first, [])
+    core.begin(DEADLINE_S)
+    assert core.ask(second) == 0
+    assert not core.manager.take_ops()
+
+
+def test_a_younger_request_gets_its_ready_part_too() -> None:
+    """While an older one waits for slots, a younger one may take none; at its deadline it is still answered with what
+    the host tier has of its prefix."""
+    core = make_core(tiers=[disk()], slots=8, reserved=8)
+    older, younger = core.arrive(28, "o"), core.arrive(range(100, 132), "y")
+    core.put(core.truth.keys(younger)[:2])
+    core.keep_below([*core.truth.keys(older), *core.truth.keys(younger)[2:]])
+    busy = core.manager.prepare_store([(k, 0) for k in core.truth.keys(core.request(range(500, 516)))], RequestContext("nobody"))
+    assert busy is not None
+    assert core.ask(older) is None
+    assert core.ask(younger) is None
+    core.begin(DEADLINE_S)
+    assert core.ask(younger) == 8
+
+
+def test_a_request_that_is_rarely_asked_about_is_answered() -> None:
+    """Promise 4: an engine with a long queue asks each request less often than the deadline lasts. What was held in
+    between is let go, but the second question is past the deadline and gets an answer."""
+    core = make_core(tiers=[objects()])
+    request = core.arrive(16)
+    assert core.ask(request) is None
+    core.begin(2 * DEADLINE_S)
+    assert core.ask(request) == 0
+    assert core.host.room == core.host.num_slots
+
+
+def test_what_arrived_in_the_meantime_is_answered() -> None:
+    """The same with chunks that came in after the request was let go: they are offered from the host tier."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(16)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    (read,) = core.manager.take_ops()
+    core.begin(2 * DEADLINE_S)
+    core.finish(read)
+    assert core.ask(request) == 16
+
+
+def test_an_offer_that_nobody_takes_is_let_go() -> None:
+    """An engine that stops asking (it forgot the request, or runs others first) must not pin the host tier for ever;
+    nor must the next question be answered worse for it."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(16)
+    keys = core.truth.keys(request)
+    core.put(keys[:3])
+    assert core.ask(request) == 12
+    core.begin(DEADLINE_S - 0.1)
+    assert core.host.room == core.host.num_slots - 3
+    core.begin(DEADLINE_S)
+    assert core.host.room == core.host.num_slots
+    core.keep_below(keys[3:])
+    assert core.ask(request) is None, "it was answered once: this is a new question with its own time"
+    core.finish_all()
+    assert core.ask(request) == 16
+
+
+@pytest.mark.parametrize("state", ["asking", "gathering", "offered"])
+def test_an_engine_may_go_ahead_without_the_answer(state: str) -> None:
+    """Scheduled while deferred, or with an offer ignored: everything held for it is let go."""
+    core = make_core(tiers=[objects() if state == "asking" else disk()])
+    request = core.arrive(16)
+    if state != "asking":
+        core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    if state == "offered":
+        core.finish_all()
+        assert core.ask(request) == 16
+    (store,) = core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores or (None,)
+    core.finish_all()
+    if store is not None:
+        core.report(store.job_id)
+    assert core.host.room == core.host.num_slots
+    core.scheduler.validate()
+
+
+@pytest.mark.parametrize("state", ["asking", "gathering", "offered"])
+def test_abort_in_every_state_of_a_lookup(state: str) -> None:
+    """Promise 3: whatever it was waiting for, an aborted request leaves nothing behind."""
+    core = make_core(tiers=[objects() if state == "asking" else disk()])
+    request = core.arrive(16)
+    if state != "asking":
+        core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    if state == "offered":
+        core.finish_all()
+        assert core.ask(request) == 16
+    core.scheduler.request_finished(request, [])
+    core.finish_all()
+    assert not core.scheduler._records
+    assert not core.scheduler._lookups._open
+    assert core.host.room == core.host.num_slots
+
+
+def test_the_gpus_share_changes_while_gathering() -> None:
+    """The engine finds more (or less) of the prefix itself from step to step: what is still wanted stays held, its reads
+    are not repeated, and the answer fits the new start."""
+    core = make_core(tiers=[disk()])
+    request = core.arrive(32)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    reads = core.manager.take_ops()
+    for computed in (8, 16, 4, 12):
+        assert core.ask(request, computed) is None
+        assert not core.manager.take_ops()
+    for read in reads:
+        core.finish(read)
+    assert core.ask(request, 12) == 20
+
+
+def test_a_hit_that_cannot_be_partial_in_chunks_of_two_sizes() -> None:
+    """Chunks of 2 and 3 tokens: the part that is ready at the deadline needs a chunk that ends behind it; it stays held
+    with the others."""
+    core = make_core(block_tokens=(2, 3), hash_block_tokens=1, tiers=[disk()])
+    request = core.arrive(12)
+    fine, coarse = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    core.put([*fine[:2], *coarse])
+    core.keep_below(fine[2:])
+    assert core.ask(request) is None
+    core.begin(DEADLINE_S)
+    assert core.ask(request) == 4
+    core.scheduler.update_state_after_alloc(request, [blocks([1, 2]), blocks([3, 4])], 4)
+    (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    assert load.keys == (*fine[:2], *coarse[:2])
+
+
+def test_a_waiting_request_costs_little_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 2: asked again every step, a deferred request is searched anew only when something became known."""
+    core = make_core(tiers=[objects()])
+    request = core.arrive(16)
+    assert core.ask(request) is None
+    monkeypatch.setattr(core.manager, "lookup", None)
+    assert core.ask(request) is None
+
+
+def test_engine_that_accepts_half_of_every_offer() -> None:
+    """Over a whole engine: offers taken in part, from two tiers, with real bytes."""
+    bed = Bed(BedSpec(tiers=(disk(), objects()), gpu_caching=False, slots=16, reserved=12))
+    for _ in range(2):
+        for family in range(3):
+            bed.add([family * 100 + i for i in range(24)], 2)
+        for _ in range(60):
+            bed.step(Whims(accepts=50))
+            bed.run_transfers()
+            bed.run_io()
+            bed.check()
+    assert bed.offers
+    bed.settle()
+    bed.check_end()

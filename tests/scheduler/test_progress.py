@@ -1,0 +1,166 @@
+"""Promise 4 with the numbers of landscape.md, where others never answer (G1), forget (G2), or evict their own hits (G3)."""
+
+from __future__ import annotations
+
+import pytest
+from core_bed import Bed, BedSpec
+from core_engine import Whims
+from core_parts import disk, objects
+from core_truth import BedRequest
+
+from tierkv.manager.contract import RequestContext
+from tierkv.types.tier_ops import Verb
+
+
+def big_bed(**changes: object) -> Bed:
+    """A host tier of 64 chunks over a tier that holds whatever a test puts there."""
+    fields: dict[str, object] = {
+        "slots": 64, "reserved": 64, "gpu_blocks": 1000, "tiers": (disk(),), "gpu_caching": False,
+    }  # fmt: skip
+    return Bed(BedSpec(**{**fields, **changes}))  # type: ignore[arg-type]  # field names are checked at run time
+
+
+def prompt(bed: Bed, chunks: int, family: int = 0) -> BedRequest:
+    """A prompt of so many chunks, unknown to the engine."""
+    return bed.core.request([family * 1000 + i for i in range(4 * chunks)], f"family {family}")
+
+
+def arrive(bed: Bed, chunks: int, family: int = 0) -> BedRequest:
+    """The same prompt, and one token more, arrives."""
+    return bed.add([family * 1000 + i for i in range(4 * chunks + 1)])
+
+
+def steps_until_answered(bed: Bed, count: int, steps_max: int) -> int:
+    """Steps with all I/O done in between until no request waits any more."""
+    for step in range(steps_max):
+        if not bed.engine.waiting:
+            return step
+        bed.step(Whims(budget=10_000))
+        bed.check()
+        bed.run_io()
+        bed.run_transfers()
+    raise AssertionError(f"{len(bed.engine.waiting)} of {count} requests are still deferred after {steps_max} steps")
+
+
+@pytest.mark.parametrize("chunks", [65, 100])
+@pytest.mark.parametrize("tier", [disk(), objects(), objects(probe_keys_max=10)], ids=["disk", "objects", "small probes"])
+def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: object) -> None:
+    """G1: 64 slots, a prefix of 65 (or 100) chunks below. vLLM 0.33 defers for ever and reads chunks again and again;
+    here the part that fits is the answer, within a few steps, and no chunk is read twice."""
+    bed = big_bed(tiers=(tier,))
+    bed.fill_below(prompt(bed, chunks))
+    arrive(bed, chunks)
+    assert steps_until_answered(bed, 1, 20) <= 12
+    assert sum(bed.core.counters.tokens_loaded.values()) == 64 * 4
+    assert max(bed.tiers.reads.values()) == 1
+    assert len(bed.tiers.reads) == 64
+    bed.settle()
+    bed.check_end()
+
+
+def test_g1_with_room_kept_for_stores() -> None:
+    """G1: with the default share of slots the answer is as long as the share."""
+    bed = big_bed(reserved=51)
+    bed.fill_below(prompt(bed, 65))
+    arrive(bed, 65)
+    steps_until_answered(bed, 1, 5)
+    assert sum(bed.core.counters.tokens_loaded.values()) == 51 * 4
+
+
+def test_g2_eight_requests_over_a_full_host_tier() -> None:
+    """G2: eight requests of 32 chunks wait, the host tier holds 64 and is full of others. vLLM 0.33 answers six of them
+    with nothing though their data is below; here all get all of it."""
+    bed = big_bed()
+    filler = bed.core.request(range(50_000, 50_000 + 64 * 4), "filler")
+    bed.core.truth.learn(filler)
+    grant = bed.core.manager.prepare_store([(key, 0) for key in bed.core.truth.keys(filler)], RequestContext("filler"))
+    assert grant is not None
+    for key, ref in zip(grant.keys, grant.slots, strict=True):
+        bed.memory[ref.slot] = bed.core.truth.payloads[key]
+    bed.core.manager.complete_store(grant.slots)
+    for family in range(8):
+        bed.fill_below(prompt(bed, 32, family))
+    for family in range(8):
+        arrive(bed, 32, family)
+    steps_until_answered(bed, 8, 60)
+    assert bed.core.counters.tokens_loaded == {"disk": 8 * 32 * 4}
+    assert max(bed.tiers.reads.values()) == 1
+    bed.settle()
+    bed.check_end()
+
+
+def test_g2_the_oldest_is_served_first() -> None:
+    """G2: requests get their slots in the order in which they came: nobody is overtaken for ever."""
+    bed = big_bed()
+    for family in range(8):
+        bed.fill_below(prompt(bed, 32, family))
+    for family in range(8):
+        arrive(bed, 32, family)
+    order: list[str] = []
+    while bed.engine.waiting:
+        bed.step(Whims(budget=10_000))
+        order += [request_id for request_id in bed.engine.loading if request_id not in order]
+        bed.run_io()
+        bed.run_transfers()
+    assert order == [f"r{i + 1}" for i in range(8)]
+
+
+@pytest.mark.parametrize("below", ["tail", "head", "odd"])
+def test_g3_a_lookup_keeps_its_own_hits(below: str) -> None:
+    """G3: 32 chunks of a prefix are in a host tier of 64 that is otherwise full, 32 are below. vLLM 0.33 evicts the first
+    while it fetches the second and reads all 64; here 32 are read, wherever in the prefix they lie."""
+    bed = big_bed(tiers=(disk(writes=False),))
+    request = prompt(bed, 64)
+    bed.core.truth.learn(request)
+    keys = bed.core.truth.keys(request)
+    chosen = {"tail": range(32, 64), "head": range(32), "odd": range(1, 64, 2)}[below]
+    here = [key for i, key in enumerate(keys) if i not in chosen]
+    filler = bed.core.truth.keys(bed.core.request(range(50_000, 50_000 + 32 * 4), "filler"))
+    bed.core.put(here)
+    bed.core.put(filler)
+    for key in here:
+        chunk = bed.core.host.get(key)
+        assert chunk is not None
+        bed.memory[chunk.slot] = bed.core.truth.payloads[key]
+    bed.fill_below(request)  # all of it lies below too: only what is missing here may be read
+    arrive(bed, 64)
+    steps_until_answered(bed, 1, 5)
+    assert set(bed.tiers.reads) == {keys[i] for i in chosen}
+    assert bed.core.counters.tokens_loaded == {"host": 32 * 4, "disk": 32 * 4}
+
+
+def test_g3_two_requests_keep_each_others_hits() -> None:
+    """G3: what one request has gathered is not evicted for the next one, though neither could be served alone for want
+    of slots: the second waits for the first."""
+    bed = big_bed()
+    for family in range(2):
+        bed.fill_below(prompt(bed, 40, family))
+        arrive(bed, 40, family)
+    steps_until_answered(bed, 2, 20)
+    assert max(bed.tiers.reads.values()) == 1
+    assert len(bed.tiers.reads) == 80
+
+
+def test_g7_every_tier_hangs() -> None:
+    """Promise 4 with everything hung: no I/O ever ends. Each request is answered at its deadline, and computes."""
+    bed = big_bed(tiers=(disk(), objects()))
+    for family in range(4):
+        bed.fill_below(prompt(bed, 32, family))
+        arrive(bed, 32, family)
+    for _ in range(60):
+        bed.step(Whims(budget=10_000), seconds=0.1)
+        bed.run_transfers()
+        bed.check()
+    assert not bed.engine.seats
+    assert all(op.verb is not Verb.WRITE or op.slots for op in bed.tiers.pending.values())
+    bed.settle()
+    bed.check_end()
+
+
+def test_slow_steps_do_not_defer_for_ever() -> None:
+    """Promise 4 where a step takes longer than the deadline: two questions are enough."""
+    bed = big_bed(tiers=(objects(),))
+    arrive(bed, 32)
+    for _ in range(2):
+        bed.step(Whims(budget=10_000), seconds=7.0)
+    assert not bed.engine.waiting

@@ -1,0 +1,109 @@
+"""A dispatcher over real files with a clock that the test moves."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tier_bench import Bench, compressible
+
+from tierkv.dispatch import Dispatcher, TierLimits
+from tierkv.testing.frames import make_key
+from tierkv.testing.stepping import ManualClock
+from tierkv.tiers.retry import Timing
+from tierkv.tiers.tier import Tier
+from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.transfers import SlotRef
+
+KEYS = [make_key(number) for number in range(64)]
+PATIENCE_S = 60.0
+"""How long a test waits for a thread before it fails. No verdict about speed."""
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait for other threads."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_s, f"waited in vain for {what}"
+        time.sleep(0.001)
+
+
+@dataclass
+class DispatchBench:
+    """A dispatcher, and all that it said."""
+
+    bench: Bench
+    dispatcher: Dispatcher
+    clock: ManualClock
+    news: list[Completion | TierHealth] = field(default_factory=list)
+    _op_ids: Iterator[int] = field(default_factory=itertools.count)
+
+    def submit(
+        self, verb: Verb, numbers: Sequence[int], slots: Sequence[int] = (), *, deadline_s: float = 10.0, tier: int = 0
+    ) -> int:
+        """Submit an operation on ``KEYS[number]`` whose deadline is so many seconds from now."""
+        op_id = next(self._op_ids)
+        refs = tuple(SlotRef(slot, 1) for slot in slots)
+        keys = tuple(KEYS[number] for number in numbers)
+        self.dispatcher.submit(TierOp(op_id, tier, verb, keys, refs, self.clock() + deadline_s))
+        return op_id
+
+    def write(self, number: int, slot: int, **options: Any) -> int:
+        """Store chunk ``number`` through a slot."""
+        self.bench.fill(slot, KEYS[number], compressible(number))
+        return self.submit(Verb.WRITE, [number], [slot], **options)
+
+    def drain(self, limit: int = 1000) -> list[Completion | TierHealth]:
+        """Drain once, and remember."""
+        news = self.dispatcher.drain(limit)
+        self.news.extend(news)
+        return news
+
+    def completions(self, op_id: int) -> list[Completion]:
+        """What was said of an operation so far."""
+        return [said for said in self.news if isinstance(said, Completion) and said.op_id == op_id]
+
+    def health(self) -> list[bool]:
+        """What was said of tiers so far."""
+        return [said.usable for said in self.news if isinstance(said, TierHealth)]
+
+    def kinds(self, op_id: int) -> list[OutcomeKind]:
+        """The outcomes of the last completion of an operation."""
+        return [outcome.kind for outcome in self.completions(op_id)[-1].outcomes]
+
+    def wait(self, *op_ids: int) -> list[list[OutcomeKind]]:
+        """Drain until these operations have ended, and return their outcomes."""
+
+        def ended() -> bool:
+            self.drain()
+            return all(any(said.ended for said in self.completions(op_id)) for op_id in op_ids)
+
+        wait_for(ended, f"the end of operations {op_ids}")
+        return [self.kinds(op_id) for op_id in op_ids]
+
+    def wait_health(self, *expected: bool) -> None:
+        """Drain until the tier's health was told so."""
+
+        def told() -> bool:
+            self.drain()
+            return self.health() == list(expected)
+
+        wait_for(told, f"health {expected}, got {self.health()}")
+
+
+@contextmanager
+def dispatching(
+    bench: Bench, *tiers: Tier, limits: TierLimits | None = None, **options: Any
+) -> Iterator[DispatchBench]:
+    """A dispatcher over the bench's tier, or the given ones."""
+    clock = options.pop("clock", None) or ManualClock()
+    tiers = tiers or (bench.tier(timing=Timing(clock)),)
+    dispatcher = Dispatcher(tiers, [limits or TierLimits()] * len(tiers), clock, **options)
+    try:
+        yield DispatchBench(bench, dispatcher, clock)
+    finally:
+        dispatcher.close(PATIENCE_S)
