@@ -37,7 +37,7 @@ from tierkv.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
 
-SCAN_DEADLINE_S = 60.0
+SCAN_TIMEOUT_S = 60.0
 """How long opening a stack waits for a tier to tell what it holds; a tier that takes longer stays out of service."""
 
 HELD_BY_CASCADES_SHARE = 0.5
@@ -152,8 +152,10 @@ class _Assembly:
                 store_chunks_per_step_max=config.store.chunks_per_step_max,
                 prompt_only=config.store.prompt_only,
                 num_workers=1,
+                gpu_prefix_caching=self.engine.capabilities.prefix_caching,
             ),
             counters,
+            _log.warning,
         )
         copies = CopyPool(threads=config.host.copy_threads)
         verify_loads = config.host.verify and self.sealer.verify
@@ -218,7 +220,7 @@ class _Assembly:
 
     def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:
         """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""
-        for result in dispatcher.scan_all(self.clock() + SCAN_DEADLINE_S):
+        for result in dispatcher.scan_all(SCAN_TIMEOUT_S):
             if result.error:
                 _log.warning("tier %s is out of service: %s", lower[result.tier].name, result.error)
             lower[result.tier].load_index((entry.key, entry.frame_bytes) for entry in result.entries)

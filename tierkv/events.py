@@ -35,9 +35,14 @@ class Observers:
         self._pending_max = pending_max
         self._pending: list[Future[None]] = []
 
+    @property
+    def any(self) -> bool:
+        """Whether somebody observes."""
+        return self._call is not None
+
     def notify(self, events: Sequence[CacheEvent]) -> None:
         """Pass a batch on; never waits. Engine's thread."""
-        if self._call is None or self._submit is None:
+        if self._call is None or self._submit is None or not events:
             return
         self._pending = [future for future in self._pending if not future.done()]
         if len(self._pending) >= self._pending_max:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -30,6 +31,9 @@ from tierkv.worker.worker import Worker
 
 VALIDATE = "TIERKV_VALIDATE"
 """Environment variable: 1 checks every invariant after every step (slow; for tests and for reports of bugs)."""
+
+OBSERVED_EVENTS_MAX = 4096
+"""Events kept, where there are observers, for an engine that never takes them; older ones are dropped and counted."""
 
 _POLL_S = 0.001
 
@@ -82,7 +86,7 @@ class Stack:
         self._validate = os.environ.get(VALIDATE) == "1"
         self._in_step = False
         self._closed = False
-        self._events: list[CacheEvent] = []
+        self._observed: deque[CacheEvent] = deque(maxlen=OBSERVED_EVENTS_MAX)
 
     # -- the step loop -----------------------------------------------------------------------------------------------
 
@@ -102,12 +106,17 @@ class Stack:
         """Give dispatch its instructions, and observers what happened."""
         for op in self._manager.take_ops():
             self._dispatcher.submit(op)
-        events = self._scheduler.take_events()
-        if events:
-            self._events += events
-            self._parts.observers.notify(events)
+        self._observe()
         if self._validate:
             self._scheduler.validate()
+
+    def _observe(self) -> None:
+        """Pass events to observers, and keep them for the engine; without observers they stay where they are bounded."""
+        if self._parts.observers.any:
+            events = self._scheduler.take_events()
+            self.counters.events_dropped += max(0, len(self._observed) + len(events) - OBSERVED_EVENTS_MAX)
+            self._observed.extend(events)
+            self._parts.observers.notify(events)
 
     # -- what an engine calls ----------------------------------------------------------------------------------------
 
@@ -147,7 +156,9 @@ class Stack:
 
     def take_events(self) -> list[CacheEvent]:
         """What became available or left, in which tier, since the last call."""
-        events, self._events = self._events, []
+        self._observe()
+        events = [*self._observed, *self._scheduler.take_events()]
+        self._observed.clear()
         return events
 
     def reset_cache(self) -> None:

@@ -15,7 +15,6 @@ from tier_bench import Bench, compressible, make_bench
 from tierkv.abc import Capabilities
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing import faults
-from tierkv.testing.stepping import ManualClock
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.types.tier_ops import OutcomeKind, TierOp, Verb
 
@@ -82,7 +81,7 @@ def test_a_wedged_backend_is_never_in_the_way(bench: Bench, gate: Event) -> None
 
 def test_one_wedged_tier_does_not_hold_up_another(bench: Bench, tmp_path: Any, gate: Event) -> None:
     """Each tier has threads of its own: a dead object store must not cost the local disk."""
-    other = make_bench(tmp_path / "other")
+    other = make_bench(tmp_path / "other", beside=bench)
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench, bench.tier(), other.tier()) as dispatch:
         stuck = [dispatch.submit(Verb.PROBE, [1]) for _ in range(20)]
@@ -90,7 +89,6 @@ def test_one_wedged_tier_does_not_hold_up_another(bench: Bench, tmp_path: Any, g
         assert dispatch.wait(*free) == [[ABSENT]] * 20
         assert not any(dispatch.completions(op_id) for op_id in stuck)
         gate.set()
-    other.arena.close()
 
 
 def test_late_data_is_never_accepted(bench: Bench, gate: Event) -> None:
@@ -259,7 +257,7 @@ def test_an_operation_that_makes_no_sense_fails(bench: Bench) -> None:
 
 def test_outcomes_and_retries_are_counted(bench: Bench) -> None:
     """An operator must see each kind of trouble apart."""
-    timing = Timing(ManualClock(), sleep=lambda _: None)
+    timing = Timing(bench.clock, sleep=lambda _: None)
     with dispatching(bench, bench.tier(retry=RetryLimits(3), timing=timing)) as dispatch:
         dispatch.wait(dispatch.write(0, 0), dispatch.write(1, 1))
         bench.file(KEYS[1]).write_bytes(b"damaged")
@@ -302,7 +300,13 @@ def test_flush_waits_for_writes_only(bench: Bench, gate: Event) -> None:
 def test_limits_are_one_per_tier(bench: Bench) -> None:
     """A tier without bounds would be one without promise 6."""
     with pytest.raises(ValueError, match="1 tiers came with 0 limits"):
-        Dispatcher([bench.tier()], [], ManualClock())
+        Dispatcher([bench.tier()], [], bench.clock)
+
+
+def test_tier_and_dispatcher_read_one_clock(bench: Bench) -> None:
+    """With two, every deadline would have passed before its operation began, or would never pass."""
+    with pytest.raises(ValueError, match="tier 'files' reads another clock"):
+        Dispatcher([bench.tier()], [TierLimits()], time.monotonic)
 
 
 @pytest.mark.parametrize(

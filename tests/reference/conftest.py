@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
+from tierkv.reference import Engine, EngineConfig, ModelConfig
 from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
-
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """The cores are shared with other tests; and equality is promised for one number of threads."""
-    torch = importlib.import_module("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,20 +27,19 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def expected() -> Callable[..., list[int]]:
     """The tokens that a model gives to a prompt: alone, in one piece, with nothing cached."""
-    reference = importlib.import_module("tierkv.reference")
     known: dict[Any, list[int]] = {}
 
-    def tokens(model: Any, prompt: Sequence[int], count: int, *, block_tokens: int = 4) -> list[int]:
+    def tokens(model: ModelConfig, prompt: Sequence[int], count: int, *, block_tokens: int = 4) -> list[int]:
         key = (model, tuple(prompt), count, block_tokens)
         if key not in known:
-            config = reference.EngineConfig(
+            config = EngineConfig(
                 model=model,
                 num_blocks=2 + (len(prompt) + count) // block_tokens,
                 block_tokens=block_tokens,
                 max_batched_tokens=len(prompt),
                 prefix_caching=False,
             )
-            known[key] = reference.Engine(config).generate([prompt], count)[0].output_tokens
+            known[key] = Engine(config).generate([prompt], count)[0].output_tokens
         return known[key]
 
     return tokens

@@ -210,6 +210,23 @@ def test_empty_steps_idle(host_connector: Any) -> None:
     assert len(empty) >= 2 * 2 + 3
 
 
+def test_steps_go_on_while_transfers_do(host_connector: Any) -> None:
+    """Whoever stops stepping with the last token leaves its stores on the way, and a finished request untold."""
+    connector = host_connector()
+    connector.has_pending_work = lambda: len(connector.steps()) < 7
+    engine = small_engine(connector)
+    engine.generate([words(5)], 2)
+    assert len(connector.steps()) == 7
+    assert not engine.has_work
+    alone = small_engine()
+    alone.add_request(words(5), 1)
+    alone.step()
+    assert not alone.has_unfinished
+    assert alone.has_work
+    assert alone.step().output.finished == {"request-0"}
+    assert not alone.has_work
+
+
 @pytest.mark.parametrize(
     ("prompt", "max_new_tokens", "message"),
     [

@@ -11,7 +11,6 @@ from core_truth import BedRequest
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.load_plan import plan_load
-from tierkv.scheduler.records import RequestRecord
 from tierkv.types.engine import ScheduledRequest, StepOutput
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 
@@ -71,8 +70,7 @@ def test_s57_a_chunk_is_loaded_from_its_middle() -> None:
 def test_s58_leading_placeholders_are_skipped() -> None:
     """S58: null blocks before the first real one get nothing."""
     core = make_core()
-    record = RequestRecord(core.request(16), core.geometry)
-    record.extend_keys(core.geometry)
+    record = core.record(core.request(16))
     plan = plan_load(record, core.geometry, [blocks([0, 0, 5, 6])], 0, 16)
     assert (plan.block_ids, plan.block_indices) == ((5, 6), (2,))
     assert plan.keys == tuple(record.groups[0].keys[2:])
@@ -81,8 +79,7 @@ def test_s58_leading_placeholders_are_skipped() -> None:
 def test_s59_a_placeholder_behind_computed_blocks() -> None:
     """S59: computed, computed, null, then the first block to fill."""
     core = make_core()
-    record = RequestRecord(core.request(16), core.geometry)
-    record.extend_keys(core.geometry)
+    record = core.record(core.request(16))
     plan = plan_load(record, core.geometry, [blocks([3, 4, 0, 6], filled=2)], 8, 8)
     assert (plan.block_ids, plan.block_indices, plan.keys) == ((6,), (3,), (record.groups[0].keys[3],))
 

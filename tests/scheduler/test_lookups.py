@@ -295,6 +295,8 @@ def test_a_younger_request_gets_its_ready_part_too() -> None:
     older, younger = core.arrive(28, "o"), core.arrive(range(100, 132), "y")
     core.put(core.truth.keys(younger)[:2])
     core.keep_below([*core.truth.keys(older), *core.truth.keys(younger)[2:]])
+    keeper = core.arrive(range(100, 108), "k")
+    assert core.ask(keeper) == 8, "its offer keeps these two chunks from being evicted for the older request"
     busy = core.manager.prepare_store([(k, 0) for k in core.truth.keys(core.request(range(500, 516)))], RequestContext("nobody"))
     assert busy is not None
     assert core.ask(older) is None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from core_parts import make_core
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.errors import EngineProtocolError, IllegalTransitionError
-from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import TRANSITIONS, RequestEvent, RequestState, next_state
 from tierkv.types.keys import make_key
 
@@ -19,8 +16,7 @@ def test_s3_a_chunk_is_named_by_its_last_hash() -> None:
     """S3: 3 hashes per chunk and 10 hashes: chunks at hash indices 2, 5 and 8; the tenth hash names nothing."""
     core = make_core(block_tokens=(3,), hash_block_tokens=1)
     request = core.request(10)
-    record = RequestRecord(request, core.geometry)
-    record.extend_keys(core.geometry)
+    record = core.record(request)
     assert record.groups[0].keys == [make_key(request.block_hashes[i], 0) for i in (2, 5, 8)]
 
 
@@ -29,7 +25,7 @@ def test_s4_keys_are_append_only(growth: list[int]) -> None:
     """S4: whenever hashes come, keys are only ever added, each once, and asking twice adds none."""
     core = make_core(block_tokens=(2, 3), factor=2, hash_block_tokens=1)
     request = core.request(0)
-    record = RequestRecord(request, core.geometry)
+    record = core.record(request)
     for count in growth:
         before = [list(group.keys) for group in record.groups]
         request.extend(range(count))
@@ -57,22 +53,23 @@ def test_s5_hashes_may_lag_behind_tokens() -> None:
 def test_s12_max_offload_tokens(value: int) -> None:
     """S12: a count of tokens is taken, zero included."""
     core = make_core()
-    assert RequestRecord(core.request(8, max_offload_tokens=value), core.geometry).offload_tokens_max == value
+    assert core.record(core.request(8, max_offload_tokens=value)).offload_tokens_max == value
+    assert not core.warnings
 
 
 @pytest.mark.parametrize("value", [-1, "5", True, 1.5])
-def test_s12_nonsense_is_ignored_aloud(value: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_s12_nonsense_is_ignored_aloud(value: object) -> None:
     """S12: users' requests carry anything; True must not become 1, and what is ignored is said."""
     core = make_core()
-    with caplog.at_level(logging.WARNING):
-        assert RequestRecord(core.request(8, max_offload_tokens=value), core.geometry).offload_tokens_max is None
-    assert repr(value) in caplog.text
+    assert core.record(core.request(8, max_offload_tokens=value)).offload_tokens_max is None
+    (warning,) = core.warnings
+    assert f"max_offload_tokens = {value!r}" in warning
 
 
 def test_s13_one_record_per_group() -> None:
     """S13: each group has its own keys, blocks and cursor."""
     core = make_core(block_tokens=(2, 4), factor=2)
-    record = RequestRecord(core.request(8), core.geometry)
+    record = core.record(core.request(8))
     assert [group.chunk_tokens for group in record.groups] == [4, 8]
     assert record.groups[0] is not record.groups[1]
 

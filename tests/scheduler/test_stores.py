@@ -36,8 +36,7 @@ def chunk_indices(core: Core, request: BedRequest, meta: ConnectorMeta, group: i
 
 def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
     """A record with these block ids."""
-    record = RequestRecord(core.request(tokens), core.geometry)
-    record.extend_keys(core.geometry)
+    record = core.record(core.request(tokens))
     record.replace_blocks(tuple(map(tuple, tables)), whole_table=True)
     return record
 

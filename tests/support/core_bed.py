@@ -203,7 +203,7 @@ class Bed:
             if seat.deferred_since_s is None:
                 seat.deferred_since_s = now
             waited = now - seat.deferred_since_s
-            assert 1 or waited < self.spec.deadline_s, f"{seat.request.request_id} is deferred for {waited} s"
+            assert waited < self.spec.deadline_s, f"{seat.request.request_id} is deferred for {waited} s"
             return
         seat.deferred_since_s = None
         assert 0 <= answer <= seat.request.num_tokens - local
@@ -249,8 +249,6 @@ class Bed:
             holds.update(map(id, pending.chunks))
         for promotions in traffic._promotions.values():
             holds.update(map(id, promotions))
-        for tier in core.lower:
-            holds.update(map(id, tier.cascades))
         for chunk in core.host._by_slot:
             if chunk is not None:
                 assert holds.pop(id(chunk), 0) == chunk.holders, f"{chunk.key.hex()}: {core.host.story(chunk.key)}"

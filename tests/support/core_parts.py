@@ -15,6 +15,7 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
+from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
 from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
@@ -66,6 +67,7 @@ class Core:
     counters: CoreCounters
     geometry: Geometry
     truth: Truth
+    warnings: list[str]
     now: float = 0.0
 
     def begin(self, now: float | None = None) -> None:
@@ -84,6 +86,12 @@ class Core:
         request = self.request(tokens, request_id, **params)
         self.scheduler.on_new_request(request)
         return request
+
+    def record(self, request: BedRequest) -> RequestRecord:
+        """What the scheduler remembers of a request, with all its keys."""
+        record = self.scheduler._record(request)
+        record.extend_keys(self.geometry)
+        return record
 
     def ask(self, request: BedRequest, computed: int = 0) -> int | None:
         """The answer of a lookup."""
@@ -149,8 +157,9 @@ def make_core(
     lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
     group_bytes = [group.payload_bytes for group in geometry.groups]
     manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)
-    scheduler = OffloadScheduler(manager, geometry, limits or SchedulerLimits(), counters)
-    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry))
+    warnings: list[str] = []
+    scheduler = OffloadScheduler(manager, geometry, limits or SchedulerLimits(), counters, warnings.append)
+    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings)
     core.begin(0.0)
     return core
 

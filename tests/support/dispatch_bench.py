@@ -14,7 +14,6 @@ from tier_bench import Bench, compressible
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing.frames import make_key
 from tierkv.testing.stepping import ManualClock
-from tierkv.tiers.retry import Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
 from tierkv.types.transfers import SlotRef
@@ -100,10 +99,9 @@ def dispatching(
     bench: Bench, *tiers: Tier, limits: TierLimits | None = None, **options: Any
 ) -> Iterator[DispatchBench]:
     """A dispatcher over the bench's tier, or the given ones."""
-    clock = options.pop("clock", None) or ManualClock()
-    tiers = tiers or (bench.tier(timing=Timing(clock)),)
-    dispatcher = Dispatcher(tiers, [limits or TierLimits()] * len(tiers), clock, **options)
+    tiers = tiers or (bench.tier(),)
+    dispatcher = Dispatcher(tiers, [limits or TierLimits()] * len(tiers), bench.clock, **options)
     try:
-        yield DispatchBench(bench, dispatcher, clock)
+        yield DispatchBench(bench, dispatcher, bench.clock)
     finally:
         dispatcher.close(PATIENCE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from tierkv.abc import BackendContext, Capabilities, Codec
 from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.testing.faults import FaultyBackend
+from tierkv.testing.stepping import ManualClock
 from tierkv.tiers.arena import HostArena
-from tierkv.tiers.retry import RetryLimits
+from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
@@ -36,6 +37,7 @@ class Bench:
     sealer: FrameSealer
     files: PlainFiles | AsyncPlainFiles
     backend: FaultyBackend
+    clock: ManualClock = field(default_factory=ManualClock)
 
     def tier(self, codec: str = "none", *, asynchronous: bool = False, **changes: Any) -> Tier:
         """A tier over the files; ``changes`` are capabilities, codecs, retry, timing, sealer."""
@@ -44,6 +46,7 @@ class Bench:
         sealer = changes.pop("sealer", self.sealer)
         backend = self.files if asynchronous else self.backend
         changes.setdefault("retry", ONCE)
+        changes.setdefault("timing", Timing(self.clock))
         return Tier("files", backend, declared, codec, codecs, sealer, self.arena, **changes)
 
     def fill(self, slot: int, key: Key, payload: bytes) -> SlotRef:
@@ -71,14 +74,17 @@ class Bench:
         return [SlotRef(slot, 2) for slot in slots]
 
 
-def make_bench(place: Path, kind: type[PlainFiles | AsyncPlainFiles] = PlainFiles) -> Bench:
-    """Open a directory and an arena of eight slots."""
+def make_bench(
+    place: Path, kind: type[PlainFiles | AsyncPlainFiles] = PlainFiles, *, beside: Bench | None = None
+) -> Bench:
+    """Open a directory and an arena of eight slots; or share arena and clock with another bench: one stack's tiers."""
     # Slots are a page longer than the chunks: what a file has too much then arrives, and must be seen.
-    arena = HostArena(8 * (HEADER_BYTES + 16_384), PAYLOAD_BYTES + 4096)
+    arena = beside.arena if beside else HostArena(8 * (HEADER_BYTES + 16_384), PAYLOAD_BYTES + 4096)
     context = BackendContext("files", NAMESPACE, arena.slot_bytes, None)
     files = kind(context, PlainOptions(str(place)))
     backend = FaultyBackend(files)  # type: ignore[arg-type]  # of an async one only the inner backend is used
-    return Bench(place, arena, FrameSealer(NAMESPACE.fingerprint()), files, backend)
+    clock = beside.clock if beside else ManualClock()
+    return Bench(place, arena, FrameSealer(NAMESPACE.fingerprint()), files, backend, clock)
 
 
 def compressible(number: int, size: int = PAYLOAD_BYTES) -> bytes:

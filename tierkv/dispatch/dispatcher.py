@@ -76,6 +76,11 @@ class Dispatcher:
     ) -> None:
         if len(tiers) != len(limits):
             raise ValueError(f"{len(tiers)} tiers came with {len(limits)} limits")
+        for tier in tiers:
+            if tier.clock != clock:
+                raise ValueError(
+                    f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold"
+                )
         self._tiers = tuple(tiers)
         self._clock = clock
         self._spawn = spawn

@@ -66,4 +66,6 @@ def next_state(state: ChunkState, event: ChunkEvent, story: Callable[[], str]) -
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalTransitionError(f"a chunk that is {state.value} cannot be {event.value}. Its story: {story()}") from None
+        raise IllegalTransitionError(
+            f"a chunk that is {state.value} cannot be {event.value}. Its story: {story()}"
+        ) from None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 
 EVENT_KEYS_MAX = 1_000_000
-"""Keys kept for an engine that never drains its events; older ones are dropped and counted."""
+"""Keys kept for an engine that never takes its events; the oldest are dropped and counted."""
 
 
 class EventLog:
     """Collects events until they are taken. Single-threaded."""
 
-    def __init__(self, keys_max: int = EVENT_KEYS_MAX) -> None:
-        self.dropped_keys = 0
+    def __init__(self, counters: CoreCounters, keys_max: int = EVENT_KEYS_MAX) -> None:
+        self._counters = counters
         self._keys_max = keys_max
-        self._runs: list[tuple[CacheEventKind, str, list[Key]]] = []
+        self._runs: deque[tuple[CacheEventKind, str, list[Key]]] = deque()
         self._size = 0
 
     def add(self, kind: CacheEventKind, tier: str, key: Key) -> None:
@@ -25,19 +28,23 @@ class EventLog:
             runs[-1][2].append(key)
         else:
             runs.append((kind, tier, [key]))
-        self._size += 1
-        if self._size > self._keys_max:
-            lost = len(runs.pop(0)[2])
-            self._size -= lost
-            self.dropped_keys += lost
+        self._grown()
 
     def cleared(self, tier: str) -> None:
         """Note that everything left ``tier`` at once."""
         self._runs.append((CacheEventKind.CLEARED, tier, []))
+        self._grown()
+
+    def _grown(self) -> None:
+        self._size += 1
+        if self._size > self._keys_max:
+            lost = max(1, len(self._runs.popleft()[2]))
+            self._size -= lost
+            self._counters.events_dropped += lost
 
     def take(self) -> list[CacheEvent]:
         """All events since the last call, in order."""
         events = [CacheEvent(kind, tier, tuple(keys)) for kind, tier, keys in self._runs]
-        self._runs = []
+        self._runs.clear()
         self._size = 0
         return events

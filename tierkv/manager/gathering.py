@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tierkv.errors import require
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import HOST
 from tierkv.manager.host_index import Chunk, HostIndex
@@ -35,7 +36,7 @@ class Gathering:
             reservation = self._by_owner[owner] = Reservation(owner, keys)
         elif reservation.keys != keys or reservation.failed:
             self._replace(reservation, keys)
-        if not reservation.granted and not reservation.failed and self._may_take(reservation):
+        if not reservation.complete and self._may_take(reservation):
             self._grant(reservation)
         return reservation
 
@@ -44,57 +45,69 @@ class Gathering:
         for other in self._by_owner.values():
             if other is reservation:
                 return True
-            if not other.granted and not other.failed:
+            if not other.complete and not other.failed:
                 break
-        first, wanted = len(reservation.chunks), len(reservation.keys)
+        first, wanted = reservation.position, len(reservation.keys)
         return self._host.resident_prefix(reservation.keys, first, wanted) == wanted - first
 
     def _grant(self, reservation: Reservation) -> None:
-        for key in reservation.keys[len(reservation.chunks) :]:
+        if not reservation.pinned:
+            self._hold_what_is_there(reservation)
+        while reservation.position < len(reservation.keys):
+            key = reservation.keys[reservation.position]
+            if key not in reservation.granted and not self._take(reservation, key):
+                return
+            reservation.position += 1
+
+    def _hold_what_is_there(self, reservation: Reservation) -> None:
+        """Before any slot is taken: it must not be taken from a chunk that the same request wants further on (G3)."""
+        reservation.pinned = True
+        for key in reservation.keys:
             if self._held >= self.chunks_max:
                 return
-            chunk = self._host.get(key)
+            chunk = None if key in reservation.granted else self._host.get(key)
             if chunk is not None:
                 self._host.hold(chunk)
-                source = HOST if chunk.state is ChunkState.READY else chunk.origin
-            else:
-                if not self._host.room:
-                    return
-                tier = self._traffic.source_of(key)
-                if tier is None:
-                    reservation.failed = True
-                    return
-                chunk = self._traffic.promote(key, self._group_bytes[split_key(key)[1]], tier)
-                source = tier.name
-            if chunk.state is not ChunkState.READY:
-                reservation.outstanding += 1
-                chunk.waiters = [*(chunk.waiters or ()), reservation]
-            reservation.chunks.append(chunk)
-            reservation.sources.append(source)
-            self._held += 1
+                self._add(reservation, chunk)
+
+    def _take(self, reservation: Reservation, key: Key) -> bool:
+        """Hold the chunk of ``key``, or give it a slot and start to fetch it; False if neither can be done now."""
+        if self._held >= self.chunks_max:
+            return False
+        chunk = self._host.get(key)
+        if chunk is not None:
+            self._host.hold(chunk)
+            self._add(reservation, chunk)
+            return True
+        if not self._host.room:
+            return False
+        tier = self._traffic.source_of(key)
+        if tier is None:
+            reservation.failed = True
+            return False
+        self._add(reservation, self._traffic.promote(key, self._group_bytes[split_key(key)[1]], tier))
+        return True
+
+    def _add(self, reservation: Reservation, chunk: Chunk) -> None:
+        """Count a chunk that is held as granted. What is not readable yet will have come from where it is read."""
+        ready = chunk.state is ChunkState.READY
+        if not ready:
+            reservation.outstanding += 1
+            chunk.waiters = [*(chunk.waiters or ()), reservation]
+        reservation.granted[chunk.key] = (chunk, HOST if ready else chunk.origin)
+        self._held += 1
 
     def _replace(self, reservation: Reservation, keys: tuple[Key, ...]) -> None:
-        """Other chunks are wanted now, or one was lost.
-
-        What is still wanted and good, from the front of the new keys on, stays held and keeps its source: a hit that
-        starts later, because the engine has found its front in its own cache, is still the hit that was gathered.
-        """
-        old = {chunk.key: (chunk, source) for chunk, source in zip(reservation.chunks, reservation.sources, strict=True)}
-        kept: list[tuple[Chunk, str]] = []
-        for key in keys:
-            chunk_and_source = old.get(key)
-            if chunk_and_source is None or chunk_and_source[0].state is ChunkState.DOOMED:
-                break
-            kept.append(old.pop(key))
-        for chunk, _ in reversed(old.values()):
-            self._let_go(reservation, chunk)
-        reservation.chunks = [chunk for chunk, _ in kept]
-        reservation.sources = [source for _, source in kept]
-        reservation.keys = keys
-        reservation.failed = False
+        """Other chunks are wanted now, or one was lost. What is still wanted and good stays held, with its source."""
+        wanted = set(keys)
+        for key in reversed(reservation.keys):
+            granted = reservation.granted.get(key)
+            if granted is not None and (key not in wanted or granted[0].state is ChunkState.DOOMED):
+                self._let_go(reservation, key)
+        reservation.want(keys)
 
     def trim(self, owner: str, keys: tuple[Key, ...]) -> None:
-        """Shrink the owner's reservation to ``keys``, a prefix of what it wants."""
+        """Shrink the owner's reservation to ``keys``, a part of what it was granted."""
         reservation = self._by_owner.get(owner)
         if reservation is not None:
             self._replace(reservation, keys)
@@ -102,25 +115,47 @@ class Gathering:
     def granted(self, owner: str) -> Mapping[Key, tuple[Chunk, str]]:
         """The owner's granted chunks, each with the tier it came from."""
         reservation = self._by_owner.get(owner)
-        if reservation is None:
-            return {}
-        return dict(zip(reservation.keys, zip(reservation.chunks, reservation.sources, strict=True), strict=False))
+        return {} if reservation is None else reservation.granted
 
     def release(self, owner: str) -> None:
         """End the owner's reservation."""
         reservation = self._by_owner.pop(owner, None)
         if reservation is not None:
-            for chunk in reversed(reservation.chunks):  # tail first: the head of a prefix stays longest (S54)
-                self._let_go(reservation, chunk)
+            for key in reversed(reservation.keys):  # tail first: the head of a prefix stays longest (S54)
+                if key in reservation.granted:
+                    self._let_go(reservation, key)
 
     def release_all(self) -> None:
         """End every reservation."""
         for owner in list(self._by_owner):
             self.release(owner)
 
-    def _let_go(self, reservation: Reservation, chunk: Chunk) -> None:
+    def _let_go(self, reservation: Reservation, key: Key) -> None:
+        chunk, _ = reservation.granted.pop(key)
         if chunk.waiters and reservation in chunk.waiters:
             chunk.waiters.remove(reservation)
             reservation.outstanding -= 1
         self._host.release(chunk)
         self._held -= 1
+
+    def validate(self) -> None:
+        """Check that every granted chunk is held, and that together they keep the cap.
+
+        Raises:
+            InvariantError: one of it is not so.
+        """
+        reservations = self._by_owner.values()
+        require(
+            self._held == sum(len(r.granted) for r in reservations), f"{self._held} reserved chunks are counted wrong"
+        )
+        require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
+        for reservation in reservations:
+            what = f"reservation of {reservation.owner!r}"
+            require(reservation.granted.keys() <= set(reservation.keys), f"{what} holds what it does not want")
+            waiting = 0
+            for chunk, _ in reservation.granted.values():
+                require(chunk.holders > 0, f"{what}: chunk {chunk.key.hex()} is granted, but not held")
+                waiting += bool(chunk.waiters and reservation in chunk.waiters)
+            require(
+                waiting == reservation.outstanding, f"{what} waits for {reservation.outstanding} chunks, not {waiting}"
+            )

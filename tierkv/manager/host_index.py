@@ -125,7 +125,9 @@ class HostIndex:
     def release(self, chunk: Chunk) -> None:
         """Undo one hold. The last one makes a READY chunk evictable and lets a DOOMED one go."""
         if chunk.holders <= 0:
-            raise InvariantError(f"chunk {chunk.key.hex()} was released more often than held. Its story: {self.story(chunk.key)}")
+            raise InvariantError(
+                f"chunk {chunk.key.hex()} was released more often than held. Its story: {self.story(chunk.key)}"
+            )
         chunk.holders -= 1
         if chunk.holders:
             return

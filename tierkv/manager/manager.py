@@ -49,7 +49,7 @@ class OffloadManager:
         self._host = host
         self._tiers = tiers
         self._group_bytes = group_bytes
-        self._events = EventLog()
+        self._events = EventLog(counters)
         self._traffic = TierTraffic(host, tiers, self._events, counters)
         self._gathering = Gathering(host, self._traffic, group_bytes, reserved_chunks_max)
 
@@ -155,7 +155,7 @@ class OffloadManager:
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
-    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:  # noqa: ARG002
+    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:  # noqa: ARG002 - hints
         """Slots for those of ``keys`` (key, group) that the host tier does not have yet.
 
         Returns:
@@ -227,4 +227,5 @@ class OffloadManager:
     def validate(self) -> None:
         """Check every invariant; see :meth:`HostIndex.validate`."""
         self._host.validate()
+        self._gathering.validate()
         self._traffic.validate()

@@ -44,9 +44,7 @@ class _OpInFlight:
 class TierTraffic:
     """Sans-IO; the manager's hands towards dispatch."""
 
-    def __init__(
-        self, host: HostIndex, tiers: Sequence[LowerTier], events: EventLog, counters: CoreCounters
-    ) -> None:
+    def __init__(self, host: HostIndex, tiers: Sequence[LowerTier], events: EventLog, counters: CoreCounters) -> None:
         self.now = 0.0
         self.version = 0
         self._host = host

@@ -15,7 +15,8 @@ class CoreCounters:
     stores_refused: store batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get
     because its queue was full or it was unusable, by tier. promotions, cascades: chunks read from and written to a
     tier. chunks_corrupt: frames that failed their check, by tier. evictions: by tier. reads_failed, writes_failed: by
-    tier, for any other reason. loads_failed: chunks a worker could not load.
+    tier, for any other reason. probes: existence questions, by tier. events_dropped: cache events that nobody took in
+    time. loads_failed: chunks a worker could not load.
     """
 
     lookups: int = 0
@@ -34,6 +35,7 @@ class CoreCounters:
     evictions: Counter[str] = field(default_factory=Counter)
     reads_failed: Counter[str] = field(default_factory=Counter)
     writes_failed: Counter[str] = field(default_factory=Counter)
+    events_dropped: int = 0
     probes: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:

@@ -26,6 +26,7 @@ _HELP = {
     "evictions": "Chunks evicted",
     "reads_failed": "Reads that failed for another reason than corruption",
     "writes_failed": "Writes that failed",
+    "events_dropped": "Cache events dropped because the engine did not take them",
     "probes": "Existence questions put to a tier",
 }
 

@@ -19,6 +19,12 @@ from tierkv.scheduler.search import Hit, find_hit, ready_tokens, tokens_covered,
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
+_DEFERRED = (RequestState.ASKING, RequestState.GATHERING)
+
+
+def _absent(key: Key) -> LookupResult:  # noqa: ARG001 - the signature of a lookup
+    return LookupResult.MISS
+
 
 class Lookups:
     """The book of requests whose lookup is open (ASKING, GATHERING or OFFERED). Sans-IO.
@@ -27,13 +33,17 @@ class Lookups:
         manager: answers existence and gathers.
         deadline_s: a lookup is answered at the latest this long after it was first asked.
         counters: what happened, for metrics.
+        waits_for_loads: a request that wants what another one is just loading waits for that (S49, S51).
     """
 
-    def __init__(self, manager: OffloadManager, deadline_s: float, counters: CoreCounters) -> None:
+    def __init__(
+        self, manager: OffloadManager, deadline_s: float, counters: CoreCounters, *, waits_for_loads: bool
+    ) -> None:
         self.now_s = 0.0
         self._manager = manager
         self._deadline_s = deadline_s
         self._counters = counters
+        self._waits_for_loads = waits_for_loads
         self._open: OrderedDict[str, RequestRecord] = OrderedDict()
         self._loading: dict[Key, int] = {}
 
@@ -41,11 +51,12 @@ class Lookups:
 
     def loading_started(self, keys: tuple[Key, ...]) -> None:
         """These chunks are being loaded to the GPU: who wants them next waits and finds them there (S49)."""
-        for key in keys:
-            self._loading[key] = self._loading.get(key, 0) + 1
+        if self._waits_for_loads:
+            for key in keys:
+                self._loading[key] = self._loading.get(key, 0) + 1
 
     def loading_ended(self, keys: tuple[Key, ...]) -> None:
-        """Undo :meth:`loading_started`; harmless for keys that a reset has forgotten (S52)."""
+        """Undo :meth:`loading_started`."""
         for key in keys:
             count = self._loading.get(key, 0)
             if count > 1:
@@ -94,30 +105,20 @@ class Lookups:
             if reservation.ready and (expired or not self._is_being_loaded(wanted)):
                 return self._offer(record, hit.tokens, expired=expired)
             if expired:
-                return self._offer_ready_part(record, computed_tokens, hit.tokens, reservation)
+                return self._offer_held_part(record, computed_tokens, hit.tokens, reservation)
             if not reservation.failed:
                 break
         return self._defer(record, RequestEvent.WANTED)
 
     def _find(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> Hit:
-        """The search, under the cap of what can be gathered at once. After the deadline, unknown means absent."""
+        """The search, under the cap of what can be gathered at once. After the deadline only what is readable in the
+        host tier counts, and nobody else is asked any more."""
         groups = record.search_groups()
         tokens_max = min(
             record.request.num_tokens, tokens_covered(groups, computed_tokens, self._manager.reserved_chunks_max)
         )
-        lookup = partial(self._manager.lookup, ctx=record.ctx)
-
-        def lookup_after_deadline(key: Key) -> LookupResult:
-            answer = lookup(key)
-            return LookupResult.MISS if answer is LookupResult.RETRY else answer
-
-        return find_hit(
-            groups,
-            computed_tokens,
-            tokens_max,
-            lookup_after_deadline if expired else lookup,
-            self._manager.resident_prefix,
-        )
+        lookup = _absent if expired else partial(self._manager.lookup, ctx=record.ctx)
+        return find_hit(groups, computed_tokens, tokens_max, lookup, self._manager.resident_prefix)
 
     def _is_being_loaded(self, wanted: tuple[Key, ...]) -> bool:
         return bool(self._loading) and any(key in self._loading for key in wanted)
@@ -133,22 +134,25 @@ class Lookups:
         return None
 
     def _miss(self, record: RequestRecord, *, expired: bool) -> int:
-        self._counters.deadlines_expired += expired
-        self._manager.release(record.ctx)
-        self.close(record)
+        self._count_deadline(record, expired=expired)
+        # What the deadline has ended stays ended: until the request runs it is not deferred again (S47).
+        self._let_go(record, keeps_time=expired)
         record.apply(RequestEvent.MISSED)
         return 0
 
     def _offer(self, record: RequestRecord, tokens: int, *, expired: bool) -> int:
-        self._counters.deadlines_expired += expired
+        self._count_deadline(record, expired=expired)
         record.apply(RequestEvent.ANSWERED)
         record.hit_tokens = tokens
         return tokens
 
-    def _offer_ready_part(
+    def _count_deadline(self, record: RequestRecord, *, expired: bool) -> None:
+        self._counters.deadlines_expired += expired and record.state in _DEFERRED
+
+    def _offer_held_part(
         self, record: RequestRecord, computed_tokens: int, tokens: int, reservation: Reservation
     ) -> int:
-        """The deadline has passed: what is readable now is the answer; the rest is let go."""
+        """The deadline has passed, and not all that is readable may be held: the part that is held is the answer."""
         groups = record.search_groups()
         granted = reservation.granted_ready()
 
@@ -169,20 +173,30 @@ class Lookups:
         self._open.pop(record.ctx.request_id, None)
         record.end_lookup()
 
+    def _let_go(self, record: RequestRecord, *, keeps_time: bool) -> None:
+        """Hold nothing for the request any more. keeps_time: its next question shares this one's deadline."""
+        since = record.asked_since_s if keeps_time else None
+        self._manager.release(record.ctx)
+        self.close(record)
+        record.asked_since_s = since
+
     def sweep(self) -> None:
-        """Release what is held for requests that the engine has stopped asking about for longer than the deadline."""
+        """Release what is held for requests that the engine has stopped asking about for longer than the deadline.
+
+        One that was deferred keeps its deadline: however seldom it is asked about, its next answer is an answer.
+        """
         while self._open:
             record = next(iter(self._open.values()))
             if self.now_s - record.asked_at_s < self._deadline_s:
                 return
-            self._manager.release(record.ctx)
-            self.close(record)
+            deferred = record.state in _DEFERRED
+            self._counters.deadlines_expired += deferred
+            self._let_go(record, keeps_time=deferred)
             record.apply(RequestEvent.LAPSED)
 
     def reset(self) -> None:
-        """The cache was emptied: every open lookup starts over."""
+        """The cache was emptied: every open lookup starts over, within its deadline."""
         self._loading.clear()
         for record in list(self._open.values()):
-            self.close(record)
+            self._let_go(record, keeps_time=record.state in _DEFERRED)
             record.apply(RequestEvent.LAPSED)
-

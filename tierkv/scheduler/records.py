@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
@@ -11,8 +11,6 @@ from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key
-
-_log = logging.getLogger(__name__)
 
 
 class GroupRecord:
@@ -30,7 +28,7 @@ class GroupRecord:
 class RequestRecord:
     """One request over all groups. Invariant I1: its jobs are one load, or stores, or none."""
 
-    def __init__(self, request: Request, geometry: Geometry) -> None:
+    def __init__(self, request: Request, geometry: Geometry, warn: Callable[[str], None] = lambda _: None) -> None:
         self.request = request
         params = request.kv_transfer_params or {}
         self.ctx = RequestContext(request.request_id, params)
@@ -39,7 +37,7 @@ class RequestRecord:
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
-        self.offload_tokens_max = _offload_tokens_max(self.ctx)
+        self.offload_tokens_max = _offload_tokens_max(self.ctx, warn)
         # The lookup in progress: since when it is deferred, what it was about, and what it found.
         self.asked_since_s: float | None = None
         self.asked_at_s = 0.0
@@ -91,13 +89,9 @@ class RequestRecord:
         self.hit_tokens = 0
         self.wanted = ()
 
-    def reset(self) -> None:
-        """The cache was emptied: everything has to be offered again (S91)."""
-        self.end_lookup()
-        self.offer_again()
-
     def offer_again(self) -> None:
-        """Chunks that were thought to be stored may not be: offer all of them again (present ones are filtered out)."""
+        """Chunks that were thought to be stored may not be, because a load of them failed or the cache was emptied (S91):
+        offer all of them again. Present ones are filtered out."""
         for group in self.groups:
             group.next_stored = 0
 
@@ -107,10 +101,10 @@ class RequestRecord:
         return self.load_job is not None or bool(self.store_jobs)
 
 
-def _offload_tokens_max(ctx: RequestContext) -> int | None:
+def _offload_tokens_max(ctx: RequestContext, warn: Callable[[str], None]) -> int | None:
     """``kv_transfer_params["max_offload_tokens"]``: a true int of at least 0; anything else is ignored aloud (S12)."""
     value = ctx.kv_transfer_params.get("max_offload_tokens")
     if value is None or (type(value) is int and value >= 0):
         return value
-    _log.warning("request %r: max_offload_tokens = %r is ignored: give an integer of 0 or more", ctx.request_id, value)
+    warn(f"request {ctx.request_id!r}: max_offload_tokens = {value!r} is ignored: give an integer of 0 or more")
     return None

@@ -79,4 +79,6 @@ def next_state(request_id: str, state: RequestState, event: RequestEvent) -> Req
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalTransitionError(f"request {request_id!r} is {state.value}: {event.value!r} cannot happen") from None
+        raise IllegalTransitionError(
+            f"request {request_id!r} is {state.value}: {event.value!r} cannot happen"
+        ) from None

@@ -6,7 +6,7 @@ performs no I/O: chunks move because :class:`~tierkv.manager.manager.OffloadMana
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tierkv.errors import EngineProtocolError
@@ -32,25 +32,35 @@ class SchedulerLimits:
     store_chunks_per_step_max: chunks of one request offered for storing in one step.
     prompt_only: store no chunk that holds a generated token.
     num_workers: workers that report each job.
+    gpu_prefix_caching: the engine shares computed blocks between requests, so that a prefix that one request is just
+        loading is waited for instead of being loaded twice.
     """
 
     lookup_deadline_s: float = 5.0
     store_chunks_per_step_max: int = 256
     prompt_only: bool = False
     num_workers: int = 1
+    gpu_prefix_caching: bool = True
 
 
 class OffloadScheduler:
     """See the module's docstring. Every method belongs to the engine's scheduler thread."""
 
     def __init__(
-        self, manager: OffloadManager, geometry: Geometry, limits: SchedulerLimits, counters: CoreCounters
+        self,
+        manager: OffloadManager,
+        geometry: Geometry,
+        limits: SchedulerLimits,
+        counters: CoreCounters,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """Wire the scheduler. ``warn`` is told what a request's parameters got wrong."""
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
         self._counters = counters
-        self._lookups = Lookups(manager, limits.lookup_deadline_s, counters)
+        self._warn = warn
+        self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self._fences = Fences()
@@ -74,7 +84,7 @@ class OffloadScheduler:
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
-            record = self._records[request.request_id] = RequestRecord(request, self._geometry)
+            record = self._records[request.request_id] = RequestRecord(request, self._geometry, self._warn)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
                 f"request {request.request_id!r} has finished and still has transfers in flight: use another id"
@@ -94,12 +104,11 @@ class OffloadScheduler:
         """
         record = self._record(request)
         self._counters.lookups += 1
+        if record.state is RequestState.RUNNING:
+            self._start_over(record)  # allocated and never scheduled, or preempted without notice
         if record.has_jobs:
             self._counters.deferrals += 1
             return None, False
-        if record.state is RequestState.RUNNING:
-            # Allocated without a load and never scheduled, or preempted without notice: it starts over.
-            record.apply(RequestEvent.PREEMPTED)
         record.extend_keys(self._geometry)
         record.computed_tokens = num_computed_tokens
         tokens = self._lookups.answer(record, num_computed_tokens)
@@ -109,20 +118,20 @@ class OffloadScheduler:
         """Blocks were allocated for the local and ``num_external_tokens`` external tokens: start the load.
 
         Raises:
-            EngineProtocolError: more tokens than were offered, or tables that cannot take them.
+            EngineProtocolError: more tokens than were offered, tables that cannot take them, or a load still runs.
         """
         record = self._record(request)
-        if num_external_tokens > record.hit_tokens:
+        if record.state is RequestState.LOADING:
+            raise EngineProtocolError(f"request {request.request_id!r} was allocated again before its load had ended")
+        offered = record.hit_tokens if record.state is RequestState.OFFERED else 0
+        if num_external_tokens > offered:
             raise EngineProtocolError(
-                f"request {request.request_id!r}: {num_external_tokens} external tokens, but "
-                f"{record.hit_tokens} were offered"
+                f"request {request.request_id!r}: {num_external_tokens} external tokens, but {offered} were offered"
             )
         if num_external_tokens <= 0:
             self._close_lookup(record)
             record.apply(RequestEvent.SCHEDULED)
             return
-        if record.has_jobs:
-            raise EngineProtocolError(f"request {request.request_id!r}: a load cannot start while its jobs are in flight")
         plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
         self._start_load(record, plan, num_external_tokens)
 
@@ -159,7 +168,7 @@ class OffloadScheduler:
         self._manager.release(record.ctx)
         self._lookups.close(record)
 
-    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002 - contract
         """The request ended, in whatever way: its blocks may be reused at once, fences guard what is in flight.
 
         The tables known from scheduling are used; ``block_ids`` is part of the contract that engines follow.
@@ -202,8 +211,11 @@ class OffloadScheduler:
 
     def _preempt(self, request_id: str) -> None:
         record = self._records.get(request_id)
-        if record is None or record.state is not RequestState.RUNNING:
-            return
+        if record is not None and record.state is RequestState.RUNNING:
+            self._start_over(record)
+
+    def _start_over(self, record: RequestRecord) -> None:
+        """A running request has lost its blocks; whoever gets them must not overwrite what is still being stored."""
         self._to_flush |= set(self._job_ids(record))
         record.apply(RequestEvent.PREEMPTED)
         record.replace_blocks(tuple(() for _ in record.groups), whole_table=True)
@@ -266,7 +278,8 @@ class OffloadScheduler:
             if status.job.is_store:
                 self._manager.complete_store(status.job.slots, frozenset(status.failed))
             else:
-                self._lookups.loading_ended(status.job.keys)
+                if not status.stale:
+                    self._lookups.loading_ended(status.job.keys)
                 self._manager.complete_load(status.job.slots, frozenset(status.failed))
                 finished.add(status.job.request_id)
                 invalid |= self._invalid_blocks(status)
@@ -311,19 +324,21 @@ class OffloadScheduler:
             EngineProtocolError: called inside a step, with loads not yet handed out (S94).
         """
         if self._new_loads:
-            raise EngineProtocolError("reset_cache was called inside a step: call it before scheduling or after results")
+            raise EngineProtocolError(
+                "reset_cache was called inside a step: call it before scheduling or after results"
+            )
+        self._lookups.reset()
+        self._manager.reset_cache()
         for job in self._new_stores:
             self._take_back(job)
         self._new_stores = []
-        self._lookups.reset()
-        self._manager.reset_cache()
         self._jobs.mark_stale()
         self._to_flush |= self._jobs.live_ids()
         for record in self._records.values():
-            record.reset()
+            record.offer_again()
 
     def _take_back(self, job: TransferJob) -> None:
-        self._manager.complete_store(job.slots, frozenset(job.keys))
+        self._manager.complete_store(job.slots)  # its chunks were dropped: this only frees their slots
         self._end_job(self._jobs.take_back(job.job_id))
 
     @property

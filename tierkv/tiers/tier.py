@@ -70,6 +70,7 @@ class Tier:
             raise PluginError(f"tier {name!r} wants codec {codec_name!r}; known are {', '.join(sorted(codecs))}")
         timing = timing or Timing()
         self.name = name
+        self.clock = timing.clock
         self.capabilities = capabilities
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)

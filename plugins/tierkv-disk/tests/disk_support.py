@@ -44,7 +44,7 @@ def read_log(path: Path) -> list[LogLine]:
     data = path.read_bytes()[128:]
     lines = []
     for start in range(0, len(data) - 127, 128):
-        _, kind, key_bytes, _, segment, slot, frame_bytes, key = struct.unpack_from("<8sBBHIII104s", data, start)
+        _, kind, key_bytes, slot, segment, frame_bytes, key = struct.unpack_from("<8sBBxxIII104s", data, start)
         if kind == 0:
             break
         lines.append(LogLine(kind, key[:key_bytes], segment, slot, frame_bytes))

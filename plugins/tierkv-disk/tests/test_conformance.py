@@ -22,7 +22,7 @@ class TestDisk(BackendConformance):
         directory = place / self.context().namespace.fingerprint().hex()
         log = (directory / "index.log").read_bytes()
         start = log.index(key) - 24
-        segment, slot, frame_bytes = struct.unpack_from("<III", log, start + 12)
+        slot, segment, frame_bytes = struct.unpack_from("<III", log, start + 12)
         with (directory / f"segment-{segment:05d}.dat").open("r+b") as file:
             file.seek(slot * self.frame_bytes_max + frame_bytes // 2)
             (byte,) = file.read(1)

@@ -27,15 +27,15 @@ from tierkv_disk.index_log import (
     encode_record,
     read_records,
 )
-from tierkv_disk.slots import Slot
+from tierkv_disk.slots import slot_at
 
 GOLDEN = Path(__file__).parent / "golden" / "index-v1.log"
 IDENTITY = LogIdentity(bytes(range(16)), 2 << 20)
 RECORDS = [
-    Record(RecordKind.PUT, Key(bytes(range(36))), Slot(0, 0), 2 << 20),
-    Record(RecordKind.PUT, Key(b"\xff" * 20), Slot(1, 77), 4096),
+    Record(RecordKind.PUT, Key(bytes(range(36))), slot_at(0, 0), 2 << 20),
+    Record(RecordKind.PUT, Key(b"\xff" * 20), slot_at(1, 77), 4096),
     Record(RecordKind.DELETE, Key(bytes(range(36)))),
-    Record(RecordKind.PUT, Key(b"\x00" * KEY_BYTES_MAX), Slot(2**32 - 1, 2**32 - 1), 2**32 - 1),
+    Record(RecordKind.PUT, Key(b"\x00" * KEY_BYTES_MAX), slot_at(2**32 - 1, 2**32 - 1), 2**32 - 1),
 ]
 
 
@@ -84,7 +84,7 @@ def test_written_bytes_equal_the_golden_file(tmp_path: Path) -> None:
 )
 def test_any_record_comes_back(key: bytes, numbers: tuple[int, int, int], kind: RecordKind) -> None:
     """Also keys that end in zeros, as the padding does."""
-    record = Record(kind, Key(key), Slot(numbers[0], numbers[1]), numbers[2])
+    record = Record(kind, Key(key), slot_at(numbers[0], numbers[1]), numbers[2])
     fd = os.memfd_create("log")
     try:
         os.pwrite(fd, encode_record(record, IDENTITY.seed), RECORD_BYTES)
@@ -131,7 +131,7 @@ def test_tail_of_garbage_before_the_zeros(tmp_path: Path, log: IndexLog) -> None
 @pytest.mark.parametrize("bad", range(4))
 def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad: int) -> None:
     """Every single flipped byte is noticed, and what comes after is still read."""
-    records = [Record(RecordKind.PUT, make_key(number), Slot(0, number), 4096) for number in range(5)]
+    records = [Record(RecordKind.PUT, make_key(number), slot_at(0, number), 4096) for number in range(5)]
     log.append(records)
     path = tmp_path / "index.log"
     whole = bytearray(path.read_bytes()[:8192])
@@ -146,7 +146,7 @@ def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad:
 
 def test_a_lost_page_costs_its_records_alone(tmp_path: Path, log: IndexLog) -> None:
     """A page of zeros in the middle is damage, not the end."""
-    records = [Record(RecordKind.PUT, make_key(number), Slot(0, number), 4096) for number in range(100)]
+    records = [Record(RecordKind.PUT, make_key(number), slot_at(0, number), 4096) for number in range(100)]
     log.append(records)
     with (tmp_path / "index.log").open("r+b") as file:
         file.seek(4096)
@@ -178,7 +178,7 @@ FULL_DISK = """
 import errno, os, resource, sys
 from pathlib import Path
 from tierkv_disk.index_log import *
-from tierkv_disk.slots import Slot
+from tierkv_disk.slots import slot_at
 identity = LogIdentity(bytes(range(16)), 2 << 20)
 log = IndexLog.create(Path(sys.argv[1]), identity, [], sync=True)
 limit = (1 << 20) + 5000
@@ -186,7 +186,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 stored = 0
 try:
     while True:
-        log.append([Record(RecordKind.PUT, b"k" * 36, Slot(0, 0), stored + number) for number in range(100)])
+        log.append([Record(RecordKind.PUT, b"k" * 36, slot_at(0, 0), stored + number) for number in range(100)])
         stored += 100
 except OSError as error:
     assert error.errno == errno.EFBIG, error
@@ -202,9 +202,8 @@ def test_full_disk(tmp_path: Path) -> None:
 
     The limit on file size is the process's, so it runs in one of its own.
     """
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=False
-    )
+    program = f"import sys; sys.path[:0] = {sys.path!r}\n{FULL_DISK}"
+    done = subprocess.run([sys.executable, "-I", "-c", program, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     records, health = read(tmp_path / "index.log")
     assert len(records) == int(done.stdout) + 1

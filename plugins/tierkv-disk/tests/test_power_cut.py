@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tierkv_disk
 from disk_support import PAGE, make_namespace
 from power_cut import Platter
 
+import tierkv_disk
 from tierkv.abc import BackendContext
 from tierkv.testing.crash import KEYS, random_operations
 from tierkv.testing.ledger import Ledger
 from tierkv.testing.session import Session
 from tierkv_disk import DiskOptions
+from tierkv_disk.index_log import IndexLog
 
 CONTEXT = BackendContext("disk", make_namespace(), 2 * PAGE, 20 * 2 * PAGE)
 OPERATIONS = 30
-CUTS = 120
+
 SIZES = (PAGE, 2 * PAGE)
 
 
@@ -83,6 +84,24 @@ def test_acknowledged_frames_survive(cutter: Cutter, tmp_path: Path, durability:
     """At any step, whatever sectors the device lost, recovery finds every key in a state that was promised, whole."""
     play(cutter, tmp_path / "disk", durability, cutter.images)
     assert cutter.images > 20
+
+
+@pytest.mark.parametrize("cutter", [4, 5], indirect=True)
+def test_a_rewrite_of_the_log_survives(cutter: Cutter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same while the log is replaced by a shorter one every few operations."""
+    monkeypatch.setattr("tierkv_disk.recovery.COMPACT_RECORDS_MIN", 4)
+    monkeypatch.setattr("tierkv_disk.backend.COMPACT_RECORDS_MIN", 4)
+    rewrites: list[Path] = []
+    create = IndexLog.create.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[IndexLog], directory: Path, *arguments: object, **options: object) -> IndexLog:
+        if directory.is_relative_to(tmp_path / "disk"):
+            rewrites.append(directory)
+        return create(cls, directory, *arguments, **options)
+
+    monkeypatch.setattr(IndexLog, "create", classmethod(counted))
+    play(cutter, tmp_path / "disk", "batch", cutter.images)
+    assert len(rewrites) > 2
 
 
 @pytest.mark.parametrize("cutter", [1], indirect=True)

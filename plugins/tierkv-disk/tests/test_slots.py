@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tierkv_disk.slots import Slot, SlotTable
+from tierkv_disk.slots import Slot, SlotTable, slot_at
 
 
 class SlotTableMachine(RuleBasedStateMachine):
@@ -24,9 +24,9 @@ class SlotTableMachine(RuleBasedStateMachine):
 
     @rule(end=st.integers(0, 4), beyond=st.integers(0, 2))
     def add_segment(self, end: int, beyond: int) -> None:
-        used = [Slot(self.segments, number) for number in range(end, end + beyond)]
-        self.table.add_segment(self.segments, end, used={slot.number for slot in used})
-        self.ours |= {Slot(self.segments, number) for number in range(end)}
+        used = [slot_at(self.segments, number) for number in range(end, end + beyond)]
+        self.table.add_segment(self.segments, end, used=set(used))
+        self.ours |= {slot_at(self.segments, number) for number in range(end)}
         self.owned += used
         self.segments += 1
 

@@ -23,7 +23,7 @@ from tierkv_disk.gate import Gate
 from tierkv_disk.home import Home
 from tierkv_disk.index_log import KEY_BYTES_MAX, IndexLog, Record, RecordKind
 from tierkv_disk.recovery import COMPACT_RECORDS_MIN, Location, mostly_dead, put_records, recover
-from tierkv_disk.slots import Slot
+from tierkv_disk.slots import Slot, segment_of, slot_at
 
 logger = logging.getLogger("tierkv_disk")
 
@@ -109,7 +109,7 @@ class DiskBackend:
             with self._table_lock:
                 self._slots.unpin(location.slot)
         if count < size:
-            message = f"segment {location.slot.segment} ends {size - count} bytes before the frame does"
+            message = f"segment {segment_of(location.slot)} ends {size - count} bytes before the frame does"
             return CorruptFrameError(message, tier=self._tier, key=request.key)
         return count
 
@@ -123,7 +123,7 @@ class DiskBackend:
                 results[number] = self._error(error, "cannot write", request.key)
         try:
             if self._home.sync:
-                self._segments.sync({location.slot.segment for location in placed.values()})
+                self._segments.sync({segment_of(location.slot) for location in placed.values()})
             self._commit([Record(RecordKind.PUT, requests[number].key, *placed[number]) for number in placed])
         except OSError as error:
             for number, location in placed.items():
@@ -161,11 +161,12 @@ class DiskBackend:
             grown = self._segments.grow()
             if grown is None:
                 raise OutOfSpaceError("capacity_bytes or min_free_bytes is reached and no slot is free")
-            number, slots = grown
+            segment, slots = grown
+            # Its first slot goes to this call, so that no other thread can be faster to take it.
+            first = slot_at(segment, 0)
             with self._table_lock:
-                # Its first slot goes to this call, which no other thread can then be faster to take.
-                self._slots.add_segment(number, slots, used=(0,))
-            return Slot(number, 0)
+                self._slots.add_segment(segment, slots, used=(first,))
+            return first
 
     def _free(self, slot: Slot) -> None:
         with self._table_lock:

@@ -85,7 +85,6 @@ class FileIO:
         padded = round_up(len(data))
         with self._bounce()[:padded] as bounce:
             bounce[: len(data)] = data
-            bounce[len(data) :] = bytes(padded - len(data))
             _write_all(fd, bounce, offset)
 
     def read_at(self, fd: int, buffer: memoryview, size: int, offset: int) -> int:

@@ -32,13 +32,13 @@ VERSION = 1
 RECORD_BYTES = 128
 KEY_BYTES_MAX = 104
 GROW_BYTES = 1 << 20
-CHECKSUM_BYTES = 8
 _READ_BYTES = 1 << 22
 _WRITE_BYTES = 1 << 15
 
-_RECORD = struct.Struct("<QBBHIII104s")
-_HEADER = struct.Struct("<Q8sIIQ16s80x")
-_ZERO_RECORD = bytes(RECORD_BYTES)
+_CHECKED = struct.Struct("<Q120s")
+"""Header and records alike: a checksum of the 120 bytes that follow it."""
+_HEADER_BODY = struct.Struct("<8sIIQ16s80x")
+_RECORD_BODY = struct.Struct("<BBxxQI104s")
 
 
 class RecordKind(IntEnum):
@@ -53,7 +53,7 @@ class Record(NamedTuple):
 
     kind: RecordKind
     key: Key
-    slot: Slot = Slot(0, 0)
+    slot: Slot = Slot(0)
     frame_bytes: int = 0
 
 
@@ -87,42 +87,45 @@ class LogHealth:
 
 def encode_header(identity: LogIdentity) -> bytes:
     """The first 128 bytes of a log."""
-    body = _HEADER.pack(0, MAGIC, VERSION, RECORD_BYTES, identity.slot_bytes, identity.fingerprint)[CHECKSUM_BYTES:]
-    return xxhash.xxh3_64_intdigest(body).to_bytes(CHECKSUM_BYTES, "little") + body
+    body = _HEADER_BODY.pack(MAGIC, VERSION, RECORD_BYTES, identity.slot_bytes, identity.fingerprint)
+    return _CHECKED.pack(xxhash.xxh3_64_intdigest(body), body)
 
 
 def encode_record(record: Record, seed: int) -> bytes:
     """The 128 bytes of a record."""
     kind, key, slot, frame_bytes = record
-    body = _RECORD.pack(0, kind, len(key), 0, slot.segment, slot.number, frame_bytes, key)[CHECKSUM_BYTES:]
-    return xxhash.xxh3_64_intdigest(body, seed).to_bytes(CHECKSUM_BYTES, "little") + body
+    body = _RECORD_BODY.pack(kind, len(key), slot, frame_bytes, key)
+    return _CHECKED.pack(xxhash.xxh3_64_intdigest(body, seed), body)
 
 
 def read_records(fd: int, identity: LogIdentity, health: LogHealth) -> Iterator[Record]:
-    """Every good record of a log, oldest first. ``health`` is filled in meanwhile."""
-    seed, digest = identity.seed, xxhash.xxh3_64_intdigest
+    """Every good record of a log, oldest first. ``health`` is complete when all were taken.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    seed, digest, unpack = identity.seed, xxhash.xxh3_64_intdigest, _RECORD_BODY.unpack
     kinds = {int(kind): kind for kind in RecordKind}
-    bad = bad_bytes = 0
+    records = bad = torn_bytes = 0
     health.header_ok = os.pread(fd, RECORD_BYTES, 0) == encode_header(identity)
     position = RECORD_BYTES
     while data := os.pread(fd, _READ_BYTES, position):
+        position += len(data)
         whole = len(data) - len(data) % RECORD_BYTES
-        view = memoryview(data)
-        for start in range(0, whole, RECORD_BYTES):
-            checksum, kind, key_bytes, _, segment, index, frame_bytes, key = _RECORD.unpack_from(data, start)
-            if digest(view[start + CHECKSUM_BYTES : start + RECORD_BYTES], seed) != checksum or kind not in kinds:
+        for checksum, body in _CHECKED.iter_unpack(memoryview(data)[:whole]):
+            kind, key_bytes, slot, frame_bytes, key = unpack(body)
+            if digest(body, seed) != checksum or kind not in kinds:
                 bad += 1
-                bad_bytes += RECORD_BYTES if view[start : start + RECORD_BYTES] != _ZERO_RECORD else 0
+                torn_bytes += RECORD_BYTES if checksum or any(body) else 0
                 continue
-            health.records += 1
-            health.damaged += bad
-            bad = bad_bytes = 0
-            yield Record(kinds[kind], Key(key[:key_bytes]), Slot(segment, index), frame_bytes)
-        if whole < len(data):
-            bad_bytes += len(data) - whole if any(data[whole:]) else 0
-            break
-        position += whole
-    health.torn_bytes = bad_bytes
+            if bad:
+                health.damaged += bad
+                bad = torn_bytes = 0
+            records += 1
+            yield Record(kinds[kind], Key(key[:key_bytes]), slot, frame_bytes)
+        # Only the last read, at the end of the file, can end off a record.
+        torn_bytes += len(data) - whole if any(data[whole:]) else 0
+    health.records, health.torn_bytes = records, torn_bytes
 
 
 class IndexLog:
@@ -172,11 +175,8 @@ class IndexLog:
 
     @classmethod
     def resume(cls, fd: int, identity: LogIdentity, health: LogHealth, *, sync: bool) -> IndexLog:
-        """Go on after the last good record of a log without damage; a torn tail is cut off."""
-        end = RECORD_BYTES * (1 + health.records)
-        if health.torn_bytes:
-            os.ftruncate(fd, end)
-        return cls(fd, identity, end, sync=sync)
+        """Go on after the last good record of a log without damage; appends overwrite a torn tail."""
+        return cls(fd, identity, RECORD_BYTES * (1 + health.records), sync=sync)
 
     @property
     def broken(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tierkv.types.keys import Key
 from tierkv_disk.index_log import LOG_NAME, IndexLog, LogHealth, LogIdentity, Record, RecordKind, read_records
 from tierkv_disk.segments import SegmentFiles
-from tierkv_disk.slots import Slot, SlotTable
+from tierkv_disk.slots import Slot, SlotTable, number_of, segment_of
 
 COMPACT_RECORDS_MIN = 1024
 """Below this a log is never rewritten for its size."""
@@ -85,23 +85,24 @@ def recover(
         log = IndexLog.create(directory, identity, [], sync=sync)
         return {}, _slot_table(segments, {}), log, report
     try:
-        entries = _replay(fd, identity, report)
-        for key in [key for key, (slot, _) in entries.items() if slot.number >= slots_of.get(slot.segment, 0)]:
-            del entries[key]
-            report.entries_lost += 1
+        entries, owners = _replay(fd, identity, report)
+        lost = [key for key, (slot, _) in entries.items() if number_of(slot) >= slots_of.get(segment_of(slot), 0)]
+        for key in lost:
+            del owners[entries.pop(key).slot]
+        report.entries_lost += len(lost)
         if report.lossless and not mostly_dead(report.log.records, len(entries)):
-            return entries, _slot_table(segments, entries), IndexLog.resume(fd, identity, report.log, sync=sync), report
+            return entries, _slot_table(segments, owners), IndexLog.resume(fd, identity, report.log, sync=sync), report
         report.rewritten = True
         log = IndexLog.create(directory, identity, put_records(entries), sync=sync)
     except OSError:
         os.close(fd)
         raise
     os.close(fd)
-    return entries, _slot_table(segments, entries), log, report
+    return entries, _slot_table(segments, owners), log, report
 
 
-def _replay(fd: int, identity: LogIdentity, report: Recovery) -> Entries:
-    """What the log says in the end.
+def _replay(fd: int, identity: LogIdentity, report: Recovery) -> tuple[Entries, dict[Slot, Key]]:
+    """What the log says in the end, by key and by slot.
 
     A slot belongs to the last record that names it: an older claim can only stand there because the record that ended
     it was lost.
@@ -120,14 +121,11 @@ def _replay(fd: int, identity: LogIdentity, report: Recovery) -> Entries:
             report.entries_lost += 1
         entries[key] = Location(slot, frame_bytes)
         owners[slot] = key
-    return entries
+    return entries, owners
 
 
-def _slot_table(segments: SegmentFiles, entries: Entries) -> SlotTable:
-    used: dict[int, set[int]] = {}
-    for slot, _ in entries.values():
-        used.setdefault(slot.segment, set()).add(slot.number)
+def _slot_table(segments: SegmentFiles, used: Container[Slot]) -> SlotTable:
     table = SlotTable()
     for segment, covered in segments.shrink(used).items():
-        table.add_segment(segment, covered, used.get(segment, ()))
+        table.add_segment(segment, covered, used)
     return table

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
 from tierkv_disk.directio import FileIO
-from tierkv_disk.slots import Slot
+from tierkv_disk.slots import Slot, number_of, segment_of, slot_at
 
 SEGMENTS_MAX = 128
 """Files are kept open, and a process has about 1,024 descriptors: larger tiers use larger segments."""
@@ -70,8 +70,8 @@ class SegmentFiles:
             self._slots[number] = os.fstat(self._files[number]).st_size // self._slot_bytes
         return dict(self._slots)
 
-    def shrink(self, used: Mapping[int, Collection[int]]) -> dict[int, int]:
-        """Cut off what the capacity no longer covers and nobody uses. ``used``: slots in use by segment.
+    def shrink(self, used: Container[Slot]) -> dict[int, int]:
+        """Cut off what the capacity no longer covers and nobody uses.
 
         Returns:
             Per segment, how many of its slots the capacity covers, the first segments first. Used slots beyond stay
@@ -83,7 +83,9 @@ class SegmentFiles:
             within = slots if left is None else min(slots, left)
             if left is not None:
                 left -= within
-            keep = max(within, 1 + max(used.get(number, ()), default=-1))
+            keep = slots
+            while keep > within and slot_at(number, keep - 1) not in used:
+                keep -= 1
             if keep == 0:
                 self._remove(number)
                 continue
@@ -106,8 +108,8 @@ class SegmentFiles:
         path = segment_path(self._directory, number)
         fd = self._io.open(path, os.O_CREAT | os.O_EXCL)
         try:
+            # The sync of the first frame in it also makes its length durable; its name is not covered by that.
             os.posix_fallocate(fd, 0, slots * self._slot_bytes)
-            os.fsync(fd)
             sync_directory(self._directory)
         except OSError:
             os.close(fd)
@@ -119,11 +121,11 @@ class SegmentFiles:
 
     def write(self, slot: Slot, frame: memoryview) -> None:
         """Put a frame into a slot."""
-        self._io.write_at(self._files[slot.segment], frame, slot.number * self._slot_bytes)
+        self._io.write_at(self._files[segment_of(slot)], frame, number_of(slot) * self._slot_bytes)
 
     def read(self, slot: Slot, buffer: memoryview, size: int) -> int:
         """Read the first ``size`` bytes of a slot; fewer come back only if the file ends before."""
-        return self._io.read_at(self._files[slot.segment], buffer, size, slot.number * self._slot_bytes)
+        return self._io.read_at(self._files[segment_of(slot)], buffer, size, number_of(slot) * self._slot_bytes)
 
     def sync(self, numbers: set[int]) -> None:
         """Force the written bytes of these segments to the device."""

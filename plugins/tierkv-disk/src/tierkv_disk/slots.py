@@ -4,51 +4,66 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Container
-from typing import NamedTuple
+from typing import NewType
+
+Slot = NewType("Slot", int)
+"""One place for one frame: number of the segment file in the upper 32 bits, of the slot in it in the lower, both from
+0. One integer, because a tier has millions and recovery makes all of them."""
+
+NUMBER_BITS = 32
+NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 
-class Slot(NamedTuple):
-    """One place for one frame: slot ``number`` of segment file ``segment``, both from 0."""
+def slot_at(segment: int, number: int) -> Slot:
+    """Slot ``number`` of segment file ``segment``."""
+    return Slot(segment << NUMBER_BITS | number)
 
-    segment: int
-    number: int
+
+def segment_of(slot: Slot) -> int:
+    """The segment file of a slot."""
+    return slot >> NUMBER_BITS
+
+
+def number_of(slot: Slot) -> int:
+    """The slot's place in its segment file."""
+    return slot & NUMBER_MASK
 
 
 class SlotTable:
     """Free slots, and pins: a slot that somebody reads is not handed out again before the last reader is done."""
 
     def __init__(self) -> None:
-        # Per segment, indices as four-byte integers (a tuple per free slot would cost 100 bytes); full segments absent.
+        # Per segment, slot numbers of four bytes each (Python integers would take ten times that); full segments absent.
         self._free: dict[int, array[int]] = {}
         self._ends: dict[int, int] = {}
         self._pins: dict[Slot, int] = {}
         self._freed_while_pinned: set[Slot] = set()
 
-    def add_segment(self, segment: int, end: int, used: Container[int] = ()) -> None:
+    def add_segment(self, segment: int, end: int, used: Container[Slot] = ()) -> None:
         """Manage the slots 0..end-1 of a segment, all of them free but the used ones.
 
         Slots from ``end`` on (the capacity shrank) are never handed out; those in use may be pinned, unpinned, freed.
         """
         self._ends[segment] = end
-        free = array("I", (index for index in reversed(range(end)) if index not in used))
+        free = array("I", (number for number in reversed(range(end)) if slot_at(segment, number) not in used))
         if free:
             self._free[segment] = free
 
     def take(self) -> Slot | None:
         """A free slot, of the oldest segment that has one; or None."""
         for segment, free in self._free.items():
-            index = free.pop()
+            slot = slot_at(segment, free.pop())
             if not free:
                 del self._free[segment]
-            return Slot(segment, index)
+            return slot
         return None
 
     def free(self, slot: Slot) -> None:
         """Nobody refers to this slot any more; once its readers are done it can be taken again."""
         if slot in self._pins:
             self._freed_while_pinned.add(slot)
-        elif slot.number < self._ends[slot.segment]:
-            self._free.setdefault(slot.segment, array("I")).append(slot.number)
+        elif number_of(slot) < self._ends[segment_of(slot)]:
+            self._free.setdefault(segment_of(slot), array("I")).append(number_of(slot))
 
     def pin(self, slot: Slot) -> None:
         """A reader starts."""

@@ -1,0 +1,127 @@
+"""Frames as objects: ``<url>/<fingerprint>/<2 hex>/<32 hex>``, the name a digest of the key.
+
+Digests have one length, need no escaping and never clash with other names; the key itself is in the frame.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.errors import BackendError, TierKVError
+from tierkv.types.keys import Key
+from tierkv_fsspec.store import Store, TooLongError
+from tierkv_fsspec.troubles import Kind, Trouble
+
+DIGEST_BYTES = 16
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+def object_name(key: Key) -> str:
+    """Name of a key's object below the namespace."""
+    digest = hashlib.blake2b(key, digest_size=DIGEST_BYTES).hexdigest()
+    return f"{digest[:2]}/{digest}"
+
+
+class FsspecBackend:
+    """One namespace of an fsspec tier. Verbs may be called on any threads.
+
+    ``concurrent_requests`` bounds requests in flight over all calls.
+    """
+
+    def __init__(self, store: Store, *, url: str, tier: str, concurrent_requests: int) -> None:
+        self._store = store
+        self._url = url
+        self._tier = tier
+        self._pool = ThreadPoolExecutor(concurrent_requests, thread_name_prefix=f"tierkv-{tier}")
+        self._closed = False
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """Ask for each object.
+
+        Raises:
+            BackendError: any of them could not be asked for; the others' answers are then of no use.
+        """
+        answers = self._each(self._exists, keys)
+        for answer in answers:
+            if isinstance(answer, TierKVError):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, bool)]
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        """Fetch each object whole."""
+        return self._each(self._read, requests)
+
+    def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        """Store each frame, unless it is there already."""
+        return self._each(self._write, requests)
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        """Remove each object."""
+        return self._each(self._delete, keys)
+
+    def close(self) -> None:
+        """Start nothing more. A call that was given up ends by its timeouts."""
+        if not self._closed:
+            self._closed = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._store.close()
+
+    def _each(self, action: Callable[[A], R], items: Sequence[A]) -> list[R]:
+        if self._closed:
+            raise BackendError(f"{self._tier} ({self._url}) is closed", tier=self._tier)
+        if len(items) <= 1 or not self._store.is_remote:
+            return [action(item) for item in items]
+        return list(self._submit(action, items))
+
+    def _submit(self, action: Callable[[A], R], items: Sequence[A]) -> Iterable[R]:
+        try:
+            futures = [self._pool.submit(action, item) for item in items]
+        except RuntimeError:  # closed by another thread just now
+            raise BackendError(f"{self._tier} ({self._url}) is closed", tier=self._tier) from None
+        return (future.result() for future in futures)
+
+    def _exists(self, key: Key) -> bool | TierKVError:
+        try:
+            return self._store.exists(object_name(key))
+        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+            return self._failure("look for", key, error)
+
+    def _read(self, request: ReadRequest) -> ReadResult:
+        try:
+            return self._store.read_into(object_name(request.key), request.buffer)
+        except FileNotFoundError:
+            return None
+        except TooLongError as error:
+            return BackendError(f"{self._where(request.key)}: {error}", tier=self._tier, key=request.key)
+        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+            return self._failure("read", request.key, error)
+
+    def _write(self, request: WriteRequest) -> WriteResult:
+        name = object_name(request.key)
+        try:
+            if not self._store.holds(name, request.frame):
+                self._store.write(name, request.frame)
+        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+            return self._failure("write", request.key, error)
+        return None
+
+    def _delete(self, key: Key) -> WriteResult:
+        try:
+            self._store.delete(object_name(key))
+        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+            return self._failure("delete", key, error)
+        return None
+
+    def _failure(self, verb: str, key: Key, error: Exception) -> TierKVError:
+        trouble = Trouble.of(error)
+        if trouble.kind is Kind.ABSENT:  # of a write: what it should lie in is gone
+            trouble = Trouble(Kind.NO_BUCKET, trouble.detail)
+        return trouble.to_error(f"cannot {verb} {self._where(key)}", tier=self._tier, key=key)
+
+    def _where(self, key: Key) -> str:
+        return f"{self._url}/{object_name(key)}"

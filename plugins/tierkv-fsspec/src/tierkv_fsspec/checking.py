@@ -1,0 +1,87 @@
+"""What ``tierkv check`` says about an fsspec tier.
+
+Whether an object store may be written can only be found out by writing: a short object of a unique name is stored and
+removed again.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from tierkv.abc import Finding
+from tierkv.errors import BackendError
+from tierkv_fsspec.choosing import Choice, choose
+from tierkv_fsspec.credentials import find_credentials
+from tierkv_fsspec.options import CHAINS, FsspecOptions, Location
+from tierkv_fsspec.store import Store
+from tierkv_fsspec.troubles import FIXES, Kind, Trouble
+
+_GIB = 1024**3
+READ_ONLY_FIX = f'{FIXES[Kind.REFUSED]}; or set write = "read_only" for this tier'
+
+
+def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Finding]:
+    """Findings on package, credentials, reachability and the right to write."""
+    location = options.location
+    try:
+        choice = choose(options)
+    except BackendError as error:
+        yield Finding("package", ok=False, detail=str(error), fix="install one of the packages named")
+        return
+    yield Finding("package", ok=True, detail=f"{location.url} is served by {choice.detail}")
+    if location.protocol == "file":
+        yield from _check_directory(Path(location.prefix))
+        return
+    if location.protocol == "memory":
+        yield Finding("durable", ok=True, detail="memory URLs are for trials: the data ends with the process")
+    credentials = find_credentials(location.protocol)
+    if credentials is not None and not options.storage_options.get("anon"):
+        yield Finding("credentials", credentials.found, credentials.detail, "" if credentials.found else CHAINS)
+        if not credentials.found:
+            return
+    yield from _check_access(choice, location)
+
+
+def _check_access(choice: Choice, location: Location) -> Iterator[Finding]:
+    try:
+        store = choice.open(location)
+        try:
+            store.read(f"tierkv-check-{uuid.uuid4().hex}")
+        except FileNotFoundError as error:
+            if Trouble.of(error).kind is Kind.NO_BUCKET:
+                raise
+    except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
+        trouble = Trouble.of(error)
+        yield Finding("access", ok=False, detail=f"{trouble.kind.value} ({trouble.detail})", fix=FIXES[trouble.kind])
+        return
+    yield Finding("access", ok=True, detail=f"{location.url} answers")
+    yield _check_write(store)
+
+
+def _check_write(store: Store) -> Finding:
+    name = f"tierkv-check-{uuid.uuid4().hex}"
+    try:
+        store.write(name, memoryview(b"tierkv check"))
+        store.delete(name)
+    except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
+        trouble = Trouble.of(error)
+        fix = READ_ONLY_FIX if trouble.kind is Kind.REFUSED else FIXES.get(trouble.kind, "")
+        return Finding("write", ok=False, detail=f"read-only: {trouble.kind.value} ({trouble.detail})", fix=fix)
+    return Finding("write", ok=True, detail="a short object was stored and removed")
+
+
+def _check_directory(root: Path) -> Iterator[Finding]:
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    if not existing.is_dir():
+        yield Finding("access", ok=False, detail=f"{existing} is not a directory", fix="give another path")
+        return
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield Finding("write", ok=False, detail=f"no permission to write in {existing}", fix=READ_ONLY_FIX)
+        return
+    yield Finding("write", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
+    disk = os.statvfs(existing)
+    free = disk.f_bavail * disk.f_frsize
+    yield Finding("space", ok=free > 0, detail=f"{free / _GIB:.1f} GiB free", fix="" if free > 0 else "make room")

@@ -1,0 +1,159 @@
+"""What a user may write in the table of an fsspec tier, and what its URL means."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import fsspec  # type: ignore[import-untyped]  # it ships no types
+
+EXAMPLES = '"s3://bucket/prefix", "gs://bucket/prefix", "file:///mnt/shared/tierkv"'
+ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "local": "file"}
+ENDPOINT_PROTOCOLS = ("s3",)
+CONTROL_CHARACTERS = 32
+REQUESTS_MAX = 256
+
+_SECRET_WORDS = ("secret", "token", "password", "passwd", "credential", "connection_string", "signature")
+_SECRET_ENDS = ("key", "access_key_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a URL points.
+
+    protocol: fsspec's name of the kind of store; aliases are resolved for those that this plugin knows.
+    bucket: bucket or container; empty for ``file``.
+    prefix: names below it, without slashes at the ends; for ``file`` an absolute path.
+    url: the URL as it is shown in messages and handed to fsspec.
+    """
+
+    protocol: str
+    bucket: str
+    prefix: str
+    url: str
+
+    @classmethod
+    def parse(cls, url: str) -> Location:
+        """Read a URL, or an absolute path.
+
+        Raises:
+            ValueError: what is wrong with it, and what a good one looks like.
+        """
+        if any(ord(character) < CONTROL_CHARACTERS for character in url):
+            raise ValueError(f"url = {url!r}: control characters are not allowed")
+        if "::" in url:
+            raise ValueError(f"url = {url!r}: chained URLs are not served; tierkv stacks tiers itself")
+        scheme, found, rest = url.partition("://")
+        if not found and not url.startswith("/"):
+            raise ValueError(f"url = {url!r}: give a URL like {EXAMPLES}, or an absolute path")
+        if not found or ALIASES.get(scheme, scheme) == "file":
+            return cls._of_path(url, rest if found else url)
+        return cls._of_bucket(url, scheme, rest)
+
+    @classmethod
+    def _of_path(cls, url: str, path: str) -> Location:
+        if not path.startswith("/") or not path.strip("/"):
+            raise ValueError(f'url = {url!r}: give an absolute path, like "file:///mnt/shared/tierkv"')
+        return cls("file", "", path.rstrip("/"), f"file://{path.rstrip('/')}")
+
+    @classmethod
+    def _of_bucket(cls, url: str, scheme: str, rest: str) -> Location:
+        if scheme not in fsspec.available_protocols():
+            raise ValueError(f"url = {url!r}: unknown scheme {scheme!r}{_nearest(scheme)}; give a URL like {EXAMPLES}")
+        bucket, _, prefix = rest.strip("/").partition("/")
+        if not bucket:
+            raise ValueError(f"url = {url!r}: names no bucket; give a URL like {EXAMPLES}")
+        if any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
+            raise ValueError(f"url = {url!r}: the prefix may not hold empty parts, '.' or '..'")
+        if "@" in bucket and ":" in bucket:
+            raise ValueError(f"url: no credentials in URLs, they end up in logs; {CHAINS}")
+        return cls(ALIASES.get(scheme, scheme), bucket, prefix.strip("/"), f"{scheme}://{rest.strip('/')}")
+
+    def below(self, name: str) -> Location:
+        """The same place, one level further down."""
+        prefix = f"{self.prefix}/{name}" if self.prefix else name
+        return Location(self.protocol, self.bucket, prefix, f"{self.url}/{name}")
+
+
+CHAINS = (
+    "credentials come from the usual chain: for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, "
+    "~/.aws, or the role of the machine; for Google GOOGLE_APPLICATION_CREDENTIALS; for Azure AZURE_STORAGE_*"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsspecOptions:
+    """Options of the backend ``fsspec``.
+
+    url: where the tier lies: a bucket and prefix, or a directory. Other objects below it are left alone.
+    endpoint_url: of an S3-compatible server, like "http://10.0.0.7:9000".
+    region: of the bucket (S3).
+    connect_timeout_s, read_timeout_s: seconds for a connection, and for one request (S3, Google, Azure).
+    concurrent_requests: requests in flight at once, over all calls.
+    implementation: "obstore" (fastest; S3, Google, Azure), "fsspec" (any protocol), or "auto": obstore where it is
+        installed and serves the URL.
+    storage_options: further options of the protocol's fsspec file system. No credentials: they are refused.
+    """
+
+    url: str
+    endpoint_url: str | None = None
+    region: str | None = None
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    concurrent_requests: int = 16
+    implementation: Literal["auto", "obstore", "fsspec"] = "auto"
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: names the option, its value, what is allowed and the fix.
+        """
+        protocol = Location.parse(self.url).protocol
+        for name in ("endpoint_url", "region"):
+            if getattr(self, name) is not None and protocol not in ENDPOINT_PROTOCOLS:
+                raise ValueError(f"{name}: only for s3 URLs; use storage_options for {protocol}")
+        if self.endpoint_url is not None:
+            _check_endpoint(self.endpoint_url)
+        for name in ("connect_timeout_s", "read_timeout_s"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"{name} = {seconds}: give seconds above 0")
+        if not 1 <= self.concurrent_requests <= REQUESTS_MAX:
+            raise ValueError(f"concurrent_requests = {self.concurrent_requests}: give 1 to {REQUESTS_MAX}")
+        if self.implementation not in ("auto", "obstore", "fsspec"):
+            raise ValueError(f'implementation = {self.implementation!r}: allowed are "auto", "obstore" and "fsspec"')
+        for key in _secret_keys(self.storage_options):
+            raise ValueError(f"storage_options.{key}: no credentials in the configuration; {CHAINS}")
+
+    @property
+    def location(self) -> Location:
+        """The URL, read."""
+        return Location.parse(self.url)
+
+
+def _check_endpoint(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f'endpoint_url = {url!r}: give http:// or https:// and a host, like "http://10.0.0.7:9000"')
+    if parts.username or parts.password or parts.query:
+        raise ValueError(f"endpoint_url: no credentials and no query in it; {CHAINS}")
+
+
+def _secret_keys(options: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for key, value in options.items():
+        name = str(key).lower().replace("-", "_")
+        if any(word in name for word in _SECRET_WORDS) or name.endswith(_SECRET_ENDS):
+            yield f"{path}{key}"
+        if isinstance(value, Mapping):
+            yield from _secret_keys(value, f"{path}{key}.")
+
+
+def _nearest(scheme: str) -> str:
+    close = difflib.get_close_matches(scheme, fsspec.available_protocols(), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

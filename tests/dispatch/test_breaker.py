@@ -1,0 +1,198 @@
+"""The breaker: its table, and a tier that is left alone and comes back by itself."""
+
+from __future__ import annotations
+
+from itertools import product
+from threading import Event
+
+import pytest
+from dispatch_bench import KEYS, dispatching, wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+from tier_bench import Bench, compressible
+
+from tierkv.abc import Capabilities
+from tierkv.dispatch import TierLimits
+from tierkv.dispatch.breaker import TABLE, Breaker, State
+from tierkv.dispatch.breaker import Event as Happened
+from tierkv.errors import IllegalTransitionError
+from tierkv.testing import faults
+from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, Verb
+
+FAILED, REFUSED, ABSENT = [OutcomeKind.FAILED], [OutcomeKind.REFUSED], [OutcomeKind.ABSENT]
+LIMITS = TierLimits(breaker_failures=3, breaker_cooldown_s=10.0, trial_deadline_s=2.0)
+STATES = {
+    State.CLOSED: (),
+    State.OPEN: (Happened.TRIPPED,),
+    State.HALF_OPEN: (Happened.TRIPPED, Happened.TRIAL_BEGAN),
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(State, Happened)))
+def test_every_cell_of_the_table(state: State, event: Happened) -> None:
+    """What the table lists leads where it says; what it does not list raises with the story so far."""
+    breaker = Breaker(10, 1.0)
+    for past in STATES[state]:
+        breaker._on(past, 0.0)
+    if (state, event) in TABLE:
+        breaker._on(event, 0.0)
+        assert breaker.state is TABLE[state, event]
+    else:
+        with pytest.raises(IllegalTransitionError, match=f"{state.name} cannot take {event.name}"):
+            breaker._on(event, 0.0)
+
+
+def test_the_story_is_told() -> None:
+    """An illegal transition is a bug of ours, and hard to find without its past."""
+    breaker = Breaker(1, 0.0)
+    breaker.failed(1.0)
+    breaker.trial_began(2.0)
+    breaker.trial_ended(3.0, answered=True)
+    with pytest.raises(IllegalTransitionError, match=r"CLOSED TRIPPED, OPEN TRIAL_BEGAN, HALF_OPEN TRIAL_SUCCEEDED$"):
+        breaker.trial_began(4.0)
+
+
+@given(st.lists(st.sampled_from(["ok", "bad", "wait"]), max_size=60))
+def test_it_opens_exactly_after_failures_in_a_row(story: list[str]) -> None:
+    """Against a model that counts: never early, never late, and not usable again without a trial."""
+    breaker, in_a_row, opened_s, now_s = Breaker(3, 5.0), 0, None, 0.0
+    for word in story:
+        if word == "wait":
+            now_s += 2.0
+        elif word == "ok":
+            breaker.succeeded(now_s)
+            in_a_row = 0
+        else:
+            breaker.failed(now_s)
+            in_a_row += 1
+        if in_a_row >= 3 and opened_s is None:
+            opened_s = now_s
+        assert breaker.usable == (opened_s is None)
+        assert breaker.trial_is_due(now_s) == (opened_s is not None and now_s >= opened_s + 5.0)
+
+
+def test_it_opens_is_told_once_and_recovers_alone(bench: Bench) -> None:
+    """A dead tier must not cost a deadline per request; and it must come back without anybody asking for it."""
+    rule = bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")))
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        assert dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)]) == [FAILED] * 3
+        dispatch.wait_health(False)
+        (health,) = [said for said in dispatch.news if isinstance(said, TierHealth)]
+        assert health.tier == 0
+        assert health.reason == "3 operations in a row failed, the last with: OSError: gone"
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1]), dispatch.submit(Verb.DELETE, [1])) == [REFUSED] * 2
+        calls = len(bench.backend.calls)
+        dispatch.clock.advance(9.9)
+        dispatch.drain()
+        assert len(bench.backend.calls) == calls
+        dispatch.clock.advance(0.1)  # the first trial fails
+        dispatch.drain()
+        wait_for(lambda: len(bench.backend.calls) == calls + 1, "the trial")
+        wait_for(lambda: dispatch.drain() == [] and dispatch.dispatcher._live == 0, "its end")
+        assert dispatch.health() == [False]
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [REFUSED]
+        bench.backend.rules.remove(rule)
+        dispatch.clock.advance(10.0)  # the second one does not
+        dispatch.wait_health(False, True)
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [ABSENT]
+        stats = dispatch.dispatcher.stats.tiers[0]
+        assert (stats.breaker_opens, stats.ops, stats.failed) == (1, 4, 3)
+        assert all(said.op_id >= 0 for said in dispatch.news if isinstance(said, Completion))
+
+
+def test_a_success_in_between_keeps_it_closed(bench: Bench) -> None:
+    """A tier that fails now and then still serves."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        for _ in range(5):
+            bench.backend.add("contains", faults.raise_error(lambda: OSError("hiccup")), times=2)
+            assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [FAILED]
+            assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [FAILED]
+            assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [ABSENT]
+        assert dispatch.health() == []
+
+
+def test_misses_damage_and_fullness_are_answers(bench: Bench) -> None:
+    """A tier that says no works. Opening over corrupt chunks would turn damage to one file into loss of the tier."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        dispatch.wait(dispatch.write(0, 0))
+        bench.file(KEYS[0]).write_bytes(b"damaged")
+        bench.backend.add("write", faults.raise_error(lambda: OSError(28, "full")))
+        for _ in range(4):
+            assert dispatch.wait(dispatch.submit(Verb.READ, [0], [1])) == [[OutcomeKind.CORRUPT]]
+            assert dispatch.wait(dispatch.submit(Verb.READ, [1], [1])) == [ABSENT]
+            assert dispatch.wait(dispatch.write(2, 2)) == [[OutcomeKind.NO_SPACE]]
+        assert dispatch.health() == []
+
+
+def test_one_answered_key_is_an_answer(bench: Bench) -> None:
+    """One poisoned key in every batch must not close a tier for all others."""
+    bench.backend.add("contains", faults.return_error(lambda: OSError("bad key"), index=0))
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        for _ in range(6):
+            dispatch.wait(dispatch.submit(Verb.PROBE, [1, 2]))
+        assert dispatch.health() == []
+
+
+def test_missed_deadlines_open_it_and_a_hung_trial_keeps_it_open(bench: Bench, gate: Event) -> None:
+    """The usual death of a mount or a bucket is silence, also towards the trial."""
+    bench.backend.add("read_into", faults.hang_until(gate))
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        reads = [dispatch.submit(Verb.READ, [number], [number]) for number in range(3)]
+        wait_for(lambda: len(bench.backend.calls) == 2, "two hung calls")
+        dispatch.clock.advance(10.0)
+        dispatch.drain()
+        assert [dispatch.completions(op_id)[0].ended for op_id in reads] == [False, False, True]
+        assert dispatch.health() == [False]
+        for _ in range(4):  # trials wait for a thread that never comes
+            dispatch.clock.advance(10.0)
+            dispatch.drain()
+            dispatch.clock.advance(2.0)
+            dispatch.drain()
+        assert dispatch.health() == [False]
+        assert dispatch.dispatcher.pending() == 2
+        gate.set()
+        dispatch.wait(*reads[:2])
+        dispatch.clock.advance(10.0)
+        dispatch.wait_health(False, True)
+        assert dispatch.dispatcher.pending() == 0
+
+
+def test_trials_of_a_dead_tier_do_not_pile_up(bench: Bench, gate: Event) -> None:
+    """Promise 6: hung for a week, with a trial every few seconds, and the queue is still bounded."""
+    bench.backend.add("contains", faults.hang_until(gate))
+    limits = TierLimits(queue_ops_max=4, breaker_failures=1, breaker_cooldown_s=1.0, trial_deadline_s=1.0)
+    tier = bench.tier(capabilities=Capabilities(preferred_concurrency=1))
+    with dispatching(bench, tier, limits=limits) as dispatch:
+        dispatch.submit(Verb.PROBE, [1])
+        wait_for(lambda: bool(bench.backend.calls), "the hung call")
+        for _ in range(200):
+            dispatch.clock.advance(60.0)
+            dispatch.drain()
+        lane = dispatch.dispatcher._lines[0].lane
+        assert len(lane._tickets) == 4  # type: ignore[attr-defined]  # a thread lane
+        assert dispatch.health() == [False]
+        gate.set()
+
+        def recovered() -> bool:
+            dispatch.clock.advance(1.0)
+            dispatch.drain()
+            return dispatch.health() == [False, True]
+
+        wait_for(recovered, "recovery")
+
+
+def test_late_stragglers_do_not_close_it(bench: Bench, gate: Event) -> None:
+    """A call that began before the trouble says nothing about now; only a trial does."""
+    with dispatching(bench, limits=LIMITS) as dispatch:
+        dispatch.wait(dispatch.write(0, 0))
+        bench.fill(0, KEYS[0], compressible(0))
+        hang = bench.backend.add("read_into", faults.hang_until(gate), times=1)
+        straggler = dispatch.submit(Verb.READ, [0], [1], deadline_s=1e6)
+        wait_for(lambda: hang.times_left == 0, "the hung call")
+        bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")), times=3)
+        dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)])
+        dispatch.wait_health(False)
+        gate.set()
+        assert dispatch.wait(straggler) == [[OutcomeKind.OK]]
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [REFUSED]

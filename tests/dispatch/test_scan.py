@@ -1,0 +1,85 @@
+"""What tiers hold is asked once, at open: entries, or a reason, within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from dispatch_bench import KEYS, PATIENCE_S, dispatching
+from tier_bench import Bench, make_bench
+
+from tierkv.abc import Capabilities, Entry
+from tierkv.testing import faults
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind, Verb
+
+SCAN = Capabilities(scan=True, authoritative_index=True)
+
+
+def test_entries_of_every_tier_that_can_tell(bench: Bench, tmp_path: Path) -> None:
+    """The manager's index after a restart is made of this; tiers that cannot be scanned are left out."""
+    other = make_bench(tmp_path / "other", beside=bench)
+    with dispatching(bench, other.tier(), bench.tier(capabilities=SCAN)) as dispatch:
+        dispatch.wait(*[dispatch.write(number, number, tier=1) for number in range(5)])
+        (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
+        assert (result.tier, result.error, result.timed_out) == (1, "", False)
+        frame_bytes = bench.file(KEYS[0]).stat().st_size
+        assert {(entry.key, entry.frame_bytes) for entry in result.entries} == {(key, frame_bytes) for key in KEYS[:5]}
+        assert dispatch.drain() == []
+
+
+def test_an_async_backend_is_scanned_too(async_bench: Bench) -> None:
+    """Its scan is an ordinary function; it must not run on the loop, where it would block every other tier."""
+    with dispatching(async_bench, async_bench.tier(asynchronous=True, capabilities=SCAN)) as dispatch:
+        dispatch.wait(dispatch.write(3, 3))
+        (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
+        assert [entry.key for entry in result.entries] == [KEYS[3]]
+
+
+def broken_in_the_middle() -> Iterator[object]:
+    """An index whose second half cannot be read."""
+    yield Entry(KEYS[0], 4096)
+    raise OSError("bad sector")
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        (None, "TypeError"),
+        ([Entry(KEYS[0], 1), "entry"], "impossible entry 'entry'"),
+        ([Entry(Key(b""), 1)], "impossible entry"),
+        ([Entry(Key(b"k" * 257), 1)], "impossible entry"),
+        ([Entry("key", 1)], "impossible entry"),  # type: ignore[arg-type]  # the lie
+        ([Entry(KEYS[0], -1)], "impossible entry"),
+        ([Entry(KEYS[0], "1")], "impossible entry"),  # type: ignore[arg-type]  # the lie
+        ("generator", "OSError: bad sector"),
+    ],
+)
+def test_a_scan_that_fails_or_lies_leaves_the_tier_out(bench: Bench, told: Any, error: str) -> None:
+    """Half an index is no index: a chunk that is taken for absent would be written twice, or evicted never."""
+    bench.backend.add("scan", faults.lie(lambda _: broken_in_the_middle() if told == "generator" else told))
+    with dispatching(bench, bench.tier(capabilities=SCAN)) as dispatch:
+        (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
+        assert error in result.error
+        assert (list(result.entries), result.timed_out) == ([], False)
+        dispatch.drain()
+        assert dispatch.health() == [False]
+        assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [[OutcomeKind.REFUSED]]
+        dispatch.clock.advance(1000.0)
+        dispatch.wait_health(False, True)
+
+
+def test_a_scan_that_hangs_is_given_up(bench: Bench, tmp_path: Path, gate: Event) -> None:
+    """A stack must open although one of its tiers does not answer; what comes later is dropped."""
+    other = make_bench(tmp_path / "other", beside=bench)
+    bench.backend.add("scan", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=SCAN), other.tier(capabilities=SCAN)) as dispatch:
+        slow, fine = dispatch.dispatcher.scan_all(0.05)
+        assert (slow.timed_out, "0.05 seconds" in slow.error, list(slow.entries)) == (True, True, [])
+        assert (fine.timed_out, fine.error, list(fine.entries)) == (False, "", [])
+        dispatch.drain()
+        assert dispatch.health() == [False]
+        gate.set()
