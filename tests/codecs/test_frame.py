@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import struct
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierkv.codecs import frame
 from tierkv.codecs.frame import (
+    _FIXED,
     HEADER_BYTES,
     KEY_BYTES_MAX,
     FrameHeader,
@@ -91,6 +95,20 @@ def test_header_stands_at_the_documented_offsets() -> None:
     assert page[322:338] == header.stored_checksum
     assert page[338:354] == header.raw_checksum
     assert page[362:] == bytes(4096 - 362)
+
+
+def test_the_reference_page_leaves_no_gap(root: Path) -> None:
+    """The page is a contract for other programs: its rows must join, sum up to a page, and agree with the code."""
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+) \| ([\w ]+) \|", (root / "docs/reference/frame-format.md").read_text(), flags=re.MULTILINE
+    )
+    table = [(int(offset), int(length)) for offset, length, _ in rows]
+    assert [offset for offset, _ in table] == [sum(length for _, length in table[:row]) for row in range(len(table))]
+    assert sum(length for _, length in table) == HEADER_BYTES
+    in_code = [struct.calcsize(f"<{part}") for part in re.findall(r"\d*[sHIQ]", _FIXED.format.replace("HH", "H H"))]
+    assert [length for _, length in table] == [*in_code, 8, HEADER_BYTES - _FIXED.size - 8]
+    for field in (name for _, _, name in rows):
+        assert re.search(rf"^ +\d+ +\d+ {field} ", frame.__doc__ or "", flags=re.MULTILINE), field
 
 
 headers = st.builds(

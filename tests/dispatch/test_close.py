@@ -133,7 +133,7 @@ if kind == "copies":
     CopyPool().submit(hang)
 else:
     tier = bench.tier(asynchronous=kind.startswith("async"))
-    dispatcher = Dispatcher([tier], [TierLimits()], bench.clock)
+    dispatcher = Dispatcher([tier], [TierLimits()], bench.clock, close_grace_s=0.1)
     dispatcher.submit(TierOp(1, 0, Verb.PROBE, (b"key",), (), 1e9))
 assert inside.wait(60)
 if len(sys.argv) > 3:

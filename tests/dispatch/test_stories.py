@@ -138,6 +138,7 @@ class Stories(RuleBasedStateMachine):
         assert self.dispatcher.pending() == 0
         for _ in range(20):
             self.bench.clock.advance(10.0)
+            self.drain(limit=5)
             self.stepper.step_all()
             self.drain(limit=5)
         assert self.usable == [True, True], "a tier did not recover although it works"

@@ -281,7 +281,7 @@ class Bed:
                 assert self.memory[chunk.slot] == core.truth.payloads[chunk.key]
         for tier, store in zip(core.lower, self.tiers.stores, strict=True):
             assert tier.reserved_bytes == 0
-            assert not any(tier.pending_verbs().values())
+            assert not (tier.cascading or tier.cascades or tier._in_use or tier._deleting or tier._asked)
             if tier.capabilities.authoritative_index:
                 assert set(store.frames) <= set(tier._resident), "bytes at rest that nobody accounts for"
                 assert self.residents[tier.name] == set(tier._resident)

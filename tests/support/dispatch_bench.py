@@ -100,6 +100,7 @@ def dispatching(
 ) -> Iterator[DispatchBench]:
     """A dispatcher over the bench's tier, or the given ones."""
     tiers = tiers or (bench.tier(),)
+    options.setdefault("close_grace_s", 0.1)
     dispatcher = Dispatcher(tiers, [limits or TierLimits()] * len(tiers), bench.clock, **options)
     try:
         yield DispatchBench(bench, dispatcher, bench.clock)

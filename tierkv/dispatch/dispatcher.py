@@ -30,9 +30,6 @@ from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, 
 TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
 """What a half-open breaker asks for. No chunk hash is this text; that it is absent is a fine answer."""
 
-CLOSE_GRACE_S = 1.0
-"""What threads, backends and the event loop get at least in :meth:`Dispatcher.close`, however long writes took."""
-
 _TRIAL_OP_ID = -1
 
 
@@ -59,13 +56,15 @@ class Dispatcher:
         clock: the stack's clock; deadlines are on it.
         spawn: starts threads.
         pause: waits on the caller's thread, in the methods that may.
+        close_grace_s: seconds that threads, backends and the event loop each get at least in :meth:`close`, however
+            long writes took.
 
     Attributes:
         stats: counters.
         close_errors: what backends said when they were closed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - three are what it is about, three are doors for tests and simulations
         self,
         tiers: Sequence[Tier],
         limits: Sequence[TierLimits],
@@ -73,6 +72,7 @@ class Dispatcher:
         *,
         spawn: Spawn = start_thread,
         pause: Callable[[float], None] = time.sleep,
+        close_grace_s: float = 1.0,
     ) -> None:
         if len(tiers) != len(limits):
             raise ValueError(f"{len(tiers)} tiers came with {len(limits)} limits")
@@ -85,6 +85,7 @@ class Dispatcher:
         self._clock = clock
         self._spawn = spawn
         self._pause = pause
+        self._close_grace_s = close_grace_s
         self._done: deque[Ticket] = deque()
         self._outbox: deque[Completion | TierHealth] = deque()
         self._deadlines = Deadlines()
@@ -153,7 +154,7 @@ class Dispatcher:
     def close(self, timeout_s: float) -> int:
         """End everything: refuse new work, finish writes, cancel what waits, close backends. Idempotent.
 
-        Waits at most ``timeout_s`` for writes and running calls, and :data:`CLOSE_GRACE_S` each for threads, backends
+        Waits at most ``timeout_s`` for writes and running calls, and a grace of one second each for threads, backends
         and the event loop. What hangs beyond that is abandoned on its daemon threads.
 
         Returns:
@@ -320,4 +321,4 @@ class Dispatcher:
                 self._outbox.append(Completion(ticket.op.op_id, timed_out, ended=False, elapsed_s=elapsed_s))
 
     def _wait(self, condition: Callable[[], bool], deadline_s: float) -> None:
-        wait_until(condition, max(CLOSE_GRACE_S, deadline_s - self._clock()), self._clock, self._pause)
+        wait_until(condition, max(self._close_grace_s, deadline_s - self._clock()), self._clock, self._pause)

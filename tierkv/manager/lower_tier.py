@@ -14,7 +14,6 @@ from tierkv.abc import Capabilities, EvictionPolicy
 from tierkv.manager.host_index import Chunk
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.tier_ops import Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class LowerTier:
         self.unknown_to_ask: dict[Key, None] = {}
         self._policy = policy
         self._resident: dict[Key, int] = {}
-        self._reads: dict[Key, int] = {}
+        self._in_use: dict[Key, int] = {}
         self._deleting: set[Key] = set()
         self._answers: OrderedDict[Key, tuple[bool, float]] = OrderedDict()
         self._asked: set[Key] = set()
@@ -130,7 +129,7 @@ class LowerTier:
     def _store(self, key: Key, frame_bytes: int) -> None:
         known = self._resident.pop(key, None)
         if known is None:
-            self._policy.add(key)
+            self._make_evictable(key)
         else:
             self.used_bytes -= known
         self._resident[key] = frame_bytes
@@ -150,20 +149,47 @@ class LowerTier:
             was_known = True
         return was_known
 
+    # -- reads and writes under way: what they use may not be evicted meanwhile -------------------------------------
+
     def begin_read(self, key: Key) -> None:
-        """A promotion reads ``key``: it may not be evicted meanwhile."""
-        count = self._reads.get(key, 0)
-        self._reads[key] = count + 1
-        if not count and key in self._resident:
-            self._policy.hold(key)
+        """A promotion reads ``key``."""
+        self._use(key)
 
     def end_read(self, key: Key) -> None:
         """Undo :meth:`begin_read`."""
-        count = self._reads.pop(key) - 1
+        self._end_use(key)
+
+    def begin_write(self, key: Key, frame_bytes: int) -> None:
+        """A chunk is written here; its frame takes at most ``frame_bytes``.
+
+        It may be one that is thought to be bad and still on account: a deletion of the old frame that runs beside the
+        write could hit the new one, or leave it with nobody who knows of it.
+        """
+        self._use(key)
+        self.cascading.add(key)
+        self.reserved_bytes += frame_bytes
+
+    def end_write(self, key: Key, frame_bytes: int) -> None:
+        """Undo :meth:`begin_write`."""
+        self.reserved_bytes -= frame_bytes
+        self.cascading.discard(key)
+        self._end_use(key)
+
+    def _use(self, key: Key) -> None:
+        self._in_use[key] = self._in_use.get(key, 0) + 1
+        self._policy.hold(key)
+
+    def _end_use(self, key: Key) -> None:
+        count = self._in_use.pop(key) - 1
         if count:
-            self._reads[key] = count
-        elif key in self._resident and key not in self._deleting:
+            self._in_use[key] = count
+        else:
             self._policy.release(key)
+
+    def _make_evictable(self, key: Key) -> None:
+        self._policy.add(key)
+        if key in self._in_use:
+            self._policy.hold(key)
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Recency only; tail first."""
@@ -193,9 +219,9 @@ class LowerTier:
         Their bytes count as used until the deletion is confirmed by :meth:`deleted`.
         """
         capacity = self.limits.capacity_bytes
-        if capacity is None:
+        if capacity is None or frame_bytes > capacity:
             return ()
-        headroom = min(capacity // 4, 8 * frame_bytes)
+        headroom = max(frame_bytes, min(capacity // 4, 8 * frame_bytes))
         missing = self.used_bytes + self.reserved_bytes + headroom - capacity
         missing -= sum(self._resident.get(key, 0) for key in self._deleting)
         chosen: list[Key] = []
@@ -221,21 +247,13 @@ class LowerTier:
     def deleted(self, key: Key, *, ok: bool, now: float) -> bool:
         """A deletion ended. Returns whether the chunk had been known until now.
 
-        A deletion that failed leaves the bytes on the tier's account: they are still there.
+        A deletion that failed leaves the bytes on the tier's account: they are still there. They are not read again at
+        once: they may be bad, and refused for deletion every time.
         """
         self._deleting.discard(key)
         if ok:
             return self.forget(key, now)
+        self.suspect(key, now)
         if key in self._resident:
-            self._policy.add(key)
-            self.suspect(key, now)
+            self._make_evictable(key)
         return False
-
-    def pending_verbs(self) -> dict[Verb, int]:
-        """Work that is queued or under way here, by verb."""
-        return {
-            Verb.PROBE: len(self._asked),
-            Verb.READ: len(self._reads),
-            Verb.WRITE: len(self.cascading),
-            Verb.DELETE: len(self._deleting),
-        }

@@ -145,12 +145,13 @@ class OffloadManager:
             chunk = self._host.owner(ref)
             if chunk is None:
                 continue
-            if chunk.key in failed and chunk.state is ChunkState.READY:
+            if chunk.key not in failed:
+                self.counters.chunks_loaded += 1
+            elif chunk.state is ChunkState.READY:
                 self.counters.chunks_corrupt[HOST] += 1
                 self._events.add(CacheEventKind.REMOVED, HOST, chunk.key)
                 self._host.drop(chunk)
             self._host.release(chunk)
-            self.counters.chunks_loaded += 1
         self._traffic.version += 1
 
     # -- stores ------------------------------------------------------------------------------------------------------

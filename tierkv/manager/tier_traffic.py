@@ -153,8 +153,7 @@ class TierTraffic:
                     self._counters.cascades_dropped[tier.name] += 1
                 else:
                     self._host.hold(chunk)
-                    tier.cascading.add(chunk.key)
-                    tier.reserved_bytes += size
+                    tier.begin_write(chunk.key, size)
                     batch.append(chunk)
             tier.cascades.popleft()
         return batch
@@ -247,16 +246,18 @@ class TierTraffic:
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
-            tier.condemn(key)
-            self._deletions.setdefault(tier.index, []).append(key)
+            if key in tier.cascading:  # it is being written anew: the deletion could hit the new frame
+                tier.suspect(key, self.now)
+            else:
+                tier.condemn(key)
+                self._deletions.setdefault(tier.index, []).append(key)
         else:
             self._counters.reads_failed[tier.name] += 1
             tier.suspect(key, self.now)
 
     def _write_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
         for chunk, outcome in zip(pending.chunks, outcomes, strict=True):
-            tier.cascading.discard(chunk.key)
-            tier.reserved_bytes -= frame_bytes_bound(chunk.raw_bytes)
+            tier.end_write(chunk.key, frame_bytes_bound(chunk.raw_bytes))
             if outcome.kind is OutcomeKind.OK:
                 tier.stored(chunk.key, outcome.frame_bytes, self.now)
                 self._counters.cascades[tier.name] += 1
@@ -280,8 +281,8 @@ class TierTraffic:
 
     @property
     def has_pending_writes(self) -> bool:
-        """Whether chunks wait for, or are in, a write or a deletion below."""
-        return any(tier.cascading or tier.cascades for tier in self._tiers) or any(self._deletions.values())
+        """Whether chunks wait for, or are in, a write below."""
+        return any(tier.cascading or tier.cascades for tier in self._tiers)
 
     def validate(self) -> None:
         """Check that every op in flight holds its slots, and that no tier is over its capacity.

@@ -30,7 +30,7 @@ from tierkv.reference.configs import EngineConfig, ModelConfig
 
 ENGINE = EngineConfig(
     model=ModelConfig(
-        layers=4, heads=8, kv_heads=4, head_dim=32, hidden=256, intermediate=512, vocab=512, dtype="float32"
+        layers=4, heads=8, kv_heads=4, head_dim=32, hidden=256, intermediate=512, vocab=512, dtype="bfloat16"
     ),
     num_blocks=96,
     block_tokens=16,

@@ -17,7 +17,7 @@ ENDPOINT_PROTOCOLS = ("s3",)
 CONTROL_CHARACTERS = 32
 REQUESTS_MAX = 256
 
-_SECRET_WORDS = ("secret", "token", "password", "passwd", "credential", "connection_string", "signature")
+_SECRET_WORDS = ("secret", "token", "password", "passwd", "credential", "connection_string")
 _SECRET_ENDS = ("key", "access_key_id")
 
 

@@ -31,6 +31,7 @@ class Kind(Enum):
     BUSY = "the server cannot serve it now"
     LATE = "no answer in time"
     FULL = "no space left"
+    OTHER_REGION = "the bucket is in another region"
     OTHER = "failed"
 
 
@@ -46,6 +47,7 @@ FIXES = {
     Kind.REFUSED: "give these credentials the right to read, write and delete there, or use others",
     Kind.NO_CREDENTIALS: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment",
     Kind.DOWN: "check that the server runs and that endpoint_url and the network to it are right",
+    Kind.OTHER_REGION: "set region, or AWS_REGION in the environment, to that of the bucket",
     Kind.BUSY: "try again later",
     Kind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
     Kind.FULL: "make room, or raise the quota",
@@ -60,6 +62,8 @@ _CODES = {
     "InvalidAccessKeyId": Kind.REFUSED,
     "SignatureDoesNotMatch": Kind.REFUSED,
     "ExpiredToken": Kind.REFUSED,
+    "PermanentRedirect": Kind.OTHER_REGION,
+    "AuthorizationHeaderMalformed": Kind.OTHER_REGION,
     "QuotaExceeded": Kind.FULL,
     "EntityTooLarge": Kind.OTHER,
     "XMinioStorageFull": Kind.FULL,

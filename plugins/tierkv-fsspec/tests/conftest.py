@@ -1,0 +1,44 @@
+"""A real S3 server on the loopback interface, and an environment that reaches nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode does not see siblings
+
+from fsspec_support import S3Server
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "AKIATIERKVTESTS00001",
+    "AWS_SECRET_ACCESS_KEY": "the-secret-of-the-tests",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "NO_PROXY": "127.0.0.1",
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment() -> Iterator[None]:
+    """Credentials of nobody; no profile, no proxy, no instance metadata. Child processes inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3(environment: None) -> Iterator[S3Server]:
+    """One server for all tests; each makes a bucket or prefix of its own."""
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
