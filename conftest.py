@@ -26,6 +26,8 @@ os.environ.setdefault("TIERKV_VALIDATE", "1")
 
 # Tests do not judge wall time, so there is no deadline; a failing example prints the line that repeats it.
 hypothesis.settings.register_profile("tierkv", deadline=None, print_blob=True)
+# Twenty times as many examples, for a machine that has the night: --hypothesis-profile nightly
+hypothesis.settings.register_profile("nightly", parent=hypothesis.settings.get_profile("tierkv"), max_examples=2000)
 hypothesis.settings.load_profile("tierkv")
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,39 @@ def test_a_stack_that_cannot_be_used_is_explained(tmp_path: Path, text: str | No
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not done.stdout
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket on a real S3 server, found through the usual environment variables."""
+    boto3 = pytest.importorskip("boto3")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "demo",
+        "AWS_SECRET_ACCESS_KEY": "demo",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="demo")
+    yield "s3://demo/kv"
+    server.stop()
+
+
+def test_objects_in_a_bucket(tmp_path: Path, bucket: str) -> None:
+    """--object-url: the lowest tier is a real S3 server; the new process finds there what the old one put there."""
+    report = report_of("--workdir", str(tmp_path), "--object-url", bucket, "--conversations", "5", "--corrupt")
+    assert report["tokens_equal"] is True
+    assert report["tokens_loaded"]["objects"] > 0
+    assert report["chunks_corrupt"] > 0
+
+
+def test_a_bucket_that_does_not_exist_is_explained(tmp_path: Path, bucket: str) -> None:
+    """Bad input: the message names the bucket; nothing is served before."""
+    done = run("--workdir", str(tmp_path), "--object-url", bucket.replace("demo", "nobody"), check=2)
+    assert "nobody" in done.stderr
+    assert "Traceback" not in done.stderr

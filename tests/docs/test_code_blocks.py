@@ -177,7 +177,7 @@ def check_tierkv_command(words: list[str]) -> None:
     Raises:
         AssertionError: it does not know a command or an option.
     """
-    name, command, context = "tierkv", cli, click.Context(cli, resilient_parsing=True)
+    name, command, context = "tierkv", cli, click.Context(cli, resilient_parsing=True, **cli.context_settings)
     while isinstance(command, click.Group):
         _, words, _ = command.make_parser(context).parse_args(args=list(words))
         if not words:
@@ -187,7 +187,8 @@ def check_tierkv_command(words: list[str]) -> None:
         except click.ClickException as error:
             pytest.skip(f"{words[0]}: {error.message}")  # it exists; an extra that it needs is not installed here
         assert found, f"there is no command {name!r}"
-        command, context, words = found, click.Context(found, parent=context, resilient_parsing=True), words[1:]
+        context = click.Context(found, parent=context, resilient_parsing=True, **found.context_settings)
+        command, words = found, words[1:]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     known.update(cli.context_settings["help_option_names"])
     strange = {word.partition("=")[0] for word in words if word.startswith("-")} - known

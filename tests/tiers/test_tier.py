@@ -89,6 +89,16 @@ def test_an_encoded_frame_is_shorter_and_says_so(bench: Bench, compressible: Mak
     assert len(at_rest) == HEADER_BYTES + header.stored_bytes < RAW_FRAME_BYTES
 
 
+def test_padding_at_rest_is_zero(bench: Bench, compressible: Make) -> None:
+    """Staging is used again and again: what another chunk left there must not go out with this one."""
+    tier = bench.tier("zstd", capabilities=Capabilities(alignment=4096, preferred_batch=1))
+    refs = [bench.fill(0, KEYS[0], os.urandom(5000) + bytes(5000)), bench.fill(1, KEYS[1], compressible(1))]
+    assert kinds(tier.write(KEYS[:2], refs)) == [OutcomeKind.OK] * 2
+    at_rest = bench.file(KEYS[1]).read_bytes()
+    end = HEADER_BYTES + parse_header(memoryview(at_rest)).stored_bytes
+    assert at_rest[end:] == bytes(len(at_rest) - end) != b""
+
+
 def test_what_does_not_shrink_is_stored_raw(bench: Bench) -> None:
     """A codec may only ever save bytes: also not when padding eats what it saved."""
     ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))

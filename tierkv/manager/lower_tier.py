@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tierkv.abc import Capabilities, EvictionPolicy
+from tierkv.errors import require
 from tierkv.manager.host_index import Chunk
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -176,15 +177,20 @@ class LowerTier:
         self._end_use(key)
 
     def _use(self, key: Key) -> None:
+        if key not in self._in_use and self._has_place(key):
+            self._policy.hold(key)
         self._in_use[key] = self._in_use.get(key, 0) + 1
-        self._policy.hold(key)
 
     def _end_use(self, key: Key) -> None:
         count = self._in_use.pop(key) - 1
         if count:
             self._in_use[key] = count
-        else:
+        elif self._has_place(key):
             self._policy.release(key)
+
+    def _has_place(self, key: Key) -> bool:
+        """Whether the policy knows ``key``."""
+        return key in self._resident and key not in self._deleting
 
     def _make_evictable(self, key: Key) -> None:
         self._policy.add(key)
@@ -257,3 +263,22 @@ class LowerTier:
         if key in self._resident:
             self._make_evictable(key)
         return False
+
+    def validate(self) -> None:
+        """Check the account and the policy against what is resident.
+
+        Raises:
+            InvariantError: one of it is not so.
+        """
+        require(self.used_bytes == sum(self._resident.values()), f"tier {self.name}: bytes are counted wrong")
+        require(self.reserved_bytes >= 0, f"tier {self.name}: {self.reserved_bytes} bytes are reserved")
+        evictable = sum(key not in self._in_use and key not in self._deleting for key in self._resident)
+        require(
+            evictable == len(self._policy),
+            f"tier {self.name}: {evictable} chunks are evictable, the policy has {len(self._policy)}",
+        )
+        capacity, total = self.limits.capacity_bytes, self.used_bytes + self.reserved_bytes
+        # A tier that was opened over its capacity (the user made it smaller) may be so until it has shrunk, but must
+        # not grow meanwhile.
+        fits = capacity is None or total <= capacity or not self.reserved_bytes
+        require(fits, f"tier {self.name} is over its capacity: {total} > {capacity}")

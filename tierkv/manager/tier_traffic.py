@@ -285,7 +285,7 @@ class TierTraffic:
         return any(tier.cascading or tier.cascades for tier in self._tiers)
 
     def validate(self) -> None:
-        """Check that every op in flight holds its slots, and that no tier is over its capacity.
+        """Check that every op in flight holds its slots, and every tier's account.
 
         Raises:
             InvariantError: one of it is not so.
@@ -294,12 +294,7 @@ class TierTraffic:
             for chunk in pending.chunks:
                 require(self._host.owner(chunk.ref) is chunk, f"op {pending.op.op_id} touches a slot it does not hold")
         for tier in self._tiers:
-            capacity = tier.limits.capacity_bytes
-            total = tier.used_bytes + tier.reserved_bytes
-            # A tier that was opened over its capacity (the user made it smaller) may be so until it has shrunk, but
-            # must not grow meanwhile.
-            fits = capacity is None or total <= capacity or not tier.reserved_bytes
-            require(fits, f"tier {tier.name} is over its capacity: {total} > {capacity}")
+            tier.validate()
 
 
 def _batches(items: Sequence[_T], size: int) -> list[Sequence[_T]]:

@@ -46,7 +46,9 @@ def test_a_place_in_use(open_disk: OpenDisk, place: Path) -> None:
     assert "in use by process" in found["lock"].detail
     assert f"{1 << 20} held" in found["space"].detail
     disk.close()
-    assert check(place)["lock"].ok
+    free = check(place)["lock"]
+    assert free.ok
+    assert f"model 'disk-tests', {1 << 20} bytes" in free.detail, "a forgotten namespace can be told by this line"
 
 
 def test_too_little_space(place: Path) -> None:

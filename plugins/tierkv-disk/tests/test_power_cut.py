@@ -90,7 +90,6 @@ def test_acknowledged_frames_survive(cutter: Cutter, tmp_path: Path, durability:
 def test_a_rewrite_of_the_log_survives(cutter: Cutter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same while the log is replaced by a shorter one every few operations."""
     monkeypatch.setattr("tierkv_disk.recovery.COMPACT_RECORDS_MIN", 4)
-    monkeypatch.setattr("tierkv_disk.backend.COMPACT_RECORDS_MIN", 4)
     rewrites: list[Path] = []
     create = IndexLog.create.__func__  # type: ignore[attr-defined]
 

@@ -39,6 +39,5 @@ def environment() -> Iterator[None]:
 def s3(environment: None) -> Iterator[S3Server]:
     """One server for all tests; each makes a bucket or prefix of its own."""
     server = S3Server()
-    server.start()
     yield server
     server.stop()

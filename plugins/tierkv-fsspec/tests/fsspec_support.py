@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import socket
 import subprocess
 import sys
+import threading
+import urllib.request
 import uuid
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import tierkv_fsspec
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from tierkv_fsspec import FsspecOptions
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tierkv.abc import BackendContext, Finding, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.types.keys import Key
@@ -22,22 +29,61 @@ CHILD_TIMEOUT_S = 60
 
 
 class S3Server:
-    """moto on 127.0.0.1. Its objects live in this process, so that they outlast a stop and a start."""
+    """moto on 127.0.0.1. Its objects live in this process, so that they outlast a stop and a start.
+
+    Requests are served one at a time: moto's own threads trip over each other where an object is read and overwritten
+    at once, which real stores do not.
+
+    requests: "METHOD path" of all that came.
+    refuse: end of a path -> status line that requests for it get instead of an answer.
+    in_flight_max: the most requests that waited or were served at once.
+    """
 
     def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.refuse: dict[str, str] = {}
+        self.in_flight_max = 0
+        self._in_flight = 0
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._turn = threading.Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._port = 0
-        self._server: ThreadedMotoServer | None = None
+        self.start()
 
     def start(self) -> None:
         """Listen, after the first time on the same port."""
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
-        self._server.start()
-        _, self._port = self._server.get_host_and_port()
+        self._server = make_server("127.0.0.1", self._port, self._serve, threaded=True, request_handler=QuietHandler)
+        self._port = self._server.port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="s3-server", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Refuse connections."""
-        assert self._server is not None
-        self._server.stop()
+        """Close all connections, and refuse new ones."""
+        self._server.shutdown()
+        self._thread.join()
+        for connection in list(self._sockets):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, environ: dict[str, Any], start_response: Any) -> Any:
+        self._sockets.add(environ["werkzeug.socket"])
+        path = environ["PATH_INFO"]
+        self.requests.append(f"{environ['REQUEST_METHOD']} {path}")
+        self._in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self._in_flight)
+        try:
+            with self._turn:
+                return self._answer(path, environ, start_response)
+        finally:
+            self._in_flight -= 1
+
+    def _answer(self, path: str, environ: dict[str, Any], start_response: Any) -> Any:
+        for end, status in self.refuse.items():
+            if path.endswith(end):
+                environ["wsgi.input"].read()
+                start_response(status, [("Content-Length", "0")])
+                return [b""]
+        return self._app(environ, start_response)
 
     @property
     def endpoint(self) -> str:
@@ -54,6 +100,29 @@ class S3Server:
         name = f"tierkv-{uuid.uuid4().hex[:16]}"
         self.client.create_bucket(Bucket=name)
         return name
+
+    @contextlib.contextmanager
+    def enforcing_rights(self) -> Iterator[None]:
+        """Inside the block the server checks who asks, and what for."""
+        self._reset_auth("0")
+        try:
+            yield
+        finally:
+            self._reset_auth("inf")
+
+    def _reset_auth(self, allowed_without: str) -> None:
+        request = urllib.request.Request(f"{self.endpoint}/moto-api/reset-auth", allowed_without.encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
+
+
+class QuietHandler(WSGIRequestHandler):
+    """Connections stay open; a line for each request would hide a failure."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: object) -> None:  # noqa: A002  werkzeug's name
+        pass
 
 
 def namespace(model: str = "tests") -> Namespace:

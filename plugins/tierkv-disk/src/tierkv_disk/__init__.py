@@ -41,7 +41,7 @@ def open_backend(context: BackendContext, options: DiskOptions) -> DiskBackend:
         home = enter_home(context, options)
         try:
             return DiskBackend(home)
-        except OSError:
+        except BaseException:
             home.release()
             raise
     except TierKVError as error:

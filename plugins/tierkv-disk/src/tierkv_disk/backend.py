@@ -22,8 +22,8 @@ from tierkv_disk.failures import as_tier_error
 from tierkv_disk.gate import Gate
 from tierkv_disk.home import Home
 from tierkv_disk.index_log import KEY_BYTES_MAX, IndexLog, Record, RecordKind
-from tierkv_disk.recovery import COMPACT_RECORDS_MIN, Location, mostly_dead, put_records, recover
-from tierkv_disk.slots import Slot, segment_of, slot_at
+from tierkv_disk.recovery import mostly_dead, put_records, recover
+from tierkv_disk.slots import Slot, frame_bytes_of, location_at, segment_of, slot_at, slot_of
 
 logger = logging.getLogger("tierkv_disk")
 
@@ -52,12 +52,13 @@ class DiskBackend:
         )
         if not self.recovery.lossless:
             logger.warning("tier %s, %s: %s", self._tier, home.directory, "; ".join(self.recovery.losses()))
-        self._compact_after = COMPACT_RECORDS_MIN
+        self._compact_after = 0
         self._gate = Gate(self._release)
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """See :meth:`tierkv.abc.Backend.contains`."""
-        return [key in self._entries for key in keys]
+        with self._table_lock:
+            return [key in self._entries for key in keys]
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
         """See :meth:`tierkv.abc.Backend.read_into`."""
@@ -86,7 +87,7 @@ class DiskBackend:
         """See :meth:`tierkv.abc.Scannable.scan`; oldest first."""
         with self._table_lock:
             entries = list(self._entries.items())
-        return (Entry(key, location.frame_bytes) for key, location in entries)
+        return (Entry(key, frame_bytes_of(location)) for key, location in entries)
 
     def close(self) -> None:
         """See :meth:`tierkv.abc.Backend.close`. Files stay open, and locked, until the last call has left."""
@@ -97,25 +98,25 @@ class DiskBackend:
             location = self._entries.get(request.key)
             if location is None:
                 return None
-            self._slots.pin(location.slot)
-        size = location.frame_bytes
+            slot, size = slot_of(location), frame_bytes_of(location)
+            self._slots.pin(slot)
         try:
             if len(request.buffer) < size:
                 raise BackendError(f"the buffer has {len(request.buffer)} bytes, the frame {size}")
-            count = self._segments.read(location.slot, request.buffer, size)
+            count = self._segments.read(slot, request.buffer, size)
         except OSError as error:
             return self._error(error, "cannot read", request.key)
         finally:
             with self._table_lock:
-                self._slots.unpin(location.slot)
+                self._slots.unpin(slot)
         if count < size:
-            message = f"segment {segment_of(location.slot)} ends {size - count} bytes before the frame does"
+            message = f"segment {segment_of(slot)} ends {size - count} bytes before the frame does"
             return CorruptFrameError(message, tier=self._tier, key=request.key)
         return count
 
     def _write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
         results: list[WriteResult] = [None] * len(requests)
-        placed: dict[int, Location] = {}
+        placed: dict[int, Slot] = {}
         for number, request in enumerate(requests):
             try:
                 placed[number] = self._place(request)
@@ -123,15 +124,16 @@ class DiskBackend:
                 results[number] = self._error(error, "cannot write", request.key)
         try:
             if self._home.sync:
-                self._segments.sync({segment_of(location.slot) for location in placed.values()})
-            self._commit([Record(RecordKind.PUT, requests[number].key, *placed[number]) for number in placed])
+                self._segments.sync(set(map(segment_of, placed.values())))
+            stored = ((requests[number], slot) for number, slot in placed.items())
+            self._commit([Record(RecordKind.PUT, r.key, slot, len(r.frame)) for r, slot in stored])
         except OSError as error:
-            for number, location in placed.items():
+            for number, slot in placed.items():
                 results[number] = self._error(error, "cannot write", requests[number].key)
-                self._free(location.slot)
+                self._free(slot)
         return results
 
-    def _place(self, request: WriteRequest) -> Location:
+    def _place(self, request: WriteRequest) -> Slot:
         """Put a frame into a free slot; nobody can see it there yet."""
         size = len(request.frame)
         if self._log.broken:
@@ -146,7 +148,7 @@ class DiskBackend:
         except OSError:
             self._free(slot)
             raise
-        return Location(slot, size)
+        return slot
 
     def _take_slot(self) -> Slot:
         with self._table_lock:
@@ -187,9 +189,9 @@ class DiskBackend:
     def _apply(self, record: Record) -> None:
         old = self._entries.pop(record.key, None)
         if old is not None:
-            self._slots.free(old.slot)
+            self._slots.free(slot_of(old))
         if record.kind is RecordKind.PUT:
-            self._entries[record.key] = Location(record.slot, record.frame_bytes)
+            self._entries[record.key] = location_at(record.slot, record.frame_bytes)
 
     def _compact(self) -> None:
         """Replace the log by a shorter one. Only writers wait: the table changes under ``_commit_lock`` alone."""
@@ -203,7 +205,7 @@ class DiskBackend:
             return
         self._log.close()
         self._log = log
-        self._compact_after = COMPACT_RECORDS_MIN
+        self._compact_after = 0
 
     def _release(self) -> None:
         self._log.close()

@@ -67,7 +67,7 @@ def _direct_finding(options: DiskOptions, existing: Path) -> Finding:
 
 
 def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Finding:
-    held = sum(file.stat().st_size for file in path.glob("*/segment-*.dat")) if existing == path else 0
+    held = sum(map(_held_bytes, path.iterdir())) if existing == path else 0
     free = shutil.disk_usage(existing).free
     usable = max(0, free - options.min_free_bytes) + held
     detail = f"{free} bytes free, {options.min_free_bytes} of them reserved by min_free_bytes, {held} held already"
@@ -80,8 +80,21 @@ def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_by
 def _lock_findings(path: Path) -> Iterator[Finding]:
     for directory in sorted(entry for entry in path.iterdir() if (entry / layout.LOCK_NAME).exists()):
         owner = layout.lock_owner(directory)
+        name = f"namespace {directory.name} ({_model_of(directory)}, {_held_bytes(directory)} bytes)"
         if owner is None:
-            yield _good("lock", f"namespace {directory.name} is free")
+            yield _good("lock", f"{name} is free")
         else:
-            detail = f"namespace {directory.name} is in use by process {owner}"
-            yield _bad("lock", detail, f"stop process {owner} before a stack with this model starts here")
+            fix = f"stop process {owner} before a stack with this model starts here"
+            yield _bad("lock", f"{name} is in use by process {owner}", fix)
+
+
+def _held_bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob("segment-*.dat"))
+
+
+def _model_of(directory: Path) -> str:
+    try:
+        namespace = layout.read_document(directory / layout.NAMESPACE_NAME).get("namespace")
+    except OSError as error:
+        return f"unknown model: {error}"
+    return f"model {namespace.get('model')!r}" if isinstance(namespace, dict) else "unknown model"

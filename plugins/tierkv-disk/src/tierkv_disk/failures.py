@@ -14,7 +14,7 @@ def as_tier_error(error: OSError, what: str, *, tier: str, key: bytes | None = N
     """The value to put into a result, or to raise. ``what`` says what was tried, with the path."""
     if isinstance(error, TierKVError):
         return type(error)(f"{what}: {error}", tier=tier, key=key)
-    message = f"{what}: {error.strerror or error}"
+    message = f"{what}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
     if error.errno in NO_SPACE:
         return OutOfSpaceError(message, tier=tier, key=key)
     return BackendError(message, tier=tier, key=key)

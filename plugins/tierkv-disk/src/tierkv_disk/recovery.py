@@ -6,22 +6,23 @@ import os
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from tierkv.types.keys import Key
 from tierkv_disk.index_log import LOG_NAME, IndexLog, LogHealth, LogIdentity, Record, RecordKind, read_records
 from tierkv_disk.segments import SegmentFiles
-from tierkv_disk.slots import Slot, SlotTable, number_of, segment_of
+from tierkv_disk.slots import (
+    Location,
+    Slot,
+    SlotTable,
+    frame_bytes_of,
+    location_at,
+    number_of,
+    segment_of,
+    slot_of,
+)
 
 COMPACT_RECORDS_MIN = 1024
 """Below this a log is never rewritten for its size."""
-
-
-class Location(NamedTuple):
-    """Where the frame of a key lies, and how long it is."""
-
-    slot: Slot
-    frame_bytes: int
 
 
 Entries = dict[Key, Location]
@@ -65,7 +66,7 @@ def mostly_dead(records: int, live: int) -> bool:
 
 def put_records(entries: Entries) -> Iterator[Record]:
     """The shortest log that says the same."""
-    return (Record(RecordKind.PUT, key, slot, frame_bytes) for key, (slot, frame_bytes) in entries.items())
+    return (Record(RecordKind.PUT, key, slot_of(at), frame_bytes_of(at)) for key, at in entries.items())
 
 
 def recover(
@@ -86,9 +87,9 @@ def recover(
         return {}, _slot_table(segments, {}), log, report
     try:
         entries, owners = _replay(fd, identity, report)
-        lost = [key for key, (slot, _) in entries.items() if number_of(slot) >= slots_of.get(segment_of(slot), 0)]
-        for key in lost:
-            del owners[entries.pop(key).slot]
+        lost = [slot for slot in owners if number_of(slot) >= slots_of.get(segment_of(slot), 0)]
+        for slot in lost:
+            del entries[owners.pop(slot)]
         report.entries_lost += len(lost)
         if report.lossless and not mostly_dead(report.log.records, len(entries)):
             return entries, _slot_table(segments, owners), IndexLog.resume(fd, identity, report.log, sync=sync), report
@@ -112,15 +113,15 @@ def _replay(fd: int, identity: LogIdentity, report: Recovery) -> tuple[Entries, 
     for kind, key, slot, frame_bytes in read_records(fd, identity, report.log):
         old = entries.pop(key, None)
         if old is not None:
-            del owners[old.slot]
+            del owners[slot_of(old)]
         if kind is not RecordKind.PUT:
             continue
-        robbed = owners.get(slot)
-        if robbed is not None:
-            del entries[robbed]
+        owner = owners.setdefault(slot, key)
+        if owner is not key:
+            del entries[owner]
+            owners[slot] = key
             report.entries_lost += 1
-        entries[key] = Location(slot, frame_bytes)
-        owners[slot] = key
+        entries[key] = location_at(slot, frame_bytes)
     return entries, owners
 
 

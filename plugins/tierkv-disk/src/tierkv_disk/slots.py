@@ -7,33 +7,53 @@ from collections.abc import Container
 from typing import NewType
 
 Slot = NewType("Slot", int)
-"""One place for one frame: number of the segment file in the upper 32 bits, of the slot in it in the lower, both from
-0. One integer, because a tier has millions and recovery makes all of them."""
+"""A place for one frame: number of the segment file in the upper 32 bits, of the slot in it in the lower; both from 0.
 
-NUMBER_BITS = 32
-NUMBER_MASK = (1 << NUMBER_BITS) - 1
+Integers, because a tier has millions: the garbage collector, whose pauses the engine would feel, does not visit them.
+"""
+
+Location = NewType("Location", int)
+"""A slot, and in the lower 32 bits the length of the frame in it. An integer for the same reason."""
+
+_BITS = 32
+_MASK = (1 << _BITS) - 1
 
 
 def slot_at(segment: int, number: int) -> Slot:
     """Slot ``number`` of segment file ``segment``."""
-    return Slot(segment << NUMBER_BITS | number)
+    return Slot(segment << _BITS | number)
 
 
 def segment_of(slot: Slot) -> int:
     """The segment file of a slot."""
-    return slot >> NUMBER_BITS
+    return slot >> _BITS
 
 
 def number_of(slot: Slot) -> int:
     """The slot's place in its segment file."""
-    return slot & NUMBER_MASK
+    return slot & _MASK
+
+
+def location_at(slot: Slot, frame_bytes: int) -> Location:
+    """A frame of this length in this slot."""
+    return Location(slot << _BITS | frame_bytes)
+
+
+def slot_of(location: Location) -> Slot:
+    """The slot of a location."""
+    return Slot(location >> _BITS)
+
+
+def frame_bytes_of(location: Location) -> int:
+    """The length of the frame there."""
+    return location & _MASK
 
 
 class SlotTable:
     """Free slots, and pins: a slot that somebody reads is not handed out again before the last reader is done."""
 
     def __init__(self) -> None:
-        # Per segment, slot numbers of four bytes each (Python integers would take ten times that); full segments absent.
+        # Per segment, numbers of four bytes each (as integers they would take ten times that); full segments absent.
         self._free: dict[int, array[int]] = {}
         self._ends: dict[int, int] = {}
         self._pins: dict[Slot, int] = {}

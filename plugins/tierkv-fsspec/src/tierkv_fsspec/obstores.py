@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, cast
 
@@ -77,12 +78,17 @@ class ObstoreStore:
         """Connections close when the store is collected."""
 
 
+def _endpoint(options: FsspecOptions) -> str | None:
+    """The configured one, or the one that every AWS tool takes from the environment."""
+    return options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
 def _open(location: Location, options: FsspecOptions) -> ObjectStore:
     arguments: dict[str, Any] = {
         "client_options": {
             "connect_timeout": timedelta(seconds=options.connect_timeout_s),
             "timeout": timedelta(seconds=options.read_timeout_s),
-            "allow_http": (options.endpoint_url or "").startswith("http://"),
+            "allow_http": (_endpoint(options) or "").startswith("http://"),
         },
         "retry_config": {
             "max_retries": RETRIES,
@@ -99,8 +105,9 @@ def _open(location: Location, options: FsspecOptions) -> ObjectStore:
         return AzureStore(location.bucket, config=cast("Any", config), **arguments)
     # Frames carry their own checksums, so the payload need not be hashed for its signature.
     config.setdefault("unsigned_payload", True)
-    if options.endpoint_url is not None:
-        config["endpoint"] = options.endpoint_url
+    endpoint = _endpoint(options)
+    if endpoint is not None:
+        config["endpoint"] = endpoint
     if options.region is not None:
         config["region"] = options.region
     if "skip_signature" not in config and aws_from_files():

@@ -1,0 +1,132 @@
+"""Everything at once: engine, worker and tiers in any order, with any failure, over real bytes (spec, section 18).
+
+What must hold after every move stands in :meth:`core_bed.Bed.check`, in the assertions of the scripted engine, worker
+and tiers, and in the core's own ``validate()``; what must hold at the end in :meth:`core_bed.Bed.check_end`.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from core_moves import FAULTS, PROMPTS, SPECS, Moves, drive
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tierkv.types.tier_ops import OutcomeKind
+
+picks = st.integers(0, 20)
+faults = st.lists(st.none() | st.sampled_from(FAULTS), max_size=4)
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """A failing history is cut down to the few moves that matter, which no seeded run can do."""
+
+    moves: Moves
+
+    @initialize(spec=st.sampled_from(SPECS))
+    def open(self, spec: object) -> None:
+        self.moves = Moves(SPECS[SPECS.index(spec)])  # type: ignore[arg-type]  # one of SPECS
+
+    @rule(
+        family=st.integers(0, PROMPTS - 1), shared=st.integers(0, 40), own=st.integers(0, 12), new=st.integers(1, 12),
+        cap=st.sampled_from([-1, -1, -1, 0, 9]),
+    )  # fmt: skip
+    def arrive(self, family: int, shared: int, own: int, new: int, cap: int) -> None:
+        if len(self.moves.bed.engine.seats) < 12:
+            self.moves.arrive(family, shared, own, new, cap)
+
+    @rule(family=st.integers(0, PROMPTS - 1), tokens=st.integers(8, 64), tier=st.integers(0, 1), gap=st.integers(0, 40))
+    def preload(self, family: int, tokens: int, tier: int, gap: int) -> None:
+        self.moves.preload(family, tokens, tier, gap)
+
+    @rule(
+        ticks=st.sampled_from([0, 1, 10]), budget=st.sampled_from([4, 16, 64]), asks=st.sampled_from([0, 1, 100]),
+        accepts=st.sampled_from([50, 100, 100]), preempt=st.sampled_from([0, 0, 0, 1]),
+    )  # fmt: skip
+    def step(self, ticks: int, budget: int, asks: int, accepts: int, preempt: int) -> None:
+        self.moves.step(ticks, budget=budget, asks=asks, accepts=accepts, preempt=preempt)
+
+    @rule()
+    def plain_step(self) -> None:
+        self.moves.step(1)
+
+    @rule()
+    def report_one(self) -> None:
+        self.moves.report_one()
+
+    @rule(pick=picks)
+    def abort(self, pick: int) -> None:
+        self.moves.abort(pick)
+
+    @rule(pick=picks, failing=st.lists(st.booleans(), max_size=4))
+    def transfer(self, pick: int, failing: list[bool]) -> None:
+        self.moves.transfer(pick, failing)
+
+    @rule(pick=picks)
+    def io(self, pick: int) -> None:
+        self.moves.io(pick)
+
+    @rule(pick=picks, failing=faults)
+    def bad_io(self, pick: int, failing: list[OutcomeKind | None]) -> None:
+        self.moves.io(pick, failing)
+
+    @rule(pick=picks)
+    def late(self, pick: int) -> None:
+        self.moves.late(pick)
+
+    @rule()
+    def all_io(self) -> None:
+        self.moves.all_io()
+
+    @rule(tier=st.integers(0, 1), usable=st.booleans())
+    def health(self, tier: int, usable: bool) -> None:
+        self.moves.health(tier, usable)
+
+    @rule(pick=picks, tier=st.integers(-1, 1))
+    def damage(self, pick: int, tier: int) -> None:
+        self.moves.damage(pick, tier)
+
+    @rule()
+    def reset(self) -> None:
+        self.moves.reset()
+
+    @invariant()
+    def all_is_well(self) -> None:
+        if hasattr(self, "moves"):
+            self.moves.bed.check()
+
+    def teardown(self) -> None:
+        """Let everything end, and look for leaks."""
+        if hasattr(self, "moves"):
+            self.moves.end()
+
+
+class TestCore(CoreMachine.TestCase):  # type: ignore[misc]  # the class is made by Hypothesis
+    """The machine, with twice as many examples as the profile says, each long."""
+
+    settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=60)
+
+
+@pytest.mark.parametrize("spec", range(len(SPECS)))
+def test_random_days(spec: int, rng: random.Random) -> None:
+    """Seeded runs are a hundred times faster than the machine's examples, so they reach the rarer meetings. How many
+    follows the profile; a failure names the seed."""
+    for _ in range(max(1, settings().max_examples // 2)):
+        moves = Moves(SPECS[spec])
+        drive(moves, rng, 300)
+        counters = moves.bed.core.counters
+        assert counters.lookups
+
+
+def test_random_days_reach_every_state(rng: random.Random) -> None:
+    """A driver that never loads, defers, drops, evicts, fails or expires anything would prove nothing."""
+    totals: dict[str, int] = {}
+    for spec in SPECS * 3:
+        moves = Moves(spec)
+        drive(moves, rng, 300)
+        for name, value in moves.bed.core.counters.as_dict().items():
+            totals[name] = totals.get(name, 0) + (value if isinstance(value, int) else sum(value.values()))
+    never = {name for name, value in totals.items() if not value} - {"events_dropped"}
+    assert not never
