@@ -71,6 +71,21 @@ def test_it_opens_exactly_after_failures_in_a_row(story: list[str]) -> None:
         assert breaker.trial_is_due(now_s) == (opened_s is not None and now_s >= opened_s + 5.0)
 
 
+def test_it_starts_counting_anew() -> None:
+    """Failures from before the trial must not open it at the first hiccup after it."""
+    breaker = Breaker(3, 0.0)
+    for now_s in range(3):
+        breaker.failed(now_s)
+    breaker.trial_began(3.0)
+    breaker.failed(3.5)  # a straggler
+    breaker.trial_ended(4.0, answered=True)
+    for now_s in range(5, 7):
+        breaker.failed(now_s)
+        assert breaker.usable
+    breaker.failed(7.0)
+    assert not breaker.usable
+
+
 def test_it_opens_is_told_once_and_recovers_alone(bench: Bench) -> None:
     """A dead tier must not cost a deadline per request; and it must come back without anybody asking for it."""
     rule = bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")))

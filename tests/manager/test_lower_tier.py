@@ -45,11 +45,10 @@ def test_a_shared_tier_is_asked_and_believed_for_a_while() -> None:
     """A yes holds for 30 s, a no for one; then it is asked again."""
     tier = tier_of(OBJECTS)
     assert tier.presence(A, 0.0) is RETRY
-    tier.answered(A, True, 0.0)
-    tier.answered(B, False, 0.0)
-    tier.answered(C, None, 0.0)
-    assert [tier.presence(key, 0.9) for key in (A, B, C)] == [HIT, MISS, MISS]
-    assert [tier.presence(key, 1.0) for key in (A, B, C)] == [HIT, RETRY, RETRY]
+    tier.answered(A, 0.0, present=True)
+    tier.answered(B, 0.0, present=False)
+    assert [tier.presence(key, 0.9) for key in (A, B)] == [HIT, MISS]
+    assert [tier.presence(key, 1.0) for key in (A, B)] == [HIT, RETRY]
     assert tier.presence(A, 30.0) is RETRY
 
 
@@ -63,9 +62,9 @@ def test_one_probe_at_a_time_in_order() -> None:
     tier.ask(A)
     tier.ask(C)
     assert tier.take_probe() == ()
-    tier.answered(A, True, 0.0)
+    tier.answered(A, 0.0, present=True)
     assert tier.take_probe() == ()
-    tier.answered(B, False, 0.0)
+    tier.answered(B, 0.0, present=False)
     assert tier.take_probe() == (C,)
 
 
@@ -91,8 +90,8 @@ def test_a_suspect_is_absent_for_a_while(capabilities: Capabilities) -> None:
 
 @pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
 def test_a_deletion_that_fails(capabilities: Capabilities) -> None:
-    """The frame was bad, and the tier refuses to delete it (read-only, or broken): reading it again at once would find
-    the same bad frame, once per step, so it counts as absent for a while. What an index accounts for stays on account."""
+    """The frame was bad, and the tier refuses to delete it (read-only, or broken). Read again at once it would be bad
+    again, once per step, so it counts as absent for a while. What an index accounts for stays on account."""
     tier = tier_of(capabilities)
     tier.stored(A, 10, 0.0)
     tier.condemn(A)
@@ -106,7 +105,7 @@ def test_remembered_answers_are_bounded() -> None:
     """Oldest first: a shared tier can hold more chunks than we have memory for."""
     tier = tier_of(OBJECTS, keys_max=2)
     for key in (A, B, C):
-        tier.answered(key, True, 0.0)
+        tier.answered(key, 0.0, present=True)
     assert [tier.presence(key, 0.0) for key in (A, B, C)] == [RETRY, HIT, HIT]
 
 

@@ -253,7 +253,7 @@ def test_a_corrupt_frame_that_cannot_be_deleted() -> None:
     frozen = Capabilities(shared=True, read_only=True, bounded=False)
     core = make_core(tiers=[TierSpec("frozen", frozen, LowerTierLimits(None, False, 1))])
     (key,) = run(0, 1)
-    core.lower[0].answered(key, True, 0.0)
+    core.lower[0].answered(key, 0.0, present=True)
     core.finish(read_one(core), OutcomeKind.CORRUPT)
     core.finish(only(core, Verb.DELETE), OutcomeKind.FAILED)
     assert core.manager.lookup(key, WHO) is LookupResult.MISS

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.jobs import Fences, JobTable
 from tierkv.scheduler.scheduler import SchedulerLimits
-from tierkv.types.engine import StepOutput
+from tierkv.types.engine import LoadReport, StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 
@@ -239,7 +239,7 @@ def test_failed_load_names_the_blocks() -> None:
     core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4])], 16)
     (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
     report = core.report(load.job_id, failed={load.job_id: frozenset({keys[1]})})
-    assert (report.finished, report.invalid_block_ids) == ({"a"}, {3, 4})
+    assert report == LoadReport(frozenset({"a"}), frozenset({3, 4}))
     assert core.ready() == {keys[0]}
     (store,) = core.schedule(request, computed=8, scheduled=8, ids=[[1, 2, 3, 4]]).stores
     assert store.keys == (keys[1],)

@@ -130,7 +130,7 @@ def test_all_computed_since_the_question() -> None:
     ("tables", "tokens", "complaint"),
     [
         pytest.param([blocks([1, 2])], 16, "2 blocks for 16 tokens, 4 are needed", id="short table"),
-        pytest.param([blocks([1, 2, 3, 4, 5, 6])], 20, "20 external tokens, but 16 were offered", id="more than offered"),
+        pytest.param([blocks([1, 2, 3, 4, 5, 6])], 20, "20 external tokens, but 16 were offered", id="too many"),
     ],
 )
 def test_an_engine_that_errs_is_told(tables: list[list[BedBlock]], tokens: int, complaint: str) -> None:

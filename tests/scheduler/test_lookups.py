@@ -93,7 +93,7 @@ def test_d8_what_is_offered_is_pinned() -> None:
 
 
 def test_what_is_being_stored_is_waited_for() -> None:
-    """PENDING: another request's store of these chunks is in flight: they count as a hit, and are offered when readable."""
+    """PENDING: another request's store of these chunks is in flight: a hit, that is offered when they are readable."""
     core = make_core()
     writer = core.arrive(16, "w")
     (store,) = core.schedule(writer, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
@@ -297,8 +297,8 @@ def test_a_younger_request_gets_its_ready_part_too() -> None:
     core.keep_below([*core.truth.keys(older), *core.truth.keys(younger)[2:]])
     keeper = core.arrive(range(100, 108), "k")
     assert core.ask(keeper) == 8, "its offer keeps these two chunks from being evicted for the older request"
-    busy = core.manager.prepare_store([(k, 0) for k in core.truth.keys(core.request(range(500, 516)))], RequestContext("nobody"))
-    assert busy is not None
+    busy = core.truth.keys(core.request(range(500, 516)))
+    assert core.manager.prepare_store([(key, 0) for key in busy], RequestContext("nobody")) is not None
     assert core.ask(older) is None
     assert core.ask(younger) is None
     core.begin(DEADLINE_S)
@@ -384,8 +384,8 @@ def test_abort_in_every_state_of_a_lookup(state: str) -> None:
 
 
 def test_the_gpus_share_changes_while_gathering() -> None:
-    """The engine finds more (or less) of the prefix itself from step to step: what is still wanted stays held, its reads
-    are not repeated, and the answer fits the new start."""
+    """The engine finds more (or less) of the prefix itself from step to step. What is still wanted stays held, its
+    reads are not repeated, and the answer fits the new start."""
     core = make_core(tiers=[disk()])
     request = core.arrive(32)
     core.keep_below(core.truth.keys(request))

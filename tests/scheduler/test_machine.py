@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from core_bed import BedSpec
 from core_moves import FAULTS, PROMPTS, SPECS, Moves, drive
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,8 +27,8 @@ class CoreMachine(RuleBasedStateMachine):
     moves: Moves
 
     @initialize(spec=st.sampled_from(SPECS))
-    def open(self, spec: object) -> None:
-        self.moves = Moves(SPECS[SPECS.index(spec)])  # type: ignore[arg-type]  # one of SPECS
+    def open(self, spec: BedSpec) -> None:
+        self.moves = Moves(spec)
 
     @rule(
         family=st.integers(0, PROMPTS - 1), shared=st.integers(0, 40), own=st.integers(0, 12), new=st.integers(1, 12),
@@ -103,10 +104,8 @@ class CoreMachine(RuleBasedStateMachine):
             self.moves.end()
 
 
-class TestCore(CoreMachine.TestCase):  # type: ignore[misc]  # the class is made by Hypothesis
-    """The machine, with twice as many examples as the profile says, each long."""
-
-    settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=60)
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=60)
 
 
 @pytest.mark.parametrize("spec", range(len(SPECS)))

@@ -1,11 +1,11 @@
-"""Promise 4 with the numbers of landscape.md, where others never answer (G1), forget (G2), or evict their own hits (G3)."""
+"""Promise 4 with the numbers of landscape.md: others never answer (G1), forget (G2), or evict their own hits (G3)."""
 
 from __future__ import annotations
 
 import pytest
 from core_bed import Bed, BedSpec
 from core_engine import Whims
-from core_parts import disk, objects
+from core_parts import TierSpec, disk, objects
 from core_truth import BedRequest
 
 from tierkv.manager.contract import RequestContext
@@ -43,8 +43,8 @@ def steps_until_answered(bed: Bed, count: int, steps_max: int) -> int:
 
 
 @pytest.mark.parametrize("chunks", [65, 100])
-@pytest.mark.parametrize("tier", [disk(), objects(), objects(probe_keys_max=10)], ids=["disk", "objects", "small probes"])
-def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: object) -> None:
+@pytest.mark.parametrize("tier", [disk(), objects(), objects(probe_keys_max=10)], ids=["disk", "objects", "probes"])
+def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: TierSpec) -> None:
     """G1: 64 slots, a prefix of 65 (or 100) chunks below. vLLM 0.33 defers for ever and reads chunks again and again;
     here the part that fits is the answer, within a few steps, and no chunk is read twice."""
     bed = big_bed(tiers=(tier,))
@@ -107,8 +107,8 @@ def test_g2_the_oldest_is_served_first() -> None:
 
 @pytest.mark.parametrize("below", ["tail", "head", "odd"])
 def test_g3_a_lookup_keeps_its_own_hits(below: str) -> None:
-    """G3: 32 chunks of a prefix are in a host tier of 64 that is otherwise full, 32 are below. vLLM 0.33 evicts the first
-    while it fetches the second and reads all 64; here 32 are read, wherever in the prefix they lie."""
+    """G3: 32 chunks of a prefix are in a host tier of 64 that is otherwise full, 32 are below. vLLM 0.33 evicts the
+    first while it fetches the second and reads all 64; here 32 are read, wherever in the prefix they lie."""
     bed = big_bed(tiers=(disk(writes=False),))
     request = prompt(bed, 64)
     bed.core.truth.learn(request)

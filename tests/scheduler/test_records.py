@@ -96,7 +96,7 @@ def test_only_the_table_moves_a_request(state: RequestState, event: RequestEvent
 
 def test_every_state_can_be_reached_and_ended() -> None:
     """A state that nothing leads to is dead code; one that FINISHED does not end is a leak."""
-    reached = {after for after in TRANSITIONS.values()} | {RequestState.IDLE}
+    reached = {RequestState.IDLE, *TRANSITIONS.values()}
     assert reached == set(RequestState)
     for state in set(RequestState) - {RequestState.FINISHED}:
         assert TRANSITIONS[state, RequestEvent.FINISHED] is RequestState.FINISHED

@@ -9,7 +9,7 @@ from core_pool import blocks
 from core_truth import BedRequest
 
 from tierkv.errors import EngineProtocolError
-from tierkv.types.engine import StepOutput
+from tierkv.types.engine import LoadReport, StepOutput
 from tierkv.types.tier_ops import Verb
 from tierkv.types.transfers import TransferJob
 
@@ -35,7 +35,7 @@ def test_s90_load_and_store_in_flight() -> None:
     assert core.host.room == 4, "four slots are still touched by copies"
     assert core.scheduler.build_connector_meta(StepOutput()).jobs_to_flush == {store.job_id, load.job_id}
     report = core.report(store.job_id, load.job_id)
-    assert (report.finished, report.invalid_block_ids) == ({"l"}, {20, 21})
+    assert report == LoadReport(frozenset({"l"}), frozenset({20, 21}))
     assert not core.ready()
     assert core.host.room == 8
     core.scheduler.validate()

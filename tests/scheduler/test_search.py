@@ -86,7 +86,7 @@ def test_s36_less_than_a_chunk_remains(computed: int) -> None:
 
 
 def test_s38_a_later_group_shortens_the_hit() -> None:
-    """S38, with full attention in place of the window: 4 chunks here, 3 there, 3 in all, and no group is asked twice."""
+    """S38, with full attention in place of the window: 4 chunks here, 3 there, 3 in all, and nobody is asked twice."""
     book = Book("TTTT", "TTTF")
     assert find_hit(groups_of((4, 4), (4, 4)), 0, 16, book) == Hit(12)
     assert len(book.calls) == len(set(book.calls)) == 8
@@ -188,6 +188,7 @@ def test_s44_deferral_never_changes_the_answer(
     groups, computed, cap, present, unknown = search
     expected = oracle(groups, computed, cap, present.__contains__)
     asked: set[Key] = set()
+    hit = DEFERRED
 
     def lookup(key: Key) -> LookupResult:
         if key in unknown:

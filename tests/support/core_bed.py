@@ -206,7 +206,7 @@ class Bed:
             assert waited < self.spec.deadline_s, f"{seat.request.request_id} is deferred for {waited} s"
             return
         seat.deferred_since_s = None
-        assert 0 <= answer <= seat.request.num_tokens - local
+        assert answer in range(seat.request.num_tokens - local + 1)
         if not answer:
             return
         self.offers += 1
@@ -281,7 +281,7 @@ class Bed:
                 assert self.memory[chunk.slot] == core.truth.payloads[chunk.key]
         for tier, store in zip(core.lower, self.tiers.stores, strict=True):
             assert tier.reserved_bytes == 0
-            assert not (tier.cascading or tier.cascades or tier._in_use or tier._deleting or tier._asked)
+            assert not any((tier.cascading, tier.cascades, tier._in_use, tier._deleting, tier._asked))
             if tier.capabilities.authoritative_index:
                 assert set(store.frames) <= set(tier._resident), "bytes at rest that nobody accounts for"
                 assert self.residents[tier.name] == set(tier._resident)
@@ -289,4 +289,3 @@ class Bed:
     def states(self) -> Counter[RequestState]:
         """How many requests are in which state."""
         return Counter(record.state for record in self.core.scheduler._records.values())
-

@@ -133,9 +133,7 @@ class BedEngine:
         report = self._scheduler.update_connector_output(self._worker.get_finished(reports_max))
         self._end_loads(report)
 
-    def _schedule_running(
-        self, budget: int, scheduled: dict[str, tuple[Seat, int]], preempted: list[Seat]
-    ) -> int:
+    def _schedule_running(self, budget: int, scheduled: dict[str, tuple[Seat, int]], preempted: list[Seat]) -> int:
         for seat in sorted(self.running, key=lambda s: s.arrival):
             count = min(budget, seat.request.num_tokens - seat.computed)
             if seat not in self.running or not count:
@@ -211,7 +209,7 @@ class BedEngine:
                     self._audit.begin_read(("gpu", block_id), "forward")
                     right = request.kv(group.index, first, first + known)
                     assert bytes(memory[: len(right)]) == right, (
-                        f"{request.request_id} computes from wrong bytes: group {group.index}, block {i} (id {block_id})"
+                        f"{request.request_id} computes from wrong bytes: group {group.index}, block {i}, id {block_id}"
                     )
                     self._audit.end_read(("gpu", block_id), "forward")
                 begin, end = max(start, first), min(stop, first + size)

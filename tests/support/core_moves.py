@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TypeVar
 
 from core_bed import Bed, BedSpec
 from core_engine import Whims
@@ -13,8 +12,6 @@ from core_parts import OBJECTS, TierSpec, disk, objects
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
 from tierkv.types.tier_ops import OutcomeKind
-
-_T = TypeVar("_T")
 
 FAULTS: tuple[OutcomeKind, ...] = (
     OutcomeKind.ABSENT,

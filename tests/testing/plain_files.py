@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,8 @@ class PlainFiles:
     def __init__(self, context: BackendContext, options: PlainOptions) -> None:
         self.root = Path(options.path) / context.namespace.fingerprint().hex()
         self.capacity_bytes = context.capacity_bytes
+        self.used = threading.Lock()
+        self.used_bytes: dict[Key, int] = {}
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.lock = (self.root / "lock").open("w")
@@ -49,6 +51,7 @@ class PlainFiles:
         except OSError as error:
             self.lock.close()
             raise BackendError(f"{options.path} is in use; give a directory of your own") from error
+        self.used_bytes = {entry.key: entry.frame_bytes for entry in self.scan()}
 
     def path(self, key: Key) -> Path:
         return self.root / f"{key.hex()}.frame"
@@ -72,10 +75,13 @@ class PlainFiles:
         return [self.write_one(request) for request in requests]
 
     def write_one(self, request: WriteRequest) -> WriteResult:
-        used = sum(entry.frame_bytes for entry in self.scan() if entry.key != request.key)
-        if self.capacity_bytes is not None and used + len(request.frame) > self.capacity_bytes:
-            return OutOfSpaceError("full", key=request.key)
-        temporary = self.root / f"{os.getpid()}-{id(request)}.tmp"
+        with self.used:
+            before = self.used_bytes.get(request.key, 0)
+            used = sum(self.used_bytes.values()) - before + len(request.frame)
+            if self.capacity_bytes is not None and used > self.capacity_bytes:
+                return OutOfSpaceError("full", key=request.key)
+            self.used_bytes[request.key] = len(request.frame)
+        temporary = self.root / f"{threading.get_ident()}.tmp"
         temporary.write_bytes(request.frame)
         temporary.rename(self.path(request.key))
         return None
@@ -83,6 +89,8 @@ class PlainFiles:
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
         for key in keys:
             self.path(key).unlink(missing_ok=True)
+            with self.used:
+                self.used_bytes.pop(key, None)
         return [None] * len(keys)
 
     def scan(self) -> Iterable[Entry]:

@@ -30,7 +30,10 @@ class Waiter(Protocol):
 
 
 class Chunk:
-    """One chunk that owns a slot. Fields are changed by :class:`HostIndex` only. origin: the tier its bytes came from."""
+    """One chunk that owns a slot. Fields are changed by :class:`HostIndex` only.
+
+    origin: the tier its bytes came from.
+    """
 
     __slots__ = ("generation", "holders", "key", "origin", "raw_bytes", "slot", "state", "waiters")
 

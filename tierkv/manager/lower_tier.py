@@ -23,8 +23,8 @@ class LowerTierLimits:
 
     capacity_bytes: bytes at rest, or None where the place bounds itself. writes: whether chunks cascade to it.
     queue_chunks_max: chunks that may hold host slots while they are written to this tier.
-    probe_keys_max: keys per existence probe. presence_ttl_s, absence_ttl_s: how long a shared tier's answer is believed.
-    presence_keys_max: answers remembered. suspect_ttl_s: how long a chunk whose read failed counts as absent.
+    probe_keys_max: keys per existence probe. presence_ttl_s, absence_ttl_s: how long a shared tier's yes and no are
+    believed. presence_keys_max: answers remembered. suspect_ttl_s: how long a chunk whose read failed counts as absent.
     """
 
     capacity_bytes: int | None
@@ -96,17 +96,17 @@ class LowerTier:
         self._asked.update(keys)
         return keys
 
-    def answered(self, key: Key, present: bool | None, now: float) -> None:
-        """A probe ended. None: no answer, which counts as absent for the shorter of the two times."""
+    def answered(self, key: Key, now: float, *, present: bool) -> None:
+        """A probe ended. No answer in time counts as absent."""
         self._asked.discard(key)
         ttl = self.limits.presence_ttl_s if present else self.limits.absence_ttl_s
-        self._remember(key, bool(present), now + ttl)
+        self._remember(key, now + ttl, present=present)
 
     def suspect(self, key: Key, now: float) -> None:
         """A read of ``key`` failed although it may be there: treat it as absent for a while."""
-        self._remember(key, False, now + self.limits.suspect_ttl_s)
+        self._remember(key, now + self.limits.suspect_ttl_s, present=False)
 
-    def _remember(self, key: Key, present: bool, until: float) -> None:
+    def _remember(self, key: Key, until: float, *, present: bool) -> None:
         self._answers[key] = (present, until)
         self._answers.move_to_end(key)
         if len(self._answers) > self.limits.presence_keys_max:
@@ -125,7 +125,7 @@ class LowerTier:
             self._answers.pop(key, None)
             self._store(key, frame_bytes)
         else:
-            self._remember(key, True, now + self.limits.presence_ttl_s)
+            self._remember(key, now + self.limits.presence_ttl_s, present=True)
 
     def _store(self, key: Key, frame_bytes: int) -> None:
         known = self._resident.pop(key, None)
@@ -142,7 +142,7 @@ class LowerTier:
         if not self.capabilities.authoritative_index:
             answer = self._answers.get(key)
             was_known = answer is not None and answer[0]
-            self._remember(key, False, now + self.limits.absence_ttl_s)
+            self._remember(key, now + self.limits.absence_ttl_s, present=False)
         frame_bytes = self._resident.pop(key, None)
         if frame_bytes is not None:
             self.used_bytes -= frame_bytes

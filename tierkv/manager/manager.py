@@ -79,8 +79,10 @@ class OffloadManager:
 
     @property
     def store_chunks_max(self) -> int:
-        """Chunks that it is reasonable to offer in one ``prepare_store``: a part of the host tier, so that stores
-        never flush everything else out at once."""
+        """Chunks that it is reasonable to offer in one ``prepare_store``.
+
+        A part of the host tier, so that stores never flush everything else out at once.
+        """
         return max(1, self._host.num_slots // 4)
 
     # -- existence ---------------------------------------------------------------------------------------------------
@@ -187,8 +189,10 @@ class OffloadManager:
         )
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
-        """A store ended: its chunks become readable and cascade; those in ``failed`` are gone. Void leases, also of a
-        second completion, are ignored (S21)."""
+        """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
+
+        Void leases, also of a second completion, are ignored (S21).
+        """
         for ref in reversed(tuple(slots)):
             chunk = self._host.owner(ref)
             if chunk is None or chunk.state not in (ChunkState.STORING, ChunkState.DOOMED):

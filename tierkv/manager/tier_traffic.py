@@ -213,7 +213,7 @@ class TierTraffic:
         pending.announced_late = True
         if pending.op.verb is Verb.PROBE:
             for key in pending.op.keys:
-                tier.answered(key, None, self.now)
+                tier.answered(key, self.now, present=False)
         elif pending.op.verb is Verb.READ:
             for chunk in pending.chunks:
                 tier.suspect(chunk.key, self.now)
@@ -224,8 +224,7 @@ class TierTraffic:
         if pending.announced_late:
             return
         for key, outcome in zip(pending.op.keys, outcomes, strict=True):
-            known = outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT)
-            tier.answered(key, outcome.kind is OutcomeKind.OK if known else None, self.now)
+            tier.answered(key, self.now, present=outcome.kind is OutcomeKind.OK)
 
     def _read_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
         for chunk, outcome in zip(pending.chunks, outcomes, strict=True):

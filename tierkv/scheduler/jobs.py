@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from tierkv.errors import EngineProtocolError
@@ -70,14 +71,19 @@ class JobTable:
         return frozenset(self._live)
 
     def mark_stale(self) -> None:
-        """The cache was reset: what these jobs bring counts for nothing; their slots and blocks stay taken until they end."""
+        """The cache was reset: what these jobs bring counts for nothing.
+
+        Their slots and blocks stay taken until they end.
+        """
         for status in self._live.values():
             status.stale = True
 
 
 class Fences:
-    """Blocks that may not be overwritten before certain jobs have ended (the block belongs to nobody any more, but a
-    store still reads it, or a load still fills it)."""
+    """Blocks that may not be overwritten before certain jobs have ended.
+
+    Such a block belongs to nobody any more, but a store still reads it, or a load still fills it.
+    """
 
     def __init__(self) -> None:
         self._jobs_by_block: dict[int, set[int]] = {}
@@ -86,6 +92,11 @@ class Fences:
     def __len__(self) -> int:
         """Fenced blocks."""
         return len(self._jobs_by_block)
+
+    @property
+    def job_ids(self) -> AbstractSet[int]:
+        """Jobs that fence blocks."""
+        return self._blocks_by_job.keys()
 
     def put(self, job: TransferJob) -> None:
         """Fence every block of the job. Harmless when done twice."""

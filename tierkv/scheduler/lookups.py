@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from tierkv.manager.manager import OffloadManager
@@ -64,6 +65,11 @@ class Lookups:
             else:
                 self._loading.pop(key, None)
 
+    @property
+    def open_ids(self) -> AbstractSet[str]:
+        """Requests whose lookup is open."""
+        return self._open.keys()
+
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def answer(self, record: RequestRecord, computed_tokens: int) -> int | None:
@@ -111,8 +117,10 @@ class Lookups:
         return self._defer(record, RequestEvent.WANTED)
 
     def _find(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> Hit:
-        """The search, under the cap of what can be gathered at once. After the deadline only what is readable in the
-        host tier counts, and nobody else is asked any more."""
+        """The search, under the cap of what can be gathered at once.
+
+        After the deadline only what is readable in the host tier counts, and nobody else is asked any more.
+        """
         groups = record.search_groups()
         tokens_max = min(
             record.request.num_tokens, tokens_covered(groups, computed_tokens, self._manager.reserved_chunks_max)

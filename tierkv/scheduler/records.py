@@ -74,7 +74,8 @@ class RequestRecord:
         """
         if len(block_ids) != len(self.groups):
             raise EngineProtocolError(
-                f"request {self.ctx.request_id!r}: block ids of {len(block_ids)} groups, the engine has {len(self.groups)}"
+                f"request {self.ctx.request_id!r}: block ids of {len(block_ids)} groups, "
+                f"the engine has {len(self.groups)}"
             )
         for record, ids in zip(self.groups, block_ids, strict=True):
             if whole_table:
@@ -90,8 +91,10 @@ class RequestRecord:
         self.wanted = ()
 
     def offer_again(self) -> None:
-        """Chunks that were thought to be stored may not be, because a load of them failed or the cache was emptied (S91):
-        offer all of them again. Present ones are filtered out."""
+        """Offer all chunks again; those that are present will be filtered out.
+
+        Some that were thought to be stored may not be: a load of them failed, or the cache was emptied (S91).
+        """
         for group in self.groups:
             group.next_stored = 0
 

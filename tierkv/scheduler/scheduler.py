@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tierkv.errors import EngineProtocolError
+from tierkv.manager.contract import LoadGrant, StoreGrant
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
-from tierkv.scheduler.store_plan import candidates, plan_store
+from tierkv.scheduler.store_plan import StorePlan, candidates, plan_store
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, LoadReport, Request, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
@@ -137,10 +139,7 @@ class OffloadScheduler:
 
     def _start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
         grant = self._manager.prepare_load(plan.keys, record.ctx)
-        job = TransferJob(
-            self._jobs.new_id(), record.ctx.request_id, False, grant.keys, grant.slots,
-            plan.chunk_groups, plan.block_ids, plan.group_sizes, plan.block_indices,
-        )  # fmt: skip
+        job = self._new_job(record, plan, grant, is_store=False)
         self._account(record, plan, grant.sources, external_tokens)
         self._lookups.close(record)
         record.apply(RequestEvent.LOAD_STARTED)
@@ -152,6 +151,21 @@ class OffloadScheduler:
         for group in record.groups:  # prefix hits are in the tiers already
             group.next_stored = max(group.next_stored, -(-total // group.chunk_tokens))
         self._new_loads.append(job)
+
+    def _new_job(
+        self, record: RequestRecord, plan: LoadPlan | StorePlan, grant: LoadGrant | StoreGrant, *, is_store: bool
+    ) -> TransferJob:
+        return TransferJob(
+            job_id=self._jobs.new_id(),
+            request_id=record.ctx.request_id,
+            is_store=is_store,
+            keys=grant.keys,
+            slots=grant.slots,
+            chunk_groups=plan.chunk_groups,
+            block_ids=plan.block_ids,
+            group_sizes=plan.group_sizes,
+            block_indices=plan.block_indices,
+        )
 
     def _account(self, record: RequestRecord, plan: LoadPlan, sources: Sequence[str], external_tokens: int) -> None:
         """Which tier served which tokens, told by the first group's chunks."""
@@ -257,10 +271,7 @@ class OffloadScheduler:
             return
         wanted = set(grant.keys)
         plan = plan_store(record, self._geometry, [c for c in offered if c.key in wanted])
-        job = TransferJob(
-            self._jobs.new_id(), record.ctx.request_id, True, grant.keys, grant.slots,
-            plan.chunk_groups, plan.block_ids, plan.group_sizes, plan.block_indices,
-        )  # fmt: skip
+        job = self._new_job(record, plan, grant, is_store=True)
         self._jobs.start(job)
         record.store_jobs.add(job.job_id)
         self._new_stores.append(job)
@@ -317,8 +328,9 @@ class OffloadScheduler:
         return self._manager.take_events()
 
     def reset_cache(self) -> None:
-        """Forget everything in the host tier; between steps only. Jobs in flight are flushed in the next step; stores
-        that no worker has heard of yet are taken back.
+        """Forget everything in the host tier; between steps only.
+
+        Jobs in flight are flushed in the next step; stores that no worker has heard of yet are taken back.
 
         Raises:
             EngineProtocolError: called inside a step, with loads not yet handed out (S94).
@@ -353,3 +365,4 @@ class OffloadScheduler:
             InvariantError: one is broken; names it.
         """
         self._manager.validate()
+        check_scheduler(self._records, self._jobs, self._fences, self._lookups.open_ids)

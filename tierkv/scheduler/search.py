@@ -122,8 +122,10 @@ def tokens_covered(groups: Sequence[SearchGroup], computed_tokens: int, chunks_m
 
 
 def wanted_keys(groups: Sequence[SearchGroup], computed_tokens: int, tokens: int) -> tuple[Key, ...]:
-    """The chunks that cover tokens C to C + H, over all groups, in the order of where they end: any front part of it
-    is a usable shorter hit."""
+    """The chunks that cover tokens C to C + H, over all groups, in the order of where they end.
+
+    A shorter hit needs the chunks at the front, and perhaps one more of each group, that ends behind it.
+    """
     runs = []
     for group in groups:
         size = group.chunk_tokens

@@ -1,4 +1,4 @@
-"""Which chunks of a request are worth offering for storing, and from which blocks: pure functions (spec, section 10)."""
+"""Which chunks of a request are worth storing, and from which blocks: pure functions (spec, section 10)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class StorePlan:
 
 
 def candidates(record: RequestRecord, geometry: Geometry, offload_tokens: int, chunks_max: int) -> list[Candidate]:
-    """Chunks not yet offered that end within ``offload_tokens``: at most ``chunks_max``, nearest to the start first,
-    then ordered by group. Chunks whose last block is a placeholder are skipped."""
+    """Chunks not yet offered that end within ``offload_tokens``, ordered by group.
+
+    At most ``chunks_max``: those nearest to the start. Chunks whose last block is a placeholder are skipped.
+    """
     found: list[Candidate] = []
     factor = geometry.blocks_per_chunk
     for group, state in zip(geometry.groups, record.groups, strict=True):
@@ -45,8 +47,10 @@ def candidates(record: RequestRecord, geometry: Geometry, offload_tokens: int, c
 
 
 def plan_store(record: RequestRecord, geometry: Geometry, granted: list[Candidate]) -> StorePlan:
-    """Source blocks of the granted candidates, group by group. Leading placeholder blocks of a chunk are left out, and
-    the sizes count what is really there."""
+    """Source blocks of the granted candidates, group by group.
+
+    Leading placeholder blocks of a chunk are left out, and the sizes count what is really there.
+    """
     factor = geometry.blocks_per_chunk
     block_ids: list[int] = []
     sizes: list[int] = []

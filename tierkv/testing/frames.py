@@ -34,12 +34,12 @@ def make_frame(key: bytes, version: int, size: int) -> bytes:
     """
     seed = hashlib.blake2b(key + version.to_bytes(VERSION_BYTES, "big") + size.to_bytes(8, "big"), digest_size=8)
     body = np.random.default_rng(int.from_bytes(seed.digest(), "big")).bytes(size)
-    return (version.to_bytes(VERSION_BYTES, "big") + body)[:size]
+    return (version.to_bytes(VERSION_BYTES, "little") + body)[:size]
 
 
 def frame_version(frame: bytes) -> int:
     """The version that a frame of at least eight bytes claims to be."""
-    return int.from_bytes(frame[:VERSION_BYTES], "big")
+    return int.from_bytes(frame[:VERSION_BYTES], "little")
 
 
 def make_key(number: int, size: int = 36) -> Key:

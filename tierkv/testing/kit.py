@@ -30,7 +30,9 @@ class KitBase:
     """Capacity in tests that fill a ``bounded`` backend."""
     local_place: ClassVar[bool] = True
     """Whether the backend keeps its data in files at ``place`` (False: ``place`` is only a name, say of a bucket)."""
-    model_examples: ClassVar[int] = 15
+    many_frames: ClassVar[int] = 1100
+    """How many small frames a tier holds in the test of many: more than a page of any listing that we know."""
+    model_examples: ClassVar[int] = 20
     """Random histories that the comparison with a dict plays."""
     model_steps: ClassVar[int] = 25
     """Steps in each of those."""
@@ -91,6 +93,11 @@ class KitBase:
         steps = [count * step for count in (1, 2, 3, 7) if count * step <= self.frame_bytes_max]
         odd = [1, 63, 4095, 4097, self.frame_bytes_max - 1] if step == 1 else []
         return sorted({size for size in [*steps, *odd, 4096, 12288, self.frame_bytes_max] if size % step == 0})
+
+    @property
+    def small(self) -> int:
+        """The smallest frame length of those that is long enough to tell one frame from another."""
+        return min(size for size in self.sizes if size >= 63)
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:

@@ -12,6 +12,7 @@ from tierkv.testing.frames import make_frame, make_key
 from tierkv.testing.kit import KIB, KitBase
 from tierkv.testing.model import run_against_a_dict
 from tierkv.testing.session import Session
+from tierkv.types.keys import Key
 
 
 class DurabilityTests(KitBase):
@@ -34,7 +35,7 @@ class DurabilityTests(KitBase):
         frames = {make_key(size): make_frame(make_key(size), 1, size) for size in self.sizes}
         gone = make_key(0)
         with self.open(place) as session:
-            session.put(frames | {gone: make_frame(gone, 1, self.sizes[0])})
+            session.put(frames | {gone: make_frame(gone, 1, self.small)})
             session.forget([gone])
         with self.open(place) as session:
             assert session.get(gone) is None
@@ -42,8 +43,8 @@ class DurabilityTests(KitBase):
                 assert session.get(key) == frame
             assert session.contains([gone, *frames][: self.capabilities.preferred_batch])[0] is False
 
-    def test_open_without_close_finds_everything(self, place: Path) -> None:
-        """Opening and closing twice without writing changes nothing."""
+    def test_reopen_without_writing_changes_nothing(self, place: Path) -> None:
+        """A server that starts and stops again, or a tool that only looks, takes nothing away."""
         self.need("durable")
         key, size = make_key(1), self.sizes[-1]
         with self.open(place) as session:
@@ -52,6 +53,29 @@ class DurabilityTests(KitBase):
             self.open(place).close()
         with self.open(place) as session:
             assert session.get(key) == make_frame(key, 1, size)
+
+    def test_many_frames(self, place: Path) -> None:
+        """More than one page of a listing, one node of a tree, one growth of a file; all found, also after a reopen."""
+        self.need()
+        size = self.small
+        frames = {make_key(number): make_frame(make_key(number), 1, size) for number in range(self.many_frames)}
+        with self.open(place) as session:
+            session.put(frames)
+            self.audit(session, frames)
+            if not self.capabilities.durable:
+                return
+        with self.open(place) as session:
+            self.audit(session, frames)
+            session.forget(list(frames)[::2])
+            self.audit(session, dict(list(frames.items())[1::2]))
+
+    def audit(self, session: Session, frames: dict[Key, bytes]) -> None:
+        """Check that all of ``frames`` are there, and (if scan can tell) nothing else."""
+        if self.capabilities.scan:
+            assert session.scan() == {key: len(frame) for key, frame in frames.items()}
+        for key in list(frames)[:: max(1, len(frames) // 64)]:
+            assert session.contains([key]) == [True]
+            assert session.get(key) == frames[key]
 
     def test_scan_tells_keys_and_lengths(self, session: Session) -> None:
         """At open the framework counts the tier's usage from ``scan`` alone: no key and no byte may be missing."""
@@ -73,7 +97,7 @@ class DurabilityTests(KitBase):
         A second owner of the same namespace must be told, by an error that names the place; the first must not notice.
         """
         self.need("authoritative_index")
-        key, size = make_key(1), self.sizes[0]
+        key, size = make_key(1), self.small
         with self.open(place) as first:
             first.put({key: make_frame(key, 1, size)})
             with pytest.raises(TierKVError) as refused:
@@ -153,7 +177,7 @@ class PlaceTests(KitBase):
         try:
             with self.open(place) as session:
                 key = make_key(1)
-                session.put({key: make_frame(key, 1, self.sizes[0])})
+                session.put({key: make_frame(key, 1, self.small)})
                 session.forget([key])
         except NamespaceMismatchError as error:
             assert str(place) in str(error)

@@ -81,13 +81,13 @@ class ConcurrencyTests(KitBase):
         """Two stores of one chunk may overlap; what stays is one of them, whole."""
         key, size = make_key(1), self.sizes[-1]
 
-        def write(thread: int) -> None:
-            for number in range(ROUNDS):
-                session.put({key: make_frame(key, 1000 * thread + number, size)})
+        def write(thread: int, number: int) -> None:
+            session.put({key: make_frame(key, 1000 * thread + number, size)})
 
-        run_at_once([partial(write, thread) for thread in range(self.threads)])
-        last = [make_frame(key, 1000 * thread + ROUNDS - 1, size) for thread in range(self.threads)]
-        assert session.get(key) in last
+        for number in range(ROUNDS):
+            run_at_once([partial(write, thread, number) for thread in range(self.threads)])
+            written = [make_frame(key, 1000 * thread + number, size) for thread in range(self.threads)]
+            assert session.get(key) in written, "neither of the two frames, but a mixture or an older one"
         if self.capabilities.scan:
             assert session.scan() == {key: size}
 

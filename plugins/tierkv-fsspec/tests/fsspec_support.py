@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import tierkv_fsspec
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from tierkv_fsspec import FsspecOptions
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+import tierkv_fsspec
 from tierkv.abc import BackendContext, Finding, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
+from tierkv_fsspec import FsspecOptions
 
 CHILD_TIMEOUT_S = 60
 
@@ -80,7 +80,7 @@ class S3Server:
     def _answer(self, path: str, environ: dict[str, Any], start_response: Any) -> Any:
         for end, status in self.refuse.items():
             if path.endswith(end):
-                environ["wsgi.input"].read()
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
                 start_response(status, [("Content-Length", "0")])
                 return [b""]
         return self._app(environ, start_response)
@@ -111,7 +111,8 @@ class S3Server:
             self._reset_auth("inf")
 
     def _reset_auth(self, allowed_without: str) -> None:
-        request = urllib.request.Request(f"{self.endpoint}/moto-api/reset-auth", allowed_without.encode())
+        text = {"Content-Type": "text/plain"}
+        request = urllib.request.Request(f"{self.endpoint}/moto-api/reset-auth", allowed_without.encode(), text)
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert answer.status == 200
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
-import tierkv_fsspec
 from fsspec_support import S3Server
-from tierkv_fsspec import FsspecOptions
-from tierkv_fsspec.backend import object_name
 
+import tierkv_fsspec
 from tierkv.testing import BackendConformance
 from tierkv.types.keys import Key
+from tierkv_fsspec import FsspecOptions
+from tierkv_fsspec.backend import object_name
 
 
 class TestDirectory(BackendConformance):

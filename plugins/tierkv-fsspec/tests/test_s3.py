@@ -6,10 +6,12 @@ import contextlib
 import json
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from fsspec_support import S3Server, check, get, key, namespace, object_name, open_at, put, run_child
 
@@ -201,8 +203,6 @@ def test_failure_of_one_object_is_its_own(
     s3: S3Server, url: str, options: dict[str, Any], status: str, kind: type[TierKVError]
 ) -> None:
     """One bad object must not fail the batch that it is in."""
-    if options["implementation"] == "fsspec" and status == "507 Insufficient Storage":
-        pytest.skip("botocore calls an answer that it does not know an error without a status")
     backend = open_at(url, **options)
     put(backend, {key(n): FRAME for n in (1, 2, 3)})
     s3.refuse[object_name(key(2))] = status
@@ -234,7 +234,7 @@ def test_object_longer_than_the_buffer(s3: S3Server, url: str, options: dict[str
     backend.close()
 
 
-ODD_PREFIXES = ["", "a b", "a%20b", "ü/ñ", "a+b", "a#b", "a?b", "a*[b]", "a=b&c", "~a", "a'b\"c", "a\\b", "x/" * 20 + "y"]
+ODD_PREFIXES = ["", "a b%20c+d", "ü/ñ", "a#b", "a?b", "a*[b]&c=~d", "a'b\"c\\d", "x/" * 20 + "y"]
 
 
 def test_odd_prefixes_mean_the_same_to_all(s3: S3Server) -> None:
@@ -316,10 +316,6 @@ SECRETS = ("AKIATIERKVTESTS00001", "the-secret-of-the-tests")
 
 def make_user(s3: S3Server, monkeypatch: pytest.MonkeyPatch, *actions: str) -> list[str]:
     """Become a user who may do only these; its credentials."""
-    import uuid
-
-    import boto3
-
     iam = boto3.client("iam", endpoint_url=s3.endpoint)
     name = f"user-{uuid.uuid4().hex}"
     iam.create_user(UserName=name)
@@ -333,9 +329,7 @@ def make_user(s3: S3Server, monkeypatch: pytest.MonkeyPatch, *actions: str) -> l
     return [made["AccessKeyId"], made["SecretAccessKey"]]
 
 
-def test_bucket_that_refuses(
-    s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bucket_that_refuses(s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without rights is told so at open and at check, and no message holds the credentials."""
     secrets = make_user(s3, monkeypatch)
     with s3.enforcing_rights():
@@ -350,9 +344,7 @@ def test_bucket_that_refuses(
     assert failure.value.__cause__ is None, "the library's own words would be printed with a traceback"
 
 
-def test_unknown_credentials(
-    s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_credentials(s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials that the server does not know are a refusal, too; they are not shown."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN000000001")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")

@@ -13,6 +13,7 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 EXAMPLES = '"s3://bucket/prefix", "gs://bucket/prefix", "file:///mnt/shared/tierkv"'
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "local": "file"}
+BUCKET_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 ENDPOINT_PROTOCOLS = ("s3",)
 CONTROL_CHARACTERS = 32
 REQUESTS_MAX = 256
@@ -62,10 +63,10 @@ class Location:
 
     @classmethod
     def _of_bucket(cls, url: str, scheme: str, rest: str) -> Location:
-        if scheme not in fsspec.available_protocols():
+        if scheme not in _schemes():
             raise ValueError(f"url = {url!r}: unknown scheme {scheme!r}{_nearest(scheme)}; give a URL like {EXAMPLES}")
         bucket, _, prefix = rest.strip("/").partition("/")
-        if not bucket:
+        if not bucket or (scheme in BUCKET_SCHEMES and rest.startswith("/")):
             raise ValueError(f"url = {url!r}: names no bucket; give a URL like {EXAMPLES}")
         if any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
             raise ValueError(f"url = {url!r}: the prefix may not hold empty parts, '.' or '..'")
@@ -137,6 +138,10 @@ class FsspecOptions:
         return Location.parse(self.url)
 
 
+def _schemes() -> set[str]:
+    return {*fsspec.available_protocols(), *fsspec.registry}
+
+
 def _check_endpoint(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -155,5 +160,5 @@ def _secret_keys(options: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 
 def _nearest(scheme: str) -> str:
-    close = difflib.get_close_matches(scheme, fsspec.available_protocols(), n=1)
+    close = difflib.get_close_matches(scheme, sorted(_schemes()), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

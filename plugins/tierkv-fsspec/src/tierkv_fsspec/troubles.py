@@ -107,7 +107,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,200})")
 _HIDE = re.compile(
-    r"(?i)(?:AKIA|ASIA)[A-Z0-9]{12,}"
+    r"(?is)(?:AKIA|ASIA)[A-Z0-9]{12,}"
     r"|<(AWSAccessKeyId|StringToSign\w*|SignatureProvided|CanonicalRequest\w*)>.*?</\1>"
     r"|(?:signature|credential|access.?key(?:.?id)?|secret|token|password|authorization)\W{0,3}[=:]\s*\S+"
     r"|//[^/\s@]+@"

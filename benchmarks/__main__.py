@@ -1,0 +1,75 @@
+"""``python -m benchmarks NAME...``: run some benchmarks, or ``all`` of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.measure import Settings
+from benchmarks.rows import Row, as_json, as_table
+
+BENCHMARKS = {
+    "lookup": "one lookup of 8,192 resident chunks, per key",
+    "store_cycle": "storing into a full host tier, per key, for every policy",
+    "engine_calls": "the worst single call on the engine's thread, at a million chunks with I/O threads busy",
+    "memory": "bytes of the index and the policy per resident chunk",
+    "traffic": "deferrals, and bytes read from below for each byte that the engine used",
+    "host_copies": "GPU pages into sealed host slots and back, beside memcpy",
+    "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
+    "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
+    "recovery": "opening a disk tier that holds a million chunks",
+}
+"""Name of a module here -> what it measures."""
+
+
+def main() -> int:
+    """Run what was asked for. Rows come out as soon as their benchmark is done."""
+    arguments = _parser().parse_args()
+    # A checking stack measures its checks.
+    os.environ.pop("TIERKV_VALIDATE", None)
+    settings = Settings(arguments.quick, arguments.dir)
+    names = list(BENCHMARKS) if "all" in arguments.names else arguments.names
+    if not arguments.json:
+        sys.stdout.write(f"{_machine()}\n")
+    for name in names:
+        run: Callable[[Settings], Iterable[Row]] = import_module(f"benchmarks.{name}").run
+        rows = list(run(settings))
+        sys.stdout.write(as_json(name, rows) if arguments.json else f"\n== {name}\n{as_table(rows)}")
+        sys.stdout.flush()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, BENCHMARKS))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Each figure beside its limit, measured in the same run. Run it on a machine with nothing else to do.",
+        epilog="\n".join(f"{name:{width}}  {text}" for name, text in BENCHMARKS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="+", choices=[*BENCHMARKS, "all"], metavar="NAME", help="see below; or all")
+    parser.add_argument("--json", action="store_true", help="one JSON object per row and line")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: shows that it runs, nothing else")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="where temporary files go, up to 3 GiB (default: %(default)s)",
+    )
+    return parser
+
+
+def _machine() -> str:
+    cores = os.cpu_count()
+    load = os.getloadavg()[0]
+    return f"Python {platform.python_version()}, {platform.machine()}, {cores} cores, load before the run {load:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""A dispatcher whose I/O threads are always busy, with copies that release the interpreter's lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.core_rig import GEOMETRY
+from tierkv.abc import Capabilities, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.codecs import CODEC_PLUGINS
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
+from tierkv.dispatch import Dispatcher, TierLimits
+from tierkv.errors import BackendUnavailableError
+from tierkv.tiers.arena import HostArena
+from tierkv.tiers.tier import Tier
+from tierkv.types.keys import Key
+from tierkv.types.namespace import FINGERPRINT_BYTES
+
+IO_THREADS = max(2, min(4, (os.cpu_count() or 1) - 1))
+"""Two at least; more where there are cores for them: a thread that waits for a core says nothing about tierkv."""
+COPY_BYTES = 2 << 20
+CAPABILITIES = Capabilities(authoritative_index=True, scan=True, preferred_batch=8, preferred_concurrency=IO_THREADS)
+
+
+class CopyingBackend:
+    """Takes as long as copying 2 MiB per frame, and keeps none: a disk with the bandwidth of memory.
+
+    What is measured beside it is the engine's thread; a real disk would leave that thread more of the machine.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+        """Nothing is here."""
+        return [False] * len(keys)
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
+        """Take time; the frame is gone."""
+        self._copy(len(requests))
+        return [None] * len(requests)
+
+    def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
+        """Take time."""
+        self._copy(len(requests))
+        return [None] * len(requests)
+
+    def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
+        """Nothing to do."""
+        return [None] * len(keys)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _copy(self, times: int) -> None:
+        buffers = getattr(self._local, "buffers", None)
+        if buffers is None:
+            buffers = self._local.buffers = np.ones((2, COPY_BYTES), np.uint8)
+        for _ in range(times):
+            np.copyto(buffers[0], buffers[1])
+
+
+class BusyTier:
+    """Arena, tier and dispatcher of the small chunks of :mod:`benchmarks.core_rig`, over a copying backend."""
+
+    def __init__(self, slots: int) -> None:
+        # Untouched pages of the arena cost nothing: a million slots are address space, not memory.
+        self.arena = HostArena(slots * (HEADER_BYTES + GEOMETRY.payload_bytes_max), GEOMETRY.payload_bytes_max)
+        self.sealer = FrameSealer(bytes(FINGERPRINT_BYTES))
+        codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
+        tier = Tier("copying", CopyingBackend(), CAPABILITIES, "none", codecs, self.sealer, self.arena)
+        self.dispatcher = Dispatcher([tier], [TierLimits()], time.monotonic)
+
+    def close(self) -> None:
+        """End the threads.
+
+        Raises:
+            BackendUnavailableError: one of them hangs.
+        """
+        if self.dispatcher.close(10.0):
+            raise BackendUnavailableError("a copying thread hangs")
+        self.arena.close()

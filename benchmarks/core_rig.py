@@ -1,0 +1,96 @@
+"""Scheduler and manager wired without I/O, keys, and requests: what the benchmarks of the engine's thread share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tierkv.abc import EvictionPolicy
+from tierkv.manager.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host_index import HostIndex
+from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
+from tierkv.plugins import load_plugins
+from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key, make_key
+
+BLOCK_TOKENS = 16
+PAGE_BYTES = 4096
+HASH_BYTES = 32
+ENGINE = EngineSpec("benchmark", "bfloat16", (GroupSpec(BLOCK_TOKENS, (PAGE_BYTES,)),), BLOCK_TOKENS)
+GEOMETRY = Geometry.of(ENGINE)
+
+
+def random_hashes(count: int, seed: int) -> list[bytes]:
+    """Chained hashes, as an engine makes them."""
+    stream = random.Random(seed).randbytes(HASH_BYTES * count)
+    return [stream[i : i + HASH_BYTES] for i in range(0, len(stream), HASH_BYTES)]
+
+
+def keys_of(hashes: Iterable[bytes]) -> list[Key]:
+    """Keys of the one group; every call makes new objects, equal to those of the last."""
+    return [make_key(chunk_hash, 0) for chunk_hash in hashes]
+
+
+def copies_of(hashes: Iterable[bytes]) -> list[bytes]:
+    """Equal hashes in new objects, whose own hash is not known yet: so a new request brings them."""
+    return [bytes(bytearray(chunk_hash)) for chunk_hash in hashes]
+
+
+@dataclass
+class BenchRequest:
+    """A prompt of whole chunks."""
+
+    request_id: str
+    block_hashes: list[bytes]
+    kv_transfer_params: None = None
+    num_tokens: int = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count its tokens."""
+        self.num_tokens = self.num_prompt_tokens = len(self.block_hashes) * BLOCK_TOKENS
+
+
+def policy_names() -> list[str]:
+    """Every eviction policy that is installed."""
+    return sorted(load_plugins().policies)
+
+
+def open_policy(name: str, chunks_max: int) -> EvictionPolicy:
+    """A policy by name."""
+    return load_plugins().require_policy(name).plugin.open(chunks_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What :func:`make_core` wired."""
+
+    host: HostIndex
+    manager: OffloadManager
+    scheduler: OffloadScheduler
+    counters: CoreCounters
+
+
+def make_core(slots: int, *, policy: str = "lru", lower: Sequence[LowerTier] = ()) -> Core:
+    """A scheduler over a manager; all slots may be reserved."""
+    counters = CoreCounters()
+    host = HostIndex(slots, open_policy(policy, slots))
+    manager = OffloadManager(host, lower, [group.payload_bytes for group in GEOMETRY.groups], slots, counters)
+    scheduler = OffloadScheduler(manager, GEOMETRY, SchedulerLimits(), counters)
+    manager.begin_step(0.0)
+    scheduler.begin_step(0.0)
+    return Core(host, manager, scheduler, counters)
+
+
+def fill(host: HostIndex, keys: Iterable[Key]) -> None:
+    """Make chunks readable in the host tier, past the manager: nothing cascades and no event is kept."""
+    raw_bytes = GEOMETRY.payload_bytes_max
+    for key in keys:
+        chunk, _ = host.admit(key, raw_bytes, ChunkState.STORING)
+        host.settle(chunk, ChunkEvent.STORED)
+        host.release(chunk)

@@ -1,0 +1,158 @@
+"""GPU pages into sealed host slots and back, through the worker, beside one memcpy of the same bytes.
+
+The pages lie scattered over a pool that no cache holds; memcpy gets them in one piece of a chunk's size. One thread on
+both sides. What ours does on top: gather or scatter, one checksum over every byte, header and padding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
+from benchmarks.rows import Row, Target
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
+from tierkv.tiers.arena import Bytes, HostArena
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key, make_key
+from tierkv.types.namespace import FINGERPRINT_BYTES
+from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
+from tierkv.worker.worker import Worker
+
+GB = 1e9
+PAGE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a chunk's pages lie on the GPU: so many tensors, so many blocks of each."""
+
+    name: str
+    tensors: int
+    blocks_per_chunk: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload of a chunk."""
+        return self.tensors * self.blocks_per_chunk * PAGE_BYTES
+
+
+LAYOUTS = (
+    Layout("2 MiB chunks of 32 pages in one tensor", 1, 32),
+    Layout("2 MiB chunks, a page in each of 32 tensors", 32, 1),
+    Layout("64 KiB chunks of one page", 1, 1),
+)
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Store and load, for each layout."""
+    total = settings.pick(128 << 20, 4 << 20)
+    for layout in LAYOUTS:
+        yield from _Bench(layout, total // layout.chunk_bytes).rows(settings)
+
+
+class _Bench:
+    """A worker with its pool and arena, and the memory that memcpy works on."""
+
+    def __init__(self, layout: Layout, chunks: int) -> None:
+        self._layout = layout
+        self._chunks = chunks
+        spec = EngineSpec("benchmark", "uint8", (GroupSpec(16, (PAGE_BYTES,) * layout.tensors),), 16)
+        self._geometry = Geometry.of(spec, blocks=layout.blocks_per_chunk)
+        self._arena = HostArena(chunks * (HEADER_BYTES + layout.chunk_bytes), layout.chunk_bytes)
+        self._sealer = FrameSealer(bytes(FINGERPRINT_BYTES))
+        self._worker = Worker(self._arena, self._sealer, self._geometry, _run_now)
+        self._rng = np.random.default_rng(1)
+        blocks = chunks * layout.blocks_per_chunk
+        self._source = [self._random_pages(blocks) for _ in range(layout.tensors)]
+        self._target = [np.zeros_like(pages) for pages in self._source]
+        self._keys = tuple(make_key(number.to_bytes(32, "big"), 0) for number in range(chunks))
+        order = list(range(blocks))
+        random.Random(2).shuffle(order)
+        self._block_ids = tuple(order)
+        self._pieces = [self._rng.integers(256, size=layout.chunk_bytes, dtype=np.uint8) for _ in range(chunks)]
+
+    def _random_pages(self, blocks: int) -> Bytes:
+        return self._rng.integers(256, size=(blocks, PAGE_BYTES), dtype=np.uint8)
+
+    def rows(self, settings: Settings) -> Iterator[Row]:
+        store = take_turns([self._store, self._copy_in], settings.rounds)
+        self._verify_slots()
+        load = take_turns([self._load, self._copy_out], settings.rounds)
+        self._verify_target()
+        yield self._row("store", store)
+        yield self._row("load", load)
+
+    def _row(self, what: str, turns: list[list[Cost]]) -> Row:
+        gigabytes = self._chunks * self._layout.chunk_bytes / GB
+        ours, plain = map(medians, turns)
+        return Row(
+            f"{what}, {self._layout.name}",
+            "GB/s",
+            gigabytes / ours.wall_s,
+            "memcpy of the same bytes",
+            gigabytes / plain.wall_s,
+            wall_ratios(turns[1], turns[0]),
+            Target("ratio", ">=", 0.75),
+            {"cpu s/GB": ours.cpu_s / gigabytes, "cpu s/GB of memcpy": plain.cpu_s / gigabytes},
+        )
+
+    def _store(self) -> Cost:
+        self._worker.register_kv_caches([self._source])
+        self._worker.queue_stores(ConnectorMeta(stores=(self._job(is_store=True),)))
+        return self._timed_step(ConnectorMeta())
+
+    def _load(self) -> Cost:
+        self._worker.register_kv_caches([self._target])
+        return self._timed_step(ConnectorMeta(loads=(self._job(is_store=False),)))
+
+    def _timed_step(self, meta: ConnectorMeta) -> Cost:
+        cost = timed(lambda: self._worker.start_step(meta))
+        failed = self._worker.get_finished().failed_keys
+        if failed:
+            raise RuntimeError(f"transfers failed: {failed}")
+        return cost
+
+    def _job(self, *, is_store: bool) -> TransferJob:
+        slots = tuple(SlotRef(slot, 0) for slot in range(self._chunks))
+        groups = (0,) * self._chunks
+        sizes = (len(self._block_ids),)
+        return TransferJob(1, "request", is_store, self._keys, slots, groups, self._block_ids, sizes, (0,))
+
+    def _copy_in(self) -> Cost:
+        slots = [self._payload(number) for number in range(self._chunks)]
+        return timed(lambda: [np.copyto(slot, piece) for slot, piece in zip(slots, self._pieces, strict=True)])
+
+    def _copy_out(self) -> Cost:
+        slots = [self._payload(number) for number in range(self._chunks)]
+        return timed(lambda: [np.copyto(piece, slot) for slot, piece in zip(slots, self._pieces, strict=True)])
+
+    def _payload(self, number: int) -> Bytes:
+        return self._arena.payload(number)[: self._layout.chunk_bytes]
+
+    def _verify_slots(self) -> None:
+        """Store once more, since memcpy used the same slots, and compare every byte."""
+        self._store()
+        factor = self._layout.blocks_per_chunk
+        for number, key in enumerate(self._keys):
+            self._sealer.check(self._arena.slot(number), key)
+            ids = self._block_ids[number * factor : (number + 1) * factor]
+            expected = np.concatenate([pages[block] for pages in self._source for block in ids])
+            if not np.array_equal(self._payload(number), expected):
+                raise RuntimeError(f"chunk {number} is not what was on the GPU")
+
+    def _verify_target(self) -> None:
+        if not all(np.array_equal(a, b) for a, b in zip(self._source, self._target, strict=True)):
+            raise RuntimeError("what was loaded is not what was stored")
+
+
+def _run_now(transfer: Callable[[], frozenset[Key]]) -> Future[frozenset[Key]]:
+    """Copy on the caller's thread, so that one thread is compared with one thread."""
+    future: Future[frozenset[Key]] = Future()
+    future.set_result(transfer())
+    return future

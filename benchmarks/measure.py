@@ -1,0 +1,82 @@
+"""How things are timed: the sides of a ratio take turns in one run, and the median over the rounds counts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for.
+
+    quick: sizes at which every row comes out within a second or so, and means nothing.
+    directory: where rows that need a disk make their temporary folder.
+    """
+
+    quick: bool
+    directory: Path
+
+    def pick(self, full: _T, quick: _T) -> _T:
+        """The size for this run."""
+        return quick if self.quick else full
+
+    @property
+    def rounds(self) -> int:
+        """How often the sides take turns."""
+        return self.pick(7, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one turn took: seconds on the wall, and of processor time over all threads of this process."""
+
+    wall_s: float
+    cpu_s: float = 0.0
+
+
+Turn = Callable[[], Cost]
+
+
+def timed(work: Callable[[], object]) -> Cost:
+    """Do some work and tell what it took."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    work()
+    return Cost(time.perf_counter() - wall_s, time.process_time() - cpu_s)
+
+
+def take_turns(sides: Sequence[Turn], rounds: int) -> list[list[Cost]]:
+    """Each side's costs, round by round.
+
+    A round before the first warms up and does not count. Each round begins with another side, so that none profits
+    from always being after the same one.
+    """
+    costs: list[list[Cost]] = [[] for _ in sides]
+    for number in range(-1, rounds):
+        for place in range(len(sides)):
+            side = (place + max(0, number)) % len(sides)
+            cost = sides[side]()
+            if number >= 0:
+                costs[side].append(cost)
+    return costs
+
+
+def medians(costs: Sequence[Cost]) -> Cost:
+    """Of each figure over the rounds."""
+    return Cost(statistics.median(cost.wall_s for cost in costs), statistics.median(cost.cpu_s for cost in costs))
+
+
+def wall_ratios(over: Sequence[Cost], under: Sequence[Cost]) -> list[float]:
+    """Round by round, one side's seconds over the other's."""
+    return [a.wall_s / b.wall_s for a, b in zip(over, under, strict=True)]
+
+
+def cpu_ratios(over: Sequence[Cost], under: Sequence[Cost]) -> list[float]:
+    """The same of processor time: for work of one thread, which neighbours on the machine can only delay."""
+    return [a.cpu_s / b.cpu_s for a, b in zip(over, under, strict=True)]

@@ -1,0 +1,85 @@
+"""Bytes of Python objects per resident chunk: the index, the policy, and the keys that both share.
+
+Counted by tracemalloc, so the same on every run; without what the allocator itself rounds up and keeps. The limit is
+the least that answers "where is it?" for these keys in Python: a dict from key to an integer.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+from benchmarks.busy_tier import CAPABILITIES
+from benchmarks.core_rig import Core, fill, keys_of, make_core, open_policy, policy_names, random_hashes
+from benchmarks.measure import Settings
+from benchmarks.rows import Row, Target
+from tierkv.abc import EvictionPolicy
+from tierkv.codecs.frame import frame_bytes
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.types.keys import Key
+
+TARGET = Target("measured", "<=", 200.0)
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """The host tier with every policy, and a lower tier with an index."""
+    count = settings.pick(1_000_000, 5_000)
+    hashes = random_hashes(count, seed=1)
+    key_bytes = _traced(lambda: keys_of(hashes)) / count - 8  # without the list's reference
+    keys = keys_of(hashes)
+    plain = _traced(lambda: {key: number for number, key in enumerate(keys)}) / count + key_bytes
+    for name in policy_names():
+        policy = _traced(lambda name=name: _filled_policy(name, keys)) / count  # type: ignore[misc]  # early binding
+        whole = _traced(lambda name=name: _filled_host(name, keys)) / count + key_bytes  # type: ignore[misc]  # as above
+        yield Row(
+            f"host tier, {name}, {count:,} chunks",
+            "B/chunk",
+            whole,
+            "a dict from key to integer, keys included",
+            plain,
+            target=TARGET,
+            extra={"of it the policy, B": policy, "of it the key, B": key_bytes},
+        )
+    yield Row(
+        f"lower tier with an index, {count:,} chunks",
+        "B/chunk",
+        _traced(lambda: _filled_lower(keys)) / count + key_bytes,
+        "a dict from key to integer, keys included",
+        plain,
+        target=TARGET,
+        extra={"of it the key, B, shared with the host tier's where both have it": key_bytes},
+    )
+
+
+def _traced(build: Callable[[], object]) -> int:
+    """Bytes that live on after building something."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        built = build()
+        after, _ = tracemalloc.get_traced_memory()
+        del built
+    finally:
+        tracemalloc.stop()
+    return after - before
+
+
+def _filled_policy(name: str, keys: list[Key]) -> EvictionPolicy:
+    policy = open_policy(name, len(keys))
+    for key in keys:
+        policy.add(key)
+    return policy
+
+
+def _filled_host(name: str, keys: list[Key]) -> Core:
+    core = make_core(len(keys), policy=name)
+    fill(core.host, keys)
+    return core
+
+
+def _filled_lower(keys: list[Key]) -> LowerTier:
+    limits = LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1)
+    lower = LowerTier(0, "lower", CAPABILITIES, limits, open_policy("lru", len(keys)))
+    size = frame_bytes(1 << 21)
+    lower.load_index((key, size) for key in keys)
+    return lower

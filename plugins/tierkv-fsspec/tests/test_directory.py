@@ -1,0 +1,225 @@
+"""Directories: atomic files, what dead writers leave, a full disk, odd names; and other file systems of fsspec."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec_support import CHILD_TIMEOUT_S, check, get, key, namespace, object_name, open_at, put
+
+from tierkv.errors import BackendError, NamespaceMismatchError
+from tierkv_fsspec.local import STALE_S, LocalStore
+
+FRAME = bytes(range(256)) * 200
+
+
+def test_names_are_as_documented(tmp_path: Path) -> None:
+    """People look into the directory, and other tools clean it: names are part of the format."""
+    backend = open_at(f"file://{tmp_path}")
+    put(backend, {key(1): FRAME})
+    assert (tmp_path / object_name(key(1))).read_bytes() == FRAME
+    assert (tmp_path / namespace().fingerprint().hex() / "namespace.json").is_file()
+    backend.close()
+
+
+def test_plain_path_is_a_url(tmp_path: Path) -> None:
+    """An absolute path needs no scheme, and means the same place."""
+    backend = open_at(str(tmp_path))
+    put(backend, {key(1): FRAME})
+    backend.close()
+    backend = open_at(f"file://{tmp_path}/")
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+
+
+def test_stale_temporaries_are_swept(tmp_path: Path) -> None:
+    """A writer that died leaves its temporary file; without a sweep they fill the disk. A living writer keeps its."""
+    open_at(f"file://{tmp_path}").close()
+    temporary = tmp_path / namespace().fingerprint().hex() / "tmp"
+    stale, fresh = temporary / "stale", temporary / "fresh"
+    for file in (stale, fresh):
+        file.write_bytes(b"half a fra")
+    long_ago = fresh.stat().st_mtime - STALE_S - 60
+    os.utime(stale, (long_ago, long_ago))
+    open_at(f"file://{tmp_path}").close()
+    assert [file.name for file in temporary.iterdir()] == ["fresh"]
+
+
+def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut a name must not stand for zeros: flush first, then rename, and never write in place."""
+    store = LocalStore(tmp_path)
+    target = tmp_path / "ab/object"
+    seen: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noting_fsync(fd: int) -> None:
+        assert not target.exists()
+        assert os.fstat(fd).st_size == len(FRAME)
+        seen.append("flush")
+        fsync(fd)
+
+    def noting_replace(self: Path, other: Path) -> Path:
+        seen.append("rename")
+        return replace(self, other)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(Path, "replace", noting_replace)
+    store.write("ab/object", memoryview(FRAME))
+    assert seen[0] == "flush"
+    assert seen[-1] == "rename"
+    assert target.read_bytes() == FRAME
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
+    """Several engines compute the same prefix; writing it again is a waste. Another frame does replace it."""
+    backend = open_at(f"file://{tmp_path}")
+    put(backend, {key(1): FRAME})
+    file = tmp_path / object_name(key(1))
+    first = file.stat().st_ino
+    put(backend, {key(1): FRAME})
+    assert file.stat().st_ino == first
+    put(backend, {key(1): b"x" + FRAME[1:]})
+    assert get(backend, key(1)) == [b"x" + FRAME[1:]]
+    backend.close()
+
+
+def test_directory_removed_under_the_tier(tmp_path: Path) -> None:
+    """Somebody empties the cache while it is in use: misses, and stores work again."""
+    backend = open_at(f"file://{tmp_path}")
+    put(backend, {key(1): FRAME})
+    subprocess.run(["rm", "-r", str(tmp_path / namespace().fingerprint().hex())], check=True)
+    assert backend.contains([key(1)]) == [False]
+    assert get(backend, key(1)) == [None]
+    assert put(backend, {key(1): FRAME}) == [None]
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+
+
+def test_failure_of_one_file_is_its_own(tmp_path: Path) -> None:
+    """One bad name (here: a directory in its place) must not fail the batch that it is in."""
+    backend = open_at(f"file://{tmp_path}")
+    bad = tmp_path / object_name(key(2))
+    bad.mkdir(parents=True)
+    (bad / "content").touch()
+    results = put(backend, {key(n): FRAME for n in (1, 2, 3)})
+    assert [type(result) for result in results] == [type(None), BackendError, type(None)]
+    assert str(bad) in str(results[1])
+    assert results[1].key == key(2)
+    assert [type(result) for result in backend.delete([key(1), key(2), key(3)])] == [
+        type(None),
+        BackendError,
+        type(None),
+    ]
+    assert list((tmp_path / namespace().fingerprint().hex() / "tmp").iterdir()) == []
+    backend.close()
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "ü", "a#b?c", "-", "a'b", "x" * 200])
+def test_odd_directory_names(tmp_path: Path, name: str) -> None:
+    """The URL's path is taken as it stands, without unescaping."""
+    backend = open_at(f"file://{tmp_path / name}")
+    put(backend, {key(1): FRAME})
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()
+    assert (tmp_path / name / object_name(key(1))).is_file()
+
+
+@pytest.mark.parametrize("content", ["{}", "not json", '{"format": "tierkv-fsspec", "version": 2}'])
+def test_foreign_manifest_is_refused_and_kept(tmp_path: Path, content: str) -> None:
+    """Data of another program, or of a later version, is not ours to write to."""
+    manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
+    manifest.parent.mkdir()
+    manifest.write_text(content)
+    with pytest.raises(NamespaceMismatchError, match="another url") as failure:
+        open_at(f"file://{tmp_path}")
+    assert str(manifest) in str(failure.value)
+    assert manifest.read_text() == content
+
+
+DISK_FULL = """
+import pathlib, sys, fsspec_support as s
+from tierkv.errors import OutOfSpaceError
+place = pathlib.Path(sys.argv[1])
+room = place.with_name("room")
+backend = s.open_at(f"file://{place}")
+room.write_bytes(bytes(1 << 20))
+stored, result = {}, None
+for number in range(200):
+    frame = bytes([number]) * 60000
+    (result,) = s.put(backend, {s.key(number): frame})
+    if result is not None:
+        break
+    stored[s.key(number)] = frame
+assert isinstance(result, OutOfSpaceError), result
+assert result.key == s.key(number)
+assert len(stored) > 30
+assert s.get(backend, *stored) == list(stored.values())
+assert s.get(backend, s.key(number)) == [None]
+assert not list(place.glob("*/tmp/*")), "a failed write leaves nothing"
+room.unlink()
+assert s.put(backend, {s.key(number): b"fits now"}) == [None]
+"""
+
+
+def test_disk_full(tmp_path: Path) -> None:
+    """A refusal of the disk is an error by key, leaves nothing behind, and is over when there is room again."""
+    alone = ["unshare", "--map-root-user", "--mount"]
+    mount = 'mount -t tmpfs -o size=5m tmpfs "$0"'
+    allowed = subprocess.run([*alone, "sh", "-c", mount, tmp_path], capture_output=True, check=False)
+    if allowed.returncode != 0:
+        pytest.skip(f"may not mount here: {allowed.stderr.decode()}")
+    script = [sys.executable, "-c", DISK_FULL, f"{tmp_path}/place"]
+    done = subprocess.run(
+        [*alone, "sh", "-c", f'{mount} && exec "$@"', str(tmp_path), *script],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_of_directories(tmp_path: Path) -> None:
+    """Good and bad places are told apart before the start, and nothing is created."""
+    (tmp_path / "file").write_text("x")
+    found = check(f"file://{tmp_path}/new/deep")
+    assert all(finding.ok for finding in found.values())
+    assert "will be created" in found["write"].detail
+    assert "GiB free" in found["space"].detail
+    assert not (tmp_path / "new").exists()
+    assert not check(f"file://{tmp_path}/file")["access"].ok
+    assert not check(f"file://{tmp_path}/file/below")["access"].ok
+
+
+class PlainFileSystem(LocalFileSystem):
+    """A file system with real directories that this plugin knows nothing about, like SFTP or HDFS."""
+
+    protocol = "tierkvplain"
+    auto_mkdir = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str, *args: Any) -> str:
+        return str(super()._strip_protocol(path.replace("tierkvplain://", "file:///"), *args))
+
+
+def test_other_file_systems_with_directories(tmp_path: Path) -> None:
+    """Any protocol of fsspec works, also where a directory must exist before a file can be stored in it."""
+    fsspec.register_implementation("tierkvplain", PlainFileSystem, clobber=True)
+    url = f"tierkvplain:/{tmp_path}/share/prefix"
+    backend = open_at(url)
+    assert put(backend, {key(1): FRAME, key(2): b"x"}) == [None, None]
+    assert backend.contains([key(1), key(3)]) == [True, False]
+    assert get(backend, key(1), key(2), key(3)) == [FRAME, b"x", None]
+    assert backend.delete([key(1), key(3)]) == [None, None]
+    assert get(backend, key(1)) == [None]
+    assert (tmp_path / "share/prefix" / object_name(key(2))).read_bytes() == b"x"
+    backend.close()
+    assert all(finding.ok for finding in check(url).values())

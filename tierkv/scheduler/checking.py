@@ -1,0 +1,47 @@
+"""What must always hold between requests, jobs, fences and open lookups. Called under test and on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from tierkv.errors import require
+from tierkv.scheduler.jobs import Fences, JobTable
+from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.request_state import RequestState
+
+_IN_LOOKUP = (RequestState.ASKING, RequestState.GATHERING, RequestState.OFFERED)
+
+
+def check_scheduler(
+    records: Mapping[str, RequestRecord], jobs: JobTable, fences: Fences, in_lookup: Collection[str]
+) -> None:
+    """Look at requests by id, their jobs and fences, and the ids in the book of open lookups.
+
+    Raises:
+        InvariantError: something does not hold; names the request.
+    """
+    live = jobs.live_ids()
+    owned: set[int] = set()
+    for request_id, record in records.items():
+        what = f"request {request_id!r} ({record.state.value})"
+        owned |= _check_jobs(what, record, live)
+        require((request_id in in_lookup) == (record.state in _IN_LOOKUP), f"{what}: its lookup is out of step")
+        if record.state is RequestState.FINISHED:
+            require(record.has_jobs, f"{what} waits for nothing")
+            require(record.store_jobs <= fences.job_ids, f"{what}: blocks of its stores are not fenced")
+    require(owned == live, f"jobs {sorted(live - owned)} belong to no request")
+    require(fences.job_ids <= live, f"jobs {sorted(fences.job_ids - live)} have ended and still fence blocks")
+    require(set(in_lookup) <= records.keys(), "an open lookup belongs to no request")
+
+
+def _check_jobs(what: str, record: RequestRecord, live: frozenset[int]) -> set[int]:
+    """Invariant I1, and that its jobs are in flight. Returns their ids."""
+    jobs = set(record.store_jobs)
+    if record.load_job is not None:
+        require(not jobs, f"{what} has a load and stores in flight")
+        jobs.add(record.load_job)
+    loads = record.state in (RequestState.LOADING, RequestState.FINISHED)
+    require(record.load_job is None or loads, f"{what} has a load in flight")
+    require(record.load_job is not None or record.state is not RequestState.LOADING, f"{what} has no load in flight")
+    require(jobs <= live, f"{what}: jobs {sorted(jobs - live)} have ended")
+    return jobs
