@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
+from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
 from benchmarks.rows import Row, Target
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.tiers.arena import Bytes, HostArena
@@ -93,13 +93,13 @@ class _Bench:
         ours, plain = map(medians, turns)
         return Row(
             f"{what}, {self._layout.name}",
-            "GB/s",
-            gigabytes / ours.wall_s,
+            "GB/cpu s",
+            gigabytes / ours.cpu_s,
             "memcpy of the same bytes",
-            gigabytes / plain.wall_s,
-            wall_ratios(turns[1], turns[0]),
+            gigabytes / plain.cpu_s,
+            cpu_ratios(turns[1], turns[0]),
             Target("ratio", ">=", 0.75),
-            {"cpu s/GB": ours.cpu_s / gigabytes, "cpu s/GB of memcpy": plain.cpu_s / gigabytes},
+            {"GB/s on the wall": gigabytes / ours.wall_s, "GB/s on the wall, memcpy": gigabytes / plain.wall_s},
         )
 
     def _store(self) -> Cost:

@@ -239,4 +239,5 @@ def _dispatch_limits(tier: ResolvedTier) -> TierLimits:
         io_threads=tier.io_threads,
         breaker_failures=tier.config.breaker_failures,
         breaker_cooldown_s=tier.config.breaker_cooldown_s,
+        trial_deadline_s=tier.config.probe_deadline_s,
     )

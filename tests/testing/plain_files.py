@@ -132,3 +132,27 @@ class AsyncPlainFiles:
 CAPABILITIES = Capabilities(durable=True, authoritative_index=True, scan=True, preferred_batch=4)
 PLUGIN = BackendPlugin("plain", "one file per chunk", PlainOptions, CAPABILITIES, PlainFiles)
 ASYNC_PLUGIN = BackendPlugin("plain-async", "one file per chunk", PlainOptions, CAPABILITIES, AsyncPlainFiles)
+
+
+class SharedPlainFiles(PlainFiles):
+    """Without the lock: any number of processes, none of which knows everything."""
+
+    def __init__(self, context: BackendContext, options: PlainOptions) -> None:
+        super().__init__(context, options)
+        self.lock.close()
+
+
+class ReadOnlyPlainFiles(PlainFiles):
+    """Changes nothing."""
+
+    def write_one(self, request: WriteRequest) -> WriteResult:
+        return BackendError("read only", key=request.key)
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        return [BackendError("read only", key=key) for key in keys]
+
+
+SHARED = Capabilities(durable=True, shared=True, scan=True, bounded=False, preferred_batch=4)
+SHARED_PLUGIN = BackendPlugin("plain-shared", "one file per chunk", PlainOptions, SHARED, SharedPlainFiles)
+READ_ONLY = Capabilities(durable=True, shared=True, read_only=True)
+READ_ONLY_PLUGIN = BackendPlugin("plain-read-only", "one file per chunk", PlainOptions, READ_ONLY, ReadOnlyPlainFiles)

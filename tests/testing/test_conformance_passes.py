@@ -28,3 +28,11 @@ class TestPlainFiles(BackendConformance):
 
 class TestAsyncPlainFiles(TestPlainFiles):
     plugin = plain_files.ASYNC_PLUGIN
+
+
+class TestSharedPlainFiles(TestPlainFiles):
+    plugin = plain_files.SHARED_PLUGIN
+
+
+class TestReadOnlyPlainFiles(TestPlainFiles):
+    plugin = plain_files.READ_ONLY_PLUGIN

@@ -94,7 +94,10 @@ class Backend(Protocol):
 
 @runtime_checkable
 class AsyncBackend(Protocol):
-    """The same verbs for libraries that are async at heart."""
+    """The same verbs for libraries that are async at heart.
+
+    A verb may be cancelled, when its deadline has passed or the stack closes; it must not touch its buffers after that.
+    """
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :meth:`Backend.contains`."""

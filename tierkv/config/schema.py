@@ -183,7 +183,7 @@ class LookupConfig(_Model):
     deadline_s: PositiveSeconds = Field(
         default=5.0, description="Seconds after which a deferred request is answered with what is ready."
     )
-    completions_per_step_max: Count = Field(default=1024, description="Completions of I/O taken in per engine step.")
+    completions_per_step_max: Count = Field(default=256, description="Completions of I/O taken in per engine step.")
 
 
 class StoreConfig(_Model):

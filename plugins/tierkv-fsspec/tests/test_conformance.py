@@ -46,7 +46,8 @@ class S3Conformance(BackendConformance):
 
     plugin = tierkv_fsspec.PLUGIN
     local_place = False
-    model_examples = 8
+    many_frames = 100
+    model_examples = 6
     model_steps = 15
     crash_rounds = 2
     implementation: ClassVar[Literal["obstore", "fsspec"]]

@@ -207,7 +207,7 @@ class PlainFileSystem(LocalFileSystem):
 
     @classmethod
     def _strip_protocol(cls, path: str, *args: Any) -> str:
-        return str(super()._strip_protocol(path.replace("tierkvplain://", "file:///"), *args))
+        return str(super()._strip_protocol(path.replace("tierkvplain://", "/"), *args))
 
 
 def test_other_file_systems_with_directories(tmp_path: Path) -> None:

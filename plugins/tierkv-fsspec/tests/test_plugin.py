@@ -59,7 +59,7 @@ def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_credentials_in_the_configuration_are_refused(name: str, nested: bool) -> None:
-    """Configuration files are committed, mailed and logged; the message points to the usual chains and shows nothing."""
+    """Configuration files are committed, mailed and logged; the message points to the usual chains."""
     options = {"client_kwargs": {name: "hush-hush"}} if nested else {name: "hush-hush"}
     with pytest.raises(ValueError, match=rf"storage_options\.(client_kwargs\.)?{name}.*AWS_ACCESS_KEY_ID") as failure:
         FsspecOptions(url="s3://bucket", storage_options=options)
@@ -172,7 +172,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tierkv-fsspec[s3]" in found["package"].detail
     with pytest.raises(BackendError, match='implementation = "obstore" cannot be used: not installed'):
         open_at(URL, implementation="obstore")
-    with pytest.raises(BackendError, match="pip install .*gcsfs|gcsfs"):
+    with pytest.raises(BackendError, match="gcsfs"):
         open_at("gs://bucket")
 
 

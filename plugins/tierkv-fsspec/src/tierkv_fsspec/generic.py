@@ -8,6 +8,7 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 from tierkv_fsspec.options import FsspecOptions, Location
 from tierkv_fsspec.store import HEAD_BYTES, place
+from tierkv_fsspec.troubles import forget_frames
 
 BUCKET_PROTOCOLS = ("s3", "gs", "az", "oss", "oci", "tos", "tosfs")
 """Where directories are not real, and making one could create a bucket."""
@@ -33,26 +34,26 @@ class FsspecStore:
     def exists(self, name: str) -> bool:
         """Ask for the object's metadata."""
         try:
-            self._fs.info(self._path(name))
+            self._call("info", self._path(name))
         except FileNotFoundError:
             return False
         return True
 
     def read(self, name: str) -> bytes:
         """One GET."""
-        return bytes(self._fs.cat_file(self._path(name)))
+        return bytes(self._call("cat_file", self._path(name)))
 
     def read_into(self, name: str, buffer: memoryview) -> int:
         """One GET, and a copy."""
-        return place(self._fs.cat_file(self._path(name)), buffer)
+        return place(self._call("cat_file", self._path(name)), buffer)
 
     def holds(self, name: str, data: memoryview) -> bool:
         """Length by metadata, then the head by a short GET."""
         path = self._path(name)
         try:
-            if self._fs.info(path)["size"] != len(data):
+            if self._call("info", path)["size"] != len(data):
                 return False
-            return bool(self._fs.cat_file(path, start=0, end=min(len(data), HEAD_BYTES)) == data[:HEAD_BYTES])
+            return bool(self._call("cat_file", path, start=0, end=min(len(data), HEAD_BYTES)) == data[:HEAD_BYTES])
         except FileNotFoundError:
             return False
 
@@ -73,7 +74,7 @@ class FsspecStore:
     def delete(self, name: str) -> None:
         """One DELETE."""
         try:
-            self._fs.rm_file(self._path(name))
+            self._call("rm_file", self._path(name))
         except FileNotFoundError:
             return
 
@@ -84,15 +85,22 @@ class FsspecStore:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def _call(self, verb: str, *arguments: object, **more: object) -> Any:  # noqa: ANN401  what the verb returns
+        try:
+            return getattr(self._fs, verb)(*arguments, **more)
+        except Exception as error:
+            forget_frames(error)
+            raise
+
     def _put(self, name: str, data: bytes, mode: str) -> None:
         path = self._path(name)
         try:
-            self._fs.pipe_file(path, data, mode=mode)
+            self._call("pipe_file", path, data, mode=mode)
         except FileNotFoundError:
             if not self._makes_directories:
                 raise
-            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._fs.pipe_file(path, data, mode=mode)
+            self._call("makedirs", path.rpartition("/")[0], exist_ok=True)
+            self._call("pipe_file", path, data, mode=mode)
 
 
 def _s3_arguments(options: FsspecOptions) -> dict[str, Any]:

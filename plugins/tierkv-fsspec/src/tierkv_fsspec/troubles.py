@@ -138,6 +138,16 @@ class Trouble:
         return _ERRORS.get(self.kind, BackendError)(message, tier=tier, key=key)
 
 
+def forget_frames(error: BaseException) -> None:
+    """Cut an exception off from the frames that it passed.
+
+    A library that keeps its exceptions in a cycle would otherwise keep our frames, and the caller's buffers in them,
+    until the next garbage collection.
+    """
+    for link in _chain(error):
+        link.__traceback__ = None
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

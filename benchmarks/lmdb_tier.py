@@ -1,0 +1,120 @@
+"""The LMDB tier, through dispatcher, tier and plugin, with frames checked: beside O_DIRECT and memcpy.
+
+LMDB reads through the page cache, so a cold read is one after its file was dropped from there; that is looked after
+before the clock starts. A warm one copies and checks what lies in memory: its limit is memcpy with as many threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.disk import MIB, row
+from benchmarks.measure import Cost, Settings, take_turns, timed
+from benchmarks.raw_disk import RawDisk
+from benchmarks.rows import Row, Target
+from benchmarks.tier_rig import Frames, OpenTier, opened
+from tierkv.tiers.arena import Bytes
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Put, cold get and warm get, for two sizes of frames."""
+    for payload_mib in settings.pick((2, 8), (1,)):
+        frames = Frames(settings.pick(256, 8) // payload_mib, payload_mib * MIB)
+        with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
+            yield from _Bench(Path(folder), frames).rows(f"{payload_mib} MiB", settings.rounds)
+
+
+class _Bench:
+    """One size of frames in one folder."""
+
+    def __init__(self, folder: Path, frames: Frames) -> None:
+        self._folder = folder
+        self._frames = frames
+        self._options: dict[str, object] = {
+            "backend": "lmdb", "path": str(folder / "tier"), "capacity": 2 * len(frames.keys) * frames.frame_bytes,
+        }  # fmt: skip
+
+    def rows(self, size: str, rounds: int) -> Iterator[Row]:
+        frames = self._frames
+        with opened(self._options, frames) as tier:
+            threads = tier.threads
+            with RawDisk(self._folder / "raw", frames, threads) as raw:
+                puts = take_turns([lambda: self._put(tier), lambda: timed(raw.put)], rounds)
+        with RawDisk(self._folder / "raw-read", frames, threads) as raw:
+            raw.put()
+            colds = take_turns([self._cold_get, lambda: _cold_raw(raw)], rounds)
+            direct = raw.direct
+        with opened(self._options, frames) as tier, ThreadPoolExecutor(threads) as pool:
+            warms = take_turns([lambda: timed(lambda: tier.get(frames)), lambda: self._copy(pool)], rounds)
+            frames.wipe()
+            tier.get(frames)
+            frames.verify()
+        extra = {"threads": threads, "O_DIRECT of the limit": direct, "verified, MiB": frames.total_bytes / MIB}
+        yield row(f"put, {size}", frames, *puts, "raw pwrite and fdatasync", Target("ratio", ">=", 0.55), extra)
+        yield row(f"cold get, {size}", frames, *colds, "raw preadv", Target("ratio", ">=", 0.85), extra)
+        yield row(f"warm get, {size}", frames, *warms, "memcpy", Target("ratio", ">=", 0.85), {"threads": threads})
+
+    def _put(self, tier: OpenTier) -> Cost:
+        tier.delete(self._frames)
+        return timed(lambda: tier.put(self._frames))
+
+    def _cold_get(self) -> Cost:
+        """In a new environment: pages that a process has mapped stay in memory whatever the kernel is told."""
+        for data in self._folder.glob("tier/*/data.mdb"):
+            _drop(data)
+        with opened(self._options, self._frames) as tier:
+            return timed(lambda: tier.get(self._frames))
+
+    def _copy(self, pool: ThreadPoolExecutor) -> Cost:
+        """From and to memory that was in use before."""
+        frames = self._frames
+        with ExitStack() as views:
+            slots = [views.enter_context(frames.arena.slot(ref.slot)) for ref in frames.slots]
+            whole: list[Bytes] = [np.frombuffer(slot, np.uint8) for slot in slots]
+            half = len(whole) // 2
+            # Half of the slots are copied to the other half and back: as many bytes as a get moves.
+            targets, sources = whole[half : 2 * half] + whole[:half], whole[:half] + whole[half : 2 * half]
+            cost = timed(lambda: list(pool.map(np.copyto, targets, sources)))
+            del whole, targets, sources
+        return cost
+
+
+def _cold_raw(raw: RawDisk) -> Cost:
+    raw.drop_cache()
+    return timed(raw.get)
+
+
+def _drop(path: Path) -> None:
+    """Drop a file from the page cache.
+
+    Raises:
+        RuntimeError: more than a few pages of it are still there.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        size = os.fstat(fd).st_size
+        places = range(0, size, max(4096, size // 64 // 4096 * 4096))
+        cached = sum(_is_cached(fd, place) for place in places)
+    finally:
+        os.close(fd)
+    if cached > len(places) // 8:
+        raise RuntimeError(f"{path} is still in memory at {cached} of {len(places)} places")
+
+
+def _is_cached(fd: int, offset: int) -> bool:
+    try:
+        return os.preadv(fd, [bytearray(16)], offset, os.RWF_NOWAIT) > 0
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        raise

@@ -1,0 +1,130 @@
+"""Opening a disk tier that holds a million chunks: from the plugin's start to an index that the manager can ask.
+
+The log is written by the plugin's own encoder; the segment files are as long as they say, and sparse, since no frame is
+read. The limit is the same log read in one go into a dict from key to place, without a look at its checksums.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
+from tierkv_disk.index_log import LOG_NAME, RECORD_BYTES, IndexLog, LogIdentity, Record, RecordKind
+from tierkv_disk.segments import SEGMENTS_MAX, segment_path
+from tierkv_disk.slots import slot_at
+
+from benchmarks.core_rig import keys_of, open_policy, random_hashes
+from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
+from benchmarks.rows import Row, Target
+from benchmarks.tier_rig import NAMESPACE
+from tierkv.abc import BackendContext
+from tierkv.codecs import CODEC_PLUGINS
+from tierkv.codecs.frame import FrameSealer, frame_bytes
+from tierkv.dispatch import Dispatcher, TierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.tiers.arena import HostArena
+from tierkv.tiers.tier import Tier
+
+FRAME_BYTES = frame_bytes(2 << 20)
+_PLAIN_RECORD = struct.Struct("<8xBBxxQI104s")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A tier's directory, and what opening it takes."""
+
+    context: BackendContext
+    options: DiskOptions
+    log: Path
+    chunks: int
+
+    def open(self, parts: dict[str, list[float]]) -> Cost:
+        """Open, scan through the dispatcher, fill the manager's index; then close, off the clock."""
+        dispatchers: list[Dispatcher] = []
+
+        def whole() -> None:
+            began_s = time.perf_counter()
+            backend = open_backend(self.context, self.options)
+            opened_s = time.perf_counter()
+            dispatcher = self._dispatcher(backend)
+            dispatchers.append(dispatcher)
+            (result,) = dispatcher.scan_all(300.0)
+            scanned_s = time.perf_counter()
+            limits = LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1)
+            lower = LowerTier(0, "disk", CAPABILITIES, limits, open_policy("lru", self.chunks))
+            lower.load_index((entry.key, entry.frame_bytes) for entry in result.entries)
+            if len(lower) != self.chunks:
+                raise RuntimeError(f"{len(lower)} chunks came back of {self.chunks} ({result.error})")
+            parts["plugin"].append(opened_s - began_s)
+            parts["scan"].append(scanned_s - opened_s)
+            parts["index"].append(time.perf_counter() - scanned_s)
+
+        cost = timed(whole)
+        for dispatcher in dispatchers:
+            dispatcher.close(10.0)
+        return cost
+
+    def _dispatcher(self, backend: DiskBackend) -> Dispatcher:
+        arena = HostArena(1 << 20, 4096)
+        codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
+        tier = Tier("disk", backend, CAPABILITIES, "none", codecs, FrameSealer(NAMESPACE.fingerprint()), arena)
+        return Dispatcher([tier], [TierLimits()], time.monotonic)
+
+    def read_plainly(self) -> Cost:
+        """The limit."""
+
+        def whole() -> None:
+            places = {}
+            records = memoryview(self.log.read_bytes())[RECORD_BYTES : RECORD_BYTES * (1 + self.chunks)]
+            for _, key_bytes, slot, size, key in _PLAIN_RECORD.iter_unpack(records):
+                places[key[:key_bytes]] = (slot, size)
+
+        return timed(whole)
+
+
+def make_home(folder: Path, chunks: int) -> Home:
+    """A directory as a tier with so many chunks leaves it when its process is killed."""
+    context = BackendContext("disk", NAMESPACE, FRAME_BYTES, None)
+    options = DiskOptions(path=str(folder), min_free_bytes=0)
+    open_backend(context, options).close()
+    (directory,) = (path.parent for path in folder.glob(f"*/{LOG_NAME}"))
+    per_segment = -(-chunks // (SEGMENTS_MAX // 2))
+    for segment in range(-(-chunks // per_segment)):
+        with segment_path(directory, segment).open("wb") as file:
+            os.truncate(file.fileno(), per_segment * FRAME_BYTES)
+    keys = keys_of(random_hashes(chunks, seed=1))
+    records = (
+        Record(RecordKind.PUT, key, slot_at(*divmod(number, per_segment)), FRAME_BYTES)
+        for number, key in enumerate(keys)
+    )
+    identity = LogIdentity(NAMESPACE.fingerprint(), FRAME_BYTES)
+    IndexLog.create(directory, identity, records, sync=False).close()
+    return Home(context, options, directory / LOG_NAME, chunks)
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Seconds per million chunks."""
+    chunks = settings.pick(1_000_000, 10_000)
+    parts: dict[str, list[float]] = {"plugin": [], "scan": [], "index": []}
+    with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
+        home = make_home(Path(folder), chunks)
+        ours, plain = take_turns([lambda: home.open(parts), home.read_plainly], settings.pick(5, 1))
+    yield Row(
+        f"{chunks:,} chunks",
+        "s",
+        medians(ours).wall_s,
+        "the log read into a dict",
+        medians(plain).wall_s,
+        cpu_ratios(ours, plain),
+        Target("measured", "<=", 3.0),
+        {
+            **{f"of it the {name}, s": sorted(values)[len(values) // 2] for name, values in parts.items()},
+            "processor time, s": medians(ours).cpu_s,
+        },
+    )

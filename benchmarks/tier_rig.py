@@ -1,0 +1,132 @@
+"""A real lower tier behind a real dispatcher, driven as the manager drives it; and frames to move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tierkv.abc import Backend, BackendContext
+from tierkv.codecs import CODEC_PLUGINS
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
+from tierkv.config.loading import parse_config
+from tierkv.config.resolving import ResolvedTier, resolve
+from tierkv.dispatch import Dispatcher, TierLimits
+from tierkv.plugins import load_plugins
+from tierkv.tiers.arena import HostArena
+from tierkv.tiers.tier import Tier
+from tierkv.types.keys import Key, make_key
+from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import Completion, OutcomeKind, TierOp, Verb
+from tierkv.types.transfers import SlotRef
+
+NAMESPACE = Namespace("benchmark", "", "uint8", "page", ((16, (1 << 16,)),), 1, 16)
+POLL_S = 0.0005
+
+
+class Frames:
+    """An arena full of sealed frames of random bytes.
+
+    Attributes:
+        keys, slots: of all frames, in order. frame_bytes: of one. total_bytes: payload of all.
+    """
+
+    def __init__(self, count: int, payload_bytes: int) -> None:
+        self.arena = HostArena(count * (HEADER_BYTES + payload_bytes), payload_bytes)
+        self.sealer = FrameSealer(NAMESPACE.fingerprint())
+        self.keys = [make_key(number.to_bytes(32, "big"), 0) for number in range(count)]
+        self.slots = [SlotRef(number, 0) for number in range(count)]
+        self.frame_bytes = self.arena.slot_bytes
+        self.payload_bytes = payload_bytes
+        self.total_bytes = count * payload_bytes
+        self._originals = np.random.default_rng(1).integers(256, size=(count, payload_bytes), dtype=np.uint8)
+        self.fill()
+
+    def fill(self) -> None:
+        """Put every frame into its slot."""
+        for number, (key, ref) in enumerate(zip(self.keys, self.slots, strict=True)):
+            np.copyto(self.arena.payload(ref.slot)[: self.payload_bytes], self._originals[number])
+            self.sealer.seal(self.arena.slot(ref.slot), key, self.payload_bytes)
+
+    def wipe(self) -> None:
+        """Make sure that nothing in the slots is what will be read into them; also touches all of their pages."""
+        for ref in self.slots:
+            self.arena.payload(ref.slot)[:] = 0
+
+    def verify(self) -> None:
+        """Compare every byte in the slots.
+
+        Raises:
+            RuntimeError: one differs.
+        """
+        for number, ref in enumerate(self.slots):
+            if not np.array_equal(self.arena.payload(ref.slot)[: self.payload_bytes], self._originals[number]):
+                raise RuntimeError(f"frame {number} is not what was written")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTier:
+    """A tier in service."""
+
+    backend: Backend
+    dispatcher: Dispatcher
+    batch: int
+    threads: int
+
+    def put(self, frames: Frames) -> None:
+        """Write all frames."""
+        self._run(Verb.WRITE, frames.keys, frames.slots)
+
+    def get(self, frames: Frames) -> None:
+        """Read all frames into their slots; each is verified on the way."""
+        self._run(Verb.READ, frames.keys, frames.slots)
+
+    def delete(self, frames: Frames) -> None:
+        """Forget all frames."""
+        self._run(Verb.DELETE, frames.keys, ())
+
+    def _run(self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef]) -> None:
+        for start in range(0, len(keys), self.batch):
+            part = slice(start, start + self.batch)
+            deadline_s = time.monotonic() + 300.0
+            self.dispatcher.submit(TierOp(start, 0, verb, tuple(keys[part]), tuple(slots[part]), deadline_s))
+        ended = 0
+        while ended < len(keys):
+            for news in self.dispatcher.drain(1024):
+                if not isinstance(news, Completion):
+                    raise RuntimeError(f"the tier went out of service: {news.reason}")
+                bad = [outcome for outcome in news.outcomes if outcome.kind is not OutcomeKind.OK]
+                if bad:
+                    raise RuntimeError(f"{verb.value}: {bad[0]}")
+                ended += len(news.outcomes)
+            time.sleep(POLL_S)
+
+
+def _resolved(options: dict[str, object]) -> ResolvedTier:
+    config = parse_config({"host": {"capacity": "1MiB"}, "tiers": [options]})
+    return resolve(config, load_plugins()).tiers[0]
+
+
+@contextmanager
+def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
+    """Open the tier that a stack's configuration would describe so."""
+    resolved = _resolved(options)
+    config = resolved.config
+    context = BackendContext(config.name, NAMESPACE, frames.frame_bytes, config.capacity)
+    backend = resolved.backend.open(context, resolved.options)
+    codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
+    capabilities = resolved.backend.capabilities
+    tier = Tier(config.name, backend, capabilities, resolved.codec.name, codecs, frames.sealer, frames.arena)
+    limits = TierLimits(io_threads=resolved.io_threads)
+    dispatcher = Dispatcher([tier], [limits], time.monotonic)
+    try:
+        threads = limits.concurrency(capabilities.preferred_concurrency)
+        yield OpenTier(backend, dispatcher, capabilities.preferred_batch, threads)
+    finally:
+        dispatcher.close(60.0)
+
+
