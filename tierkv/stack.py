@@ -111,7 +111,7 @@ class Stack:
             self._scheduler.validate()
 
     def _observe(self) -> None:
-        """Pass events to observers, and keep them for the engine; without observers they stay where they are bounded."""
+        """Pass events to observers and keep them for the engine. Without observers they stay where they are bounded."""
         if self._parts.observers.any:
             events = self._scheduler.take_events()
             self.counters.events_dropped += max(0, len(self._observed) + len(events) - OBSERVED_EVENTS_MAX)

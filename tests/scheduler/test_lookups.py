@@ -41,6 +41,26 @@ def test_a_cold_miss_below_is_answered_inline() -> None:
     assert core.scheduler.get_num_new_matched_tokens(core.arrive(16), 0) == (0, False)
 
 
+def test_s15_a_hit_is_counted_in_each_groups_chunks() -> None:
+    """S15: 16 tokens are four chunks of one group and two of another: exactly those are held for the offer."""
+    core = make_core(block_tokens=(4, 8), hash_block_tokens=4)
+    request = core.arrive(20)
+    fine, coarse = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    core.put([*fine, *coarse])
+    assert core.ask(request) == 16
+    assert core.manager._gathering.granted("a").keys() == {*fine[:4], *coarse}
+
+
+def test_s48_a_request_with_jobs_of_its_own() -> None:
+    """S48: while its own stores are in flight a request is deferred, without a single lookup."""
+    core = make_core(tiers=[objects()])
+    request = core.arrive(16)
+    core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
+    core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
+    assert core.ask(request) is None
+    assert not core.manager.take_ops()
+
+
 def test_s47_asking_twice_answers_twice_the_same() -> None:
     """S47: an offer stays while nothing changes, and costs no second search."""
     core = make_core()

@@ -41,6 +41,18 @@ def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
     return record
 
 
+def test_s14_no_chunk_is_offered_twice() -> None:
+    """S14: each group's cursor counts whole chunks of its own size and never goes back, also when the engine computes
+    again from an earlier token (a load failed elsewhere, or it was preempted)."""
+    core = make_core(block_tokens=(2, 4), hash_block_tokens=2)
+    request = core.arrive(16)
+    ids = [range(1, 9), range(11, 15)]
+    core.schedule(request, computed=0, scheduled=10, ids=ids)
+    assert [group.next_stored for group in core.record(request).groups] == [5, 2]
+    assert not core.schedule(request, computed=0, scheduled=4, ids=ids).stores
+    assert [group.next_stored for group in core.record(request).groups] == [5, 2]
+
+
 def test_s64_decode_crosses_a_boundary() -> None:
     """S64: token by token nothing is offered, until one completes a chunk: then exactly that chunk."""
     core = make_core()
@@ -172,6 +184,36 @@ def test_s73_asked_again_without_notice_of_preemption() -> None:
     core.scheduler.update_state_after_alloc(request, [blocks([7, 8, 9, 10])], 0)
     core.scheduler.request_finished(request, [[7, 8, 9, 10]])
     assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+def test_s73_aborted_before_it_ran_again() -> None:
+    """S73: preempted, given new blocks, aborted before a step was scheduled: what it could still store would be read
+    from blocks that are somebody else's by now."""
+    core = make_core()
+    request = core.arrive(16)
+    request.hashes_withheld = 4
+    core.schedule(request, computed=0, scheduled=12, ids=[[1, 2, 3]])
+    request.hashes_withheld = 0
+    core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
+    assert core.ask(request, computed=8) == 0
+    core.scheduler.update_state_after_alloc(request, [blocks([7, 8, 9, 10], filled=2)], 0)
+    core.scheduler.request_finished(request, [[7, 8, 9, 10]])
+    assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+def test_the_end_of_a_request_is_its_last_use() -> None:
+    """Recency is applied once, when a request ends (spec, section 8, as of 0.33): the chunks of one that decoded for
+    long outlive those that were stored after them, and among them the head outlives the tail (S54)."""
+    core = make_core(slots=8)
+    request = core.arrive(8)
+    core.report(only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])).job_id)
+    core.put(core.truth.keys(core.request(range(100, 124), "others")))
+    core.scheduler.request_finished(request, [[1, 2]])
+    core.put(core.truth.keys(core.request(range(200, 224), "newer")))
+    assert set(core.truth.keys(request)) < core.ready()
+    core.put(core.truth.keys(core.request(range(300, 304), "newest")))
+    assert core.truth.keys(request)[0] in core.ready()
+    assert core.truth.keys(request)[1] not in core.ready()
 
 
 def test_s74_a_group_whose_blocks_are_placeholders() -> None:

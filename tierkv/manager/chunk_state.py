@@ -14,6 +14,8 @@ from tierkv.errors import IllegalTransitionError
 class ChunkState(Enum):
     """Where a chunk with a slot stands."""
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
     STORING = "storing"
     """A store job is filling its slot from the GPU."""
     PROMOTING = "promoting"
@@ -28,6 +30,8 @@ class ChunkState(Enum):
 
 class ChunkEvent(Enum):
     """What can happen to a chunk."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     STORED = "stored"
     ARRIVED = "arrived"
@@ -63,9 +67,7 @@ def next_state(state: ChunkState, event: ChunkEvent, story: Callable[[], str]) -
     Raises:
         IllegalTransitionError: the table has no such row; carries the story.
     """
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        raise IllegalTransitionError(
-            f"a chunk that is {state.value} cannot be {event.value}. Its story: {story()}"
-        ) from None
+    after = TRANSITIONS.get((state, event))
+    if after is None:
+        raise IllegalTransitionError(f"a chunk that is {state.value} cannot be {event.value}. Its story: {story()}")
+    return after

@@ -62,13 +62,9 @@ class Gathering:
     def _hold_what_is_there(self, reservation: Reservation) -> None:
         """Before any slot is taken: it must not be taken from a chunk that the same request wants further on (G3)."""
         reservation.pinned = True
-        for key in reservation.keys:
-            if self._held >= self.chunks_max:
-                return
-            chunk = None if key in reservation.granted else self._host.get(key)
-            if chunk is not None:
-                self._host.hold(chunk)
-                self._add(reservation, chunk)
+        missing = [key for key in reservation.keys if key not in reservation.granted]
+        for chunk in self._host.hold_present(missing, self.chunks_max - self._held):
+            self._add(reservation, chunk)
 
     def _take(self, reservation: Reservation, key: Key) -> bool:
         """Hold the chunk of ``key``, or give it a slot and start to fetch it; False if neither can be done now."""

@@ -32,10 +32,10 @@ class Waiter(Protocol):
 class Chunk:
     """One chunk that owns a slot. Fields are changed by :class:`HostIndex` only.
 
-    origin: the tier its bytes came from.
+    origin: the tier its bytes came from. listed: the eviction policy knows it.
     """
 
-    __slots__ = ("generation", "holders", "key", "origin", "raw_bytes", "slot", "state", "waiters")
+    __slots__ = ("generation", "holders", "key", "listed", "origin", "raw_bytes", "slot", "state", "waiters")
 
     def __init__(  # noqa: PLR0913, PLR0917 - made in one place
         self, key: Key, slot: int, generation: int, raw_bytes: int, state: ChunkState, origin: str
@@ -47,6 +47,7 @@ class Chunk:
         self.state = state
         self.origin = origin
         self.holders = 0
+        self.listed = False
         self.waiters: list[Waiter] | None = None
 
     @property
@@ -125,6 +126,21 @@ class HostIndex:
             self._policy.hold(chunk.key)
         chunk.holders += 1
 
+    def hold_present(self, keys: Iterable[Key], chunks_max: int) -> list[Chunk]:
+        """Hold those of ``keys`` that are visible, at most ``chunks_max``, in one go."""
+        get, ready, hold = self._by_key.get, ChunkState.READY, self._policy.hold
+        held: list[Chunk] = []
+        for key in keys:
+            if len(held) >= chunks_max:
+                break
+            chunk = get(key)
+            if chunk is not None:
+                if chunk.holders == 0 and chunk.state is ready:
+                    hold(key)
+                chunk.holders += 1
+                held.append(chunk)
+        return held
+
     def release(self, chunk: Chunk) -> None:
         """Undo one hold. The last one makes a READY chunk evictable and lets a DOOMED one go."""
         if chunk.holders <= 0:
@@ -135,7 +151,11 @@ class HostIndex:
         if chunk.holders:
             return
         if chunk.state is ChunkState.READY:
-            self._policy.release(chunk.key)
+            if chunk.listed:
+                self._policy.release(chunk.key)
+            else:
+                chunk.listed = True
+                self._policy.add(chunk.key)
         elif chunk.state is ChunkState.DOOMED:
             self._apply(chunk, ChunkEvent.RELEASED)
 
@@ -148,8 +168,6 @@ class HostIndex:
         was_visible = chunk.state is not ChunkState.DOOMED
         self._apply(chunk, event)
         if chunk.state is ChunkState.READY:
-            self._policy.add(chunk.key)
-            self._policy.hold(chunk.key)
             self._tell_waiters(chunk, readable=True)
             return True
         if was_visible:
@@ -159,15 +177,16 @@ class HostIndex:
 
     @staticmethod
     def _tell_waiters(chunk: Chunk, *, readable: bool) -> None:
-        waiters, chunk.waiters = chunk.waiters, None
-        for waiter in waiters or ():
-            waiter.settled(readable=readable)
+        if chunk.waiters is not None:
+            waiters, chunk.waiters = chunk.waiters, None
+            for waiter in waiters:
+                waiter.settled(readable=readable)
 
     def drop(self, chunk: Chunk) -> None:
         """Make a visible chunk invisible now; its slot is free once nobody holds it."""
         if chunk.state is ChunkState.DOOMED:
             return
-        if chunk.state is ChunkState.READY:
+        if chunk.listed:
             self._policy.remove(chunk.key)
         del self._by_key[chunk.key]
         self._apply(chunk, ChunkEvent.DROPPED)

@@ -10,7 +10,7 @@ from tierkv.scheduler.request_state import RequestEvent, RequestState, next_stat
 from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry
-from tierkv.types.keys import Key, make_key
+from tierkv.types.keys import Key, make_keys
 
 
 class GroupRecord:
@@ -59,8 +59,8 @@ class RequestRecord:
         hashes = self.request.block_hashes
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
-            for i in range(len(record.keys), len(hashes) // per_chunk):
-                record.keys.append(make_key(hashes[per_chunk * (i + 1) - 1], group.index))
+            new = range(per_chunk * (len(record.keys) + 1) - 1, len(hashes), per_chunk)
+            record.keys.extend(make_keys((hashes[i] for i in new), group.index))
 
     def search_groups(self) -> list[SearchGroup]:
         """The groups as the search wants them."""

@@ -10,6 +10,8 @@ from tierkv.errors import IllegalTransitionError
 class RequestState(Enum):
     """Where a request stands."""
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
     IDLE = "idle"
     """Known; nothing asked, nothing held."""
     ASKING = "asking"
@@ -29,6 +31,8 @@ class RequestState(Enum):
 
 class RequestEvent(Enum):
     """What can happen to a request."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     UNKNOWN = "unknown"
     WANTED = "wanted"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import mmap
 import time
@@ -203,8 +204,9 @@ class ContractTests(KitBase):
 
 
 def _can_be_unmapped(memory: mmap.mmap) -> bool:
-    """Whether nobody holds a view. An event loop may need a moment to drop a finished call."""
+    """Whether nobody holds a view. An event loop may need a moment to drop a finished call, and cycles a collection."""
     for _ in range(UNMAP_ATTEMPTS):
+        gc.collect()
         try:
             memory.close()
         except BufferError:

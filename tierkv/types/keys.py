@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NewType
+from collections.abc import Iterable
+from typing import NewType, cast
 
 Key = NewType("Key", bytes)
 """Identity of one chunk of one KV cache group. Opaque bytes; hashes are chained, so it names the whole prefix."""
@@ -20,6 +21,12 @@ def make_key(chunk_hash: bytes, group: int) -> Key:
     if not 0 <= group <= _GROUP_MAX:
         raise ValueError(f"group index {group} is outside 0..{_GROUP_MAX}")
     return Key(chunk_hash + group.to_bytes(_GROUP_BYTES, "big"))
+
+
+def make_keys(chunk_hashes: Iterable[bytes], group: int) -> list[Key]:
+    """Join many chunk hashes with one group index; see :func:`make_key`."""
+    suffix = make_key(b"", group)
+    return cast("list[Key]", [chunk_hash + suffix for chunk_hash in chunk_hashes])
 
 
 def split_key(key: bytes) -> tuple[bytes, int]:

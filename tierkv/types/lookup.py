@@ -8,6 +8,8 @@ from enum import Enum
 class LookupResult(Enum):
     """Where a chunk stands. Plugins may say True, False or None instead: see :func:`as_lookup_result`."""
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
     HIT = "hit"
     """It is somewhere in the stack and can be had."""
     MISS = "miss"

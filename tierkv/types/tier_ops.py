@@ -17,6 +17,8 @@ from tierkv.types.transfers import SlotRef
 class Verb(Enum):
     """What a tier is asked to do."""
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
     PROBE = "probe"
     READ = "read"
     WRITE = "write"
@@ -41,6 +43,8 @@ class TierOp:
 
 class OutcomeKind(Enum):
     """How it went for one key."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     OK = "ok"
     ABSENT = "absent"

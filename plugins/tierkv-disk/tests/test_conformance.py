@@ -33,6 +33,8 @@ class TestDisk(BackendConformance):
 class TestDiskBuffered(TestDisk):
     """Where the file system has no O_DIRECT."""
 
+    model_examples = 5
+
     def make_options(self, place: Path) -> DiskOptions:
         return DiskOptions(path=str(place), direct_io="off")
 
@@ -46,6 +48,8 @@ class TestDiskSyncsEachFrame(TestDisk):
 
 class TestDiskWithoutSync(TestDisk):
     """kill -9 loses nothing without a sync either; and small segments, so that some tests need many."""
+
+    model_examples = 5
 
     def make_options(self, place: Path) -> DiskOptions:
         return DiskOptions(path=str(place), durability="none", segment_bytes=1 << 20)

@@ -242,3 +242,17 @@ def test_replacing_is_all_or_nothing(tmp_path: Path, log: IndexLog, monkeypatch:
             IndexLog.create(tmp_path, IDENTITY, RECORDS[:1], sync=True)
     assert [path.name for path in tmp_path.iterdir()] == ["index.log"]
     assert (tmp_path / "index.log").read_bytes() == before
+
+
+def test_a_replacement_that_may_not_last_stops_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new log is there, but its name is not durable: what is added now could vanish with it in a power cut."""
+
+    def fail(directory: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("tierkv_disk.index_log.sync_directory", fail)
+    log = IndexLog.create(tmp_path, IDENTITY, RECORDS[:1], sync=True)
+    with pytest.raises(OSError, match=r"could not be replaced: .* reopen the tier"):
+        log.append(RECORDS[1:2])
+    log.close()
+    assert read(tmp_path / "index.log")[0] == RECORDS[:1]

@@ -28,12 +28,14 @@ sys.stdin.read()
 def test_the_lock_names_the_process_that_holds_it(open_disk: OpenDisk, directory: Path) -> None:
     """Two servers started on one path by mistake: the second one says which process is in its way."""
     open_disk().close()
-    command = [sys.executable, "-I", "-c", HOLD, str(directory)]
+    (directory / layout.LOCK_NAME).write_text("12345678901234\n")
+    program = f"import sys; sys.path[:0] = {sys.path!r}\n{HOLD}"
+    command = [sys.executable, "-I", "-c", program, str(directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdin is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(BackendUnavailableError, match=f"in use by process {other.pid}.*another `path`"):
+        with pytest.raises(BackendUnavailableError, match=f"in use by process {other.pid}: stop it, or give"):
             open_disk()
         other.kill()
     open_disk().close()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
 import tierkv_disk
 from tierkv.abc import SPI_VERSION
+from tierkv.config import load_config, resolve
+from tierkv.plugins import load_plugins
 from tierkv_disk import DiskOptions
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_entry_point() -> None:
@@ -33,3 +41,25 @@ def test_options_say_what_is_wrong(options: dict[str, str], message: str) -> Non
     """The framework puts file and key path before this text; key, value and what is allowed come from here."""
     with pytest.raises(ValueError, match=message):
         DiskOptions(**options)
+
+
+def test_readme_lists_every_option_with_its_default(tmp_path: Path) -> None:
+    """The table is what users read; a default that changed in the code alone would be a lie."""
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|required) \|", README, re.MULTILINE)
+    options = {field.name: field for field in dataclasses.fields(DiskOptions)}
+    assert [name for name, _ in rows] == list(options)
+    for name, default in rows:
+        tier = {"backend": "disk", "path": "x", "capacity": "1GiB"} | ({name: json.loads(default)} if default else {})
+        stack = tmp_path / "stack.json"
+        stack.write_text(json.dumps({"host": {"capacity": "1GiB"}, "tiers": [tier]}))
+        (resolved,) = resolve(load_config(stack), load_plugins()).tiers
+        assert resolved.options == DiskOptions("x"), f"the default of {name} is not {default}"
+
+
+def test_readme_stack_is_valid(tmp_path: Path) -> None:
+    """The block that users copy first."""
+    (block,) = re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    stack = tmp_path / "stack.toml"
+    stack.write_text(block)
+    (tier,) = resolve(load_config(stack), load_plugins()).tiers
+    assert tier.options == DiskOptions("/var/cache/tierkv/disk")

@@ -67,7 +67,7 @@ def test_a_segment_shortened_while_open_is_a_corrupt_frame(
     """The buffer then holds some old bytes: the answer must be an error, never a number of bytes."""
     disk = open_disk(direct_io=direct_io)
     disk.put(frames(0, 1))
-    os.truncate(directory / "segment-00000.dat", PAGE + 512)
+    os.truncate(directory / "segment-00000.dat", PAGE + 100)
     assert disk.get(make_key(0)) == frames(0)[make_key(0)]
     (result,) = disk.read([make_key(1)])
     assert isinstance(result, CorruptFrameError)

@@ -102,6 +102,12 @@ class S3Server:
         return name
 
     @contextlib.contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Inside the block requests come in and none is answered."""
+        with self._turn:
+            yield
+
+    @contextlib.contextmanager
     def enforcing_rights(self) -> Iterator[None]:
         """Inside the block the server checks who asks, and what for."""
         self._reset_auth("0")

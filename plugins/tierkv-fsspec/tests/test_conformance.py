@@ -90,6 +90,7 @@ class TestS3ThroughS3fs(S3Conformance):
     """Less of it: the store is the same, and s3fs takes its time."""
 
     implementation = "fsspec"
+    many_frames = 30
     crash_rounds = 1
     test_random_histories_equal_a_dict = None  # type: ignore[assignment]  # pytest's way to leave out what is inherited
     test_readers_see_old_or_new_but_whole = None  # type: ignore[assignment]  # the same

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -307,6 +308,32 @@ def test_closed_backend_says_so(url: str, options: dict[str, Any]) -> None:
     for call in (lambda: get(backend, key(1)), lambda: backend.contains([key(1), key(2)])):
         with pytest.raises(BackendError, match="closed"):
             call()
+
+
+def test_close_waits_for_nobody_but_a_call_for_its_requests(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Requests in flight write into the caller's buffers: the call may not return before they ended."""
+    backend = open_at(url, concurrent_requests=2, **options)
+    put(backend, {key(n): FRAME for n in range(8)})
+    answers: list[object] = []
+
+    def read() -> None:
+        try:
+            answers.extend(get(backend, *[key(n) for n in range(8)]))
+        except BackendError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=read)
+    with s3.held_up():
+        s3.in_flight_max = 0
+        thread.start()
+        while s3.in_flight_max < 2:
+            time.sleep(0.01)
+        backend.close()
+        thread.join(0.2)
+        assert thread.is_alive(), "the call returned while requests use its buffers"
+    thread.join()
+    assert [type(answer) for answer in answers] == [BackendError]
+    assert "closed" in str(answers[0])
 
 
 # Rights and credentials.

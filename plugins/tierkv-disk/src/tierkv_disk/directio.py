@@ -99,28 +99,18 @@ class FileIO:
             OSError: as ``preadv``.
         """
         if not self.direct:
-            return self._read_all(fd, buffer[:size], offset)
+            return _read_all(fd, buffer[:size], offset)
         padded = round_up(size)
         if len(buffer) >= padded:
             try:
-                return min(size, self._read_all(fd, buffer[:padded], offset))
+                return min(size, _read_all(fd, buffer[:padded], offset))
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
         with self._bounce()[:padded] as bounce:
-            count = min(size, self._read_all(fd, bounce, offset))
+            count = min(size, _read_all(fd, bounce, offset))
             buffer[:count] = bounce[:count]
         return count
-
-    def _read_all(self, fd: int, buffer: memoryview, offset: int) -> int:
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(fd, [buffer[done:]], offset + done)
-            done += count
-            # Direct reads end off a page boundary only at the end of the file; asking on from there is EINVAL.
-            if count == 0 or (self.direct and count % PAGE_BYTES):
-                break
-        return done
 
     def _bounce(self) -> memoryview:
         buffer: mmap.mmap | None = getattr(self._local, "buffer", None)
@@ -136,3 +126,13 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
         if count == 0:
             raise OSError(errno.EIO, "the file system wrote nothing and gave no reason")
         done += count
+
+
+def _read_all(fd: int, buffer: memoryview, offset: int) -> int:
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done

@@ -5,10 +5,11 @@ Digests have one length, need no escaping and never clash with other names; the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, TierKVError
@@ -73,17 +74,20 @@ class FsspecBackend:
 
     def _each(self, action: Callable[[A], R], items: Sequence[A]) -> list[R]:
         if self._closed:
-            raise BackendError(f"{self._tier} ({self._url}) is closed", tier=self._tier)
+            raise self._is_closed()
         if len(items) <= 1 or not self._store.is_remote:
             return [action(item) for item in items]
-        return list(self._submit(action, items))
+        futures: list[Future[R]] = []
+        with contextlib.suppress(RuntimeError):  # closed by another thread just now
+            for item in items:
+                futures.append(self._pool.submit(action, item))
+        ended = [_await_end(future) for future in futures]  # all, whatever happened: they use the caller's buffers
+        if len(futures) < len(items) or not all(ended):
+            raise self._is_closed()
+        return [future.result() for future in futures]
 
-    def _submit(self, action: Callable[[A], R], items: Sequence[A]) -> Iterable[R]:
-        try:
-            futures = [self._pool.submit(action, item) for item in items]
-        except RuntimeError:  # closed by another thread just now
-            raise BackendError(f"{self._tier} ({self._url}) is closed", tier=self._tier) from None
-        return (future.result() for future in futures)
+    def _is_closed(self) -> BackendError:
+        return BackendError(f"{self._tier} ({self._url}) is closed", tier=self._tier)
 
     def _exists(self, key: Key) -> bool | TierKVError:
         try:
@@ -125,3 +129,15 @@ class FsspecBackend:
 
     def _where(self, key: Key) -> str:
         return f"{self._url}/{object_name(key)}"
+
+
+def _await_end(future: Future[Any]) -> bool:
+    """Wait for a request, and tell whether it ran.
+
+    ``concurrent.futures.wait`` would wait for ever for one that the pool cancelled at its shutdown.
+    """
+    try:
+        future.exception()
+    except CancelledError:
+        return False
+    return True
