@@ -7,7 +7,7 @@ keeps an index log and forces it to the device. Reads bypass the page cache on b
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
@@ -22,7 +22,7 @@ GB = 1e9
 def run(settings: Settings) -> Iterator[Row]:
     """Put, put against a file per frame, and cold get, for two sizes of frames."""
     for payload_mib in settings.pick((2, 8), (1,)):
-        frames = Frames(settings.pick(256, 8) // payload_mib, payload_mib * MIB)
+        frames = Frames(settings.pick(64 if payload_mib > 2 else 128, 8), payload_mib * MIB)
         with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
             yield from _rows(Path(folder), frames, f"{payload_mib} MiB", settings.rounds)
 
@@ -49,7 +49,11 @@ def _rows(folder: Path, frames: Frames, size: str, rounds: int) -> Iterator[Row]
         frames.wipe()
         tier.get(frames)
         frames.verify()
-        extra = {"threads": tier.threads, "O_DIRECT of the limit": raw.direct, "verified, MiB": frames.total_bytes / MIB}
+        extra = {
+            "threads": tier.threads,
+            "O_DIRECT of the limit": raw.direct,
+            "verified, MiB": frames.total_bytes / MIB,
+        }
     yield row(f"put, {size}", frames, puts[0], puts[1], "raw pwrite and fdatasync", Target("ratio", ">=", 0.95), extra)
     yield row(f"put, {size}", frames, puts[0], puts[2], "one file per frame, renamed", Target("ratio", ">=", 2.0), {})
     yield row(f"cold get, {size}", frames, gets[0], gets[1], "raw preadv", Target("ratio", ">=", 0.95), extra)

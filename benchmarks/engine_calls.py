@@ -131,7 +131,9 @@ def run(settings: Settings) -> Iterator[Row]:
         1e3 * median(collection_before),
         target=Target("measured", "<=", LIMIT_MS),
     )
-    yield Row(f"reset_cache, {resident:,} resident", "ms", 1e3 * reset.wall_s, target=Target("measured", "<=", LIMIT_MS))
+    yield Row(
+        f"reset_cache, {resident:,} resident", "ms", 1e3 * reset.wall_s, target=Target("measured", "<=", LIMIT_MS)
+    )
 
 
 def _round(steps: Steps, count: int) -> CallTimes:

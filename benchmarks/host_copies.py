@@ -6,6 +6,8 @@ both sides. What ours does on top: gather or scatter, one checksum over every by
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -67,18 +69,16 @@ class _Bench:
         self._arena = HostArena(chunks * (HEADER_BYTES + layout.chunk_bytes), layout.chunk_bytes)
         self._sealer = FrameSealer(bytes(FINGERPRINT_BYTES))
         self._worker = Worker(self._arena, self._sealer, self._geometry, _run_now)
-        self._rng = np.random.default_rng(1)
         blocks = chunks * layout.blocks_per_chunk
-        self._source = [self._random_pages(blocks) for _ in range(layout.tensors)]
-        self._target = [np.zeros_like(pages) for pages in self._source]
+        self._source = _memory(chunks * layout.chunk_bytes)
+        self._source[:] = np.random.default_rng(1).integers(256, size=len(self._source), dtype=np.uint8)
+        self._target = _memory(len(self._source))
+        shape = (layout.tensors, blocks, PAGE_BYTES)
+        self._source_pages, self._target_pages = list(self._source.reshape(shape)), list(self._target.reshape(shape))
         self._keys = tuple(make_key(number.to_bytes(32, "big"), 0) for number in range(chunks))
         order = list(range(blocks))
         random.Random(2).shuffle(order)
         self._block_ids = tuple(order)
-        self._pieces = [self._rng.integers(256, size=layout.chunk_bytes, dtype=np.uint8) for _ in range(chunks)]
-
-    def _random_pages(self, blocks: int) -> Bytes:
-        return self._rng.integers(256, size=(blocks, PAGE_BYTES), dtype=np.uint8)
 
     def rows(self, settings: Settings) -> Iterator[Row]:
         store = take_turns([self._store, self._copy_in], settings.rounds)
@@ -103,12 +103,12 @@ class _Bench:
         )
 
     def _store(self) -> Cost:
-        self._worker.register_kv_caches([self._source])
+        self._worker.register_kv_caches([self._source_pages])
         self._worker.queue_stores(ConnectorMeta(stores=(self._job(is_store=True),)))
         return self._timed_step(ConnectorMeta())
 
     def _load(self) -> Cost:
-        self._worker.register_kv_caches([self._target])
+        self._worker.register_kv_caches([self._target_pages])
         return self._timed_step(ConnectorMeta(loads=(self._job(is_store=False),)))
 
     def _timed_step(self, meta: ConnectorMeta) -> Cost:
@@ -125,12 +125,14 @@ class _Bench:
         return TransferJob(1, "request", is_store, self._keys, slots, groups, self._block_ids, sizes, (0,))
 
     def _copy_in(self) -> Cost:
+        pieces = self._source.reshape(self._chunks, -1)
         slots = [self._payload(number) for number in range(self._chunks)]
-        return timed(lambda: [np.copyto(slot, piece) for slot, piece in zip(slots, self._pieces, strict=True)])
+        return timed(lambda: [np.copyto(slot, piece) for slot, piece in zip(slots, pieces, strict=True)])
 
     def _copy_out(self) -> Cost:
+        pieces = self._target.reshape(self._chunks, -1)
         slots = [self._payload(number) for number in range(self._chunks)]
-        return timed(lambda: [np.copyto(piece, slot) for slot, piece in zip(slots, self._pieces, strict=True)])
+        return timed(lambda: [np.copyto(piece, slot) for slot, piece in zip(slots, pieces, strict=True)])
 
     def _payload(self, number: int) -> Bytes:
         return self._arena.payload(number)[: self._layout.chunk_bytes]
@@ -142,13 +144,24 @@ class _Bench:
         for number, key in enumerate(self._keys):
             self._sealer.check(self._arena.slot(number), key)
             ids = self._block_ids[number * factor : (number + 1) * factor]
-            expected = np.concatenate([pages[block] for pages in self._source for block in ids])
+            expected = np.concatenate([pages[block] for pages in self._source_pages for block in ids])
             if not np.array_equal(self._payload(number), expected):
                 raise RuntimeError(f"chunk {number} is not what was on the GPU")
 
     def _verify_target(self) -> None:
-        if not all(np.array_equal(a, b) for a, b in zip(self._source, self._target, strict=True)):
+        """Load once more, into memory that memcpy has filled with the same chunks in another order."""
+        self._target[:] = 0
+        self._load()
+        if not np.array_equal(self._source, self._target):
             raise RuntimeError("what was loaded is not what was stored")
+
+
+def _memory(size: int) -> Bytes:
+    """Like the arena's, with huge pages where there are any: both sides of a copy are of one kind."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _run_now(transfer: Callable[[], frozenset[Key]]) -> Future[frozenset[Key]]:

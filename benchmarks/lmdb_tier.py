@@ -27,7 +27,7 @@ from tierkv.tiers.arena import Bytes
 def run(settings: Settings) -> Iterator[Row]:
     """Put, cold get and warm get, for two sizes of frames."""
     for payload_mib in settings.pick((2, 8), (1,)):
-        frames = Frames(settings.pick(256, 8) // payload_mib, payload_mib * MIB)
+        frames = Frames(settings.pick(64 if payload_mib > 2 else 128, 8), payload_mib * MIB)
         with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
             yield from _Bench(Path(folder), frames).rows(f"{payload_mib} MiB", settings.rounds)
 

@@ -14,11 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
-from tierkv_disk.index_log import LOG_NAME, RECORD_BYTES, IndexLog, LogIdentity, Record, RecordKind
-from tierkv_disk.segments import SEGMENTS_MAX, segment_path
-from tierkv_disk.slots import slot_at
-
 from benchmarks.core_rig import keys_of, open_policy, random_hashes
 from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
 from benchmarks.rows import Row, Target
@@ -30,6 +25,10 @@ from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.tier import Tier
+from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
+from tierkv_disk.index_log import LOG_NAME, RECORD_BYTES, IndexLog, LogIdentity, Record, RecordKind
+from tierkv_disk.segments import SEGMENTS_MAX, segment_path
+from tierkv_disk.slots import slot_at
 
 FRAME_BYTES = frame_bytes(2 << 20)
 _PLAIN_RECORD = struct.Struct("<8xBBxxQI104s")

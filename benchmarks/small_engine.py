@@ -52,7 +52,9 @@ class Prompt:
     def __post_init__(self) -> None:
         """Name every block of the prompt."""
         count = self.chunks * BLOCKS_PER_CHUNK
-        self.block_hashes = [hashlib.blake2b(f"{self.name} {i}".encode(), digest_size=32).digest() for i in range(count)]
+        self.block_hashes = [
+            hashlib.blake2b(f"{self.name} {i}".encode(), digest_size=32).digest() for i in range(count)
+        ]
         self.num_tokens = self.num_prompt_tokens = count * BLOCK_TOKENS
 
     def content(self, block: int) -> np.uint64:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -128,5 +127,3 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
         yield OpenTier(backend, dispatcher, capabilities.preferred_batch, threads)
     finally:
         dispatcher.close(60.0)
-
-
