@@ -114,7 +114,7 @@ def run(
 def test_a_load_brings_back_exactly_the_stored_blocks(
     source: list[int], target: list[int], skip: int, take: int, group: int
 ) -> None:
-    """Promise 1: whatever part of a chunk is loaded, from its middle or not to its end, its bytes are the stored ones."""
+    """Promise 1: whatever part of a chunk is loaded, from its middle or not to its end, it is what was stored."""
     bed = Bed()
     before = bed.snapshot()
     assert not run(bed, stores=(job(1, source, store=True, group=group),))
@@ -238,16 +238,21 @@ def test_blocks_outside_a_partial_chunk_are_zero_at_rest(bed: Bed) -> None:
     assert payload[2 * 64 : 3 * 64].tolist() == bed.caches[0][0][9].tolist()
 
 
+def pages(width: int) -> np.ndarray:
+    """Four blocks of ``width`` bytes."""
+    return np.zeros((4, width), np.uint8)
+
+
 @pytest.mark.parametrize(
     ("caches", "message"),
     [
-        ([[np.zeros((4, 64), np.uint8)]], "caches of 1 groups"),
-        ([[np.zeros((4, 64), np.uint8)], [np.zeros((4, 32), np.uint8)]], "1 tensors were registered"),
-        ([[np.zeros((4, 60), np.uint8), np.zeros((4, 128), np.uint8)], [np.zeros((4, 32), np.uint8)]], "60 bytes"),
-        ([[np.zeros((4, 128), np.uint8)[:, ::2], np.zeros((4, 128), np.uint8)], [np.zeros((4, 32), np.uint8)]], "contig"),
-        ([["tensor", np.zeros((4, 128), np.uint8)], [np.zeros((4, 32), np.uint8)]], "expected a torch tensor"),
+        ([[pages(64)]], "caches of 1 groups"),
+        ([[pages(64)], [pages(32)]], "1 tensors were registered"),
+        ([[pages(60), pages(128)], [pages(32)]], "60 bytes"),
+        ([[pages(128)[:, ::2], pages(128)], [pages(32)]], "contiguous"),
+        ([["tensor", pages(128)], [pages(32)]], "expected a torch tensor"),
     ],
-)  # fmt: skip
+)
 def test_wrong_caches_are_refused_by_name(bed: Bed, caches: list[list[object]], message: str) -> None:
     """An engine author who registers the wrong tensors learns which and why, before a byte moves."""
     pytest.importorskip("torch")
