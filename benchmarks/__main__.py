@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     width = max(map(len, BENCHMARKS))
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Each figure beside its limit, measured in the same run. Run it on a machine with nothing else to do.",
+        description="Each figure beside its limit, measured in the same run, on a machine with nothing else to do.",
         epilog="\n".join(f"{name:{width}}  {text}" for name, text in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -11,7 +11,7 @@ import gc
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import TypeVar
@@ -25,6 +25,7 @@ from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
+from tierkv.types.tier_ops import TierOp
 
 BATCH = 128
 LIMIT_MS = 5.0
@@ -69,9 +70,9 @@ class Steps:
     def step(self, times: CallTimes) -> None:
         """Each call of a step, once."""
         number = next(self._numbers)
-        manager, dispatcher = self.core.manager, self.busy.dispatcher
+        manager = self.core.manager
         ctx = RequestContext(f"request-{number}")
-        times.call("begin_step and drain", partial(self._take_in, float(number)))
+        times.call("begin_step and drain", self._take_in)
         keys = [key for key in next(self._readable) if manager.lookup(key, ctx) is LookupResult.HIT]
         times.call("lookup", partial(self._look_up, keys + next(self._below), ctx))
         times.call("reserve", partial(manager.reserve, tuple(keys), ctx))
@@ -84,14 +85,18 @@ class Steps:
                 self.busy.sealer.seal(self.busy.arena.slot(ref.slot), key, GEOMETRY.payload_bytes_max)
             times.call("complete_store", partial(manager.complete_store, grant.slots))
         ops = times.call("take_ops", manager.take_ops)
-        times.call("submit", lambda: [dispatcher.submit(op) for op in ops])
+        times.call("submit", partial(self._submit, ops))
         times.call("take_events", manager.take_events)
         times.call(_PLAIN, _plain_loop)
 
-    def _take_in(self, now_s: float) -> None:
+    def _take_in(self) -> None:
         self.core.manager.begin_step(time.monotonic())
         for news in self.busy.dispatcher.drain(1024):
             self.core.manager.on_completion(news)
+
+    def _submit(self, ops: Sequence[TierOp]) -> None:
+        for op in ops:
+            self.busy.dispatcher.submit(op)
 
     def _look_up(self, keys: list[Key], ctx: RequestContext) -> None:
         lookup = self.core.manager.lookup

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -125,14 +125,14 @@ class _Bench:
         return TransferJob(1, "request", is_store, self._keys, slots, groups, self._block_ids, sizes, (0,))
 
     def _copy_in(self) -> Cost:
-        pieces = self._source.reshape(self._chunks, -1)
+        pieces = list(self._source.reshape(self._chunks, -1))
         slots = [self._payload(number) for number in range(self._chunks)]
-        return timed(lambda: [np.copyto(slot, piece) for slot, piece in zip(slots, pieces, strict=True)])
+        return timed(lambda: _copy_each(slots, pieces))
 
     def _copy_out(self) -> Cost:
-        pieces = self._target.reshape(self._chunks, -1)
+        pieces = list(self._target.reshape(self._chunks, -1))
         slots = [self._payload(number) for number in range(self._chunks)]
-        return timed(lambda: [np.copyto(piece, slot) for slot, piece in zip(slots, pieces, strict=True)])
+        return timed(lambda: _copy_each(pieces, slots))
 
     def _payload(self, number: int) -> Bytes:
         return self._arena.payload(number)[: self._layout.chunk_bytes]
@@ -154,6 +154,11 @@ class _Bench:
         self._load()
         if not np.array_equal(self._source, self._target):
             raise RuntimeError("what was loaded is not what was stored")
+
+
+def _copy_each(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        np.copyto(target, source)
 
 
 def _memory(size: int) -> Bytes:

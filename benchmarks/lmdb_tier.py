@@ -11,25 +11,22 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.disk import MIB, row
+from benchmarks.bandwidth import MIB, Limit, bandwidth_row, frame_sizes
 from benchmarks.measure import Cost, Settings, take_turns, timed
 from benchmarks.raw_disk import RawDisk
-from benchmarks.rows import Row, Target
+from benchmarks.rows import Row
 from benchmarks.tier_rig import Frames, OpenTier, opened
-from tierkv.tiers.arena import Bytes
 
 
 def run(settings: Settings) -> Iterator[Row]:
     """Put, cold get and warm get, for two sizes of frames."""
-    for payload_mib in settings.pick((2, 8), (1,)):
-        frames = Frames(settings.pick(64 if payload_mib > 2 else 128, 8), payload_mib * MIB)
+    for size, frames in frame_sizes(settings):
         with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
-            yield from _Bench(Path(folder), frames).rows(f"{payload_mib} MiB", settings.rounds)
+            yield from _Bench(Path(folder), frames).rows(size, settings.rounds)
 
 
 class _Bench:
@@ -38,9 +35,8 @@ class _Bench:
     def __init__(self, folder: Path, frames: Frames) -> None:
         self._folder = folder
         self._frames = frames
-        self._options: dict[str, object] = {
-            "backend": "lmdb", "path": str(folder / "tier"), "capacity": 2 * len(frames.keys) * frames.frame_bytes,
-        }  # fmt: skip
+        capacity = 2 * len(frames.keys) * frames.frame_bytes
+        self._options: dict[str, object] = {"backend": "lmdb", "path": str(folder / "tier"), "capacity": capacity}
 
     def rows(self, size: str, rounds: int) -> Iterator[Row]:
         frames = self._frames
@@ -58,9 +54,10 @@ class _Bench:
             tier.get(frames)
             frames.verify()
         extra = {"threads": threads, "O_DIRECT of the limit": direct, "verified, MiB": frames.total_bytes / MIB}
-        yield row(f"put, {size}", frames, *puts, "raw pwrite and fdatasync", Target("ratio", ">=", 0.55), extra)
-        yield row(f"cold get, {size}", frames, *colds, "raw preadv", Target("ratio", ">=", 0.85), extra)
-        yield row(f"warm get, {size}", frames, *warms, "memcpy", Target("ratio", ">=", 0.85), {"threads": threads})
+        total = frames.total_bytes
+        yield bandwidth_row(f"put, {size}", total, puts[0], Limit("raw pwrite, fdatasync", puts[1], 0.55), extra)
+        yield bandwidth_row(f"cold get, {size}", total, colds[0], Limit("raw preadv", colds[1], 0.85), extra)
+        yield bandwidth_row(f"warm get, {size}", total, warms[0], Limit("memcpy", warms[1], 0.85), {"threads": threads})
 
     def _put(self, tier: OpenTier) -> Cost:
         tier.delete(self._frames)
@@ -74,17 +71,11 @@ class _Bench:
             return timed(lambda: tier.get(self._frames))
 
     def _copy(self, pool: ThreadPoolExecutor) -> Cost:
-        """From and to memory that was in use before."""
-        frames = self._frames
-        with ExitStack() as views:
-            slots = [views.enter_context(frames.arena.slot(ref.slot)) for ref in frames.slots]
-            whole: list[Bytes] = [np.frombuffer(slot, np.uint8) for slot in slots]
-            half = len(whole) // 2
-            # Half of the slots are copied to the other half and back: as many bytes as a get moves.
-            targets, sources = whole[half : 2 * half] + whole[:half], whole[:half] + whole[half : 2 * half]
-            cost = timed(lambda: list(pool.map(np.copyto, targets, sources)))
-            del whole, targets, sources
-        return cost
+        """From one half of the slots to the other, and back: memory that was in use before, as many bytes as a get."""
+        arena, slots = self._frames.arena, self._frames.slots
+        targets = [arena.payload(ref.slot) for ref in slots]
+        sources = targets[len(targets) // 2 :] + targets[: len(targets) // 2]
+        return timed(lambda: list(pool.map(np.copyto, targets, sources)))
 
 
 def _cold_raw(raw: RawDisk) -> Cost:

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+_WHOLE_FROM = 100.0
+"""Smaller figures are shown with three digits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -84,7 +87,7 @@ def as_json(name: str, rows: Iterable[Row]) -> str:
 def as_table(rows: Iterable[Row]) -> str:
     """For people: one line per row, further figures indented below it."""
     rows = list(rows)
-    lines = [("", "measured", "limit", "ratio", "(rounds)", "target", "")]
+    lines: list[Sequence[str]] = [("", "measured", "limit", "ratio", "(rounds)", "target", "")]
     lines += [_cells(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = [_join(lines[0], widths)]
@@ -96,7 +99,7 @@ def as_table(rows: Iterable[Row]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> Sequence[str]:
     spread = f"({min(row.ratios):.2f} to {max(row.ratios):.2f}, {len(row.ratios)})" if row.ratios else ""
     verdict = {None: "", True: "met", False: "MISSED"}[row.met]
     return (
@@ -116,4 +119,4 @@ def _join(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM or value == int(value) else f"{value:.3g}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tierkv.abc import Backend, BackendContext
+from tierkv.abc import BackendContext
 from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.config.loading import parse_config
@@ -20,7 +20,7 @@ from tierkv.tiers.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key, make_key
 from tierkv.types.namespace import Namespace
-from tierkv.types.tier_ops import Completion, OutcomeKind, TierOp, Verb
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 from tierkv.types.transfers import SlotRef
 
 NAMESPACE = Namespace("benchmark", "", "uint8", "page", ((16, (1 << 16,)),), 1, 16)
@@ -71,7 +71,6 @@ class Frames:
 class OpenTier:
     """A tier in service."""
 
-    backend: Backend
     dispatcher: Dispatcher
     batch: int
     threads: int
@@ -96,13 +95,19 @@ class OpenTier:
         ended = 0
         while ended < len(keys):
             for news in self.dispatcher.drain(1024):
-                if not isinstance(news, Completion):
-                    raise RuntimeError(f"the tier went out of service: {news.reason}")
-                bad = [outcome for outcome in news.outcomes if outcome.kind is not OutcomeKind.OK]
-                if bad:
-                    raise RuntimeError(f"{verb.value}: {bad[0]}")
-                ended += len(news.outcomes)
+                match news:
+                    case TierHealth(reason=reason):
+                        raise RuntimeError(f"the tier went out of service: {reason}")
+                    case Completion(outcomes=outcomes):
+                        _require_ok(verb, outcomes)
+                        ended += len(outcomes)
             time.sleep(POLL_S)
+
+
+def _require_ok(verb: Verb, outcomes: Sequence[Outcome]) -> None:
+    bad = [outcome for outcome in outcomes if outcome.kind is not OutcomeKind.OK]
+    if bad:
+        raise RuntimeError(f"{verb.value}: {bad[0]}")
 
 
 def _resolved(options: dict[str, object]) -> ResolvedTier:
@@ -124,6 +129,6 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
     dispatcher = Dispatcher([tier], [limits], time.monotonic)
     try:
         threads = limits.concurrency(capabilities.preferred_concurrency)
-        yield OpenTier(backend, dispatcher, capabilities.preferred_batch, threads)
+        yield OpenTier(dispatcher, capabilities.preferred_batch, threads)
     finally:
         dispatcher.close(60.0)

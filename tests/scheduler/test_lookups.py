@@ -9,13 +9,10 @@ from core_parts import Core, disk, make_core, objects
 from core_pool import blocks
 from core_truth import BedRequest
 
-from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.scheduler import SchedulerLimits
 from tierkv.types.engine import StepOutput
-from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, Verb
+from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 from tierkv.types.transfers import TransferJob
-
-DEADLINE_S = SchedulerLimits().lookup_deadline_s
 
 
 def take(core: Core, request: BedRequest, tokens: int, first_block: int = 1) -> TransferJob:
@@ -71,34 +68,6 @@ def test_s47_asking_twice_answers_twice_the_same() -> None:
     assert core.host.room == room - 4
     miss = core.arrive(range(100, 116), "miss")
     assert [core.ask(miss) for _ in range(3)] == [0, 0, 0]
-
-
-def test_s47_an_answer_at_the_deadline_stays() -> None:
-    """S47: what was given up at the deadline is not deferred again in the next step: the engine that found no blocks in
-    this step finds them in the next, and must not find the request deferred for a further deadline then."""
-    core = make_core(tiers=[objects()])
-    request = core.arrive(16)
-    assert core.ask(request) is None
-    core.begin(DEADLINE_S)
-    assert core.ask(request) == 0
-    core.begin(DEADLINE_S + 0.1)
-    assert core.ask(request) == 0
-
-
-def test_a_new_question_after_an_answer_has_a_deadline_of_its_own() -> None:
-    """An offer that waited long for blocks and then changed, because the GPU found more itself, is gathered afresh."""
-    core = make_core(tiers=[disk()])
-    request = core.arrive(16)
-    keys = core.truth.keys(request)
-    core.put(keys[:2])
-    assert core.ask(request) == 8
-    for i in range(1, 9):
-        core.begin(i)
-        assert core.ask(request) == 8
-    core.keep_below(keys[2:])
-    assert core.ask(request, computed=4) is None, "12 tokens are there, 8 of them below"
-    core.finish_all()
-    assert core.ask(request, computed=4) == 12
 
 
 def test_d8_what_is_offered_is_pinned() -> None:
@@ -166,18 +135,6 @@ def test_s51_without_gpu_prefix_caching_nobody_waits() -> None:
     take(core, first, 16)
     assert core.ask(second) == 16
     assert len(take(core, second, 16, first_block=11).keys) == 4
-
-
-def test_s49_the_wait_for_a_load_ends_with_the_deadline() -> None:
-    """S49, promise 4: a load that hangs delays others no longer than the deadline: they load for themselves."""
-    core = make_core()
-    first, second = core.arrive(16, "f"), core.arrive(20, "s")
-    core.put(core.truth.keys(first))
-    core.ask(first)
-    take(core, first, 16)
-    assert core.ask(second) is None
-    core.begin(DEADLINE_S)
-    assert core.ask(second) == 16
 
 
 def test_s52_completion_empties_the_set() -> None:
@@ -276,96 +233,6 @@ def test_a_tier_that_goes_out_of_service() -> None:
     assert core.ask(request) == 0
 
 
-def test_the_deadline_answers_with_what_is_ready() -> None:
-    """Two of four chunks arrived, the tier hangs: after the deadline the two are offered, and the rest is let go."""
-    core = make_core(tiers=[disk()])
-    request = core.arrive(32)
-    core.keep_below(core.truth.keys(request))
-    assert core.ask(request) is None
-    first, hanging = core.manager.take_ops()
-    core.finish(first)
-    core.begin(DEADLINE_S - 0.1)
-    assert core.ask(request) is None
-    core.begin(DEADLINE_S)
-    assert core.ask(request) == 16
-    assert core.counters.deadlines_expired == 1
-    assert take(core, request, 16).keys == first.keys
-    core.manager.on_completion(Completion(hanging.op_id, (Outcome(OutcomeKind.TIMED_OUT),) * 4))
-    core.scheduler.validate()
-
-
-def test_the_deadline_starts_no_new_reads() -> None:
-    """What is read after the deadline is read for nobody: a hung tier would collect more with every request."""
-    core = make_core(tiers=[disk()], slots=8)
-    first, second = core.arrive(32, "f"), core.arrive(range(100, 132), "s")
-    for request in (first, second):
-        core.keep_below(core.truth.keys(request))
-        assert core.ask(request) is None
-    assert {op.keys[0] for op in core.manager.take_ops()} <= set(core.truth.keys(first)), "the slots are all taken"
-    core.scheduler.request_finished(first, [])
-    core.begin(DEADLINE_S)
-    assert core.ask(second) == 0
-    assert not core.manager.take_ops()
-
-
-def test_a_younger_request_gets_its_ready_part_too() -> None:
-    """While an older one waits for slots, a younger one may take none; at its deadline it is still answered with what
-    the host tier has of its prefix."""
-    core = make_core(tiers=[disk()], slots=8, reserved=8)
-    older, younger = core.arrive(28, "o"), core.arrive(range(100, 132), "y")
-    core.put(core.truth.keys(younger)[:2])
-    core.keep_below([*core.truth.keys(older), *core.truth.keys(younger)[2:]])
-    keeper = core.arrive(range(100, 108), "k")
-    assert core.ask(keeper) == 8, "its offer keeps these two chunks from being evicted for the older request"
-    busy = core.truth.keys(core.request(range(500, 516)))
-    assert core.manager.prepare_store([(key, 0) for key in busy], RequestContext("nobody")) is not None
-    assert core.ask(older) is None
-    assert core.ask(younger) is None
-    core.begin(DEADLINE_S)
-    assert core.ask(younger) == 8
-
-
-def test_a_request_that_is_rarely_asked_about_is_answered() -> None:
-    """Promise 4: an engine with a long queue asks each request less often than the deadline lasts. What was held in
-    between is let go, but the second question is past the deadline and gets an answer."""
-    core = make_core(tiers=[objects()])
-    request = core.arrive(16)
-    assert core.ask(request) is None
-    core.begin(2 * DEADLINE_S)
-    assert core.ask(request) == 0
-    assert core.host.room == core.host.num_slots
-
-
-def test_what_arrived_in_the_meantime_is_answered() -> None:
-    """The same with chunks that came in after the request was let go: they are offered from the host tier."""
-    core = make_core(tiers=[disk()])
-    request = core.arrive(16)
-    core.keep_below(core.truth.keys(request))
-    assert core.ask(request) is None
-    (read,) = core.manager.take_ops()
-    core.begin(2 * DEADLINE_S)
-    core.finish(read)
-    assert core.ask(request) == 16
-
-
-def test_an_offer_that_nobody_takes_is_let_go() -> None:
-    """An engine that stops asking (it forgot the request, or runs others first) must not pin the host tier for ever;
-    nor must the next question be answered worse for it."""
-    core = make_core(tiers=[disk()])
-    request = core.arrive(16)
-    keys = core.truth.keys(request)
-    core.put(keys[:3])
-    assert core.ask(request) == 12
-    core.begin(DEADLINE_S - 0.1)
-    assert core.host.room == core.host.num_slots - 3
-    core.begin(DEADLINE_S)
-    assert core.host.room == core.host.num_slots
-    core.keep_below(keys[3:])
-    assert core.ask(request) is None, "it was answered once: this is a new question with its own time"
-    core.finish_all()
-    assert core.ask(request) == 16
-
-
 @pytest.mark.parametrize("state", ["asking", "gathering", "offered"])
 def test_an_engine_may_go_ahead_without_the_answer(state: str) -> None:
     """Scheduled while deferred, or with an offer ignored: everything held for it is let go."""
@@ -417,22 +284,6 @@ def test_the_gpus_share_changes_while_gathering() -> None:
     for read in reads:
         core.finish(read)
     assert core.ask(request, 12) == 20
-
-
-def test_a_hit_that_cannot_be_partial_in_chunks_of_two_sizes() -> None:
-    """Chunks of 2 and 3 tokens: the part that is ready at the deadline needs a chunk that ends behind it; it stays held
-    with the others."""
-    core = make_core(block_tokens=(2, 3), hash_block_tokens=1, tiers=[disk()])
-    request = core.arrive(12)
-    fine, coarse = core.truth.keys(request, 0), core.truth.keys(request, 1)
-    core.put([*fine[:2], *coarse])
-    core.keep_below(fine[2:])
-    assert core.ask(request) is None
-    core.begin(DEADLINE_S)
-    assert core.ask(request) == 4
-    core.scheduler.update_state_after_alloc(request, [blocks([1, 2]), blocks([3, 4])], 4)
-    (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
-    assert load.keys == (*fine[:2], *coarse[:2])
 
 
 def test_a_waiting_request_costs_little_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.scheduler.records import RequestRecord
-from tierkv.scheduler.scheduler import SchedulerLimits
+from tierkv.scheduler.scheduler import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.store_plan import Candidate, candidates, plan_store
 from tierkv.types.engine import StepOutput
 from tierkv.types.transfers import ConnectorMeta, TransferJob
@@ -283,6 +283,19 @@ def test_s77_an_aborted_request_stores_what_is_computed() -> None:
     core.scheduler.request_finished(request, [[1, 2, 3]])
     assert chunk_indices(core, request, meta) == [0, 1]
     assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+def test_s77_a_long_prompt_that_ends_at_once() -> None:
+    """S77: what one step's bound left over is stored at the end, in a bounded number of further jobs."""
+    core = make_core(slots=40, limits=SchedulerLimits(store_chunks_per_step_max=3))
+    request = core.arrive(4 * 20)
+    meta = core.schedule(request, computed=0, scheduled=80, ids=[list(range(1, 21))])
+    assert chunk_indices(core, request, meta) == [0, 1, 2]
+    core.scheduler.request_finished(request, [list(range(1, 21))])
+    last = core.scheduler.build_connector_meta(StepOutput())
+    assert len(last.stores) == FINAL_PASSES_MAX
+    assert [len(job.keys) for job in last.stores] == [3] * FINAL_PASSES_MAX
+    assert {job.job_id for job in last.stores} <= last.jobs_to_flush
 
 
 def test_d3_a_request_that_never_ran() -> None:

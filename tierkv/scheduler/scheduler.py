@@ -25,6 +25,10 @@ from tierkv.types.engine import BlockTables, LoadReport, Request, ScheduledReque
 from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 
+FINAL_PASSES_MAX = 4
+"""Store passes when a request ends, each of at most ``store_chunks_per_step_max`` chunks: its blocks will not come
+back, so this is the last chance; and still a bounded one, because the engine waits for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -192,7 +196,9 @@ class OffloadScheduler:
             return False, None
         self._close_lookup(record)
         if record.state is RequestState.RUNNING and record.load_job is None:
-            self._store(record, record.computed_tokens)
+            for _ in range(FINAL_PASSES_MAX):
+                if not self._store(record, record.computed_tokens):
+                    break
         for job_id in self._job_ids(record):
             self._fences.put(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
@@ -249,7 +255,7 @@ class OffloadScheduler:
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         self._store(record, record.computed_tokens)
 
-    def _store(self, record: RequestRecord, computed_tokens: int) -> None:
+    def _store(self, record: RequestRecord, computed_tokens: int) -> bool:
         """Offer what is computed and not yet offered. If the host tier has no room, the same is offered again later."""
         record.extend_keys(self._geometry)
         offload_tokens = min(computed_tokens, record.request.num_tokens)
@@ -260,21 +266,22 @@ class OffloadScheduler:
         chunks_max = min(self._limits.store_chunks_per_step_max, self._manager.store_chunks_max)
         offered = candidates(record, self._geometry, offload_tokens, chunks_max)
         if not offered:
-            return
+            return False
         grant = self._manager.prepare_store([(c.key, c.group) for c in offered], record.ctx)
         if grant is None:
-            return
+            return False
         for candidate in offered:
             group = record.groups[candidate.group]
             group.next_stored = max(group.next_stored, candidate.index + 1)
         if not grant.keys:
-            return
+            return True
         wanted = set(grant.keys)
         plan = plan_store(record, self._geometry, [c for c in offered if c.key in wanted])
         job = self._new_job(record, plan, grant, is_store=True)
         self._jobs.start(job)
         record.store_jobs.add(job.job_id)
         self._new_stores.append(job)
+        return True
 
     # -- results -----------------------------------------------------------------------------------------------------
 

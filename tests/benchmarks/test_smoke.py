@@ -1,0 +1,93 @@
+"""The benchmarks run, every row of them, and say what their readers count on. What they measure is nobody's verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tierkv_disk")
+pytest.importorskip("tierkv_lmdb")
+
+NAMES = {
+    *("lookup", "store_cycle", "engine_calls", "memory", "traffic", "host_copies", "disk", "lmdb_tier", "recovery"),
+}
+WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}
+"""Rows whose target is a number and needs nothing beside it."""
+
+
+def benchmark(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it as users do, from the checkout."""
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    # Not tierkv's own checks, which a test run switches on: the figures would be theirs.
+    env = {name: value for name, value in os.environ.items() if name != "TIERKV_VALIDATE"}
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def rows(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Every row of every benchmark, at the smallest sizes; nothing may be left behind."""
+    place = tmp_path_factory.mktemp("benchmarks")
+    done = benchmark(root, "all", "--quick", "--json", "--dir", str(place))
+    assert done.returncode == 0, done.stderr
+    assert not list(place.iterdir())
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_benchmark_has_rows(rows: list[dict[str, Any]]) -> None:
+    """A benchmark that yields nothing would be missed by nobody, until its figure is needed."""
+    assert {row["benchmark"] for row in rows} == NAMES
+
+
+def test_every_row_has_its_figure_beside_its_limit(rows: list[dict[str, Any]]) -> None:
+    """A number without its limit says more about the machine than about the code."""
+    for row in rows:
+        assert row["what"], row
+        assert row["unit"], row
+        assert row["measured"] >= 0, row
+        assert all(math.isfinite(value) for value in row["extra"].values()), row
+        if row["what"].split(",")[0] in WITHOUT_LIMIT:
+            continue
+        assert row["limit_name"], row
+        assert row["limit"] > 0, row
+        assert 0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"], row
+        assert row["rounds"] >= 1, row
+
+
+def test_targets_are_judged_by_their_own_figure(rows: list[dict[str, Any]]) -> None:
+    """``met`` must follow from what stands in the row, or a table of targets could say anything."""
+    judged = [row for row in rows if row["target"]]
+    assert judged
+    for row in judged:
+        of, sign, value = row["target"].split()
+        expected = row[of] <= float(value) if sign == "<=" else row[of] >= float(value)
+        assert row["met"] is expected, row
+
+
+def test_moved_bytes_are_verified(rows: list[dict[str, Any]]) -> None:
+    """The fastest copy is one that does not copy."""
+    for name in ("disk", "lmdb_tier", "traffic"):
+        assert any(row["extra"].get("verified, MiB", 0) > 0 for row in rows if row["benchmark"] == name), name
+
+
+def test_the_table_shows_figure_limit_and_verdict(root: Path) -> None:
+    """What people read carries the same as what programs read."""
+    done = benchmark(root, "lookup", "--quick")
+    assert done.returncode == 0, done.stderr
+    for text in ("== lookup", "ns/key", "ratio <= 3", "limit: loop over a dict"):
+        assert text in done.stdout
+    assert ("MISSED" in done.stdout) != (" met" in done.stdout)
+
+
+def test_an_unknown_name_is_refused(root: Path) -> None:
+    """A typing error must not look like a benchmark that measured nothing."""
+    done = benchmark(root, "lokup")
+    assert done.returncode == 2
+    assert "lookup" in done.stderr
+    assert not done.stdout

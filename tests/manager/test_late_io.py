@@ -1,0 +1,126 @@
+"""I/O that misses its deadline: nobody waits for it any more, and its slots stay taken until it has truly ended."""
+
+from __future__ import annotations
+
+from core_parts import Core, disk, make_core, objects
+
+from tierkv.manager.contract import RequestContext
+from tierkv.types.keys import Key, make_key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
+
+WHO = RequestContext("a")
+
+
+def run(first: int, count: int) -> list[Key]:
+    """Keys of a prefix."""
+    return [make_key(b"chunk %d" % i, 0) for i in range(first, first + count)]
+
+
+def only(core: Core, verb: Verb) -> TierOp:
+    """This step's single instruction."""
+    (op,) = core.manager.take_ops()
+    assert op.verb is verb
+    return op
+
+
+def late(core: Core, op: TierOp) -> None:
+    """The deadline of an instruction passes."""
+    core.manager.on_completion(
+        Completion(op.op_id, tuple(Outcome(OutcomeKind.TIMED_OUT) for _ in op.keys), ended=False)
+    )
+
+
+def read_one(core: Core) -> TierOp:
+    """A request wants chunk 0, which lies below: the read."""
+    core.manager.reserve(tuple(run(0, 1)), WHO)
+    return only(core, Verb.READ)
+
+
+def test_a_corrupt_frame_that_is_being_written_anew() -> None:
+    """The deletion would race with the write and could win: the write replaces the bad frame, nothing is deleted."""
+    core = make_core(tiers=[disk()])
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    read = read_one(core)
+    late(core, read)
+    core.put([key])
+    write = only(core, Verb.WRITE)
+    core.begin(6.0)
+    again = core.host.get(key)
+    assert again is not None
+    core.manager.release(WHO)
+    core.host.drop(again)
+    second = read_one(core)
+    core.finish(second, OutcomeKind.CORRUPT)
+    assert not core.manager.take_ops()
+    core.finish(write)
+    core.finish(read)
+    assert core.lower[0].presence(key, 6.0) is LookupResult.HIT
+    core.manager.validate()
+
+
+def test_a_late_read_keeps_its_slot() -> None:
+    """The deadline passed and the read runs on: the chunk is a miss at once, but its slot is not reused before the read
+    has truly ended; what it then brings is ignored."""
+    core = make_core(slots=1, tiers=[disk()])
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    read = read_one(core)
+    late(core, read)
+    late(core, read)
+    core.manager.release(WHO)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    assert core.manager.prepare_store([(run(9, 1)[0], 0)], WHO) is None
+    assert core.counters.reads_failed == {"disk": 1}
+    core.finish(read)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    assert core.counters.promotions == {}
+    assert core.manager.prepare_store([(run(9, 1)[0], 0)], WHO) is not None
+    core.manager.validate()
+
+
+def test_a_late_read_and_a_new_one() -> None:
+    """While the first read hangs in its slot, the chunk can be fetched into another one; the two do not mix."""
+    core = make_core(tiers=[disk()])
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    first = read_one(core)
+    late(core, first)
+    core.begin(6.0)
+    second = read_one(core)
+    assert second.slots != first.slots
+    core.finish(first, OutcomeKind.FAILED)
+    assert core.manager.lookup(key, WHO) is LookupResult.PENDING
+    core.finish(second)
+    assert core.ready() == {key}
+
+
+def test_a_late_write_keeps_its_slot() -> None:
+    """The same for a write: the tier still reads the slot; the frame counts when the tier says stored."""
+    core = make_core(slots=1, tiers=[disk(frames=3)])
+    (key,) = run(0, 1)
+    core.put([key])
+    write = only(core, Verb.WRITE)
+    late(core, write)
+    assert core.host.room == 0
+    assert core.manager.has_pending_writes
+    core.finish(write)
+    assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
+    assert core.host.room == 1
+
+
+def test_a_late_probe_is_a_no() -> None:
+    """Nobody waits for it any more; its answer, when it comes, is not believed (it is old), and the next lookup after a
+    while asks again."""
+    core = make_core(tiers=[objects()])
+    (key,) = run(0, 1)
+    assert core.manager.lookup(key, WHO) is LookupResult.RETRY
+    probe = only(core, Verb.PROBE)
+    late(core, probe)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    core.finish(probe)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    core.begin(1.0)
+    assert core.manager.lookup(key, WHO) is LookupResult.RETRY
+    assert only(core, Verb.PROBE).keys == (key,)
