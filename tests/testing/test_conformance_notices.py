@@ -42,7 +42,7 @@ def test_the_mistake_is_noticed(pytester: pytest.Pytester, name: str) -> None:
     """The test named beside the mistake fails, by an assertion with an explanation or by what the backend raised."""
     pytester.makepyfile(SUITE.format(name=name))
     expected = BROKEN[name][0]
-    result = pytester.runpytest_inprocess("-p", "tierkv.testing.pytest_plugin", "-k", expected)
+    result = pytester.runpytest_inprocess("-k", expected)
     result.assert_outcomes(failed=1, deselected=len(kit_tests()) - 1)
 
 
