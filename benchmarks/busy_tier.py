@@ -27,12 +27,13 @@ CAPABILITIES = Capabilities(authoritative_index=True, scan=True, preferred_batch
 
 
 class CopyingBackend:
-    """Takes as long as copying 2 MiB per frame, and keeps none: a disk with the bandwidth of memory.
+    """Takes as long as copying some bytes per frame, and keeps none: a disk with the bandwidth of memory.
 
     What is measured beside it is the engine's thread; a real disk would leave that thread more of the machine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copy_bytes: int) -> None:
+        self._copy_bytes = copy_bytes
         self._local = threading.local()
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
@@ -59,7 +60,7 @@ class CopyingBackend:
     def _copy(self, times: int) -> None:
         buffers = getattr(self._local, "buffers", None)
         if buffers is None:
-            buffers = self._local.buffers = np.ones((2, COPY_BYTES), np.uint8)
+            buffers = self._local.buffers = np.ones((2, self._copy_bytes), np.uint8)
         for _ in range(times):
             np.copyto(buffers[0], buffers[1])
 
@@ -67,12 +68,12 @@ class CopyingBackend:
 class BusyTier:
     """Arena, tier and dispatcher of the small chunks of :mod:`benchmarks.core_rig`, over a copying backend."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, copy_bytes: int = COPY_BYTES) -> None:
         # Untouched pages of the arena cost nothing: a million slots are address space, not memory.
         self.arena = HostArena(slots * (HEADER_BYTES + GEOMETRY.payload_bytes_max), GEOMETRY.payload_bytes_max)
         self.sealer = FrameSealer(bytes(FINGERPRINT_BYTES))
         codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
-        tier = Tier("copying", CopyingBackend(), CAPABILITIES, "none", codecs, self.sealer, self.arena)
+        tier = Tier("copying", CopyingBackend(copy_bytes), CAPABILITIES, "none", codecs, self.sealer, self.arena)
         self.dispatcher = Dispatcher([tier], [TierLimits()], time.monotonic)
 
     def close(self) -> None:

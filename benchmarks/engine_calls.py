@@ -3,6 +3,9 @@
 Every step of the benchmark is one of an engine: take in completions, look up, load, store, hand out instructions. I/O
 threads copy all the while. The limit is a plain loop of Python that needs about as long as a usual call: how late even
 that can be says how much of a maximum is the machine's doing.
+
+The figure is the larger of two: the most processor time that a call ever took, which no neighbour can be blamed for;
+and the most time on the wall, waits included, of the median round, because a wait that is ours comes in every round.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from functools import partial
 from statistics import median
 from typing import TypeVar
 
-from benchmarks.busy_tier import CAPABILITIES, BusyTier
+from benchmarks.busy_tier import CAPABILITIES, COPY_BYTES, BusyTier
 from benchmarks.core_rig import GEOMETRY, Core, fill, keys_of, make_core, open_policy, random_hashes
 from benchmarks.measure import Settings, timed
 from benchmarks.rows import Row, Target
@@ -52,7 +55,7 @@ class CallTimes:
 class Steps:
     """One engine's worth of calls, step after step."""
 
-    def __init__(self, resident: int) -> None:
+    def __init__(self, resident: int, copy_bytes: int = COPY_BYTES) -> None:
         host_keys = keys_of(random_hashes(resident, seed=1))
         # What the lower tier holds at first, and cannot give back: its reads are misses, its evictions are real.
         below = keys_of(random_hashes(resident, seed=2))
@@ -62,7 +65,7 @@ class Steps:
         self.core: Core = make_core(resident, lower=[lower])
         fill(self.core.host, host_keys)
         lower.load_index((key, size) for key in below)
-        self.busy = BusyTier(resident)
+        self.busy = BusyTier(resident, copy_bytes)
         self._readable = itertools.cycle([host_keys[i : i + BATCH] for i in range(resident // 2, resident, BATCH)])
         self._below = itertools.cycle([below[i : i + BATCH] for i in range(resident // 2, resident, BATCH)])
         self._numbers = itertools.count()
@@ -150,18 +153,19 @@ def _round(steps: Steps, count: int) -> CallTimes:
 
 def _row(name: str, resident: int, rounds: list[CallTimes], plain: list[float]) -> Row:
     worst = [1e3 * max(times.wall_s[name]) for times in rounds]
+    worst_cpu = 1e3 * max(cpu for times in rounds for cpu in times.cpu_s[name])
     walls = sorted(wall for times in rounds for wall in times.wall_s[name])
     return Row(
         f"{name}, {resident:,} resident",
         "ms",
-        median(worst),
+        max(worst_cpu, median(worst)),
         "worst of a plain loop in the same steps",
         median(plain),
-        [ours / theirs for ours, theirs in zip(worst, plain, strict=True)],
-        Target("measured", "<=", LIMIT_MS),
-        {
-            "median, ms": 1e3 * median(walls),
-            "99.9 % are faster than, ms": 1e3 * walls[int(len(walls) * 0.999)],
-            "worst in processor time, ms": 1e3 * max(cpu for times in rounds for cpu in times.cpu_s[name]),
+        target=Target("measured", "<=", LIMIT_MS),
+        extra={
+            "worst in processor time, ms": worst_cpu,
+            "worst on the wall in the median round, ms": median(worst),
+            "99.9 % on the wall are faster than, ms": 1e3 * walls[int(len(walls) * 0.999)],
+            "median on the wall, ms": 1e3 * median(walls),
         },
     )

@@ -16,7 +16,8 @@ pytest.importorskip("tierkv_disk")
 pytest.importorskip("tierkv_lmdb")
 
 NAMES = {
-    *("lookup", "store_cycle", "engine_calls", "memory", "traffic", "host_copies", "disk", "lmdb_tier", "recovery"),
+    *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),
+    "recovery",
 }
 WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}
 """Rows whose target is a number and needs nothing beside it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from fsspec_support import CHILD_TIMEOUT_S, check, get, key, namespace, object_n
 
 from tierkv.errors import BackendError, NamespaceMismatchError
 from tierkv_fsspec.local import STALE_S, LocalStore
+from tierkv_fsspec.opening import claim
 
 FRAME = bytes(range(256)) * 200
 
@@ -197,6 +199,26 @@ def test_check_of_directories(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     assert not check(f"file://{tmp_path}/file")["access"].ok
     assert not check(f"file://{tmp_path}/file/below")["access"].ok
+
+
+def test_first_manifest_stays(tmp_path: Path) -> None:
+    """Two processes that look at once both find nothing; the second to write must see the first one's manifest."""
+    other = json.dumps({"format": "tierkv-fsspec", "version": 1, "fingerprint": "of another"}).encode()
+
+    class SlowToSee(LocalStore):
+        looks = 0
+
+        def read(self, name: str) -> bytes:
+            self.looks += 1
+            if self.looks == 1:
+                raise FileNotFoundError(name)
+            return super().read(name)
+
+    store = SlowToSee(tmp_path)
+    assert LocalStore(tmp_path).create("namespace.json", other)
+    with pytest.raises(NamespaceMismatchError):
+        claim(store, namespace(), "file:///x")
+    assert (tmp_path / "namespace.json").read_bytes() == other
 
 
 class PlainFileSystem(LocalFileSystem):

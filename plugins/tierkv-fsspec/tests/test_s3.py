@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import mmap
 import socket
 import threading
 import time
@@ -16,6 +18,7 @@ import boto3
 import pytest
 from fsspec_support import S3Server, check, get, key, namespace, object_name, open_at, put, run_child
 
+from tierkv.abc import ReadRequest, WriteRequest
 from tierkv.errors import (
     BackendError,
     BackendUnavailableError,
@@ -103,6 +106,31 @@ def test_deleted_out_of_band(s3: S3Server, url: str, options: dict[str, Any]) ->
     assert get(backend, key(1), key(2)) == [None, FRAME]
     assert put(backend, {key(1): FRAME}) == [None]
     assert get(backend, key(1)) == [FRAME]
+    backend.close()
+
+
+def test_listings_are_not_remembered(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Some file systems list a directory to learn about one object; what others then delete must be a miss."""
+    if options["implementation"] == "obstore":
+        pytest.skip("obstore keeps no listings")
+    backend = open_at(url, **options)
+    put(backend, {key(1): FRAME})
+    backend._store._fs.ls(f"{url}/{object_name(key(1))}".rpartition("/")[0])
+    s3.client.delete_object(Bucket=url.split("/")[2], Key=f"pre/fix/{object_name(key(1))}")
+    assert backend.contains([key(1)]) == [False]
+    backend.close()
+
+
+def test_first_manifest_stays(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Two processes that look at once both find nothing; the second to write must see the first one's manifest."""
+    backend = open_at(url, **options)
+    store = backend._store
+    assert store.create("once", b"first")
+    monkey_exists = store.exists
+    store.exists = lambda _name: False  # it looked before the other one wrote
+    assert not store.create("once", b"second")
+    store.exists = monkey_exists
+    assert store.read("once") == b"first"
     backend.close()
 
 
@@ -219,6 +247,24 @@ def test_failure_of_one_object_is_its_own(
         assert failure.key == key(2)
         assert object_name(key(2)) in str(failure)
     assert get(backend, key(1), key(2), key(3)) == [b"new", FRAME, b"new"]
+    backend.close()
+
+
+def test_no_view_of_a_buffer_is_kept(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """A library's exception in a reference cycle must not keep the arena mapped until the next garbage collection."""
+    backend = open_at(url, **options)
+    buffer = mmap.mmap(-1, 4096)
+    gc.disable()
+    try:
+        backend.write([WriteRequest(key(1), memoryview(buffer))])
+        backend.read_into([ReadRequest(key(2), memoryview(buffer))])
+        s3.refuse[object_name(key(1))] = "403 Forbidden"
+        backend.write([WriteRequest(key(1), memoryview(buffer))])
+        backend.read_into([ReadRequest(key(1), memoryview(buffer))])
+        buffer.close()  # BufferError while anybody holds a view
+    finally:
+        gc.enable()
+        s3.refuse.clear()
     backend.close()
 
 
