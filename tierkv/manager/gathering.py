@@ -53,6 +53,8 @@ class Gathering:
     def _grant(self, reservation: Reservation) -> None:
         if not reservation.pinned:
             self._hold_what_is_there(reservation)
+        if reservation.complete:  # the hot path: everything was in the host tier already
+            reservation.position = len(reservation.keys)
         while reservation.position < len(reservation.keys):
             key = reservation.keys[reservation.position]
             if key not in reservation.granted and not self._take(reservation, key):
@@ -62,9 +64,14 @@ class Gathering:
     def _hold_what_is_there(self, reservation: Reservation) -> None:
         """Before any slot is taken: it must not be taken from a chunk that the same request wants further on (G3)."""
         reservation.pinned = True
-        missing = [key for key in reservation.keys if key not in reservation.granted]
+        granted, ready = reservation.granted, ChunkState.READY
+        missing = [key for key in reservation.keys if key not in granted] if granted else reservation.keys
         for chunk in self._host.hold_present(missing, self.chunks_max - self._held):
-            self._add(reservation, chunk)
+            if chunk.state is ready:
+                granted[chunk.key] = (chunk, HOST)
+                self._held += 1
+            else:
+                self._add(reservation, chunk)
 
     def _take(self, reservation: Reservation, key: Key) -> bool:
         """Hold the chunk of ``key``, or give it a slot and start to fetch it; False if neither can be done now."""
