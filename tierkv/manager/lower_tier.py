@@ -16,6 +16,9 @@ from tierkv.manager.host_index import Chunk
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
+HEADROOM_FRAMES_MIN, HEADROOM_FRAMES_MAX = 8, 512
+"""Frames that a full tier makes room for at once: a few, so that the next write need not wait, or as many as wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class LowerTierLimits:
@@ -219,15 +222,18 @@ class LowerTier:
         capacity = self.limits.capacity_bytes
         return capacity is None or self.used_bytes + self.reserved_bytes + frame_bytes <= capacity
 
-    def victims(self, frame_bytes: int) -> tuple[Key, ...]:
-        """Chunks to delete so that room for ``frame_bytes`` and a little headroom comes about.
+    def victims(self, frame_bytes: int, waiting: int = 0) -> tuple[Key, ...]:
+        """Chunks to delete so that room comes about for the ``waiting`` frames of that size, and a few more.
+
+        Never more than a quarter of the tier at once: what is evicted in one step should be needed soon.
 
         Their bytes count as used until the deletion is confirmed by :meth:`deleted`.
         """
         capacity = self.limits.capacity_bytes
         if capacity is None or frame_bytes > capacity:
             return ()
-        headroom = max(frame_bytes, min(capacity // 4, 8 * frame_bytes))
+        frames = min(max(waiting, HEADROOM_FRAMES_MIN), HEADROOM_FRAMES_MAX)
+        headroom = max(frame_bytes, min(capacity // 4, frames * frame_bytes))
         missing = self.used_bytes + self.reserved_bytes + headroom - capacity
         missing -= sum(self._resident.get(key, 0) for key in self._deleting)
         chosen: list[Key] = []

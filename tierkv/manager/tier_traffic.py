@@ -25,6 +25,9 @@ from tierkv.types.transfers import SlotRef
 
 _T = TypeVar("_T")
 
+CASCADES_PER_STEP_MAX = 1024
+"""Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
+
 FRAME_PAGE_BYTES = 4096
 """A frame is a header page and a payload padded to pages (decision 3)."""
 
@@ -141,7 +144,9 @@ class TierTraffic:
         being written is held, under the tier's bound.
         """
         batch: list[Chunk] = []
-        while tier.cascades and len(tier.cascading) < tier.limits.queue_chunks_max:
+        for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX)):
+            if len(tier.cascading) >= tier.limits.queue_chunks_max:
+                break
             chunk = tier.cascades[0]
             size = frame_bytes_bound(chunk.raw_bytes)
             if not tier.usable or chunk.state is not ChunkState.READY:
@@ -159,7 +164,7 @@ class TierTraffic:
         return batch
 
     def _has_room(self, tier: LowerTier, size: int) -> bool:
-        self._evict(tier, tier.victims(size))
+        self._evict(tier, tier.victims(size, len(tier.cascades)))
         return tier.has_room(size)
 
     def _evict(self, tier: LowerTier, victims: Sequence[Key]) -> None:
