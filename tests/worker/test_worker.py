@@ -29,16 +29,16 @@ NUM_BLOCKS = 32
 class Bed:
     """A worker over real memory; copies run inline unless a gate holds them back."""
 
-    def __init__(self, *, verify_loads: bool = True) -> None:
+    def __init__(self, *, verify_loads: bool = True, geometry: Geometry = GEOMETRY) -> None:
         rng = np.random.default_rng(7)
         self.caches = [
             [rng.integers(0, 255, (NUM_BLOCKS, size), dtype=np.uint8) for size in group.page_bytes]
             for group in SPEC.groups
         ]
-        self.arena = HostArena(1 << 20, GEOMETRY.payload_bytes_max)
+        self.arena = HostArena(1 << 20, geometry.payload_bytes_max)
         self.pool = ThreadPoolExecutor(1)
         self.sealer = FrameSealer(NAMESPACE)
-        self.worker = Worker(self.arena, self.sealer, GEOMETRY, self.submit, verify_loads=verify_loads)
+        self.worker = Worker(self.arena, self.sealer, geometry, self.submit, verify_loads=verify_loads)
         self.worker.register_kv_caches(self.caches)
         self.order: list[str] = []
         self.gate = Event()
@@ -130,6 +130,28 @@ def test_a_load_brings_back_exactly_the_stored_blocks(
         for offset, block in enumerate(part):
             expected[block] = old[source[skip + offset]]
         np.testing.assert_array_equal(tensor, expected)
+    bed.pool.shutdown()
+
+
+def test_chunks_of_one_block_come_back() -> None:
+    """One block per chunk takes a way of its own through the copies: it must be as exact."""
+    geometry = Geometry.of(SPEC, blocks=1)
+    bed = Bed(geometry=geometry)
+    before = bed.snapshot()
+    source, target = [4, 9], [20, 3]
+    keys = (make_key(b"%08d" % 0, 0), make_key(b"%08d" % 1, 1))
+
+    def both(job_id: int, blocks: list[int], *, store: bool) -> TransferJob:
+        return TransferJob(
+            job_id, "r", store, keys, (SlotRef(0, 0), SlotRef(1, 0)), (0, 1), tuple(blocks), (1, 1), (0, 0)
+        )
+
+    assert not run(bed, stores=(both(1, source, store=True),))
+    assert not run(bed, loads=(both(2, target, store=False),))
+    for group in (0, 1):
+        for tensor, old in zip(bed.caches[group], before[group], strict=True):
+            np.testing.assert_array_equal(tensor[target[group]], old[source[group]])
+            assert (np.delete(tensor, target[group], axis=0) == np.delete(old, target[group], axis=0)).all()
     bed.pool.shutdown()
 
 

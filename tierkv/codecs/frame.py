@@ -94,7 +94,7 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
     if not 1 <= len(header.key) <= KEY_BYTES_MAX:
         raise ValueError(f"a key has 1 to {KEY_BYTES_MAX} bytes, this one has {len(header.key)}: {header.key.hex()}")
     digests = (header.namespace, header.stored_checksum, header.raw_checksum)
-    if any(len(digest) != FINGERPRINT_BYTES for digest in digests):
+    if not len(header.namespace) == len(header.stored_checksum) == len(header.raw_checksum) == FINGERPRINT_BYTES:
         raise ValueError(f"namespace and checksums have {FINGERPRINT_BYTES} bytes each, got {digests}")
     if len(out) < HEADER_BYTES:
         raise ValueError(f"a header needs {HEADER_BYTES} bytes, the buffer has {len(out)}")

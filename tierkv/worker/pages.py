@@ -8,6 +8,7 @@ the interpreter's lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ class HostPages:
         self._blocks_per_chunk = geometry.blocks_per_chunk
         self._groups = geometry.groups
         self._pages = [_group_pages(group, tensors) for group, tensors in zip(geometry.groups, caches, strict=True)]
+        self._num_blocks = [min(map(len, pages)) for pages in self._pages]
+        self._places = [_places(pages, geometry.blocks_per_chunk) for pages in self._pages]
 
     def gather(self, group: int, skip: int, block_ids: Sequence[int], payload: Bytes) -> None:
         """Copy blocks into a chunk's payload.
@@ -45,18 +48,30 @@ class HostPages:
         The first ``skip`` blocks of the chunk, and those behind the last one given, are written as zeros: nothing of
         the slot's former chunk stays.
         """
+        if self._blocks_per_chunk == len(block_ids) == 1:  # one page a tensor: a take costs as much as its copy
+            for pages, part in self._parts(group, payload):
+                np.copyto(part, pages[block_ids[0]])
+            return
         ids = np.asarray(block_ids, dtype=np.intp)
+        end = skip + len(ids)
         for pages, part in self._parts(group, payload):
-            part[:skip] = 0
-            part[skip + len(ids) :] = 0
+            rows = part.reshape(self._blocks_per_chunk, -1)
+            if skip:
+                rows[:skip] = 0
+            if end < self._blocks_per_chunk:
+                rows[end:] = 0
             # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
-            np.take(pages, ids, axis=0, out=part[skip : skip + len(ids)], mode="clip")
+            pages.take(ids, axis=0, out=rows[skip:end], mode="clip")
 
     def scatter(self, group: int, skip: int, block_ids: Sequence[int], payload: Bytes) -> None:
         """Copy a chunk's payload to blocks, leaving out its first ``skip`` blocks and what is behind the last one."""
+        if self._blocks_per_chunk == len(block_ids) == 1:
+            for pages, part in self._parts(group, payload):
+                np.copyto(pages[block_ids[0]], part)
+            return
         ids = np.asarray(block_ids, dtype=np.intp)
         for pages, part in self._parts(group, payload):
-            pages[ids] = part[skip : skip + len(ids)]
+            pages[ids] = part.reshape(self._blocks_per_chunk, -1)[skip : skip + len(ids)]
 
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
         """Make sure that block ids exist.
@@ -64,19 +79,20 @@ class HostPages:
         Raises:
             EngineProtocolError: one does not.
         """
-        num_blocks = min(len(pages) for pages in self._pages[group])
-        for block_id in block_ids:
-            if not 0 <= block_id < num_blocks:
-                raise EngineProtocolError(f"group {group}: block id {block_id} is outside 0..{num_blocks - 1}")
+        num_blocks = self._num_blocks[group]
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < num_blocks:
+            raise EngineProtocolError(f"group {group}: block ids {block_ids} are not all within 0..{num_blocks - 1}")
 
     def _parts(self, group: int, payload: Bytes) -> list[tuple[Bytes, Bytes]]:
-        """Each tensor's pages with its part of the payload, shaped ``[blocks_per_chunk, page_bytes]``."""
-        parts, start = [], 0
-        for pages in self._pages[group]:
-            size = self._blocks_per_chunk * pages.shape[1]
-            parts.append((pages, payload[start : start + size].reshape(self._blocks_per_chunk, pages.shape[1])))
-            start += size
-        return parts
+        """Each tensor's pages with its part of the payload."""
+        return [(pages, payload[start:end]) for pages, start, end in self._places[group]]
+
+
+def _places(tensors: Sequence[Bytes], blocks_per_chunk: int) -> list[tuple[Bytes, int, int]]:
+    """Each tensor's pages with the ends of its part of the payload."""
+    sizes = [pages.shape[1] * blocks_per_chunk for pages in tensors]
+    ends = list(accumulate(sizes))
+    return [(pages, end - size, end) for pages, size, end in zip(tensors, sizes, ends, strict=True)]
 
 
 def _group_pages(group: GroupGeometry, tensors: Sequence[Any]) -> list[Bytes]:
