@@ -23,7 +23,7 @@ from tierkv.abc import (
     WriteResult,
 )
 from tierkv.errors import TierKVError
-from tierkv.testing.frames import aligned_buffer, aligned_copy
+from tierkv.testing.frames import Frame, aligned_buffer, aligned_copy
 from tierkv.types.keys import Key
 
 CALL_TIMEOUT_S = 120.0
@@ -129,7 +129,7 @@ class Session:
             for request, result in zip(requests, self.read_into(requests), strict=True):
                 if isinstance(result, int):
                     assert 0 <= result <= self.buffer_bytes, f"read_into placed {result} bytes in {self.buffer_bytes}"
-                    frames.append(bytes(request.buffer[:result]))
+                    frames.append(Frame(request.buffer[:result]))
                 else:
                     frames.append(result)
         return frames
