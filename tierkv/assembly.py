@@ -25,7 +25,8 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
-from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack, StackParts
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.retry import RetryLimits, Timing
@@ -88,7 +89,7 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
         revision=named.revision if named.revision is not None else engine.revision,
         dtype=engine.dtype,
         layout=engine.layout,
-        groups=tuple((group.block_tokens, group.page_bytes) for group in engine.groups),
+        groups=tuple((group.block_tokens, group.page_bytes * engine.num_workers) for group in engine.groups),
         blocks_per_chunk=geometry.blocks_per_chunk,
         hash_block_tokens=engine.hash_block_tokens,
         rank=engine.rank,
@@ -151,7 +152,7 @@ class _Assembly:
                 lookup_deadline_s=config.lookup.deadline_s,
                 store_chunks_per_step_max=config.store.chunks_per_step_max,
                 prompt_only=config.store.prompt_only,
-                num_workers=1,
+                num_workers=self.engine.num_workers,
                 gpu_prefix_caching=self.engine.capabilities.prefix_caching,
             ),
             counters,

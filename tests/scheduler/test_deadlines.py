@@ -7,7 +7,7 @@ from core_pool import blocks
 from core_truth import BedRequest
 
 from tierkv.manager.contract import RequestContext
-from tierkv.scheduler.scheduler import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import StepOutput
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind
 from tierkv.types.transfers import TransferJob

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.manager.contract import RequestContext, StoreGrant
+from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
-from tierkv.scheduler.scheduler import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.store_plan import Candidate, candidates, plan_store
 from tierkv.types.engine import StepOutput
 from tierkv.types.transfers import ConnectorMeta, TransferJob

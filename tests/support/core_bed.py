@@ -19,8 +19,8 @@ from core_worker import ScriptedWorker
 
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import Chunk
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.request_state import RequestState
-from tierkv.scheduler.scheduler import SchedulerLimits
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key

@@ -15,8 +15,9 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
-from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
+from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key

@@ -7,46 +7,22 @@ performs no I/O: chunks move because :class:`~tierkv.manager.manager.OffloadMana
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.contract import LoadGrant, StoreGrant
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
-from tierkv.scheduler.store_plan import StorePlan, candidates, plan_store
+from tierkv.scheduler.stores import Stores
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, LoadReport, Request, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
-
-FINAL_PASSES_MAX = 4
-"""Store passes when a request ends, each of at most ``store_chunks_per_step_max`` chunks: its blocks will not come
-back, so this is the last chance; and still a bounded one, because the engine waits for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of the scheduler.
-
-    lookup_deadline_s: a lookup is answered at the latest this long after it was first asked.
-    store_chunks_per_step_max: chunks of one request offered for storing in one step.
-    prompt_only: store no chunk that holds a generated token.
-    num_workers: workers that report each job.
-    gpu_prefix_caching: the engine shares computed blocks between requests, so that a prefix that one request is just
-        loading is waited for instead of being loaded twice.
-    """
-
-    lookup_deadline_s: float = 5.0
-    store_chunks_per_step_max: int = 256
-    prompt_only: bool = False
-    num_workers: int = 1
-    gpu_prefix_caching: bool = True
 
 
 class OffloadScheduler:
@@ -70,8 +46,8 @@ class OffloadScheduler:
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self._fences = Fences()
+        self._stores = Stores(manager, geometry, limits, self._jobs)
         self._new_loads: list[TransferJob] = []
-        self._new_stores: list[TransferJob] = []
         self._to_flush: set[int] = set()
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -143,7 +119,17 @@ class OffloadScheduler:
 
     def _start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
         grant = self._manager.prepare_load(plan.keys, record.ctx)
-        job = self._new_job(record, plan, grant, is_store=False)
+        job = TransferJob(
+            job_id=self._jobs.new_id(),
+            request_id=record.ctx.request_id,
+            is_store=False,
+            keys=grant.keys,
+            slots=grant.slots,
+            chunk_groups=plan.chunk_groups,
+            block_ids=plan.block_ids,
+            group_sizes=plan.group_sizes,
+            block_indices=plan.block_indices,
+        )
         self._account(record, plan, grant.sources, external_tokens)
         self._lookups.close(record)
         record.apply(RequestEvent.LOAD_STARTED)
@@ -155,21 +141,6 @@ class OffloadScheduler:
         for group in record.groups:  # prefix hits are in the tiers already
             group.next_stored = max(group.next_stored, -(-total // group.chunk_tokens))
         self._new_loads.append(job)
-
-    def _new_job(
-        self, record: RequestRecord, plan: LoadPlan | StorePlan, grant: LoadGrant | StoreGrant, *, is_store: bool
-    ) -> TransferJob:
-        return TransferJob(
-            job_id=self._jobs.new_id(),
-            request_id=record.ctx.request_id,
-            is_store=is_store,
-            keys=grant.keys,
-            slots=grant.slots,
-            chunk_groups=plan.chunk_groups,
-            block_ids=plan.block_ids,
-            group_sizes=plan.group_sizes,
-            block_indices=plan.block_indices,
-        )
 
     def _account(self, record: RequestRecord, plan: LoadPlan, sources: Sequence[str], external_tokens: int) -> None:
         """Which tier served which tokens, told by the first group's chunks."""
@@ -196,9 +167,7 @@ class OffloadScheduler:
             return False, None
         self._close_lookup(record)
         if record.state is RequestState.RUNNING and record.load_job is None:
-            for _ in range(FINAL_PASSES_MAX):
-                if not self._store(record, record.computed_tokens):
-                    break
+            self._stores.final_pass(record)
         for job_id in self._job_ids(record):
             self._fences.put(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
@@ -225,8 +194,8 @@ class OffloadScheduler:
             self._schedule(scheduled)
         if self._records and all(record.state is RequestState.FINISHED for record in self._records.values()):
             self._to_flush |= self._jobs.live_ids()  # no later step may come (S81)
-        meta = ConnectorMeta(tuple(self._new_loads), tuple(self._new_stores), frozenset(self._to_flush))
-        self._new_loads, self._new_stores, self._to_flush = [], [], set()
+        meta = ConnectorMeta(tuple(self._new_loads), self._stores.take_jobs(), frozenset(self._to_flush))
+        self._new_loads, self._to_flush = [], set()
         return meta
 
     def _preempt(self, request_id: str) -> None:
@@ -253,35 +222,7 @@ class OffloadScheduler:
         for ids in scheduled.block_ids:
             self._to_flush |= self._fences.crossed(ids)
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        self._store(record, record.computed_tokens)
-
-    def _store(self, record: RequestRecord, computed_tokens: int) -> bool:
-        """Offer what is computed and not yet offered. If the host tier has no room, the same is offered again later."""
-        record.extend_keys(self._geometry)
-        offload_tokens = min(computed_tokens, record.request.num_tokens)
-        if self._limits.prompt_only:
-            offload_tokens = min(offload_tokens, record.request.num_prompt_tokens)
-        if record.offload_tokens_max is not None:
-            offload_tokens = min(offload_tokens, record.offload_tokens_max)
-        chunks_max = min(self._limits.store_chunks_per_step_max, self._manager.store_chunks_max)
-        offered = candidates(record, self._geometry, offload_tokens, chunks_max)
-        if not offered:
-            return False
-        grant = self._manager.prepare_store([(c.key, c.group) for c in offered], record.ctx)
-        if grant is None:
-            return False
-        for candidate in offered:
-            group = record.groups[candidate.group]
-            group.next_stored = max(group.next_stored, candidate.index + 1)
-        if not grant.keys:
-            return True
-        wanted = set(grant.keys)
-        plan = plan_store(record, self._geometry, [c for c in offered if c.key in wanted])
-        job = self._new_job(record, plan, grant, is_store=True)
-        self._jobs.start(job)
-        record.store_jobs.add(job.job_id)
-        self._new_stores.append(job)
-        return True
+        self._stores.offer(record)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -348,9 +289,8 @@ class OffloadScheduler:
             )
         self._lookups.reset()
         self._manager.reset_cache()
-        for job in self._new_stores:
+        for job in self._stores.take_jobs():
             self._take_back(job)
-        self._new_stores = []
         self._jobs.mark_stale()
         self._to_flush |= self._jobs.live_ids()
         for record in self._records.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol
 
 NULL_BLOCK_ID = 0
@@ -29,16 +30,35 @@ class EngineCapabilities:
     prefix_caching: bool = True
 
 
+class GroupKind(Enum):
+    """What a layer of a KV cache group attends to, and so which of its chunks a hit needs (spec, section 2)."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
+    FULL_ATTENTION = "full_attention"
+    """Every token before it: a hit needs all chunks."""
+    SLIDING_WINDOW = "sliding_window"
+    """The last ``window_tokens`` tokens: a hit needs the chunks that cover them."""
+    CHUNKED_LOCAL = "chunked_local"
+    """The tokens of its own stretch of ``window_tokens``: needed like a window of that size."""
+    SSM = "ssm"
+    """A state (Mamba and the like): a hit needs the last chunk."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
     """One KV cache group of the engine.
 
     block_tokens: tokens per GPU block.
-    page_bytes: bytes of one block in each tensor of the group, in the order in which the worker registers them.
+    page_bytes: bytes of one block in each tensor of one worker, in the order in which the worker registers them.
+    kind: what its layers attend to.
+    window_tokens: length of the window or of the local stretch; None for full attention and SSM.
     """
 
     block_tokens: int
     page_bytes: tuple[int, ...]
+    kind: GroupKind = GroupKind.FULL_ATTENTION
+    window_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +66,9 @@ class EngineSpec:
     """The engine's shape. Everything here that changes the meaning of KV bytes is part of the namespace.
 
     hash_block_tokens: tokens that one entry of ``Request.block_hashes`` covers; divides every group's block_tokens.
+    rank, world_size: which share of the model this engine's stack serves, where each rank opens a stack of its own.
+    num_workers: workers that share one stack (tensor parallel): a chunk holds the pages of all of them, and a job has
+        ended when all have reported it.
     """
 
     model: str
@@ -56,6 +79,7 @@ class EngineSpec:
     layout: str = "page"
     rank: int = 0
     world_size: int = 1
+    num_workers: int = 1
     capabilities: EngineCapabilities = field(default_factory=EngineCapabilities)
 
 

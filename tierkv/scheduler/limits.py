@@ -1,0 +1,28 @@
+"""Bounds and options of the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FINAL_PASSES_MAX = 4
+"""Store passes when a request ends, each of at most ``store_chunks_per_step_max`` chunks: its blocks will not come
+back, so this is the last chance; and still a bounded one, because the engine waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of the scheduler.
+
+    lookup_deadline_s: a lookup is answered at the latest this long after it was first asked.
+    store_chunks_per_step_max: chunks of one request offered for storing in one step.
+    prompt_only: store no chunk that holds a generated token.
+    num_workers: workers that report each job.
+    gpu_prefix_caching: the engine shares computed blocks between requests, so that a prefix that one request is just
+        loading is waited for instead of being loaded twice.
+    """
+
+    lookup_deadline_s: float = 5.0
+    store_chunks_per_step_max: int = 256
+    prompt_only: bool = False
+    num_workers: int = 1
+    gpu_prefix_caching: bool = True
