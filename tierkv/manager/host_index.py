@@ -73,6 +73,11 @@ class HostIndex:
         return len(self._by_slot)
 
     @property
+    def free(self) -> int:
+        """Slots that nobody owns."""
+        return len(self._free)
+
+    @property
     def room(self) -> int:
         """Slots that can be had now: free ones and those of evictable chunks."""
         return len(self._free) + len(self._policy)

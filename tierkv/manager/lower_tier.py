@@ -251,6 +251,14 @@ class LowerTier:
         self._deleting.add(victim)
         return (victim,)
 
+    def holds(self, key: Key) -> bool:
+        """Whether bytes of ``key`` are on this tier's account, or on their way to it."""
+        return key in self._resident or key in self.cascading
+
+    def may_delete(self, key: Key, now: float) -> bool:
+        """Whether ``key`` is here and nobody reads, writes or deletes it."""
+        return key not in self._in_use and self._has_place(key) and self.presence(key, now) is LookupResult.HIT
+
     def condemn(self, key: Key) -> None:
         """``key`` is about to be deleted for another reason than room (its frame is bad)."""
         self._deleting.add(key)

@@ -28,6 +28,7 @@ _HELP = {
     "writes_failed": "Writes that failed",
     "events_dropped": "Cache events dropped because the engine did not take them",
     "probes": "Existence questions put to a tier",
+    "hints_ignored": "Hints of requests that could not be used",
 }
 
 

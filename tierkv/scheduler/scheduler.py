@@ -12,6 +12,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.checking import check_scheduler
+from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
@@ -41,7 +42,7 @@ class OffloadScheduler:
         self._geometry = geometry
         self._limits = limits
         self._counters = counters
-        self._warn = warn
+        self._hints = HintReader(manager.tier_names, counters, warn)
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
@@ -66,7 +67,8 @@ class OffloadScheduler:
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
-            record = self._records[request.request_id] = RequestRecord(request, self._geometry, self._warn)
+            hints = self._hints.read(request.request_id, request.kv_transfer_params)
+            record = self._records[request.request_id] = RequestRecord(request, self._geometry, hints)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
                 f"request {request.request_id!r} has finished and still has transfers in flight: use another id"
