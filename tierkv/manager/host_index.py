@@ -68,6 +68,11 @@ class HostIndex:
         self._story: deque[tuple[Key, ChunkEvent | None, ChunkState]] = deque(maxlen=STORY_EVENTS_MAX)
 
     @property
+    def policy(self) -> EvictionPolicy:
+        """In which order chunks leave."""
+        return self._policy
+
+    @property
     def num_slots(self) -> int:
         """Slots in all."""
         return len(self._by_slot)

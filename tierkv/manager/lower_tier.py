@@ -66,6 +66,11 @@ class LowerTier:
         self._answers: OrderedDict[Key, tuple[bool, float]] = OrderedDict()
         self._asked: set[Key] = set()
 
+    @property
+    def policy(self) -> EvictionPolicy:
+        """In which order chunks leave."""
+        return self._policy
+
     def __len__(self) -> int:
         """Chunks known to be stored here."""
         return len(self._resident)

@@ -7,6 +7,7 @@ All calls are made on the engine's scheduler thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tierkv.errors import EngineProtocolError
@@ -17,11 +18,13 @@ from tierkv.manager.gathering import Gathering
 from tierkv.manager.host_index import Chunk, HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
+from tierkv.manager.sightings import SightingFeed
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
+from tierkv.types.sighting import Sighting
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
 
@@ -52,6 +55,7 @@ class OffloadManager:
         self._events = EventLog(counters)
         self._traffic = TierTraffic(host, tiers, self._events, counters)
         self._terms = self._traffic.terms
+        self._sightings = SightingFeed([(HOST, host.policy), *((tier.name, tier.policy) for tier in tiers)], counters)
         self._gathering = Gathering(host, self._traffic, group_bytes, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -131,6 +135,21 @@ class OffloadManager:
     def release(self, ctx: RequestContext) -> None:
         """Give up the request's reservation, if it has one."""
         self._gathering.release(ctx.request_id)
+
+    def sources(self, ctx: RequestContext) -> Counter[str]:
+        """How many of the request's reserved chunks came from which tier."""
+        return Counter(source for _, source in self._gathering.granted(ctx.request_id).values())
+
+    # -- sightings ---------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_sightings(self) -> bool:
+        """Whether the policy of any tier listens to :meth:`sighted`."""
+        return self._sightings.wanted
+
+    def sighted(self, sighting: Sighting) -> None:
+        """A request arrived or finished: tell the policies of all tiers."""
+        self._sightings.tell(sighting)
 
     # -- loads -------------------------------------------------------------------------------------------------------
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
+from tierkv.scheduler.ledger import Ledger
 from tierkv.scheduler.request_state import RequestEvent, RequestState, next_state
 from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys
+from tierkv.types.sighting import Sighting
 
 
 class GroupRecord:
@@ -27,7 +29,9 @@ class GroupRecord:
 class RequestRecord:
     """One request over all groups. Invariant I1: its jobs are one load, or stores, or none."""
 
-    def __init__(self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS) -> None:
+    def __init__(
+        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, ledger: Ledger | None = None
+    ) -> None:
         self.request = request
         self.ctx = RequestContext(request.request_id, request.kv_transfer_params or {}, hints)
         self.state = RequestState.IDLE
@@ -35,6 +39,9 @@ class RequestRecord:
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
+        self.ledger = Ledger(request.request_id) if ledger is None else ledger
+        self.arrival: Sighting | None = None
+        self.has_arrived = False
         self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
         # The lookup in progress: since when it is deferred, what it was about, and what it found.
         self.asked_since_s: float | None = None
