@@ -42,12 +42,16 @@ class BedSpec:
     deadline_s: float = 5.0
     gpu_caching: bool = True
     prompt_only: bool = False
+    prefill_tokens_per_s: float | None = 1000.0
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
         """Derive the scheduler's limits."""
         limits = SchedulerLimits(
-            lookup_deadline_s=self.deadline_s, prompt_only=self.prompt_only, num_workers=self.num_workers
+            lookup_deadline_s=self.deadline_s,
+            prompt_only=self.prompt_only,
+            num_workers=self.num_workers,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
         object.__setattr__(self, "limits", limits)
 

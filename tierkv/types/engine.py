@@ -23,11 +23,13 @@ class EngineCapabilities:
         host tier are ever answered as hits.
     loads_span_steps: a load may take several steps while the request waits.
     prefix_caching: the engine keeps finished blocks for reuse, so two requests should not load one prefix twice.
+    prefill_tokens_per_s: how fast it computes prompts; None: it does not know, and tierkv measures its steps.
     """
 
     loads_may_fail: bool = True
     loads_span_steps: bool = True
     prefix_caching: bool = True
+    prefill_tokens_per_s: float | None = None
 
 
 class GroupKind(Enum):
