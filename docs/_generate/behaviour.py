@@ -13,6 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = Path(__file__).with_name("behaviour.toml")
 _CASE = re.compile(r"(?:^test|(?<=\d))_([sdg]\d+)(?=_|$)")
 
+LEAD = """\
+What the core promises, in cases small enough to be tested one by one. *S* are cases of the specification, *D* defects
+of earlier designs that must not come back, *G* gaps of others that tierkv closes.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -33,7 +38,7 @@ def ids_of(test: str) -> list[str]:
     return [case.upper() for case in _CASE.findall(test)]
 
 
-def tests_by_case(root: Path = ROOT) -> dict[str, list[tuple[str, str]]]:
+def cases_tested(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Identifier -> (file, test), from the sources of all tests."""
     found: dict[str, list[tuple[str, str]]] = {}
     for path in sorted([*root.glob("tests/**/test_*.py"), *root.glob("plugins/*/tests/**/test_*.py")]):
@@ -51,11 +56,8 @@ def _tests(tree: ast.AST) -> Iterator[str]:
 
 def body() -> str:
     """The page without its title."""
-    tests = tests_by_case()
-    parts = [
-        "What the core promises in cases small enough to be tested one by one. *S* are cases of the specification, *D* "
-        "defects of earlier designs that must not come back, *G* gaps of others that tierkv closes.\n"
-    ]
+    tests = cases_tested(ROOT)
+    parts = [LEAD]
     for section in sections():
         rows = [f"| {case} | {text} | {_links(tests.get(case, []))} |" for case, text in section.cases.items()]
         parts.append("\n".join([f"## {section.title}\n", "| case | what holds | tests |", "|---|---|---|", *rows, ""]))

@@ -172,7 +172,8 @@ def described_fields(docstring: str) -> dict[str, str]:
 
 def behaviour_page() -> str:
     """``behaviour.md``."""
-    return f"{head('Behaviour, case by case', 'docs/_generate/behaviour.toml and the names of the tests')}\n{behaviour.body()}"
+    title = head("Behaviour, case by case", "docs/_generate/behaviour.toml and the names of the tests")
+    return f"{title}\n{behaviour.body()}"
 
 
 PAGES: dict[str, Callable[[], str]] = {
