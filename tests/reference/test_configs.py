@@ -8,7 +8,7 @@ import pytest
 
 from tierkv.reference import Engine, EngineConfig, ModelConfig
 
-OTHER = {"heads": 8, "dtype": "float32", "seed": 7}
+OTHER = {"heads": 8, "dtype": "float32", "seed": 7, "windows": (64,)}
 
 
 @pytest.mark.parametrize("name", ["layers", "heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocab"])

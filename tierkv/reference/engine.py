@@ -72,10 +72,12 @@ class Engine:
         self._idle = idle
         size, groups = config.block_tokens, config.num_groups
         self._decoder = Decoder(config.model, block_tokens=size, num_groups=groups, device=config.device)
-        self._kv_cache = kv_tensors(config.model, num_blocks=config.num_blocks, block_tokens=size, device=config.device)
+        self._kv_cache = kv_tensors(
+            config.model, num_blocks=config.num_blocks, block_tokens=size, num_groups=groups, device=config.device
+        )
         self._pool = BlockPool(config.num_blocks)
         self._keeper = TableKeeper(
-            self._pool, num_groups=groups, block_tokens=size, prefix_caching=config.prefix_caching
+            self._pool, windows=config.windows, block_tokens=size, prefix_caching=config.prefix_caching
         )
         self._scheduler = Scheduler(
             self._keeper,
@@ -92,9 +94,11 @@ class Engine:
 
     @property
     def kv_caches(self) -> list[list[Tensor]]:
-        """Per group, the pool tensors [num_blocks, 2, block_tokens, kv_heads, head_dim] of its layers."""
-        n = self._config.layers_per_group
-        return [self._kv_cache[g * n : (g + 1) * n] for g in range(self._config.num_groups)]
+        """Per group, the pool tensors [num_blocks, 2, block_tokens, kv_heads, head_dim] of its layers.
+
+        All groups share them: a block id belongs to one group at a time, and its pages hold that group's layers.
+        """
+        return [list(self._kv_cache) for _ in range(self._config.num_groups)]
 
     @property
     def block_pool(self) -> BlockPool:
@@ -230,7 +234,7 @@ class Engine:
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens = {max_new_tokens} of request {name!r}; use 1 or more")
         # The last token is only handed out, never run.
-        needed = self._keeper.blocks_for(len(prompt) + max_new_tokens - 1)
+        needed = self._keeper.blocks_for(len(prompt) + max_new_tokens - 1, self._config.max_batched_tokens)
         if needed > self._config.num_blocks - 1:
             raise ValueError(
                 f"request {name!r} needs {needed} blocks and the pool has {self._config.num_blocks - 1}; "
