@@ -24,6 +24,56 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How the layers of the small model attend, and into how many KV groups they fall."""
+
+    name: str
+    num_groups: int
+    layers: int = 2
+    windows: tuple[int | None, ...] = ()
+
+    def model(self, dtype: str = "bfloat16") -> ModelConfig:
+        """The small model of this shape."""
+        return ModelConfig(
+            layers=self.layers, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=64, vocab=512, dtype=dtype,
+            windows=self.windows,
+        )  # fmt: skip
+
+    def config(self, dtype: str = "bfloat16") -> dict[str, Any]:
+        """The fields of the engine's configuration that it decides."""
+        return {"model": self.model(dtype), "num_groups": self.num_groups}
+
+    @property
+    def group_windows(self) -> tuple[int | None, ...]:
+        """Per KV group."""
+        return EngineConfig(**self.config()).windows
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("full", 1),
+        Shape("full-2", 2),
+        Shape("hybrid", 3, layers=3, windows=(9, 9, None)),
+        Shape("windows", 2, windows=(5, 14)),
+    )
+}
+"""Windows that end inside blocks of four tokens, shorter than the prompts; beside full attention and alone."""
+
+
+@pytest.fixture
+def shapes() -> dict[str, Shape]:
+    """All of them by name."""
+    return SHAPES
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    """Each shape in turn."""
+    return SHAPES[request.param]
+
+
 @pytest.fixture(scope="session")
 def expected() -> Callable[..., list[int]]:
     """The tokens that a model gives to a prompt: alone, in one piece, with nothing cached."""
@@ -172,9 +222,7 @@ class HostConnector:
             assert all(block.block_hash is None and not block.is_null for block in table[start:])
             assert len(table) >= end
         if num_external_tokens:
-            ids = [
-                [block.block_id for block in table[start:end]] for start, table in zip(starts, blocks, strict=True)
-            ]
+            ids = [[block.block_id for block in table[start:end]] for start, table in zip(starts, blocks, strict=True)]
             self._new_loads.append(self._job(request, starts, ids, is_store=False))
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
@@ -188,9 +236,11 @@ class HostConnector:
         for entry in step.scheduled:
             table = self._tables[entry.request_id]
             assert entry.replaces_table == (not table[0]), "the whole table, exactly when we know of none"
-            for ids, more in zip(table, entry.block_ids, strict=True):
+            seen = [self._first_visible(group, entry.num_computed_tokens) for group in self.groups]
+            for ids, more, start in zip(table, entry.block_ids, seen, strict=True):
                 ids.extend(more)
-                assert not being_loaded.intersection(ids), "computed in blocks that a load writes"
+                assert NULL_BLOCK_ID not in ids[start:], "computed in the block that stands for nothing"
+                assert not being_loaded.intersection(ids[start:]), "computed in blocks that a load writes"
             full = (entry.num_computed_tokens + entry.num_scheduled_tokens) // self._block_tokens
             first = self._num_stored[entry.request_id]
             if full > first:
@@ -252,8 +302,12 @@ class HostConnector:
     def _needed(self, request: Request, end: int) -> list[int]:
         """Per group, the first block that the token behind ``end`` blocks sees; or the last token, if it is no more."""
         position = min(end * self._block_tokens, request.num_tokens - 1)
-        windows = self._windows or [None] * len(self.groups)
-        return [0 if w is None else max(0, position - w + 1) // self._block_tokens for w in windows]
+        return [self._first_visible(group, position) for group in self.groups]
+
+    def _first_visible(self, group: int, position: int) -> int:
+        """The first block that the token at this position attends to."""
+        window = self._windows[group] if self._windows else None
+        return 0 if window is None else max(0, position - window + 1) // self._block_tokens
 
     def _first_needed(self, request: Request, group: int, end: int) -> int:
         """The first block to load, if the blocks up to ``end`` are."""

@@ -70,7 +70,7 @@ def test_opening_is_all_or_nothing() -> None:
     r = request([1, 2, 3, 4, 5, 6, 7, 8])
     prefix = tables.find_prefix(r)
     assert len(prefix[0]) == 2
-    assert not tables.open(r, prefix, 4, 8), "three are free, two of them are the prefix itself, and two more are needed"
+    assert not tables.open(r, prefix, 4, 8), "three are free, two of them are the prefix, and two more are needed"
     assert r.tables == [[]]
     assert pool.num_free == 3
     pool.release(held)

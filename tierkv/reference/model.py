@@ -7,8 +7,9 @@ a damaged cache from bad luck. So here the unit of computation is the *tile*: th
 block of one request. A tile is always computed with the same shapes: all of its rows (those that are not asked for are
 padding and are thrown away), against keys from the first block that its first row can see to its own end (those not yet
 written, or out of a row's window, are masked). Shapes depend on the tile's place in the sequence only, never on the
-batch, the chunk budget, or where a cached prefix ended; a row of such a product does not depend on its neighbours. Hence the promise, tested bit by bit: **the same tokens give the
-same KV bytes and the same logits**, computed at once, in pieces, in any batch, or after a load.
+batch, the chunk budget, or where a cached prefix ended; a row of such a product does not depend on its neighbours.
+Hence the promise, tested bit by bit: **the same tokens give the same KV bytes and the same logits**, computed at once,
+in pieces, in any batch, or after a load.
 
 The price is that decoding one token computes a whole tile. It is a price that only a reference may pay.
 
@@ -40,8 +41,8 @@ class TokenRange:
     """The work on one request in one step.
 
     tokens: the ids at positions ``start`` to ``start + len(tokens) - 1``; at least one.
-    block_tables: per group, the ids of the request's blocks from position 0 on; long enough for the range. What no token
-        of the range attends to is not used: any id will do there.
+    block_tables: per group, the ids of the request's blocks from position 0 on; long enough for the range. Where no
+        token of the range attends to, any id will do.
     """
 
     start: int
