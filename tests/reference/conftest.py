@@ -167,9 +167,11 @@ class HostConnector:
         load_steps: int = 1,
         fails: Callable[[Key], bool] = lambda key: False,
         windows: Sequence[int | None] = (),
+        ranks: int = 1,
     ) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.worker = HostWorker(load_steps, fails, self.calls)
+        self.workers = [HostWorker(load_steps, fails, self.calls) for _ in range(ranks)]
+        self.worker = self.workers[0]
         self.deferrals = deferrals
         self.live_jobs: dict[int, TransferJob] = {}
         self.preempted: list[str] = []
@@ -258,7 +260,8 @@ class HostConnector:
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         self.calls.append(("update_connector_output", output))
         names, invalid = set(), set()
-        for job_id in output.finished:
+        for job_id, count in output.finished.items():
+            assert count == len(self.workers), "reports of all ranks, joined"
             job = self.live_jobs.pop(job_id)
             if not job.is_store:
                 names.add(job.request_id)

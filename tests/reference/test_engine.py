@@ -43,7 +43,7 @@ def conversations() -> list[list[int]]:
 def kv_by_hash(engine: Engine) -> dict[tuple[bytes, int], list[torch.Tensor]]:
     """The pages of every block that can be found, by content."""
     return {
-        key: [tensor[next(iter(blocks))] for tensor in engine.kv_caches[key[1]]]
+        key: [tensor[next(iter(blocks))] for tensor in engine.kv_caches()[key[1]]]
         for key, blocks in engine.block_pool._cached.items()
     }
 
@@ -201,6 +201,54 @@ def test_a_window_bounds_what_a_request_holds() -> None:
         held = max(held, engine.block_pool.num_held)
     assert len(engine.record(name).output_tokens) == 90
     assert held == 5, "15 tokens in sight or in work, cut anywhere"
+
+
+def test_two_ranks_store_and_load_their_own_heads(host_connector: Any, shapes: Any) -> None:
+    """Each worker sees its rank's pool only. At an equal number of ranks the tokens are equal, and a wrong rank tells.
+
+    Sums of two ranks round otherwise than those of one, so runs with one and with two ranks are not compared.
+    """
+    shape = shapes["hybrid"]
+    alone = small_engine(**shape.config(), tensor_parallel=2).generate(conversations(), 10)
+    connector = host_connector(load_steps=2, windows=shape.group_windows, ranks=2)
+    config = EngineConfig(**shape.config(), num_blocks=200, block_tokens=BLOCK, tensor_parallel=2)
+    engine = Engine(config, connector=connector, workers=connector.workers, idle=lambda: None)
+    assert [r.output_tokens for r in engine.generate(conversations(), 10)] == [r.output_tokens for r in alone]
+    first, second = (worker.host for worker in connector.workers)
+    assert first.keys() == second.keys()
+    assert not any(torch.equal(*pair) for key in first for pair in zip(first[key], second[key], strict=True))
+    engine.reset_prefix_cache()
+    again = engine.generate(conversations(), 10)
+    assert all(record.tokens_loaded for record in again)
+    assert [r.output_tokens for r in again] == [r.output_tokens for r in alone]
+    engine.reset_prefix_cache()
+    connector.workers[1].host = first
+    wrong = engine.generate(conversations(), 10)
+    assert [r.output_tokens for r in wrong] != [r.output_tokens for r in alone]
+
+
+def test_each_rank_needs_a_worker(host_connector: Any) -> None:
+    """With one worker for two ranks, half of the heads would be stored and the other half loaded as zeros."""
+    connector = host_connector()
+    with pytest.raises(ValueError, match="tensor_parallel = 2 and 1 workers were given"):
+        Engine(EngineConfig(tensor_parallel=2), connector=connector)
+
+
+def test_the_pool_can_lie_in_memory_of_the_caller() -> None:
+    """Workers in other processes copy from shared memory: what is computed must be written there, and only there."""
+    given: list[bytearray] = []
+
+    def allocate(size: int) -> memoryview:
+        given.append(bytearray(size))
+        return memoryview(given[-1])
+
+    config = EngineConfig(model=MODEL, num_blocks=20, block_tokens=BLOCK)
+    engine, own = Engine(config, allocate=allocate), Engine(config)
+    for each in (engine, own):
+        each.generate([words(20)], 4)
+    assert [bytes(memory) for memory in given] == [
+        tensor.view(torch.uint8).numpy().tobytes() for tensor in own.kv_caches()[0]
+    ]
 
 
 def test_damaged_kv_changes_the_tokens(expected: Expected, host_connector: Any) -> None:

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tierkv.reference.configs import ModelConfig
-from tierkv.reference.model import NORM_EPS, ROPE_BASE, Decoder, TokenRange, kv_tensors
+from tierkv.reference.configs import EngineConfig, ModelConfig
+from tierkv.reference.kv_pool import kv_tensors
+from tierkv.reference.model import NORM_EPS, ROPE_BASE, Decoder, TokenRange
 
 BLOCK = 8
 DTYPES = ["float32", "bfloat16"]
@@ -42,15 +43,21 @@ class Sequences:
     """A decoder and a pool full of NaN, in which several sequences live."""
 
     def __init__(
-        self, config: ModelConfig, *, block_tokens: int = BLOCK, num_blocks: int = 24, num_groups: int = 1
+        self, config: ModelConfig, *, block_tokens: int = BLOCK, num_groups: int = 1, tensor_parallel: int = 1
     ) -> None:
-        self.decoder = Decoder(config, block_tokens=block_tokens, num_groups=num_groups)
-        self.cache = kv_tensors(config, num_blocks=num_blocks, block_tokens=block_tokens, num_groups=num_groups)
-        for tensor in self.cache:
-            tensor.fill_(float("nan"))
+        sizes = {"block_tokens": block_tokens, "num_groups": num_groups, "tensor_parallel": tensor_parallel}
+        self.decoder = Decoder(config, **sizes)
+        self.pools = [kv_tensors(EngineConfig(model=config, num_blocks=24, **sizes)) for _ in range(tensor_parallel)]
+        self.cache = self.pools[0]
+        for pool in self.pools:
+            for tensor in pool:
+                tensor.fill_(float("nan"))
+
+    def forward(self, *batch: TokenRange) -> list[Tensor]:
+        return self.decoder.forward(batch, self.pools)
 
     def run(self, tokens: Sequence[int], table: Sequence[int], start: int = 0) -> Tensor:
-        return self.decoder.forward([TokenRange(start, tokens[start:], [table])], self.cache)[0]
+        return self.forward(TokenRange(start, tokens[start:], [table]))[0]
 
     def kv(self, table: Sequence[int], length: int) -> Tensor:
         """[layers, 2, length, kv_heads, head_dim] of the sequence in these blocks."""
@@ -88,7 +95,7 @@ def dense_logits(decoder: Decoder, config: ModelConfig, tokens: Sequence[int]) -
             [[j <= i and (window is None or i - j < window) for j in range(len(tokens))] for i in range(len(tokens))]
         )
         h = norm(x, layer.attention_norm)
-        q, k, v = (h @ w.double().T for w in layer.qkv.split_with_sizes([rows, kv_rows, kv_rows]))
+        q, k, v = (h @ w.double().T for w in layer.attention[0].qkv.split_with_sizes([rows, kv_rows, kv_rows]))
         heads = []
         for head in range(config.heads):
             shared = head // (config.heads // config.kv_heads)
@@ -96,7 +103,7 @@ def dense_logits(decoder: Decoder, config: ModelConfig, tokens: Sequence[int]) -
             theirs = slice(shared * config.head_dim, (shared + 1) * config.head_dim)
             scores = turned(q[:, mine]) @ turned(k[:, theirs]).T / config.head_dim**0.5
             heads.append(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v[:, theirs])
-        x = x + torch.cat(heads, -1) @ layer.output.double().T
+        x = x + torch.cat(heads, -1) @ layer.attention[0].output.double().T
         gate, up = (norm(x, layer.mlp_norm) @ layer.gate_up.double().T).chunk(2, -1)
         x = x + (gate * torch.sigmoid(gate) * up) @ layer.down.double().T
     return norm(x[-1], decoder._final_norm) @ decoder._head.double().T
@@ -110,11 +117,23 @@ def test_it_is_a_llama(windows: Windows) -> None:
     tokens = words(3 * BLOCK + 5, config.vocab)
     tables = [[3, 9, 1, 4], [5, 2, 8, 7]]
     torch.testing.assert_close(
-        sequences.decoder.forward([TokenRange(0, tokens, tables)], sequences.cache)[0].double(),
+        sequences.forward(TokenRange(0, tokens, tables))[0].double(),
         dense_logits(sequences.decoder, config, tokens),
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+def test_ranks_share_the_heads() -> None:
+    """Each rank writes its own key and value heads into its own pool; together they are the same model."""
+    config = small("float32", (None, 5))
+    tokens, tables = words(3 * BLOCK + 5, config.vocab), [[3, 9, 1, 4], [5, 2, 8, 7]]
+    one, two = Sequences(config, num_groups=2), Sequences(config, num_groups=2, tensor_parallel=2)
+    (logits,), (summed,) = one.forward(TokenRange(0, tokens, tables)), two.forward(TokenRange(0, tokens, tables))
+    torch.testing.assert_close(summed, logits, rtol=1e-4, atol=1e-4)
+    joined = torch.cat([pool[0] for pool in two.pools], dim=-2)
+    assert [pool[0].shape[-2] for pool in two.pools] == [1, 1]
+    torch.testing.assert_close(joined, one.cache[0], rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -127,11 +146,11 @@ def test_windows_do_not_depend_on_how_a_prompt_is_cut(dtype: str, windows: Windo
     tokens = words(3 * BLOCK + 3, config.vocab)
     tables = [[1, 2, 3, 4], [5, 6, 7, 8]]
     whole, pieces = Sequences(config, num_groups=2), Sequences(config, num_groups=2)
-    logits = whole.decoder.forward([TokenRange(0, tokens, tables)], whole.cache)[0]
+    logits = whole.forward(TokenRange(0, tokens, tables))[0]
     ends = [*sorted(cuts), len(tokens)]
     last = torch.empty(0)
     for start, end in zip([0, *ends], ends, strict=False):
-        last = pieces.decoder.forward([TokenRange(start, tokens[start:end], tables)], pieces.cache)[0]
+        last = pieces.forward(TokenRange(start, tokens[start:end], tables))[0]
         for i in range(4):
             for group, window in enumerate(windows):
                 mine, theirs = pieces.cache[0][tables[group][i]], whole.cache[0][tables[group][i]]
@@ -172,7 +191,7 @@ def test_bytes_do_not_depend_on_how_a_prompt_is_cut(
         batch = [TokenRange(start, tokens[start:end], [table])]
         if other:
             batch.insert(0, TokenRange(0, words(end, config.vocab, seed=end), [list(range(9, 24))]))
-        last = pieces.decoder.forward(batch, pieces.cache)[-1]
+        last = pieces.forward(*batch)[-1]
     assert torch.equal(last, logits)
     assert torch.equal(pieces.kv(table, len(tokens)), whole.kv([1, 2, 3, 4], len(tokens)))
 
@@ -226,7 +245,7 @@ def test_groups_use_their_own_tables() -> None:
     one = Sequences(small("bfloat16"))
     logits = one.run(tokens, [1, 2])
     two = Sequences(small("bfloat16"), num_groups=2)
-    assert torch.equal(two.decoder.forward([TokenRange(0, tokens, [[5, 6], [7, 8]])], two.cache)[0], logits)
+    assert torch.equal(two.forward(TokenRange(0, tokens, [[5, 6], [7, 8]]))[0], logits)
     (pool,) = two.cache
     assert torch.equal(pool[[5, 6]], one.cache[0][[1, 2]])
     assert torch.equal(pool[[7, 8]], one.cache[1][[1, 2]])
@@ -281,7 +300,7 @@ from tierkv.reference import Engine, EngineConfig, ModelConfig
 engine = Engine(EngineConfig(model=ModelConfig(layers=2)))
 engine.generate([list(range(1, 60))], 8)
 digest = hashlib.blake2b()
-for tensor in engine.kv_caches[0]:
+for tensor in engine.kv_caches()[0]:
     digest.update(tensor.view(torch.uint8).numpy().tobytes())
 print(digest.hexdigest())
 """

@@ -108,6 +108,7 @@ class EngineConfig:
     block_tokens: tokens per block, and per hash block.
     num_groups: KV groups; the layers are split evenly, those of different windows into different groups. All groups
         draw from one pool: pages are of one size, and a block belongs to one group at a time.
+    tensor_parallel: ranks among which the heads are split; each has a KV pool of its own.
     max_batched_tokens: tokens computed in one step.
     max_running: requests that hold blocks at once (running, or waiting for a load).
     prefix_caching: keep the blocks of finished requests for reuse.
@@ -115,13 +116,14 @@ class EngineConfig:
     device: torch device of weights and KV pool.
 
     Raises:
-        ValueError: a size is below its minimum, or the layers do not split evenly.
+        ValueError: a size is below its minimum, or layers or heads do not split evenly.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     num_blocks: int = 128
     block_tokens: int = 16
     num_groups: int = 1
+    tensor_parallel: int = 1
     max_batched_tokens: int = 256
     max_running: int = 8
     prefix_caching: bool = True
@@ -129,10 +131,14 @@ class EngineConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("block_tokens", "num_groups", "max_batched_tokens", "max_running"):
+        for name in ("block_tokens", "num_groups", "tensor_parallel", "max_batched_tokens", "max_running"):
             _at_least(name, getattr(self, name), 1)
         _at_least("num_blocks", self.num_blocks, self.num_groups + 1)
         self.model.layer_groups(self.num_groups)
+        if self.model.kv_heads % self.tensor_parallel:
+            raise ValueError(
+                f"kv_heads = {self.model.kv_heads} do not split evenly among tensor_parallel = {self.tensor_parallel}"
+            )
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -141,13 +147,15 @@ class EngineConfig:
 
     def engine_spec(self) -> EngineSpec:
         """What tierkv needs to know of this engine."""
-        page = 2 * self.block_tokens * self.model.kv_heads * self.model.head_dim * _ITEM_BYTES[self.model.dtype]
+        kv_heads = self.model.kv_heads // self.tensor_parallel
+        page = 2 * self.block_tokens * kv_heads * self.model.head_dim * _ITEM_BYTES[self.model.dtype]
         pages = (page,) * (self.model.layers // self.num_groups)
         return EngineSpec(
             model=self.model.name,
             dtype=self.model.dtype,
             groups=tuple(_group_spec(self.block_tokens, pages, window) for window in self.windows),
             hash_block_tokens=self.block_tokens,
+            num_workers=self.tensor_parallel,
             capabilities=EngineCapabilities(prefix_caching=self.prefix_caching),
         )
 

@@ -13,6 +13,10 @@ in pieces, in any batch, or after a load.
 
 The price is that decoding one token computes a whole tile. It is a price that only a reference may pay.
 
+**Tensor parallel.** Each rank has a share of the heads: its rows of the projections, and a KV pool of its own. What the
+ranks give is added in the order of the ranks. The feed-forward has no KV, so it is not split. All ranks run here, one
+after the other. Another number of ranks adds in another order, and gives other bits: compare at equal numbers only.
+
 Numbers: weights and cached keys and values are rounded to the model's dtype, and so is the residual stream after each
 sublayer; arithmetic is float32. Equality across processes holds for the same torch build, CPU kind and thread count.
 """
@@ -21,12 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tierkv.reference.configs import ModelConfig, first_visible
+from tierkv.reference.kv_pool import torch_dtype
 
 WEIGHT_STD = 0.2
 """Large for a network: attention is sharp and errors grow, so one wrong KV byte changes the greedy tokens."""
@@ -79,44 +85,43 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer: two norms, the attention and the gated feed-forward."""
+class AttentionShard:
+    """One rank's heads of one layer."""
 
-    attention_norm: Tensor
     qkv: Tensor
     output: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: two norms, the attention of each rank and the gated feed-forward."""
+
+    attention_norm: Tensor
+    attention: tuple[AttentionShard, ...]
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
 
 
-def kv_tensors(
-    config: ModelConfig, *, num_blocks: int, block_tokens: int, num_groups: int = 1, device: str = "cpu"
-) -> list[Tensor]:
-    """The paged KV pool: contiguous tensors [num_blocks, 2 (K, V), block_tokens, kv_heads, head_dim].
-
-    There are as many as a group has layers: the i-th holds the i-th layer of whichever group a block belongs to.
-    """
-    shape = (num_blocks, 2, block_tokens, config.kv_heads, config.head_dim)
-    count = config.layers // num_groups
-    return [torch.zeros(shape, dtype=torch_dtype(config), device=device) for _ in range(count)]
-
-
-def torch_dtype(config: ModelConfig) -> torch.dtype:
-    """The torch dtype of weights and KV."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-
-
 class Decoder:
     """The weights, and the forward pass over a paged KV pool. Used on one thread."""
 
-    def __init__(self, config: ModelConfig, *, block_tokens: int, num_groups: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        block_tokens: int,
+        num_groups: int = 1,
+        tensor_parallel: int = 1,
+        device: str = "cpu",
+    ) -> None:
         """Draw the weights from ``config.seed`` (on the CPU, so that they are the same for every device).
 
         Args:
             config: the shape of the model.
             block_tokens: positions of a tile.
             num_groups: KV groups; see :meth:`ModelConfig.layer_groups`.
+            tensor_parallel: ranks among which the heads are split; divides ``kv_heads``.
             device: torch device of the weights; the KV pool must be there too.
         """
         self._config = config
@@ -131,6 +136,7 @@ class Decoder:
         self._places = [places[layer] for layer in range(config.layers)]
         """Per layer: its group, its tensor of the pool, its window."""
         self._device = device
+        self._ranks = tensor_parallel
         self._dtype = torch_dtype(config)
         generator = torch.Generator().manual_seed(config.seed)
 
@@ -144,8 +150,10 @@ class Decoder:
         self._layers = [
             LayerWeights(
                 attention_norm=1 + draw(config.hidden),
-                qkv=draw(q_rows + 2 * kv_rows, config.hidden),
-                output=draw(config.hidden, q_rows),
+                attention=self._shards(
+                    draw(q_rows + 2 * kv_rows, config.hidden).split_with_sizes([q_rows, kv_rows, kv_rows]),
+                    draw(config.hidden, q_rows),
+                ),
                 mlp_norm=1 + draw(config.hidden),
                 gate_up=draw(2 * config.intermediate, config.hidden),
                 down=draw(config.hidden, config.intermediate),
@@ -158,16 +166,20 @@ class Decoder:
         exponents = torch.arange(half, dtype=torch.float32) / half
         self._frequencies = (ROPE_BASE**-exponents).to(device)
 
+    def _shards(self, qkv: Sequence[Tensor], output: Tensor) -> tuple[AttentionShard, ...]:
+        parts = zip(*(rows.chunk(self._ranks) for rows in qkv), output.chunk(self._ranks, dim=1), strict=True)
+        return tuple(AttentionShard(torch.cat(parts[:3]), parts[3].contiguous()) for parts in parts)
+
     @torch.inference_mode()
-    def forward(self, batch: Sequence[TokenRange], kv_cache: Sequence[Tensor]) -> list[Tensor]:
-        """Compute the ranges, writing their keys and values into ``kv_cache`` (see :func:`kv_tensors`).
+    def forward(self, batch: Sequence[TokenRange], kv_cache: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Compute the ranges, writing their keys and values into ``kv_cache``: per rank, its pool.
 
         Returns:
             Per range, the float32 logits [vocab] after its last token.
         """
         return [self._forward_range(work, kv_cache) for work in batch]
 
-    def _forward_range(self, work: TokenRange, kv_cache: Sequence[Tensor]) -> Tensor:
+    def _forward_range(self, work: TokenRange, kv_cache: Sequence[Sequence[Tensor]]) -> Tensor:
         tables = [torch.tensor(table, dtype=torch.int64, device=self._device) for table in work.block_tables]
         hidden = [self._forward_tile(tile, tables, kv_cache) for tile in self._tiles(work)]
         logits = functional.linear(self._normalised(hidden[-1], self._final_norm), self._head)
@@ -183,7 +195,7 @@ class Decoder:
             tokens[rows] = work.tokens[origin + rows.start - work.start : origin + rows.stop - work.start]
             yield Tile(index, tokens, rows)
 
-    def _forward_tile(self, tile: Tile, tables: Sequence[Tensor], kv_cache: Sequence[Tensor]) -> Tensor:
+    def _forward_tile(self, tile: Tile, tables: Sequence[Tensor], kv_cache: Sequence[Sequence[Tensor]]) -> Tensor:
         """Compute a tile, writing the keys and values of its rows. Returns the hidden states [tokens, hidden]."""
         origin = tile.index * self._block_tokens
         own = torch.arange(origin, origin + self._block_tokens, device=self._device)[:, None]
@@ -194,12 +206,15 @@ class Decoder:
         for layer, (group, place, window) in zip(self._layers, self._places, strict=True):
             view = views[window]
             blocks = tables[group][view.first_block : tile.index + 1]
-            query, key, value = self._projections(layer, hidden, rotation)
-            page = kv_cache[place][int(blocks[-1])]
-            page[0, tile.rows] = key[tile.rows]
-            page[1, tile.rows] = value[tile.rows]
-            mixed = self._attention(query, kv_cache[place][blocks], view)
-            hidden = self._rounded(hidden + functional.linear(mixed, layer.output))
+            normalised = self._normalised(hidden, layer.attention_norm)
+            parts = []
+            for shard, pool in zip(layer.attention, kv_cache, strict=True):
+                query, key, value = self._projections(shard, normalised, rotation)
+                page = pool[place][int(blocks[-1])]
+                page[0, tile.rows] = key[tile.rows]
+                page[1, tile.rows] = value[tile.rows]
+                parts.append(functional.linear(self._attention(query, pool[place][blocks], view), shard.output))
+            hidden = self._rounded(hidden + reduce(torch.add, parts))
             gate, up = functional.linear(self._normalised(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             hidden = self._rounded(hidden + functional.linear(functional.silu(gate) * up, layer.down))
         return hidden
@@ -217,24 +232,26 @@ class Decoder:
         return View(first_block, hidden, slice(asked - start, origin + tile.rows.stop - start))
 
     def _projections(
-        self, layer: LayerWeights, hidden: Tensor, rotation: tuple[Tensor, Tensor]
+        self, shard: AttentionShard, normalised: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]; the last two in model dtype."""
-        c = self._config
-        joined = functional.linear(self._normalised(hidden, layer.attention_norm), layer.qkv)
-        heads = joined.view(self._block_tokens, c.heads + 2 * c.kv_heads, c.head_dim)
-        query, key, value = heads[:, : c.heads], heads[:, c.heads : -c.kv_heads], heads[:, -c.kv_heads :]
+        """A rank's query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim].
+
+        Key and value are in the model's dtype.
+        """
+        own, shared = self._config.heads // self._ranks, self._config.kv_heads // self._ranks
+        heads = functional.linear(normalised, shard.qkv).view(self._block_tokens, -1, self._config.head_dim)
+        query, key, value = heads.split_with_sizes([own, shared, shared], dim=1)
         return _rotated(query, rotation), _rotated(key, rotation).to(self._dtype), value.to(self._dtype)
 
     def _attention(self, query: Tensor, pages: Tensor, view: View) -> Tensor:
-        """Causal grouped-query attention of a tile against the ``pages`` in view: [tokens, heads * head_dim]."""
-        c = self._config
-        keys, values = (pages[:, i].to(torch.float32).reshape(-1, c.kv_heads, c.head_dim) for i in (0, 1))
+        """A rank's causal grouped-query attention of a tile to the ``pages`` in view: [tokens, heads * head_dim]."""
+        shared, size = self._config.kv_heads // self._ranks, self._config.head_dim
+        keys, values = (pages[:, i].to(torch.float32).reshape(-1, shared, size) for i in (0, 1))
         # What others left there may be NaN: the mask alone would not keep it out, because 0 * NaN is NaN.
         values[: view.valid.start] = 0
         values[view.valid.stop :] = 0
-        per_kv_head = query.view(self._block_tokens, c.kv_heads, -1, c.head_dim)
-        scores = torch.einsum("qgrd,kgd->grqk", per_kv_head, keys) * c.head_dim**-0.5
+        per_kv_head = query.view(self._block_tokens, shared, -1, size)
+        scores = torch.einsum("qgrd,kgd->grqk", per_kv_head, keys) * size**-0.5
         weights = scores.masked_fill(view.hidden, -torch.inf).softmax(dim=-1)
         return torch.einsum("grqk,kgd->qgrd", weights, values).reshape(self._block_tokens, -1)
 
