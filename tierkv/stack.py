@@ -22,6 +22,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
+from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
@@ -157,6 +158,13 @@ class Stack:
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
         """A request ended; see :meth:`OffloadScheduler.request_finished`."""
         return self._scheduler.request_finished(request, block_ids)
+
+    def request_account(self, request_id: str) -> RequestAccount | None:
+        """Which tier served which tokens of a request, what it stored and what it waited for.
+
+        Of a request that has ended it can be had until some thousands more have ended. None: unknown, or too long ago.
+        """
+        return self._scheduler.request_account(request_id)
 
     def take_events(self) -> list[CacheEvent]:
         """What became available or left, in which tier, since the last call."""

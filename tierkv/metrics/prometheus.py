@@ -28,6 +28,11 @@ _HELP = {
     "writes_failed": "Writes that failed",
     "events_dropped": "Cache events dropped because the engine did not take them",
     "probes": "Existence questions put to a tier",
+    "hints_ignored": "Hints of requests that could not be used",
+    "tokens_local": "Tokens that the engine found in its own cache, once per request",
+    "tokens_stored": "Tokens copied from the GPU to the host tier",
+    "deferred_ms": "Milliseconds that lookups were deferred for",
+    "sightings_failed": "Policies that raised when told of a request, and are told no more",
 }
 
 
