@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits
@@ -28,15 +29,20 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chu
 class OffloadScheduler:
     """See the module's docstring. Every method belongs to the engine's scheduler thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root hands everything in
         self,
         manager: OffloadManager,
         geometry: Geometry,
         limits: SchedulerLimits,
         counters: CoreCounters,
         warn: Callable[[str], None] = lambda _: None,
+        *,
+        block_events: BlockEvents | None = None,
     ) -> None:
-        """Wire the scheduler. ``warn`` is told what a request's parameters got wrong."""
+        """Wire the scheduler.
+
+        ``warn`` is told what a request's parameters got wrong, ``block_events`` what is stored and for whom.
+        """
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
@@ -46,7 +52,10 @@ class OffloadScheduler:
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self._fences = Fences()
-        self._stores = Stores(manager, geometry, limits, self._jobs)
+        if block_events is None:
+            block_events = BlockEvents(geometry, counters, warn, active=False)
+        self._block_events = block_events
+        self._stores = Stores(manager, geometry, limits, self._jobs, self._block_events)
         self._new_loads: list[TransferJob] = []
         self._to_flush: set[int] = set()
 
@@ -257,6 +266,8 @@ class OffloadScheduler:
     def _end_job(self, status: JobStatus) -> None:
         job = status.job
         self._fences.lift(job.job_id)
+        if job.is_store:
+            self._block_events.ended(job.keys)
         record = self._records.get(job.request_id)
         if record is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tierkv.manager.manager import OffloadManager
+from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.jobs import JobTable
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
@@ -14,11 +15,19 @@ from tierkv.types.transfers import TransferJob
 class Stores:
     """The store half of the scheduler. Sans-IO."""
 
-    def __init__(self, manager: OffloadManager, geometry: Geometry, limits: SchedulerLimits, jobs: JobTable) -> None:
+    def __init__(
+        self,
+        manager: OffloadManager,
+        geometry: Geometry,
+        limits: SchedulerLimits,
+        jobs: JobTable,
+        block_events: BlockEvents,
+    ) -> None:
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
         self._jobs = jobs
+        self._block_events = block_events
         self._new: list[TransferJob] = []
 
     def take_jobs(self) -> tuple[TransferJob, ...]:
@@ -52,7 +61,8 @@ class Stores:
         if not grant.keys:
             return True
         wanted = set(grant.keys)
-        plan = plan_store(record, self._geometry, [c for c in offered if c.key in wanted])
+        granted = [candidate for candidate in offered if candidate.key in wanted]
+        plan = plan_store(record, self._geometry, granted)
         job = TransferJob(
             job_id=self._jobs.new_id(),
             request_id=record.ctx.request_id,
@@ -67,6 +77,7 @@ class Stores:
         self._jobs.start(job)
         record.store_jobs.add(job.job_id)
         self._new.append(job)
+        self._block_events.granted(record.request, granted)
         return True
 
     def _offload_tokens(self, record: RequestRecord) -> int:
