@@ -12,6 +12,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.accounts import Accounts
+from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
@@ -35,15 +36,20 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chu
 class OffloadScheduler:
     """See the module's docstring. Every method belongs to the engine's scheduler thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root hands everything in
         self,
         manager: OffloadManager,
         geometry: Geometry,
         limits: SchedulerLimits,
         counters: CoreCounters,
         warn: Callable[[str], None] = lambda _: None,
+        *,
+        block_events: BlockEvents | None = None,
     ) -> None:
-        """Wire the scheduler. ``warn`` is told what a request's parameters got wrong."""
+        """Wire the scheduler.
+
+        ``warn`` is told what a request's parameters got wrong, ``block_events`` what is stored and for whom.
+        """
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
@@ -54,7 +60,10 @@ class OffloadScheduler:
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self._fences = Fences()
-        self._stores = Stores(manager, geometry, limits, self._jobs, self._fences)
+        if block_events is None:
+            block_events = BlockEvents(geometry, counters, warn, active=False)
+        self._block_events = block_events
+        self._stores = Stores(manager, geometry, limits, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = Tables(geometry, self._fences, self._plan.overwritten)
         self._new_loads: list[TransferJob] = []
@@ -306,6 +315,8 @@ class OffloadScheduler:
     def _end_job(self, status: JobStatus) -> None:
         job = status.job
         self._fences.lift(job.job_id)
+        if job.is_store:
+            self._block_events.ended(job.keys)
         record = self._records.get(job.request_id)
         if record is None:
             return
