@@ -14,7 +14,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits
-from tierkv.scheduler.load_plan import LoadPlan, plan_load
+from tierkv.scheduler.load_plan import LoadPlan, plan_load, tokens_by_source
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
@@ -143,15 +143,10 @@ class OffloadScheduler:
         self._new_loads.append(job)
 
     def _account(self, record: RequestRecord, plan: LoadPlan, sources: Sequence[str], external_tokens: int) -> None:
-        """Which tier served which tokens, told by the first group's chunks."""
-        start, end = record.computed_tokens, record.computed_tokens + external_tokens
-        size = record.groups[0].chunk_tokens
-        chunk = start // size
-        for group, source in zip(plan.chunk_groups, sources, strict=True):
-            if group == 0:
-                tokens = min(end, (chunk + 1) * size) - max(start, chunk * size)
-                self._counters.tokens_loaded[source] += tokens
-                chunk += 1
+        """Which tier served which tokens."""
+        served = tokens_by_source(plan, self._geometry, sources, record.computed_tokens, external_tokens)
+        for source, tokens in served:
+            self._counters.tokens_loaded[source] += tokens
 
     def _close_lookup(self, record: RequestRecord) -> None:
         self._manager.release(record.ctx)
@@ -172,7 +167,7 @@ class OffloadScheduler:
             self._fences.put(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
         for group in record.groups:
-            self._manager.touch(group.keys[: record.computed_tokens // group.chunk_tokens])
+            self._manager.touch(group.useful_keys(record.computed_tokens))
         self._forget_if_done(record)
         return False, None
 
