@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from core_truth import BedRequest, Truth, engine_spec
+from core_truth import FULL, Attends, BedRequest, Truth, engine_spec
 
 from tierkv.abc import Capabilities
 from tierkv.manager.chunk_state import ChunkState
@@ -69,6 +69,7 @@ class Core:
     geometry: Geometry
     truth: Truth
     warnings: list[str]
+    attends: Sequence[Attends]
     now: float = 0.0
 
     def begin(self, now: float | None = None) -> None:
@@ -146,13 +147,20 @@ def make_core(
     block_tokens: Sequence[int] = (4,),
     factor: int = 1,
     hash_block_tokens: int | None = None,
+    attends: Sequence[Attends] = (),
     slots: int = 64,
     reserved: int | None = None,
     tiers: Sequence[TierSpec] = (),
     limits: SchedulerLimits | None = None,
 ) -> Core:
-    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out)."""
-    geometry = Geometry.of(engine_spec(block_tokens, hash_block_tokens or min(block_tokens)), blocks=factor)
+    """A core without I/O.
+
+    reserved: slots that waiting requests may hold together (all of them if left out). attends: what each group attends
+    to (all tokens, if left out).
+    """
+    attends = [*attends, *[FULL] * (len(block_tokens) - len(attends))]
+    engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), attends)
+    geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
     host = HostIndex(slots, LruPolicy())
     lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
@@ -160,7 +168,7 @@ def make_core(
     manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)
     warnings: list[str] = []
     scheduler = OffloadScheduler(manager, geometry, limits or SchedulerLimits(), counters, warnings.append)
-    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings)
+    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings, attends)
     core.begin(0.0)
     return core
 
