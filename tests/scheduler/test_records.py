@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_parts import Core, make_core
-from core_truth import sliding
+from group_parts import window
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,7 +109,7 @@ def test_s53_touch_full_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_s53_touch_window(hit: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """S53: of a window of two chunks, those that the hit needed and everything computed since. What lies before served
     nobody, and would crowd out what does."""
-    core = make_core(attends=[sliding(8)])
+    core = make_core(groups=[window(8)])
     request = core.arrive(29)
     if hit:
         core.put(core.truth.keys(request)[max(0, hit // 4 - 2) : hit // 4])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_parts import disk, make_core, objects
 from core_pool import blocks
-from core_truth import FULL, STATE, sliding
+from group_parts import full, ssm, window
 
 from tierkv.types.engine import StepOutput
 from tierkv.types.tier_ops import OutcomeKind, Verb
@@ -13,7 +13,7 @@ from tierkv.types.tier_ops import OutcomeKind, Verb
 
 def test_s37_windowed_model_leaves_the_last_token() -> None:
     """S37: with a window somewhere the answer is one token short of the prompt; without, the engine sees to that."""
-    core = make_core(block_tokens=(4, 4), attends=[FULL, sliding(8)])
+    core = make_core(groups=[full(), window(8)])
     request = core.arrive(16)
     core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
     assert core.ask(request) == 15
@@ -24,7 +24,7 @@ def test_s37_windowed_model_leaves_the_last_token() -> None:
 
 def test_a_state_ends_with_its_chunk() -> None:
     """A state after 16 tokens is not the one after 15: with 16 tokens, 12 are answered, with 17 all 16."""
-    core = make_core(attends=[STATE])
+    core = make_core(groups=[ssm()])
     request, longer = core.arrive(16), core.arrive(17, "longer")
     core.put(core.truth.keys(longer))
     assert core.ask(request) == 12
@@ -34,14 +34,14 @@ def test_a_state_ends_with_its_chunk() -> None:
 
 def test_of_a_window_only_the_end_is_read() -> None:
     """The prefix of one group, the last two chunks of the other: nothing else leaves the tier."""
-    core = make_core(block_tokens=(4, 4), attends=[sliding(8), FULL], tiers=[disk()])
+    core = make_core(groups=[window(8), full()], tiers=[disk()])
     request = core.arrive(41)
-    window, prefix = core.truth.keys(request, 0), core.truth.keys(request, 1)
-    core.keep_below([*window, *prefix])
+    recent, prefix = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    core.keep_below([*recent, *prefix])
     assert core.ask(request) is None
     ops = core.manager.take_ops()
     assert {op.verb for op in ops} == {Verb.READ}
-    assert sorted(key for op in ops for key in op.keys) == sorted([*prefix, *window[-2:]])
+    assert sorted(key for op in ops for key in op.keys) == sorted([*prefix, *recent[-2:]])
     for op in ops:
         core.finish(op)
     assert core.ask(request) == 40
@@ -49,7 +49,7 @@ def test_of_a_window_only_the_end_is_read() -> None:
 
 def test_s34_what_is_being_stored_counts_for_the_window() -> None:
     """S34: a chunk whose store is in flight makes the window full; outside of it, nobody waits for it."""
-    core = make_core(attends=[sliding(8)])
+    core = make_core(groups=[window(8)])
     writer = core.arrive(24, "w")
     (store,) = core.schedule(writer, computed=0, scheduled=8, ids=[[1, 2]]).stores
     core.put(core.truth.keys(writer)[2:5])
@@ -63,18 +63,18 @@ def test_s34_what_is_being_stored_counts_for_the_window() -> None:
 def test_probes_of_a_window_go_out_at_once() -> None:
     """A shared tier is asked for the whole prefix of one group and, in case its end is missing, for all of the other's
     chunks too: one round, however the answers turn out."""
-    core = make_core(block_tokens=(4, 4), attends=[FULL, sliding(8)], tiers=[objects()])
+    core = make_core(groups=[full(), window(8)], tiers=[objects()])
     request = core.arrive(25)
-    prefix, window = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
     assert core.ask(request) is None
     (probe,) = core.manager.take_ops()
-    assert set(probe.keys) == {*prefix, *window}
-    there = {*prefix[:5], *window[1:4]}
+    assert set(probe.keys) == {*prefix, *recent}
+    there = {*prefix[:5], *recent[1:4]}
     core.finish(probe, [OutcomeKind.OK if key in there else OutcomeKind.ABSENT for key in probe.keys])
     assert core.ask(request) is None
     ops = core.manager.take_ops()
     assert {(op.verb, key) for op in ops for key in op.keys} == {
-        (Verb.READ, key) for key in [*prefix[:4], *window[2:4]]
+        (Verb.READ, key) for key in [*prefix[:4], *recent[2:4]]
     }
     for op in ops:
         core.finish(op)
@@ -85,13 +85,13 @@ def test_probes_of_a_window_go_out_at_once() -> None:
 def test_g1_a_windowed_prefix_longer_than_the_host_tier(reserved: int) -> None:
     """G1: the cap counts what is wanted: a prefix of 40 chunks with a window of two needs 42 slots; with fewer, the
     longest part that fits is answered, and not only of windows. A model of windows only needs no more than those."""
-    core = make_core(block_tokens=(4, 4), attends=[FULL, sliding(8)], slots=21, reserved=reserved, tiers=[disk()])
+    core = make_core(groups=[full(), window(8)], slots=21, reserved=reserved, tiers=[disk()])
     request = core.arrive(161)
     core.keep_below([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
     assert core.ask(request) is None
     core.finish_all()
     assert core.ask(request) == 4 * (reserved - 2)
-    core = make_core(attends=[sliding(8)], slots=21, reserved=reserved, tiers=[disk()])
+    core = make_core(groups=[window(8)], slots=21, reserved=reserved, tiers=[disk()])
     request = core.arrive(161)
     core.keep_below(core.truth.keys(request))
     assert core.ask(request) is None
@@ -102,18 +102,18 @@ def test_g1_a_windowed_prefix_longer_than_the_host_tier(reserved: int) -> None:
 @pytest.mark.parametrize("kind", [k for k in OutcomeKind if k is not OutcomeKind.OK])
 def test_a_read_that_fails_in_a_window(kind: OutcomeKind) -> None:
     """One chunk of the window cannot be read: the next window that is there is the answer, after one more read."""
-    core = make_core(block_tokens=(4, 4), attends=[FULL, sliding(8)], tiers=[disk(writes=False)])
+    core = make_core(groups=[full(), window(8)], tiers=[disk(writes=False)])
     request = core.arrive(41)
-    prefix, window = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
     core.put(prefix)
-    core.keep_below(window)
+    core.keep_below(recent)
     assert core.ask(request) is None
     (read,) = core.manager.take_ops()
-    assert read.keys == tuple(window[8:])
+    assert read.keys == tuple(recent[8:])
     core.finish(read, [OutcomeKind.OK, kind])
     assert core.ask(request) is None
     (read,) = (op for op in core.manager.take_ops() if op.verb is Verb.READ)
-    assert read.keys == (window[7],), "chunk 8 is here by now"
+    assert read.keys == (recent[7],), "chunk 8 is here by now"
     core.finish(read)
     assert core.ask(request) == 36
     core.scheduler.validate()
@@ -122,7 +122,7 @@ def test_a_read_that_fails_in_a_window(kind: OutcomeKind) -> None:
 def test_s50_overlap_outside_the_window() -> None:
     """S50: the chunk that another request loads lies before this one's window: it would not find it on the GPU, and
     does not wait for it."""
-    core = make_core(attends=[sliding(4)])
+    core = make_core(groups=[window(4)])
     first, second = core.arrive(17, "f"), core.arrive(29, "s")
     core.put(core.truth.keys(second))
     assert core.ask(first) == 16
@@ -132,7 +132,7 @@ def test_s50_overlap_outside_the_window() -> None:
 
 def test_s49_overlap_inside_the_window() -> None:
     """S49, S50: the same window is waited for."""
-    core = make_core(attends=[sliding(4)])
+    core = make_core(groups=[window(4)])
     first, second = core.arrive(17, "f"), core.arrive(18, "s")
     core.put(core.truth.keys(second))
     assert core.ask(first) == 16

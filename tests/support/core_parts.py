@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from core_truth import FULL, Attends, BedRequest, Truth, engine_spec
+from core_truth import BedRequest, Truth, engine_spec
 
 from tierkv.abc import Capabilities
 from tierkv.manager.chunk_state import ChunkState
@@ -18,7 +18,7 @@ from tierkv.policies.lru import LruPolicy
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
+from tierkv.types.engine import GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
@@ -69,7 +69,6 @@ class Core:
     geometry: Geometry
     truth: Truth
     warnings: list[str]
-    attends: Sequence[Attends]
     now: float = 0.0
 
     def begin(self, now: float | None = None) -> None:
@@ -147,19 +146,19 @@ def make_core(
     block_tokens: Sequence[int] = (4,),
     factor: int = 1,
     hash_block_tokens: int | None = None,
-    attends: Sequence[Attends] = (),
     slots: int = 64,
     reserved: int | None = None,
     tiers: Sequence[TierSpec] = (),
     limits: SchedulerLimits | None = None,
+    groups: Sequence[GroupSpec] | None = None,
 ) -> Core:
-    """A core without I/O.
+    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out).
 
-    reserved: slots that waiting requests may hold together (all of them if left out). attends: what each group attends
-    to (all tokens, if left out).
+    groups: the engine's groups, instead of full attention with ``block_tokens``.
     """
-    attends = [*attends, *[FULL] * (len(block_tokens) - len(attends))]
-    engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), attends)
+    if groups is not None:
+        block_tokens = [group.block_tokens for group in groups]
+    engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), groups)
     geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
     host = HostIndex(slots, LruPolicy())
@@ -168,7 +167,7 @@ def make_core(
     manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)
     warnings: list[str] = []
     scheduler = OffloadScheduler(manager, geometry, limits or SchedulerLimits(), counters, warnings.append)
-    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings, attends)
+    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings)
     core.begin(0.0)
     return core
 

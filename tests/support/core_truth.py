@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
+from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key
 
@@ -18,42 +18,13 @@ TOKEN_BYTES = 4
 """KV bytes of one token in one group."""
 
 
-Attends = tuple[GroupKind, int | None]
-"""What a group attends to, as :class:`tierkv.types.engine.GroupSpec` says it: kind and window_tokens."""
-
-FULL: Attends = (GroupKind.FULL_ATTENTION, None)
-STATE: Attends = (GroupKind.SSM, None)
-
-
-def sliding(tokens: int) -> Attends:
-    """A sliding window."""
-    return GroupKind.SLIDING_WINDOW, tokens
-
-
-def local(tokens: int) -> Attends:
-    """Chunked local attention."""
-    return GroupKind.CHUNKED_LOCAL, tokens
-
-
-def attended(attends: Attends, position: int) -> range:
-    """The tokens before ``position`` that the token there attends to, as models define it; of a state, its last."""
-    kind, window = attends
-    if kind is GroupKind.FULL_ATTENTION:
-        return range(position)
-    if window is None:
-        return range(max(0, position - 1), position)
-    if kind is GroupKind.SLIDING_WINDOW:
-        return range(max(0, position - window + 1), position)
-    return range(position // window * window, position)
-
-
-def engine_spec(block_tokens: Sequence[int], hash_block_tokens: int, attends: Sequence[Attends] = ()) -> EngineSpec:
-    """An engine with one group per entry of ``block_tokens``; those beyond the end of ``attends`` attend to all."""
-    kinds = [*attends, *[FULL] * (len(block_tokens) - len(attends))]
-    groups = tuple(
-        GroupSpec(size, (size * TOKEN_BYTES,), kind, window)
-        for size, (kind, window) in zip(block_tokens, kinds, strict=True)
-    )
+def engine_spec(
+    block_tokens: Sequence[int], hash_block_tokens: int, groups: Sequence[GroupSpec] | None = None
+) -> EngineSpec:
+    """An engine with one full-attention group per entry of ``block_tokens``, or with the groups given."""
+    if groups is not None:
+        return EngineSpec("model", "float32", tuple(groups), hash_block_tokens)
+    groups = tuple(GroupSpec(size, (size * TOKEN_BYTES,)) for size in block_tokens)
     return EngineSpec("model", "float32", groups, hash_block_tokens)
 
 
