@@ -23,7 +23,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
@@ -119,6 +119,10 @@ class Stack:
             self._parts.observers.notify(events)
 
     # -- what an engine calls ----------------------------------------------------------------------------------------
+
+    def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
+        """Show the engine's free blocks; see :meth:`OffloadScheduler.register_free_queue`."""
+        self._scheduler.register_free_queue(queue, max_batched_tokens)
 
     def on_new_request(self, request: Request) -> None:
         """A request has arrived; see :meth:`OffloadScheduler.on_new_request`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.scheduler.request_state import RequestEvent, RequestState, next_state
 from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
@@ -37,6 +38,8 @@ class RequestRecord:
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
+        self.store_policy = StorePolicy.BLOCK_LEVEL
+        self.held_for_stores = False  # finished; its engine keeps its blocks until its stores have ended
         self.offload_tokens_max = _offload_tokens_max(self.ctx, warn)
         # The lookup in progress: since when it is deferred, what it was about, and what it found.
         self.asked_since_s: float | None = None
@@ -97,6 +100,11 @@ class RequestRecord:
         """
         for group in self.groups:
             group.next_stored = 0
+
+    def skip_loaded(self, tokens: int) -> None:
+        """Chunks that cover the first ``tokens`` came from a tier: they are not offered for storing."""
+        for group in self.groups:
+            group.next_stored = max(group.next_stored, -(-tokens // group.chunk_tokens))
 
     @property
     def has_jobs(self) -> bool:
