@@ -1,4 +1,4 @@
-"""When chunks are offered: immediately, a step later, or when their blocks are about to be reused (spec, section 17)."""
+"""When chunks are offered: immediately, a step later, or when their blocks are about to be reused."""
 
 from __future__ import annotations
 
@@ -276,9 +276,7 @@ def test_s117_a_full_host_tier_stops_the_cursor() -> None:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20))
 def test_s117_no_gap_whatever_room_there_is(rooms: list[int]) -> None:
     """S117, I2: however room comes and goes, each group's chunks are stored in order, without gaps, once."""
-    core = make_core(
-        block_tokens=(2, 4), hash_block_tokens=2, slots=64, limits=SchedulerLimits(store_plan="eager")
-    )
+    core = make_core(block_tokens=(2, 4), hash_block_tokens=2, slots=64, limits=SchedulerLimits(store_plan="eager"))
     request = core.arrive(32)
     core.schedule(request, computed=0, scheduled=32, ids=[range(1, 17), range(21, 29)])
     stored: list[list[int]] = [[], []]
@@ -311,7 +309,7 @@ def compute(core: Core, tokens: range, first_block: int, request_id: str) -> lis
 
 
 def test_s118_only_what_is_near_eviction() -> None:
-    """S118: at most target_free blocks are visited per step, from the head of the queue; the next step goes on there."""
+    """S118: at most target_free blocks are visited per step, from the head on; the next step goes on there."""
     core, queue = lazy_core(max_batched_tokens=8)
     queue.free(*compute(core, range(40), 1, "a"))
     queue.asked = 0
@@ -432,7 +430,7 @@ def test_s81_a_lazy_store_with_nobody_left() -> None:
 
 
 def test_s119_target_free() -> None:
-    """S119: twice what one step can take: full attention ceil(100 / 16) = 7, window ceil(130 / 16) + 1 = 10, state 2."""
+    """S119: twice what a step can take: full attention ceil(100 / 16) = 7, window ceil(130 / 16) + 1 = 10, state 2."""
     core = make_core(groups=[full(16), window(130, 16), ssm(16)])
     assert target_free(core.geometry, 100) == 2 * (7 + 10 + 2)
     assert target_free(make_core(groups=[full(16)]).geometry, 96) == 2 * 6
@@ -440,9 +438,7 @@ def test_s119_target_free() -> None:
 
 def test_lazy_stores_windows_and_leaves_out_what_no_hit_ends_in() -> None:
     """S68 under the lazy plan: the filter holds there, too, and groups keep their order in the job."""
-    core = make_core(
-        groups=[full(16), window(4)], hash_block_tokens=4, limits=SchedulerLimits(store_plan="lazy")
-    )
+    core = make_core(groups=[full(16), window(4)], hash_block_tokens=4, limits=SchedulerLimits(store_plan="lazy"))
     queue = FreeQueue()
     core.scheduler.register_free_queue(queue, 64)
     request = core.arrive(32)
