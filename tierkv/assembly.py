@@ -19,13 +19,17 @@ from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.limits import TierLimits
+from tierkv.errors import ConfigError
 from tierkv.events import Observers
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
-from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.block_events import BlockEvents
+from tierkv.scheduler.event_queue import EventQueue
+from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack, StackParts
 from tierkv.tiers.arena import HostArena
@@ -98,6 +102,17 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
     )
 
 
+def _check_store_plan(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> None:
+    if config.store.plan != "lazy":
+        return
+    if not engine.capabilities.shows_free_blocks:
+        raise ConfigError(
+            'store.plan = "lazy": this engine does not show its free blocks (EngineCapabilities.shows_free_blocks); '
+            'use "immediate" or "eager"'
+        )
+    check_lazy(geometry)
+
+
 class _Assembly:
     """One opening of one stack; keeps what was opened, to close it again if a later part fails."""
 
@@ -118,6 +133,7 @@ class _Assembly:
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
         self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
+        _check_store_plan(self.config, engine, self.geometry)
 
     def build(self) -> Stack:
         """The wired stack."""
@@ -145,6 +161,11 @@ class _Assembly:
             counters,
         )
         self._recover(lower, dispatcher)
+        events = config.events
+        described = events.enabled and events.self_describing
+        block_events = BlockEvents(
+            self.geometry, counters, _log.warning, active=described, snapshots_max=events.payloads_max
+        )
         scheduler = OffloadScheduler(
             manager,
             self.geometry,
@@ -157,9 +178,13 @@ class _Assembly:
                 weighs_recompute=config.lookup.recompute == "auto",
                 load_tokens_min=config.lookup.load_tokens_min,
                 prefill_tokens_per_s=self.engine.capabilities.prefill_tokens_per_s,
+                store_plan=config.store.plan,
+                store_policy=StorePolicy(config.store.policy),
+                holds_blocks_of_finished=self.engine.capabilities.holds_blocks_of_finished,
             ),
             counters,
             _log.warning,
+            block_events=block_events,
         )
         copies = CopyPool(threads=config.host.copy_threads)
         verify_loads = config.host.verify and self.sealer.verify
@@ -176,6 +201,7 @@ class _Assembly:
                 geometry=self.geometry,
                 counters=counters,
                 observers=self._observers(),
+                events=EventQueue(block_events, counters, kept=events.enabled),
                 tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
                 completions_per_step_max=config.lookup.completions_per_step_max,
             ),

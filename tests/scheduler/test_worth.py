@@ -6,6 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.scheduler.worth import Piece, ReadCost, worth_loading
+from tierkv.types.keys import Key
+
+
+def piece(start: int, tier: int, num_bytes: int) -> Piece:
+    """A piece whose key nobody asks for."""
+    return Piece(start, tier, num_bytes, Key(b""))
 
 
 def cost_of(
@@ -31,7 +37,7 @@ def test_no_other_cut_is_faster(
     """Of all lengths, also those inside a chunk, none completes the prefix sooner. Tier 3 is the host tier."""
     by_tier = {tier: ReadCost(*cost) for tier, cost in costs.items()}
     first = computed // 4 * 4
-    pieces = [Piece(first + 4 * i, tier, 100) for i, tier in enumerate(tiers) if tier < 3]
+    pieces = [piece(first + 4 * i, tier, 100) for i, tier in enumerate(tiers) if tier < 3]
     hit = max(0, first + 4 * len(tiers) - computed) + tail
     kept = worth_loading(pieces, computed, hit, rate, by_tier)
     assert 0 <= kept <= hit
@@ -41,20 +47,20 @@ def test_no_other_cut_is_faster(
 
 def test_of_equal_lengths_the_longest() -> None:
     """Loading leaves the GPU to others: where it makes no difference to this request, load."""
-    assert worth_loading([Piece(0, 0, 1)], 0, 8, 1.0, {0: ReadCost(8.0, 0.0)}) == 8
-    assert worth_loading([Piece(0, 0, 1)], 0, 8, 1.0, {0: ReadCost(8.1, 0.0)}) == 0
+    assert worth_loading([piece(0, 0, 1)], 0, 8, 1.0, {0: ReadCost(8.0, 0.0)}) == 8
+    assert worth_loading([piece(0, 0, 1)], 0, 8, 1.0, {0: ReadCost(8.1, 0.0)}) == 0
 
 
 def test_tiers_are_read_side_by_side() -> None:
     """Two tiers of three seconds each take three together, and are worth four seconds of prefill."""
     costs = {0: ReadCost(3.0, 0.0), 1: ReadCost(3.0, 0.0)}
-    assert worth_loading([Piece(0, 0, 1), Piece(4, 1, 1)], 0, 8, 2.0, costs) == 8
+    assert worth_loading([piece(0, 0, 1), piece(4, 1, 1)], 0, 8, 2.0, costs) == 8
 
 
 def test_the_example_of_the_documentation() -> None:
     """The page load-or-recompute works through these numbers."""
     chunk_bytes, chunk_tokens = 8 << 20, 256
-    pieces = [Piece(i * chunk_tokens, 0 if i < 32 else 1, chunk_bytes) for i in range(16, 64)]
+    pieces = [piece(i * chunk_tokens, 0 if i < 32 else 1, chunk_bytes) for i in range(16, 64)]
     costs = {0: ReadCost(0.001, 1 / 2e9), 1: ReadCost(0.05, 1 / 100e6)}
     assert worth_loading(pieces, 0, 64 * chunk_tokens, 8000.0, costs) == 32 * chunk_tokens
     assert worth_loading(pieces, 0, 64 * chunk_tokens, 2000.0, costs) == 64 * chunk_tokens

@@ -15,7 +15,7 @@ from tierkv.scheduler.prefill import PrefillRate
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.search import NO_HIT, Hit
 from tierkv.scheduler.worth import Piece, ReadCost, worth_loading
-from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.geometry import Geometry
 
 BENEFIT = 1.25
 """A tier in use must be expected to be this much slower than prefill before it is left out, and one that is left out
@@ -90,18 +90,16 @@ class LoadChoice:
     def _pieces(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[Piece]:
         """The chunks of a hit that would have to be read, in the order in which they begin."""
         pieces: list[Piece] = []
-        for group, state in zip(self._geometry.groups, record.groups, strict=True):
-            size = group.chunk_tokens
-            first, stop = computed_tokens // size, min(cdiv(computed_tokens + tokens, size), len(state.keys))
-            if group.window_chunks is not None:
-                first = max(first, stop - group.window_chunks)
-            first += self._manager.resident_prefix(state.keys, first, stop)
-            for i in range(first, stop):
-                tier = self._manager.would_read(state.keys[i], record.ctx)
+        for index, group in zip(self._geometry.lookup_order, record.search_groups, strict=True):
+            num_bytes = self._geometry.groups[index].payload_bytes
+            needs = group.needs(computed_tokens, computed_tokens + tokens)
+            resident = self._manager.resident_prefix(group.keys, needs.start, needs.stop) if needs else 0
+            for i in needs[resident:]:
+                tier = self._manager.would_read(group.keys[i], record.ctx)
                 if tier is not None:
-                    pieces.append(Piece(i * size, tier, group.payload_bytes))
-        if len(record.groups) > 1:
-            pieces.sort()
+                    pieces.append(Piece(i * group.chunk_tokens, tier, num_bytes, group.keys[i]))
+        if len(record.search_groups) > 1:
+            pieces.sort(key=lambda piece: piece.start)
         return pieces
 
     def _learn(self, record: RequestRecord, pieces: list[Piece], end: int) -> None:
@@ -109,8 +107,5 @@ class LoadChoice:
         cut = next((piece for piece in pieces if piece.start >= end), None)
         if cut is not None:
             self._left_out.add(cut.tier)
-            for group, state in zip(self._geometry.groups, record.groups, strict=True):
-                index, rest = divmod(cut.start, group.chunk_tokens)
-                if not rest and index < len(state.keys):
-                    self._manager.remeasure(cut.tier, state.keys[index], record.ctx)
+            self._manager.remeasure(cut.tier, cut.key, record.ctx)
         self._left_out.difference_update({piece.tier for piece in pieces if piece.start < end})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from tierkv.types.keys import Key
+
 
 class Piece(NamedTuple):
     """One chunk of a hit that would be read from a lower tier. start: its first token."""
@@ -12,6 +14,7 @@ class Piece(NamedTuple):
     start: int
     tier: int
     num_bytes: int
+    key: Key
 
 
 class ReadCost(NamedTuple):
@@ -46,7 +49,7 @@ def worth_loading(
     best, best_s = 0, hit_tokens / prefill_tokens_per_s
     read_bytes: dict[int, int] = {}
     reading_s = 0.0
-    for start, tier, num_bytes in pieces:
+    for start, tier, num_bytes, _ in pieces:
         cost = costs.get(tier)
         if cost is None:
             continue
