@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
 PREFILL_TOKENS_MIN = 256
 """A step that computes fewer prompt tokens tells more of its fixed cost than of the rate."""
@@ -29,7 +28,7 @@ class PrefillRate:
         """
         if self._given is not None or len(self._samples) < SAMPLES_MIN:
             return self._given
-        return median(self._samples)
+        return sorted(self._samples)[len(self._samples) // 2]
 
     def step_began(self, now_s: float) -> None:
         """A step begins, so the one before it has ended."""
