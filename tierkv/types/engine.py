@@ -23,11 +23,14 @@ class EngineCapabilities:
         host tier are ever answered as hits.
     loads_span_steps: a load may take several steps while the request waits.
     prefix_caching: the engine keeps finished blocks for reuse, so two requests should not load one prefix twice.
+    worker_processes: workers are other processes than the one that opens the stack, so the host tier's memory is shared
+        with them.
     """
 
     loads_may_fail: bool = True
     loads_span_steps: bool = True
     prefix_caching: bool = True
+    worker_processes: bool = False
 
 
 class GroupKind(Enum):
