@@ -136,6 +136,23 @@ def test_a_rank_that_reports_twice_counts_once() -> None:
         assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
 
 
+@pytest.mark.parametrize("checksums", [(), (b"", b""), (bytes(16),)])
+def test_a_part_that_was_not_reported_fails_its_chunk(checksums: tuple[bytes, ...]) -> None:
+    """A report that was cut off on its way, though it names no failure, must not make a chunk visible."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.begin_store(driver.request(PROMPT), SOURCE)
+        for rank in ranks:
+            rank.worker.drain()
+        stack.update_connector_output(ranks[0].finished())
+        report = ranks[1].finished()
+        parts = {job: {1: checksums} for job in report.finished}
+        stack.update_connector_output(WorkerOutput(report.finished, {}, parts))
+        assert not stack.has_pending_work()
+        hit = 32 if checksums == (bytes(16),) else 0  # a checksum that is wrong: found when the part is loaded
+        assert driver.load(driver.request(PROMPT), TARGET) == (hit, frozenset(TARGET[:2] if hit else ()))
+
+
 def test_reports_without_ranks_are_refused() -> None:
     """A number alone does not say who is done: an engine author who sums counts himself learns of it at once."""
     stack, ranks, driver = two()

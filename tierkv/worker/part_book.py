@@ -117,12 +117,9 @@ class PartBook:
         for key, slot, raw_bytes, checksums in self._chunks(entry):
             if key in entry.failed:
                 continue
-            if not all(checksums):
-                failed.add(key)
-                continue
             try:
                 self._sealer.seal_parts(self._arena.slot(slot), key, raw_bytes, checksums)
-            except ValueError as error:  # a worker's report that no frame can be made of: the chunk is not stored
+            except ValueError as error:  # a part was not reported: there is no whole chunk
                 _log.warning("chunk %s cannot be sealed: %s", key.hex(), error)
                 failed.add(key)
         return failed
