@@ -101,7 +101,7 @@ class OffloadManager:
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
         count = self._host.resident_prefix(keys, start, stop)
-        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.any):
+        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
                     return i - start
@@ -109,7 +109,7 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
-        if self._terms.any and self._terms.has_ended(key, self._traffic.now):
+        if self._terms.lifetimes and self._terms.has_ended(key, self._traffic.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         chunk = self._host.get(key)

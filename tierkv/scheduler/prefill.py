@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-PREFILL_TOKENS_MIN = 256
+PREFILL_TOKENS_MIN = 512
 """A step that computes fewer prompt tokens tells more of its fixed cost than of the rate."""
 
 SAMPLES_MIN, SAMPLES_MAX = 5, 31
