@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierkv.errors import EngineProtocolError
@@ -82,25 +82,3 @@ def _check_window(what: str, group: GroupGeometry, blocks_per_chunk: int, pendin
             f"{what}: {pending} blocks are to be loaded, but its {group.kind.value} group needs {pending_max} at most: "
             "put the null block for those before the window"
         )
-
-
-def tokens_by_source(
-    plan: LoadPlan, geometry: Geometry, sources: Sequence[str], computed_tokens: int, external_tokens: int
-) -> Iterator[tuple[str, int]]:
-    """Which tier served which tokens: per chunk, its tier and how many tokens it stands for.
-
-    Told by the chunks of the group that looks back furthest. If that is a window, what lies before it, and was not
-    loaded for that, counts with the window's first chunk.
-    """
-    group = geometry.groups[geometry.lookup_order[0]]
-    end = computed_tokens + external_tokens
-    chunk = plan.block_indices[group.index] // geometry.blocks_per_chunk
-    start = computed_tokens
-    if group.window_chunks is None:
-        start = max(start, plan.block_indices[group.index] * group.block_tokens)
-    for of_group, source in zip(plan.chunk_groups, sources, strict=True):
-        if of_group == group.index:
-            chunk += 1
-            stop = min(end, chunk * group.chunk_tokens)
-            yield source, stop - start
-            start = stop

@@ -119,16 +119,21 @@ class Lookups:
         cap = tokens_covered(
             record.search_groups, computed_tokens, record.hit_end_max, self._manager.reserved_chunks_max
         )
+        if record.ctx.hints.max_load_tokens is not None:
+            cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
         return self._longest(record, computed_tokens, cap, expired=expired)
 
     def _longest(self, record: RequestRecord, computed_tokens: int, tokens_max: int, *, expired: bool) -> Hit:
         """The longest hit that ends at ``tokens_max`` or before; a shorter one can need other chunks (windows)."""
-        lookup = self._readable if expired else partial(self._manager.lookup, ctx=record.ctx)
-        return find_hit(record.search_groups, computed_tokens, tokens_max, lookup, self._manager.resident_prefix)
+        ctx = record.ctx
+        resident_prefix = partial(self._manager.resident_prefix, ctx=ctx)
 
-    def _readable(self, key: Key) -> LookupResult:
-        """A lookup that knows the host tier only."""
-        return LookupResult.HIT if self._manager.resident_prefix((key,), 0, 1) else LookupResult.MISS
+        def readable(key: Key) -> LookupResult:
+            """A lookup that knows the host tier only."""
+            return LookupResult.HIT if resident_prefix((key,), 0, 1) else LookupResult.MISS
+
+        lookup = readable if expired else partial(self._manager.lookup, ctx=ctx)
+        return find_hit(record.search_groups, computed_tokens, tokens_max, lookup, resident_prefix)
 
     def _is_being_loaded(self, wanted: tuple[Key, ...]) -> bool:
         return bool(self._loading) and not self._loading.keys().isdisjoint(wanted)
