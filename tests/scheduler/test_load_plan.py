@@ -168,6 +168,14 @@ def test_s59_a_placeholder_behind_computed_blocks() -> None:
     assert (plan.block_ids, plan.block_indices, plan.keys) == ((6,), (3,), (record.groups[0].keys[3],))
 
 
+def test_s59_what_is_local_is_not_loaded() -> None:
+    """S59: blocks before C are computed, also where an engine without a prefix cache gives them no hash."""
+    core = make_core()
+    record = core.record(core.request(16))
+    plan = plan_load(record, core.geometry, [blocks([3, 4, 5, 6])], 8, 8)
+    assert (plan.block_ids, plan.block_indices, plan.keys) == ((5, 6), (2,), tuple(record.groups[0].keys[2:]))
+
+
 def test_s63_groups_keep_their_order() -> None:
     """S63: keys, blocks and sizes of all groups come in group order, so that each byte lands in its group."""
     core = make_core(block_tokens=(2, 4), factor=2)
