@@ -116,6 +116,16 @@ def test_a_window_with_too_many_blocks_is_refused() -> None:
     assert job.group_sizes == (8, 4)
 
 
+def test_a_hole_in_a_window_is_refused() -> None:
+    """A placeholder behind a real block: a load would write into the block that everybody shares and nobody owns."""
+    core = make_core(groups=[window(12)])
+    request = core.request(17)
+    assert offered(core, request) == 16
+    with pytest.raises(EngineProtocolError, match="block 2 is the null block, but block 1 before it"):
+        core.scheduler.update_state_after_alloc(request, [blocks([0, 5, 0, 6, 7])], 16)
+    assert load(core, request, [blocks([0, 4, 5, 6, 7])], 16).block_ids == (4, 5, 6)
+
+
 def test_a_part_of_a_windowed_offer_is_refused() -> None:
     """A shorter hit needs an earlier window, which was not asked for and need not be there: the engine takes all that
     was offered or nothing. It is told so, and nothing has changed."""
