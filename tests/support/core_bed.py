@@ -19,7 +19,7 @@ from core_worker import ScriptedWorker
 
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import Chunk
-from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.geometry import cdiv
@@ -42,12 +42,20 @@ class BedSpec:
     deadline_s: float = 5.0
     gpu_caching: bool = True
     prompt_only: bool = False
+    store_plan: StorePlanName = "immediate"
+    store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
+    holds_finished: bool = False
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
         """Derive the scheduler's limits."""
         limits = SchedulerLimits(
-            lookup_deadline_s=self.deadline_s, prompt_only=self.prompt_only, num_workers=self.num_workers
+            lookup_deadline_s=self.deadline_s,
+            prompt_only=self.prompt_only,
+            num_workers=self.num_workers,
+            store_plan=self.store_plan,
+            store_policy=self.store_policy,
+            holds_blocks_of_finished=self.holds_finished,
         )
         object.__setattr__(self, "limits", limits)
 
@@ -77,6 +85,7 @@ class Bed:
         self.engine = BedEngine(
             core.scheduler, self.worker, self.pool, core.geometry, core.truth, self.audit, self._on_answer
         )
+        core.scheduler.register_free_queue(self.pool, max_batched_tokens=16)
         self.residents: dict[str, set[Key]] = {"host": set(), **{tier.name: set() for tier in spec.tiers}}
         self._indexed = {"host", *(tier.name for tier in spec.tiers if tier.capabilities.authoritative_index)}
         self.offers = 0
@@ -188,6 +197,7 @@ class Bed:
             and not self.tiers.pending
             and not self.tiers.news
             and not self.engine.orphans
+            and not self.engine.held
             and not self.core.scheduler.has_pending_work
         )
 
@@ -267,6 +277,8 @@ class Bed:
         assert not scheduler._records
         assert not len(scheduler._jobs)
         assert not len(scheduler._fences)
+        assert not len(scheduler._tables._windows)
+        assert not scheduler._sent
         assert not scheduler._lookups._open
         assert not scheduler._lookups._loading
         assert not core.manager._gathering._by_owner

@@ -11,6 +11,7 @@ from core_parts import OBJECTS, TierSpec, disk, objects
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 
 FAULTS: tuple[OutcomeKind, ...] = (
@@ -40,9 +41,19 @@ SPECS: tuple[BedSpec, ...] = (
         tiers=(objects(), disk(frames=2)), num_workers=3,
     ),
     BedSpec(slots=16, reserved=16, tiers=(disk(frames=12), _FROZEN_OBJECTS), prompt_only=True, gpu_caching=False),
+    BedSpec(
+        block_tokens=(2, 4), factor=2, hash_block_tokens=2, slots=12, reserved=9, gpu_blocks=50, tiers=(disk(),),
+        num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
+    ),
+    BedSpec(slots=12, tiers=(disk(frames=9),), store_plan="eager", holds_finished=True),
+    BedSpec(
+        block_tokens=(2, 4), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=60, tiers=(disk(),),
+        num_workers=2, store_plan="lazy",
+    ),
 )  # fmt: skip
 """One group and several; equal, dividing and non-dividing chunk sizes; tiers with an index before and behind shared
-ones, bounded, slow to make room, and read-only."""
+ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of finished
+requests."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
