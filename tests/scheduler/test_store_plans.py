@@ -276,9 +276,7 @@ def test_s117_a_full_host_tier_stops_the_cursor() -> None:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20))
 def test_s117_no_gap_whatever_room_there_is(rooms: list[int]) -> None:
     """S117, I2: however room comes and goes, each group's chunks are stored in order, without gaps, once."""
-    core = make_core(
-        block_tokens=(2, 4), hash_block_tokens=2, slots=64, limits=SchedulerLimits(store_plan="eager")
-    )
+    core = make_core(block_tokens=(2, 4), hash_block_tokens=2, slots=64, limits=SchedulerLimits(store_plan="eager"))
     request = core.arrive(32)
     core.schedule(request, computed=0, scheduled=32, ids=[range(1, 17), range(21, 29)])
     stored: list[list[int]] = [[], []]
@@ -440,9 +438,7 @@ def test_s119_target_free() -> None:
 
 def test_lazy_stores_windows_and_leaves_out_what_no_hit_ends_in() -> None:
     """S68 under the lazy plan: the filter holds there, too, and groups keep their order in the job."""
-    core = make_core(
-        groups=[full(16), window(4)], hash_block_tokens=4, limits=SchedulerLimits(store_plan="lazy")
-    )
+    core = make_core(groups=[full(16), window(4)], hash_block_tokens=4, limits=SchedulerLimits(store_plan="lazy"))
     queue = FreeQueue()
     core.scheduler.register_free_queue(queue, 64)
     request = core.arrive(32)

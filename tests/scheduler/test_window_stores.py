@@ -94,9 +94,7 @@ def test_s70_placeholders_in_a_later_chunk_begin_another_job() -> None:
     request = core.arrive(24)
     ids = [[1, 2, 3, 4, 5, 6], [0, 11, 0, 12, 13, 14]]
     first, second = core.schedule(request, computed=0, scheduled=24, ids=ids).stores
-    found = {
-        key: part for job in (first, second) for key, part in zip(job.keys, chunk_blocks(job, 2), strict=True)
-    }
+    found = {key: part for job in (first, second) for key, part in zip(job.keys, chunk_blocks(job, 2), strict=True)}
     keys = [*core.truth.keys(request, 0), *core.truth.keys(request, 1)]
     parts = [(0, (1, 2)), (0, (3, 4)), (0, (5, 6)), (1, (11,)), (1, (12,)), (0, (13, 14))]
     assert found == dict(zip(keys, parts, strict=True))

@@ -104,14 +104,19 @@ class ScriptedWorker:
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int], fails: bool) -> bool:
         self.damaged.discard(slot)
-        assert skip == 0, "full attention has no placeholder at the front of a chunk"
-        block_bytes = self._geometry.groups[group].block_tokens * TOKEN_BYTES
+        sizes = self._geometry.groups[group]
+        assert skip <= self._geometry.blocks_per_chunk - sizes.tail_blocks, (
+            "a hit would find placeholders in its window"
+        )
+        block_bytes = sizes.block_tokens * TOKEN_BYTES
+        left_out = skip * block_bytes
         payload = b"".join(bytes(self._gpu[block_id][:block_bytes]) for block_id in block_ids)
         if fails:
             self._memory[slot] = GARBAGE
             return False
-        assert payload == self._truth.payloads[key], f"foreign bytes are stored as chunk {key.hex()} of group {group}"
-        self._memory[slot] = payload
+        right = self._truth.payloads[key][left_out:]
+        assert payload == right, f"foreign bytes are stored as chunk {key.hex()} of group {group}"
+        self._memory[slot] = bytes(left_out) + payload
         return True
 
     def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int], fails: bool) -> bool:
