@@ -1,4 +1,4 @@
-"""When chunks are offered: immediately, a step later, or when their blocks are about to be reused (spec, section 17)."""
+"""When chunks are offered: immediately, a step later, or when their blocks are about to be reused (section 17)."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def compute(core: Core, tokens: range, first_block: int, request_id: str) -> lis
 
 
 def test_s118_only_what_is_near_eviction() -> None:
-    """S118: at most target_free blocks are visited per step, from the head of the queue; the next step goes on there."""
+    """S118: at most target_free blocks are visited per step, from the head; the next step goes on there."""
     core, queue = lazy_core(max_batched_tokens=8)
     queue.free(*compute(core, range(40), 1, "a"))
     queue.asked = 0
@@ -321,11 +321,12 @@ def test_s118_only_what_is_near_eviction() -> None:
 
 
 def test_s118_blocks_without_content_are_visited_and_left() -> None:
-    """S118: the null block, blocks without a hash, and content that no request vouched for are not stored."""
+    """S118: the null block, blocks without a hash, and content that no request vouched for are not stored, be it in a
+    block that we know by other content."""
     core, queue = lazy_core()
-    good = compute(core, range(4), 1, "a")
+    good, reused = compute(core, range(8), 1, "a")
     stranger = core.request(range(70, 74), "stranger")
-    queue.free(BedBlock(0, b"null", is_null=True), BedBlock(7), *computed_blocks(stranger, [8]), *good)
+    queue.free(BedBlock(0, b"null", is_null=True), BedBlock(7), *computed_blocks(stranger, [reused.block_id]), good)
     assert only_store(empty_step(core)).block_ids == (1,)
 
 
@@ -430,7 +431,7 @@ def test_s81_a_lazy_store_with_nobody_left() -> None:
 
 
 def test_s119_target_free() -> None:
-    """S119: twice what one step can take: full attention ceil(100 / 16) = 7, window ceil(130 / 16) + 1 = 10, state 2."""
+    """S119: twice what one step can take: full ceil(100 / 16) = 7, window ceil(130 / 16) + 1 = 10, state 2."""
     core = make_core(groups=[full(16), window(130, 16), ssm(16)])
     assert target_free(core.geometry, 100) == 2 * (7 + 10 + 2)
     assert target_free(make_core(groups=[full(16)]).geometry, 96) == 2 * 6

@@ -105,9 +105,7 @@ class ScriptedWorker:
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int], fails: bool) -> bool:
         self.damaged.discard(slot)
         sizes = self._geometry.groups[group]
-        assert skip <= self._geometry.blocks_per_chunk - sizes.tail_blocks, (
-            "a hit would find placeholders in its window"
-        )
+        assert skip <= self._geometry.blocks_per_chunk - sizes.tail_blocks, "a hit would miss blocks"
         block_bytes = sizes.block_tokens * TOKEN_BYTES
         left_out = skip * block_bytes
         payload = b"".join(bytes(self._gpu[block_id][:block_bytes]) for block_id in block_ids)
