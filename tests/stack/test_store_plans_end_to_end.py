@@ -108,6 +108,6 @@ def test_an_engine_that_does_not_show_its_free_blocks(tmp_path: Path) -> None:
 def test_lazy_with_chunks_of_several_blocks(tmp_path: Path) -> None:
     """Nothing was opened when this is found out: the same places open right after."""
     spec = replace(ENGINE.engine_spec(), capabilities=EngineCapabilities(shows_free_blocks=True))
-    with pytest.raises(ConfigError, match="has 2 of them: set chunk.blocks = 1"):
+    with pytest.raises(ConfigError, match=r"has 2 of them: set chunk\.blocks = 1"):
         open_stack(stack_config(tmp_path, store={"plan": "lazy"}), spec)
     open_stack(stack_config(tmp_path), spec).close()
