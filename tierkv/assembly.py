@@ -26,6 +26,8 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.scheduler.block_events import BlockEvents
+from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
@@ -159,6 +161,11 @@ class _Assembly:
             counters,
         )
         self._recover(lower, dispatcher)
+        events = config.events
+        described = events.enabled and events.self_describing
+        block_events = BlockEvents(
+            self.geometry, counters, _log.warning, active=described, snapshots_max=events.payloads_max
+        )
         scheduler = OffloadScheduler(
             manager,
             self.geometry,
@@ -174,6 +181,7 @@ class _Assembly:
             ),
             counters,
             _log.warning,
+            block_events=block_events,
         )
         copies = CopyPool(threads=config.host.copy_threads)
         verify_loads = config.host.verify and self.sealer.verify
@@ -190,6 +198,7 @@ class _Assembly:
                 geometry=self.geometry,
                 counters=counters,
                 observers=self._observers(),
+                events=EventQueue(block_events, counters, kept=events.enabled),
                 tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
                 completions_per_step_max=config.lookup.completions_per_step_max,
             ),

@@ -1,4 +1,4 @@
-"""When chunks are offered: immediately, a step later, or when their blocks are about to be reused (section 17)."""
+"""When chunks are offered: immediately, a step later, or when their blocks are about to be reused."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def compute(core: Core, tokens: range, first_block: int, request_id: str) -> lis
 
 
 def test_s118_only_what_is_near_eviction() -> None:
-    """S118: at most target_free blocks are visited per step, from the head; the next step goes on there."""
+    """S118: at most target_free blocks are visited per step, from the head on; the next step goes on there."""
     core, queue = lazy_core(max_batched_tokens=8)
     queue.free(*compute(core, range(40), 1, "a"))
     queue.asked = 0
@@ -431,7 +431,7 @@ def test_s81_a_lazy_store_with_nobody_left() -> None:
 
 
 def test_s119_target_free() -> None:
-    """S119: twice what one step can take: full ceil(100 / 16) = 7, window ceil(130 / 16) + 1 = 10, state 2."""
+    """S119: twice what a step can take: full attention ceil(100 / 16) = 7, window ceil(130 / 16) + 1 = 10, state 2."""
     core = make_core(groups=[full(16), window(130, 16), ssm(16)])
     assert target_free(core.geometry, 100) == 2 * (7 + 10 + 2)
     assert target_free(make_core(groups=[full(16)]).geometry, 96) == 2 * 6

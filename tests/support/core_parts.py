@@ -15,6 +15,7 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
+from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.scheduler import OffloadScheduler
@@ -69,6 +70,7 @@ class Core:
     geometry: Geometry
     truth: Truth
     warnings: list[str]
+    block_events: BlockEvents
     now: float = 0.0
 
     def begin(self, now: float | None = None) -> None:
@@ -166,8 +168,12 @@ def make_core(
     group_bytes = [group.payload_bytes for group in geometry.groups]
     manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)
     warnings: list[str] = []
-    scheduler = OffloadScheduler(manager, geometry, limits or SchedulerLimits(), counters, warnings.append)
-    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings)
+    event_warnings: list[str] = []
+    block_events = BlockEvents(geometry, counters, event_warnings.append, active=True)
+    scheduler = OffloadScheduler(
+        manager, geometry, limits or SchedulerLimits(), counters, warnings.append, block_events=block_events
+    )
+    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings, block_events)
     core.begin(0.0)
     return core
 

@@ -205,6 +205,21 @@ class StoreConfig(_Model):
     prompt_only: bool = Field(default=False, description="Store chunks of prompts only, not of generated tokens.")
 
 
+class EventsConfig(_Model):
+    """What the engine is told about chunks that came and went."""
+
+    enabled: bool = Field(
+        default=True, description="Keep events for the engine. Observers among the plugins hear of them in any case."
+    )
+    self_describing: bool = Field(
+        default=False,
+        description="Events carry tokens, parent and all hashes of their blocks. Takes memory: about 5 KiB per chunk.",
+    )
+    payloads_max: Count = Field(
+        default=100_000, description="Chunks whose tokens are remembered for that; beyond it the oldest are forgotten."
+    )
+
+
 class StackConfig(_Model):
     """A whole stack, top to bottom."""
 
@@ -217,6 +232,7 @@ class StackConfig(_Model):
     )
     lookup: LookupConfig = Field(default_factory=LookupConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
+    events: EventsConfig = Field(default_factory=EventsConfig)
 
     @field_validator("tiers")
     @classmethod

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.accounts import Accounts
+from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
+from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
@@ -19,9 +22,11 @@ from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.plans import make_store_plan
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
+from tierkv.scheduler.sightings import arrival_of, end_of
 from tierkv.scheduler.store_policy import store_policy
 from tierkv.scheduler.stores import Stores
 from tierkv.scheduler.tables import Tables
+from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
@@ -31,25 +36,34 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chu
 class OffloadScheduler:
     """See the module's docstring. Every method belongs to the engine's scheduler thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root hands everything in
         self,
         manager: OffloadManager,
         geometry: Geometry,
         limits: SchedulerLimits,
         counters: CoreCounters,
         warn: Callable[[str], None] = lambda _: None,
+        *,
+        block_events: BlockEvents | None = None,
     ) -> None:
-        """Wire the scheduler. ``warn`` is told what a request's parameters got wrong."""
+        """Wire the scheduler.
+
+        ``warn`` is told what a request's parameters got wrong, ``block_events`` what is stored and for whom.
+        """
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
         self._counters = counters
-        self._warn = warn
+        self._hints = HintReader(manager.tier_names, counters, warn)
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
+        self._accounts = Accounts(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self._fences = Fences()
-        self._stores = Stores(manager, geometry, limits, self._jobs, self._fences)
+        if block_events is None:
+            block_events = BlockEvents(geometry, counters, warn, active=False)
+        self._block_events = block_events
+        self._stores = Stores(manager, geometry, limits, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = Tables(geometry, self._fences, self._plan.overwritten)
         self._new_loads: list[TransferJob] = []
@@ -76,7 +90,10 @@ class OffloadScheduler:
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
-            record = self._records[request.request_id] = RequestRecord(request, self._geometry, self._warn)
+            hints = self._hints.read(request.request_id, request.kv_transfer_params)
+            record = self._records[request.request_id] = RequestRecord(
+                request, self._geometry, hints, self._accounts.open(request.request_id)
+            )
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
@@ -101,11 +118,29 @@ class OffloadScheduler:
             self._start_over(record)  # allocated and never scheduled, or preempted without notice
         if record.has_jobs:
             self._counters.deferrals += 1
+            self._accounts.deferred(record.ledger, self._lookups.now_s)
             return None, False
         record.extend_keys(self._geometry)
         record.computed_tokens = num_computed_tokens
         tokens = self._lookups.answer(record, num_computed_tokens)
+        self._note_answer(record, tokens)
         return tokens, bool(tokens)
+
+    def _note_answer(self, record: RequestRecord, tokens: int | None) -> None:
+        """Keep the request's account, and tell policies of its arrival when it is first answered."""
+        ledger, now_s = record.ledger, self._lookups.now_s
+        if tokens is None:
+            self._accounts.deferred(ledger, now_s)
+            return
+        self._accounts.settled(ledger, now_s)
+        ledger.local_tokens = record.computed_tokens
+        if record.has_arrived:
+            return
+        record.has_arrived = True
+        self._counters.tokens_local += record.computed_tokens
+        if self._manager.wants_sightings:
+            record.arrival = arrival_of(record, tokens, self._manager.sources(record.ctx), now_s)
+            self._manager.sighted(record.arrival)
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Blocks were allocated for the local and ``num_external_tokens`` external tokens: start the load.
@@ -141,7 +176,8 @@ class OffloadScheduler:
             group_sizes=plan.group_sizes,
             block_indices=plan.block_indices,
         )
-        self._account(record, plan, grant.sources, external_tokens)
+        start = record.computed_tokens
+        self._accounts.loading(record.ledger, plan, grant.sources, start, start + external_tokens)
         self._lookups.close(record)
         record.apply(RequestEvent.LOAD_STARTED)
         record.load_job = job.job_id
@@ -149,23 +185,13 @@ class OffloadScheduler:
         self._lookups.loading_started(job.keys)
         self._to_flush |= self._tables.overwritten(job.block_ids)
         if record.store_policy is StorePolicy.BLOCK_LEVEL:  # prefix hits are in the tiers already
-            record.skip_loaded(record.computed_tokens + external_tokens)
+            record.skip_loaded(start + external_tokens)
         self._new_loads.append(job)
-
-    def _account(self, record: RequestRecord, plan: LoadPlan, sources: Sequence[str], external_tokens: int) -> None:
-        """Which tier served which tokens, told by the first group's chunks."""
-        start, end = record.computed_tokens, record.computed_tokens + external_tokens
-        size = record.groups[0].chunk_tokens
-        chunk = start // size
-        for group, source in zip(plan.chunk_groups, sources, strict=True):
-            if group == 0:
-                tokens = min(end, (chunk + 1) * size) - max(start, chunk * size)
-                self._counters.tokens_loaded[source] += tokens
-                chunk += 1
 
     def _close_lookup(self, record: RequestRecord) -> None:
         self._manager.release(record.ctx)
         self._lookups.close(record)
+        self._accounts.settled(record.ledger, self._lookups.now_s)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002 - contract
         """The request ended, in whatever way.
@@ -190,6 +216,8 @@ class OffloadScheduler:
         record.held_for_stores = hold and record.load_job is None
         for group in record.groups:
             self._manager.touch(group.keys[: record.computed_tokens // group.chunk_tokens])
+        if self._manager.wants_sightings:
+            self._manager.sighted(end_of(record, self._lookups.now_s))
         self._forget_if_done(record)
         return hold, None
 
@@ -202,6 +230,11 @@ class OffloadScheduler:
             self._records.pop(record.ctx.request_id, None)
             if record.held_for_stores:
                 self._sent.add(record.ctx.request_id)
+            self._accounts.close(record.ctx.request_id)
+
+    def request_account(self, request_id: str) -> RequestAccount | None:
+        """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
+        return self._accounts.of(request_id)
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
@@ -258,6 +291,8 @@ class OffloadScheduler:
                 continue
             if status.job.is_store:
                 self._manager.complete_store(status.job.slots, frozenset(status.failed))
+                if not status.stale:
+                    self._accounts.stored(status.job, status.failed)
             else:
                 if not status.stale:
                     self._lookups.loading_ended(status.job.keys)
@@ -280,6 +315,8 @@ class OffloadScheduler:
     def _end_job(self, status: JobStatus) -> None:
         job = status.job
         self._fences.lift(job.job_id)
+        if job.is_store:
+            self._block_events.ended(job.keys)
         record = self._records.get(job.request_id)
         if record is None:
             return

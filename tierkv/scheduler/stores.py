@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
+from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.jobs import Fences, JobTable
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
@@ -31,8 +32,14 @@ class FreeChunk:
 class Stores:
     """The store half of the scheduler. Sans-IO."""
 
-    def __init__(
-        self, manager: OffloadManager, geometry: Geometry, limits: SchedulerLimits, jobs: JobTable, fences: Fences
+    def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
+        self,
+        manager: OffloadManager,
+        geometry: Geometry,
+        limits: SchedulerLimits,
+        jobs: JobTable,
+        fences: Fences,
+        block_events: BlockEvents,
     ) -> None:
         self._manager = manager
         self._geometry = geometry
@@ -40,6 +47,7 @@ class Stores:
         self._jobs = jobs
         self._fences = fences
         self._windowed = frozenset(group.index for group in geometry.groups if group.window_chunks is not None)
+        self._block_events = block_events
         self._new: list[TransferJob] = []
 
     def take_jobs(self) -> tuple[TransferJob, ...]:
@@ -151,6 +159,7 @@ class Stores:
             job = self._start(record.ctx.request_id, keys, slots, sources)
             record.store_jobs.add(job.job_id)
             self._fence_windows(job)
+        self._block_events.granted(record.request, granted)
 
     def _start(
         self, request_id: str, keys: Sequence[Key], slots: Mapping[Key, SlotRef], sources: SourceBlocks

@@ -113,6 +113,22 @@ class Request(Protocol):
         """What the engine's user attached to the request."""
 
 
+class TokenizedRequest(Request, Protocol):
+    """What events that describe themselves need beside that (``events.self_describing``); optional for an engine."""
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Prompt and generated tokens so far."""
+
+    @property
+    def lora_id(self) -> int | None:
+        """The adapter's number, if the request uses one."""
+
+    @property
+    def lora_name(self) -> str | None:
+        """The adapter's name, if the request uses one."""
+
+
 class Block(Protocol):
     """What the scheduler reads of a GPU block."""
 
