@@ -15,7 +15,7 @@ from core_pool import BedPool
 from core_tiers import GARBAGE
 from core_truth import TOKEN_BYTES, Audit, BedRequest
 from core_worker import ScriptedWorker
-from store_parts import full, local, ssm, window
+from group_parts import full, local, ssm, window
 
 from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.scheduler.limits import SchedulerLimits, StorePlanName
