@@ -34,6 +34,7 @@ class ScriptedWorker:
         self.unreported: dict[int, int] = {}
         self.damaged: set[int] = set()
         self._failed: dict[int, frozenset[Key]] = {}
+        self._left_out: dict[int, int] = {}
         self._geometry = geometry
         self._truth = truth
         self._memory = memory
@@ -115,12 +116,14 @@ class ScriptedWorker:
         right = self._truth.payloads[key][left_out:]
         assert payload == right, f"foreign bytes are stored as chunk {key.hex()} of group {group}"
         self._memory[slot] = bytes(left_out) + payload
+        self._left_out[slot] = left_out
         return True
 
     def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int], fails: bool) -> bool:
         payload = self._memory[slot]
         block_bytes = self._geometry.groups[group].block_tokens * TOKEN_BYTES
-        if payload != self._truth.payloads[key]:
+        left_out = self._left_out.get(slot, 0)
+        if payload[left_out:] != self._truth.payloads[key][left_out:]:
             assert slot in self.damaged, f"slot {slot} holds foreign bytes as chunk {key.hex()}"
             fails = True
         for i, block_id in enumerate(block_ids):
