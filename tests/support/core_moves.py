@@ -12,6 +12,7 @@ from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 
 FAULTS: tuple[OutcomeKind, ...] = (
@@ -55,10 +56,20 @@ SPECS: tuple[BedSpec, ...] = (
         groups=(full(8), window(5, 2), ssm(4)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
         tiers=(disk(),), prompt_only=True, gpu_caching=False,
     ),
+    BedSpec(
+        block_tokens=(2, 4), factor=2, hash_block_tokens=2, slots=12, reserved=9, gpu_blocks=50, tiers=(disk(),),
+        num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
+    ),
+    BedSpec(slots=12, tiers=(disk(frames=9),), store_plan="eager", holds_finished=True),
+    BedSpec(
+        block_tokens=(2, 4), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=60, tiers=(disk(),),
+        num_workers=2, store_plan="lazy",
+    ),
 )  # fmt: skip
 """One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
 stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
-behind shared ones, bounded, slow to make room, and read-only."""
+behind shared ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of
+finished requests."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
