@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
@@ -155,6 +156,11 @@ class OffloadManager:
             return next((tier.index for tier in self._tiers if tier.name == chunk.origin), None)
         tier = self._traffic.source_of(key, ctx.hints.load_tiers)
         return None if tier is None else tier.index
+
+    def without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
+        """The same asker, to whom some tiers have nothing."""
+        allowed = frozenset(self.tier_names) if ctx.hints.load_tiers is None else ctx.hints.load_tiers
+        return replace(ctx, hints=replace(ctx.hints, load_tiers=allowed - tiers))
 
     def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
         """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""
