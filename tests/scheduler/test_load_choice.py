@@ -127,7 +127,7 @@ def test_a_slow_middle_is_worth_it_when_much_lies_behind_it() -> None:
 
 @pytest.mark.parametrize(("fine_in_host", "answer"), [(1, 0), (2, 4), (3, 6)])
 def test_a_cut_is_a_hit_of_the_search(fine_in_host: int, answer: int) -> None:
-    """S44: chunks of 2 and 4 tokens; a cut after the first fine chunk is shorter than the coarse chunk, so it is none."""
+    """S44: chunks of 2 and 4 tokens; a cut after the first fine chunk is shorter than a coarse one, so it is none."""
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
     core = make_core(block_tokens=(2, 4), slots=256, tiers=[disk(writes=False)], limits=limits)
     teach(core, SLOW_S)

@@ -50,6 +50,7 @@ class OffloadManager:
         counters: CoreCounters,
     ) -> None:
         self.counters = counters
+        self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
         self._host = host
         self._tiers = tiers
         self._group_bytes = group_bytes
@@ -115,12 +116,15 @@ class OffloadManager:
         allowed = ctx.hints.load_tiers
         chunk = self._host.get(key)
         if chunk is None:
-            return self._traffic.presence(key, allowed)
+            answer = self._traffic.presence(key, allowed)
+            self.found_below += answer is LookupResult.HIT
+            return answer
         ready = chunk.state is ChunkState.READY
         if allowed is not None and not (HOST in allowed and (ready or chunk.origin in allowed)):
             answer = self._traffic.presence(key, allowed)
             if answer is not LookupResult.HIT:
                 return answer
+        self.found_below += not ready
         return LookupResult.HIT if ready else LookupResult.PENDING
 
     # -- reservations ------------------------------------------------------------------------------------------------

@@ -48,29 +48,36 @@ class LoadChoice:
         self._prefill = prefill
         self._left_out: set[int] = set()
 
-    def shorten(self, record: RequestRecord, computed_tokens: int, hit: Hit, find: Search) -> Hit:
-        """The part of a hit that shall be loaded.
+    def find(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
+        """What the search finds, as far as it shall be loaded.
 
         Args:
-            record: whose hit it is.
+            record: who asks.
             computed_tokens: C.
-            hit: what the search found.
-            find: the search again.
+            search: the request's search.
         """
-        shorter = self._cut(record, computed_tokens, hit, find) if self._limits.weighs_recompute else hit
-        if not shorter.deferred and shorter.tokens < self._limits.load_tokens_min:
+        known = self._manager.found_below
+        hit = search(record.hit_end_max)
+        if hit.deferred:
+            return hit
+        shorter = hit
+        if self._limits.weighs_recompute and self._manager.found_below != known:  # else all of it is in the host tier
+            shorter = self._cut(record, computed_tokens, hit, search)
+            if shorter.deferred:
+                return shorter
+        if shorter.tokens < self._limits.load_tokens_min:
             shorter = NO_HIT
-        if shorter.tokens < hit.tokens and not shorter.deferred and record.shortened_about != record.asked_about:
+        if shorter.tokens < hit.tokens and record.shortened_about != record.asked_about:
             record.shortened_about = record.asked_about
             record.ledger.shortened_tokens += hit.tokens - shorter.tokens
             self._counters.hits_shortened += 1
             self._counters.tokens_shortened += hit.tokens - shorter.tokens
         return shorter
 
-    def _cut(self, record: RequestRecord, computed_tokens: int, hit: Hit, find: Search) -> Hit:
+    def _cut(self, record: RequestRecord, computed_tokens: int, hit: Hit, search: Search) -> Hit:
         rate = self._prefill.tokens_per_s
         costs = self._costs() if rate is not None else {}
-        if rate is None or not costs or not hit.tokens or hit.deferred:
+        if rate is None or not costs or not hit.tokens:
             return hit
         pieces = self._pieces(record, computed_tokens, hit.tokens)
         worth = worth_loading(pieces, computed_tokens, hit.tokens, rate, costs)
@@ -78,7 +85,7 @@ class LoadChoice:
         if worth < hit.tokens:
             best, best_s = NO_HIT, hit.tokens / rate
             best_pieces = []
-            for other in (hit, *self._shorter(record, computed_tokens, pieces, worth, find)):
+            for other in (hit, *self._shorter(record, computed_tokens, pieces, worth, search)):
                 if other.deferred:
                     return other  # not known yet; answered at once or later, the answer shall be the same
                 own = pieces if other is hit else self._pieces(record, computed_tokens, other.tokens)
@@ -89,7 +96,7 @@ class LoadChoice:
         return best
 
     def _shorter(
-        self, record: RequestRecord, computed_tokens: int, pieces: list[Piece], worth: int, find: Search
+        self, record: RequestRecord, computed_tokens: int, pieces: list[Piece], worth: int, search: Search
     ) -> Iterator[Hit]:
         """Shorter hits that may be better than the whole one, as the search finds them.
 
@@ -98,12 +105,12 @@ class LoadChoice:
         the search is also told that the tiers of the whole hit had nothing, one after the other.
         """
         if worth:
-            yield find(computed_tokens + worth)
+            yield search(computed_tokens + worth)
         if self._geometry.has_windows:
             tiers = list(dict.fromkeys(piece.tier for piece in reversed(pieces)))
             names = self._manager.tier_names[1:]
             for count in range(1, len(tiers) + 1):
-                yield find(record.hit_end_max, frozenset(names[tier] for tier in tiers[:count]))
+                yield search(record.hit_end_max, frozenset(names[tier] for tier in tiers[:count]))
 
     def _costs(self) -> dict[int, ReadCost]:
         """What reads cost, by tier; with the benefit of the doubt for the way that was taken last."""

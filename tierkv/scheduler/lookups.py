@@ -106,7 +106,7 @@ class Lookups:
         # time this happens the manager knows of one chunk less. Two rounds per step keep the step short.
         for _ in range(2):
             find = partial(self._find, record, computed_tokens, expired=expired)
-            hit = self._choice.shorten(record, computed_tokens, find(record.hit_end_max), find)
+            hit = self._choice.find(record, computed_tokens, find)
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
