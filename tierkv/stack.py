@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,8 @@ from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.events import Observers
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
+from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
 from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
@@ -27,6 +29,7 @@ from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import Verb
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.worker import Worker
 
@@ -77,6 +80,7 @@ class Stack:
         self.geometry = parts.geometry
         self.tier_names = parts.tier_names
         self._parts = parts
+        self._stats = StackStats()
         self._scheduler = parts.scheduler
         self._manager = parts.manager
         self._dispatcher = parts.dispatcher
@@ -125,7 +129,10 @@ class Stack:
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How much can be loaded; see :meth:`OffloadScheduler.get_num_new_matched_tokens`."""
         self._begin_step()
-        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        began_s = self._clock()
+        answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        self._stats.looked_up(request.request_id, began_s, self._clock(), answered=answer[0] is not None)
+        return answer
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Blocks were allocated; see :meth:`OffloadScheduler.update_state_after_alloc`."""
@@ -142,6 +149,7 @@ class Stack:
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """What workers reported; see :meth:`OffloadScheduler.update_connector_output`."""
+        self._stats.transferred(output.transfers)
         report = self._scheduler.update_connector_output(output)
         if not output.is_empty:
             self._hand_out()
@@ -149,6 +157,7 @@ class Stack:
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
         """A request ended; see :meth:`OffloadScheduler.request_finished`."""
+        self._stats.finished(request.request_id, self._clock())
         return self._scheduler.request_finished(request, block_ids)
 
     def take_events(self) -> list[CacheEvent]:
@@ -181,6 +190,17 @@ class Stack:
         """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
         stats = self._dispatcher.stats.tiers
         return {name: asdict(stats[i]) for i, name in enumerate(self.tier_names)}
+
+    def series(self) -> Iterator[Series]:
+        """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
+        yield from self._stats.series()
+        for name, seconds in zip(self.tier_names, self._dispatcher.stats.seconds, strict=True):
+            yield Series(READ_SECONDS, (name,), seconds[Verb.READ])
+            yield Series(WRITE_SECONDS, (name,), seconds[Verb.WRITE])
+
+    def take_stats(self) -> ConnectorStats | None:
+        """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""
+        return self._stats.take(self.counters.stores_refused)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

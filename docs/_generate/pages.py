@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import behaviour
+import metrics_page
 
 from tierkv import errors, hookspecs
 from tierkv.abc import capabilities
@@ -176,6 +177,11 @@ def behaviour_page() -> str:
     return f"{title}\n{behaviour.body()}"
 
 
+def metrics_reference() -> str:
+    """``metrics.md``."""
+    return f"{head('Metrics', 'tierkv/metrics/definitions.py')}\n{metrics_page.body()}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "errors.md": errors_page,
@@ -183,6 +189,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "cli.md": cli_page,
     "behaviour.md": behaviour_page,
+    "metrics.md": metrics_reference,
 }
 
 

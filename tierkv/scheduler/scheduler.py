@@ -157,6 +157,7 @@ class OffloadScheduler:
         size = record.groups[0].chunk_tokens
         chunk = start // size
         for group, source in zip(plan.chunk_groups, sources, strict=True):
+            self._counters.chunks_hit[source] += 1
             if group == 0:
                 tokens = min(end, (chunk + 1) * size) - max(start, chunk * size)
                 self._counters.tokens_loaded[source] += tokens

@@ -5,7 +5,7 @@ All of it is plain data that pickles, because workers may be other processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,10 +82,12 @@ class WorkerOutput:
 
     finished: job id -> number of workers that ended it since the last report.
     failed_keys: job id -> keys of it that failed (absent: none failed).
+    transfers: operations that ended, by transfer type, each a mapping of ``op_size`` (bytes) and ``op_time`` (seconds).
     """
 
     finished: Mapping[int, int] = field(default_factory=dict)
     failed_keys: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+    transfers: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -97,9 +99,12 @@ class WorkerOutput:
         """Sum the counts and join the failures; the sources are left as they are (S89)."""
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
+        transfers: dict[str, list[Mapping[str, float]]] = {}
         for output in outputs:
             for job_id, count in output.finished.items():
                 finished[job_id] = finished.get(job_id, 0) + count
             for job_id, keys in output.failed_keys.items():
                 failed[job_id] = failed.get(job_id, frozenset()) | keys
-        return WorkerOutput(finished, failed)
+            for transfer_type, operations in output.transfers.items():
+                transfers.setdefault(transfer_type, []).extend(operations)
+        return WorkerOutput(finished, failed, transfers)
