@@ -19,6 +19,7 @@ from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.limits import TierLimits
+from tierkv.errors import ConfigError
 from tierkv.events import Observers
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
@@ -27,7 +28,8 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.event_queue import EventQueue
-from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack, StackParts
 from tierkv.tiers.arena import HostArena
@@ -100,6 +102,17 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
     )
 
 
+def _check_store_plan(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> None:
+    if config.store.plan != "lazy":
+        return
+    if not engine.capabilities.shows_free_blocks:
+        raise ConfigError(
+            'store.plan = "lazy": this engine does not show its free blocks (EngineCapabilities.shows_free_blocks); '
+            'use "immediate" or "eager"'
+        )
+    check_lazy(geometry)
+
+
 class _Assembly:
     """One opening of one stack; keeps what was opened, to close it again if a later part fails."""
 
@@ -120,6 +133,7 @@ class _Assembly:
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
         self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
+        _check_store_plan(self.config, engine, self.geometry)
 
     def build(self) -> Stack:
         """The wired stack."""
@@ -161,6 +175,9 @@ class _Assembly:
                 prompt_only=config.store.prompt_only,
                 num_workers=self.engine.num_workers,
                 gpu_prefix_caching=self.engine.capabilities.prefix_caching,
+                store_plan=config.store.plan,
+                store_policy=StorePolicy(config.store.policy),
+                holds_blocks_of_finished=self.engine.capabilities.holds_blocks_of_finished,
             ),
             counters,
             _log.warning,

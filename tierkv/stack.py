@@ -24,9 +24,10 @@ from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
 from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
+from tierkv.types.account import RequestAccount
 from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
 from tierkv.types.tier_ops import Verb
@@ -121,6 +122,10 @@ class Stack:
 
     # -- what an engine calls ----------------------------------------------------------------------------------------
 
+    def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
+        """Show the engine's free blocks; see :meth:`OffloadScheduler.register_free_queue`."""
+        self._scheduler.register_free_queue(queue, max_batched_tokens)
+
     def on_new_request(self, request: Request) -> None:
         """A request has arrived; see :meth:`OffloadScheduler.on_new_request`."""
         self._begin_step()
@@ -159,6 +164,13 @@ class Stack:
         """A request ended; see :meth:`OffloadScheduler.request_finished`."""
         self._stats.finished(request.request_id, self._clock())
         return self._scheduler.request_finished(request, block_ids)
+
+    def request_account(self, request_id: str) -> RequestAccount | None:
+        """Which tier served which tokens of a request, what it stored and what it waited for.
+
+        Of a request that has ended it can be had until some thousands more have ended. None: unknown, or too long ago.
+        """
+        return self._scheduler.request_account(request_id)
 
     def take_events(self) -> list[CacheEvent]:
         """What became available or left, in which tier, since the last call. Empty where events are disabled."""

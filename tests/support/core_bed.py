@@ -281,6 +281,8 @@ class Bed:
         self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"
         assert self.pool.num_free == self.spec.gpu_blocks
+        assert sum(core.counters.tokens_loaded.values()) == self.engine.tokens_external
+        assert not scheduler._accounts._open
         for chunk in core.host.visible():
             assert chunk.holders == 0
             if chunk.slot not in self.worker.damaged:

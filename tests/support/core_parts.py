@@ -19,7 +19,7 @@ from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
+from tierkv.types.engine import GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
@@ -152,9 +152,16 @@ def make_core(
     reserved: int | None = None,
     tiers: Sequence[TierSpec] = (),
     limits: SchedulerLimits | None = None,
+    groups: Sequence[GroupSpec] | None = None,
 ) -> Core:
-    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out)."""
-    geometry = Geometry.of(engine_spec(block_tokens, hash_block_tokens or min(block_tokens)), blocks=factor)
+    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out).
+
+    groups: the engine's groups, instead of full attention with ``block_tokens``.
+    """
+    if groups is not None:
+        block_tokens = [group.block_tokens for group in groups]
+    engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), groups)
+    geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
     host = HostIndex(slots, LruPolicy())
     lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]

@@ -18,8 +18,12 @@ TOKEN_BYTES = 4
 """KV bytes of one token in one group."""
 
 
-def engine_spec(block_tokens: Sequence[int], hash_block_tokens: int) -> EngineSpec:
-    """An engine with one full-attention group per entry of ``block_tokens``."""
+def engine_spec(
+    block_tokens: Sequence[int], hash_block_tokens: int, groups: Sequence[GroupSpec] | None = None
+) -> EngineSpec:
+    """An engine with one full-attention group per entry of ``block_tokens``, or with the groups given."""
+    if groups is not None:
+        return EngineSpec("model", "float32", tuple(groups), hash_block_tokens)
     groups = tuple(GroupSpec(size, (size * TOKEN_BYTES,)) for size in block_tokens)
     return EngineSpec("model", "float32", groups, hash_block_tokens)
 

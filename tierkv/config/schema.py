@@ -187,8 +187,20 @@ class LookupConfig(_Model):
 
 
 class StoreConfig(_Model):
-    """What is stored, and how fast."""
+    """What is stored, when, and how fast."""
 
+    plan: Literal["immediate", "eager", "lazy"] = Field(
+        default="immediate",
+        description="When blocks are stored. `immediate`: in the step that completes a chunk. `eager`: a step later, "
+        "when its tokens are certain; of a request that finds the host tier full, the part that fits. `lazy`: when the "
+        "engine is about to reuse the blocks; the engine must show its free blocks, and `chunk.blocks` must be 1.",
+    )
+    policy: Literal["block_level", "request_level"] = Field(
+        default="block_level",
+        description="Whether chunks that were loaded for a request are stored again with it. `block_level`: no. "
+        "`request_level`: yes, where the host tier has lost them meanwhile. A request chooses `request_level` with "
+        "`do_remote_decode = true` in its `kv_transfer_params`.",
+    )
     chunks_per_step_max: Count = Field(default=256, description="Chunks whose store may start per engine step.")
     prompt_only: bool = Field(default=False, description="Store chunks of prompts only, not of generated tokens.")
 

@@ -45,6 +45,11 @@ COUNTERS = {
     "events_undescribed": "Chunks in events that should carry their tokens and could not",
     "payloads_forgotten": "Payloads of chunks forgotten because too many were remembered",
     "probes": "Existence questions put to a tier",
+    "hints_ignored": "Hints of requests that could not be used",
+    "tokens_local": "Tokens that the engine found in its own cache, once per request",
+    "tokens_stored": "Tokens copied from the GPU to the host tier",
+    "deferred_ms": "Milliseconds that lookups were deferred for",
+    "sightings_failed": "Policies that raised when told of a request, and are told no more",
 }
 """Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
 
@@ -100,7 +105,7 @@ def counters() -> list[Metric]:
     """Our counters, under the names that are exported."""
     by_tier = {
         *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
-        *("reads_failed", "writes_failed", "probes"),
+        *("reads_failed", "writes_failed", "probes", "sightings_failed"),
     }
     core = [
         Metric(f"tierkv_{name}", "counter", meaning, ("tier",) if name in by_tier else ())
