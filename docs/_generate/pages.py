@@ -15,6 +15,7 @@ from pathlib import Path
 
 import behaviour
 import metrics_page
+import states
 
 from tierkv import errors, hookspecs
 from tierkv.abc import capabilities
@@ -182,6 +183,11 @@ def metrics_reference() -> str:
     return f"{head('Metrics', 'tierkv/metrics/definitions.py')}\n{metrics_page.body()}"
 
 
+def states_page() -> str:
+    """``states.md``."""
+    return f"{head('States', 'the tables in chunk_state.py and request_state.py')}\n{states.body()}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "errors.md": errors_page,
@@ -190,6 +196,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "behaviour.md": behaviour_page,
     "metrics.md": metrics_reference,
+    "states.md": states_page,
 }
 
 
