@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Mapping
 from enum import Enum
 from types import ModuleType
+from typing import Any
 
 from tierkv.manager import chunk_state
 from tierkv.scheduler import request_state
@@ -22,7 +23,8 @@ literal table in one module, and what the table does not list raises `IllegalTra
 A column is a state; an arrow leads from the state before to the state after.
 """
 
-Table = Mapping[tuple[Enum, Enum], Enum]
+Table = Mapping[Any, Enum]
+"""(state before, event) -> state after; each machine has its own kinds of states and events."""
 Arrows = dict[tuple[str, str], list[str]]
 
 
