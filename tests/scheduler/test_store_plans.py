@@ -8,9 +8,10 @@ import pytest
 from core_parts import Core, make_core
 from core_pool import BedBlock, blocks
 from core_truth import BedRequest
+from group_parts import full, ssm, window
 from hypothesis import given
 from hypothesis import strategies as st
-from store_parts import FreeQueue, chunk_indices, computed_blocks, full, lazy_core, only_store, ssm, window
+from store_parts import FreeQueue, chunk_indices, computed_blocks, lazy_core, only_store
 
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.manager.contract import RequestContext

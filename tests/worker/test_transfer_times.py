@@ -73,7 +73,7 @@ def test_s109_what_failed_is_not_counted_as_moved() -> None:
 
 def test_d9_reports_of_workers_are_joined_without_touching_them() -> None:
     """Two workers, one report; each worker's own list stays its own."""
-    outputs = [WorkerOutput({1: 1}, {}, {STORE: [{SIZE: 512.0, TIME: 0.5}]}) for _ in range(2)]
+    outputs = [WorkerOutput({1: 1}, transfers={STORE: [{SIZE: 512.0, TIME: 0.5}]}) for _ in range(2)]
     joined = WorkerOutput.aggregate([*outputs, WorkerOutput()])
     assert len(joined.transfers[STORE]) == 2
     assert [len(output.transfers[STORE]) for output in outputs] == [1, 1]

@@ -215,7 +215,7 @@ class OffloadScheduler:
         hold = self._limits.holds_blocks_of_finished and record.has_jobs
         record.held_for_stores = hold and record.load_job is None
         for group in record.groups:
-            self._manager.touch(group.keys[: record.computed_tokens // group.chunk_tokens])
+            self._manager.touch(group.useful_keys(record.computed_tokens))
         if self._manager.wants_sightings:
             self._manager.sighted(end_of(record, self._lookups.now_s))
         self._forget_if_done(record)

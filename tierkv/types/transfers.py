@@ -97,11 +97,14 @@ class WorkerOutput:
 
     finished: job id -> number of workers that ended it since the last report.
     failed_keys: job id -> keys of it that failed (absent: none failed).
+    parts: job id -> rank -> checksum of that worker's part of each chunk, in the job's order (empty bytes: failed; no
+        checksums at all: a load). Only where several workers share a stack, which seals a chunk from all of them.
     transfers: operations that ended, by transfer type, each a mapping of ``op_size`` (bytes) and ``op_time`` (seconds).
     """
 
     finished: Mapping[int, int] = field(default_factory=dict)
     failed_keys: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+    parts: Mapping[int, Mapping[int, tuple[bytes, ...]]] = field(default_factory=dict)
     transfers: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
 
     @property
@@ -111,15 +114,18 @@ class WorkerOutput:
 
     @staticmethod
     def aggregate(outputs: Iterable[WorkerOutput]) -> WorkerOutput:
-        """Sum the counts and join the failures; the sources are left as they are (S89)."""
+        """Sum the counts, join failures and parts; the sources are left as they are (S89)."""
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
+        parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
         transfers: dict[str, list[Mapping[str, float]]] = {}
         for output in outputs:
             for job_id, count in output.finished.items():
                 finished[job_id] = finished.get(job_id, 0) + count
             for job_id, keys in output.failed_keys.items():
                 failed[job_id] = failed.get(job_id, frozenset()) | keys
+            for job_id, by_rank in output.parts.items():
+                parts.setdefault(job_id, {}).update(by_rank)
             for transfer_type, operations in output.transfers.items():
                 transfers.setdefault(transfer_type, []).extend(operations)
-        return WorkerOutput(finished, failed, transfers)
+        return WorkerOutput(finished, failed, parts, transfers)
