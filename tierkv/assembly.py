@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tierkv.abc import AsyncBackend, Backend, BackendContext
-from tierkv.codecs.frame import FrameSealer
+from tierkv.codecs.frame import PARTS_MAX, FrameSealer
 from tierkv.config.loading import load_config, parse_config
 from tierkv.config.resolving import ResolvedStack, ResolvedTier, resolve
 from tierkv.config.schema import StackConfig
@@ -32,13 +32,16 @@ from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack, StackParts
-from tierkv.tiers.arena import HostArena
+from tierkv.tiers.arena import HostArena, private_memory
 from tierkv.tiers.retry import RetryLimits, Timing
+from tierkv.tiers.shared_memory import SharedMemory
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
+from tierkv.worker.part_book import PartBook
 from tierkv.worker.worker import Worker
+from tierkv.worker_setup import WorkerSetup
 
 _log = logging.getLogger(__name__)
 
@@ -134,12 +137,19 @@ class _Assembly:
         self.namespace = namespace_of(self.config, engine, self.geometry)
         self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
         _check_store_plan(self.config, engine, self.geometry)
+        self.verify_loads = self.config.host.verify and verify_frames
+        self.shared = SharedMemory() if engine.capabilities.worker_processes else None
+        if engine.num_workers > PARTS_MAX:
+            raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
 
     def build(self) -> Stack:
         """The wired stack."""
         with contextlib.ExitStack() as undo:
-            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max)
+            memory = private_memory if self.shared is None else self.shared.map
+            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
             undo.callback(arena.close)
+            if self.shared is not None:
+                undo.callback(self.shared.close)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(arena, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
@@ -183,17 +193,18 @@ class _Assembly:
             _log.warning,
             block_events=block_events,
         )
-        copies = CopyPool(threads=config.host.copy_threads)
-        verify_loads = config.host.verify and self.sealer.verify
-        worker = Worker(arena, self.sealer, self.geometry, copies.submit, verify_loads=verify_loads)
+        workers, copies = self._workers(arena)
         return Stack(
             StackParts(
                 scheduler=scheduler,
                 manager=manager,
                 dispatcher=dispatcher,
-                worker=worker,
+                workers=workers,
                 copies=copies,
                 arena=arena,
+                shared=self.shared,
+                setup=self._setup(arena),
+                part_book=None if len(workers) == 1 else PartBook(arena, self.sealer, self.geometry),
                 namespace=self.namespace,
                 geometry=self.geometry,
                 counters=counters,
@@ -203,6 +214,37 @@ class _Assembly:
                 completions_per_step_max=config.lookup.completions_per_step_max,
             ),
             self.clock,
+        )
+
+    def _workers(self, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
+        """The workers of this process and their threads: one pool each, since each belongs to a thread of its own."""
+        if self.shared is not None:
+            return (), ()
+        threads = self.config.host.copy_threads
+        names = (
+            ["tierkv-copy"]
+            if self.engine.num_workers == 1
+            else [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
+        )
+        pools = tuple(CopyPool(threads, name=name) for name in names)
+        workers = tuple(
+            Worker(arena, self.sealer, self.geometry, pool.submit, rank=rank, verify_loads=self.verify_loads)
+            for rank, pool in enumerate(pools)
+        )
+        return workers, pools
+
+    def _setup(self, arena: HostArena) -> WorkerSetup | None:
+        """What workers in other processes must know, for rank 0."""
+        if self.shared is None:
+            return None
+        return WorkerSetup(
+            rank=0,
+            geometry=self.geometry,
+            namespace=self.sealer.namespace,
+            arena=self.shared.handle(arena),
+            copy_threads=self.config.host.copy_threads,
+            verify_frames=self.sealer.verify,
+            verify_loads=self.verify_loads,
         )
 
     def _observers(self) -> Observers:

@@ -8,6 +8,7 @@ from random import Random
 from core_bed import Bed, BedSpec
 from core_engine import Whims
 from core_parts import OBJECTS, TierSpec, disk, objects
+from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
@@ -41,19 +42,34 @@ SPECS: tuple[BedSpec, ...] = (
         tiers=(objects(), disk(frames=2)), num_workers=3,
     ),
     BedSpec(slots=16, reserved=16, tiers=(disk(frames=12), _FROZEN_OBJECTS), prompt_only=True, gpu_caching=False),
+    BedSpec(groups=(full(4), window(6, 4)), slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),)),
     BedSpec(
-        block_tokens=(2, 4), factor=2, hash_block_tokens=2, slots=12, reserved=9, gpu_blocks=50, tiers=(disk(),),
-        num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
+        groups=(window(7, 2), ssm(4), full(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=80,
+        tiers=(objects(probe_keys_max=8), disk(frames=12)), gpu_caching=False, num_workers=2,
+    ),
+    BedSpec(groups=(window(9, 4), window(4, 4)), slots=12, gpu_blocks=40, tiers=(disk(frames=9),), gpu_caching=False),
+    BedSpec(
+        groups=(local(10, 4), full(6), window(5, 3)), hash_block_tokens=1, slots=24, reserved=20, gpu_blocks=80,
+        tiers=(disk(), objects()),
+    ),
+    BedSpec(
+        groups=(full(8), window(5, 2), ssm(4)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
+        tiers=(disk(),), prompt_only=True, gpu_caching=False,
+    ),
+    BedSpec(
+        groups=(full(4), window(6, 2), ssm(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=60,
+        tiers=(disk(),), num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
     ),
     BedSpec(slots=12, tiers=(disk(frames=9),), store_plan="eager", holds_finished=True),
     BedSpec(
-        block_tokens=(2, 4), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=60, tiers=(disk(),),
+        groups=(window(7, 4), full(4)), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),),
         num_workers=2, store_plan="lazy",
     ),
 )  # fmt: skip
-"""One group and several; equal, dividing and non-dividing chunk sizes; tiers with an index before and behind shared
-ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of finished
-requests."""
+"""One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
+stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
+behind shared ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of
+finished requests."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
@@ -100,8 +116,7 @@ class Moves:
         if capacity is not None or self.bed.core.manager._traffic._in_flight:
             return  # what lies in a bounded tier is told once, at the start
         request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
-        chunks = tokens // self.bed.core.geometry.chunk_tokens_max
-        self.bed.fill_below(request, tier, [i for i in range(chunks) if i != gap])
+        self.bed.fill_below(request, tier, [i for i in range(tokens) if i != gap])
 
     def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
         """An engine step, ``ticks`` tenths of a second after the last one."""

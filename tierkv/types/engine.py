@@ -27,6 +27,8 @@ class EngineCapabilities:
         have ended (``LoadReport.finished_sending`` and ``finished_recving``). Without it blocks are free at once, and
         whatever still reads one is flushed before the block is written.
     shows_free_blocks: the engine registers its :class:`FreeBlockQueue` before its first step.
+    worker_processes: workers are other processes than the one that opens the stack, so the host tier's memory is shared
+        with them.
     """
 
     loads_may_fail: bool = True
@@ -34,6 +36,7 @@ class EngineCapabilities:
     prefix_caching: bool = True
     holds_blocks_of_finished: bool = False
     shows_free_blocks: bool = False
+    worker_processes: bool = False
 
 
 class GroupKind(Enum):

@@ -97,10 +97,13 @@ class WorkerOutput:
 
     finished: job id -> number of workers that ended it since the last report.
     failed_keys: job id -> keys of it that failed (absent: none failed).
+    parts: job id -> rank -> checksum of that worker's part of each chunk, in the job's order (empty bytes: failed; no
+        checksums at all: a load). Only where several workers share a stack, which seals a chunk from all of them.
     """
 
     finished: Mapping[int, int] = field(default_factory=dict)
     failed_keys: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+    parts: Mapping[int, Mapping[int, tuple[bytes, ...]]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -109,12 +112,15 @@ class WorkerOutput:
 
     @staticmethod
     def aggregate(outputs: Iterable[WorkerOutput]) -> WorkerOutput:
-        """Sum the counts and join the failures; the sources are left as they are (S89)."""
+        """Sum the counts, join failures and parts; the sources are left as they are (S89)."""
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
+        parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
         for output in outputs:
             for job_id, count in output.finished.items():
                 finished[job_id] = finished.get(job_id, 0) + count
             for job_id, keys in output.failed_keys.items():
                 failed[job_id] = failed.get(job_id, frozenset()) | keys
-        return WorkerOutput(finished, failed)
+            for job_id, by_rank in output.parts.items():
+                parts.setdefault(job_id, {}).update(by_rank)
+        return WorkerOutput(finished, failed, parts)
