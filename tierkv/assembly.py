@@ -26,7 +26,10 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
-from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.block_events import BlockEvents
+from tierkv.scheduler.event_queue import EventQueue
+from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack, StackParts
 from tierkv.tiers.arena import HostArena, private_memory
@@ -102,6 +105,17 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
     )
 
 
+def _check_store_plan(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> None:
+    if config.store.plan != "lazy":
+        return
+    if not engine.capabilities.shows_free_blocks:
+        raise ConfigError(
+            'store.plan = "lazy": this engine does not show its free blocks (EngineCapabilities.shows_free_blocks); '
+            'use "immediate" or "eager"'
+        )
+    check_lazy(geometry)
+
+
 class _Assembly:
     """One opening of one stack; keeps what was opened, to close it again if a later part fails."""
 
@@ -126,6 +140,7 @@ class _Assembly:
         self.shared = SharedMemory() if engine.capabilities.worker_processes else None
         if engine.num_workers > PARTS_MAX:
             raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
+        _check_store_plan(self.config, engine, self.geometry)
 
     def build(self) -> Stack:
         """The wired stack."""
@@ -156,6 +171,11 @@ class _Assembly:
             counters,
         )
         self._recover(lower, dispatcher)
+        events = config.events
+        described = events.enabled and events.self_describing
+        block_events = BlockEvents(
+            self.geometry, counters, _log.warning, active=described, snapshots_max=events.payloads_max
+        )
         scheduler = OffloadScheduler(
             manager,
             self.geometry,
@@ -165,9 +185,13 @@ class _Assembly:
                 prompt_only=config.store.prompt_only,
                 num_workers=self.engine.num_workers,
                 gpu_prefix_caching=self.engine.capabilities.prefix_caching,
+                store_plan=config.store.plan,
+                store_policy=StorePolicy(config.store.policy),
+                holds_blocks_of_finished=self.engine.capabilities.holds_blocks_of_finished,
             ),
             counters,
             _log.warning,
+            block_events=block_events,
         )
         workers, copies = self._workers(arena)
         return Stack(
@@ -185,6 +209,7 @@ class _Assembly:
                 geometry=self.geometry,
                 counters=counters,
                 observers=self._observers(),
+                events=EventQueue(block_events, counters, kept=events.enabled),
                 tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
                 completions_per_step_max=config.lookup.completions_per_step_max,
             ),

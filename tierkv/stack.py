@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -21,11 +20,14 @@ from tierkv.errors import EngineProtocolError
 from tierkv.events import Observers
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.shared_memory import SharedMemory
+from tierkv.types.account import RequestAccount
+from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
@@ -35,9 +37,6 @@ from tierkv.worker_setup import WorkerSetup
 
 VALIDATE = "TIERKV_VALIDATE"
 """Environment variable: 1 checks every invariant after every step (slow; for tests and for reports of bugs)."""
-
-OBSERVED_EVENTS_MAX = 4096
-"""Events kept, where there are observers, for an engine that never takes them; older ones are dropped and counted."""
 
 _POLL_S = 0.001
 
@@ -65,6 +64,7 @@ class StackParts:
     geometry: Geometry
     counters: CoreCounters
     observers: Observers
+    events: EventQueue
     tier_names: tuple[str, ...]
     completions_per_step_max: int
 
@@ -95,7 +95,6 @@ class Stack:
         self._validate = os.environ.get(VALIDATE) == "1"
         self._in_step = False
         self._closed = False
-        self._observed: deque[CacheEvent] = deque(maxlen=OBSERVED_EVENTS_MAX)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -159,19 +158,22 @@ class Stack:
         """Give dispatch its instructions, and observers what happened."""
         for op in self._manager.take_ops():
             self._dispatcher.submit(op)
-        self._observe()
+        if self._parts.observers.any or self._parts.events.needs_every_step:
+            self._observe()
         if self._validate:
             self._scheduler.validate()
 
     def _observe(self) -> None:
-        """Pass events to observers and keep them for the engine. Without observers they stay where they are bounded."""
-        if self._parts.observers.any:
-            events = self._scheduler.take_events()
-            self.counters.events_dropped += max(0, len(self._observed) + len(events) - OBSERVED_EVENTS_MAX)
-            self._observed.extend(events)
-            self._parts.observers.notify(events)
+        """Pass events to observers and keep them for the engine."""
+        events = self._scheduler.take_events()
+        self._parts.events.put(events)
+        self._parts.observers.notify(events)
 
     # -- what an engine calls ----------------------------------------------------------------------------------------
+
+    def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
+        """Show the engine's free blocks; see :meth:`OffloadScheduler.register_free_queue`."""
+        self._scheduler.register_free_queue(queue, max_batched_tokens)
 
     def on_new_request(self, request: Request) -> None:
         """A request has arrived; see :meth:`OffloadScheduler.on_new_request`."""
@@ -211,12 +213,22 @@ class Stack:
         """A request ended; see :meth:`OffloadScheduler.request_finished`."""
         return self._scheduler.request_finished(request, block_ids)
 
+    def request_account(self, request_id: str) -> RequestAccount | None:
+        """Which tier served which tokens of a request, what it stored and what it waited for.
+
+        Of a request that has ended it can be had until some thousands more have ended. None: unknown, or too long ago.
+        """
+        return self._scheduler.request_account(request_id)
+
     def take_events(self) -> list[CacheEvent]:
-        """What became available or left, in which tier, since the last call."""
+        """What became available or left, in which tier, since the last call. Empty where events are disabled."""
         self._observe()
-        events = [*self._observed, *self._scheduler.take_events()]
-        self._observed.clear()
-        return events
+        return self._parts.events.take()
+
+    def take_block_events(self) -> list[BlockEvent]:
+        """The same, described by hash blocks and tokens; what one of the two calls takes, the other does not get."""
+        self._observe()
+        return self._parts.events.take_described()
 
     def reset_cache(self) -> None:
         """Empty the host tier, between steps; see :meth:`OffloadScheduler.reset_cache`."""

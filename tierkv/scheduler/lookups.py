@@ -126,7 +126,10 @@ class Lookups:
             record.request.num_tokens, tokens_covered(groups, computed_tokens, self._manager.reserved_chunks_max)
         )
         lookup = _absent if expired else partial(self._manager.lookup, ctx=record.ctx)
-        return find_hit(groups, computed_tokens, tokens_max, lookup, self._manager.resident_prefix)
+        if record.ctx.hints.max_load_tokens is not None:
+            tokens_max = min(tokens_max, computed_tokens + record.ctx.hints.max_load_tokens)
+        resident_prefix = partial(self._manager.resident_prefix, ctx=record.ctx)
+        return find_hit(groups, computed_tokens, tokens_max, lookup, resident_prefix)
 
     def _is_being_loaded(self, wanted: tuple[Key, ...]) -> bool:
         return bool(self._loading) and any(key in self._loading for key in wanted)

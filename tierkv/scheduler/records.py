@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
+from tierkv.scheduler.ledger import Ledger
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.scheduler.request_state import RequestEvent, RequestState, next_state
 from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys
+from tierkv.types.sighting import Sighting
 
 
 class GroupRecord:
@@ -28,16 +30,22 @@ class GroupRecord:
 class RequestRecord:
     """One request over all groups. Invariant I1: its jobs are one load, or stores, or none."""
 
-    def __init__(self, request: Request, geometry: Geometry, warn: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, ledger: Ledger | None = None
+    ) -> None:
         self.request = request
-        params = request.kv_transfer_params or {}
-        self.ctx = RequestContext(request.request_id, params)
+        self.ctx = RequestContext(request.request_id, request.kv_transfer_params or {}, hints)
         self.state = RequestState.IDLE
         self.groups = [GroupRecord(group.chunk_tokens) for group in geometry.groups]
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
-        self.offload_tokens_max = _offload_tokens_max(self.ctx, warn)
+        self.ledger = Ledger(request.request_id) if ledger is None else ledger
+        self.arrival: Sighting | None = None
+        self.has_arrived = False
+        self.store_policy = StorePolicy.BLOCK_LEVEL
+        self.held_for_stores = False  # finished; its engine keeps its blocks until its stores have ended
+        self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
         # The lookup in progress: since when it is deferred, what it was about, and what it found.
         self.asked_since_s: float | None = None
         self.asked_at_s = 0.0
@@ -98,16 +106,12 @@ class RequestRecord:
         for group in self.groups:
             group.next_stored = 0
 
+    def skip_loaded(self, tokens: int) -> None:
+        """Chunks that cover the first ``tokens`` came from a tier: they are not offered for storing."""
+        for group in self.groups:
+            group.next_stored = max(group.next_stored, -(-tokens // group.chunk_tokens))
+
     @property
     def has_jobs(self) -> bool:
         """Whether a transfer of this request is in flight."""
         return self.load_job is not None or bool(self.store_jobs)
-
-
-def _offload_tokens_max(ctx: RequestContext, warn: Callable[[str], None]) -> int | None:
-    """``kv_transfer_params["max_offload_tokens"]``: a true int of at least 0; anything else is ignored aloud (S12)."""
-    value = ctx.kv_transfer_params.get("max_offload_tokens")
-    if value is None or (type(value) is int and value >= 0):
-        return value
-    warn(f"request {ctx.request_id!r}: max_offload_tokens = {value!r} is ignored: give an integer of 0 or more")
-    return None

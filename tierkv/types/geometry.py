@@ -23,6 +23,8 @@ class GroupGeometry:
     payload_bytes: bytes of one chunk: the parts of all workers, one after the other.
     kind: what the group attends to. window_chunks: how many chunks at its end a hit needs (W); None: all of them.
     aligned_chunks: every hit of the engine ends at a multiple of this many chunks (A); None: anywhere.
+    tail_blocks: blocks at its end without which a chunk is of no use to any hit; only the others may be missing when
+        it is stored.
     """
 
     index: int
@@ -35,6 +37,7 @@ class GroupGeometry:
     kind: GroupKind = GroupKind.FULL_ATTENTION
     window_chunks: int | None = None
     aligned_chunks: int | None = None
+    tail_blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ def _group_geometry(
         kind=group.kind,
         window_chunks=window,
         aligned_chunks=_aligned_chunks(chunk_tokens, window, aligned_tokens),
+        tail_blocks=_tail_blocks(group, factor, engine.groups),
     )
 
 
@@ -119,6 +123,18 @@ def _window_chunks(group: GroupSpec, chunk_tokens: int) -> int | None:
     if group.kind is GroupKind.SSM:
         return 1
     return cdiv(group.window_tokens or 1, chunk_tokens)
+
+
+def _tail_blocks(group: GroupSpec, factor: int, groups: tuple[GroupSpec, ...]) -> int:
+    """What a hit that ends with the chunk, or one token before it, needs of the chunk.
+
+    Where another group's chunks are no multiple of this one's, a hit can end anywhere inside: then all of it.
+    """
+    if group.kind is GroupKind.SSM:
+        return 1
+    if group.window_tokens is None or any(other.block_tokens % group.block_tokens for other in groups):
+        return factor
+    return min(factor, cdiv(group.window_tokens, group.block_tokens))
 
 
 def _aligned_tokens(groups: tuple[GroupSpec, ...], factor: int) -> int | None:

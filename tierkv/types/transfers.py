@@ -5,11 +5,14 @@ All of it is plain data that pickles, because workers may be other processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tierkv.types.keys import Key
+
+NO_REQUEST = ""
+"""The request id of a job that belongs to no request."""
 
 
 class SlotRef(NamedTuple):
@@ -26,6 +29,7 @@ class SlotRef(NamedTuple):
 class TransferJob:
     """One store (GPU to host) or load (host to GPU) of some chunks of one request.
 
+    request_id: whose chunks they are; ``NO_REQUEST`` where a store concerns blocks that nobody uses any more.
     keys, slots: one per chunk, groups in order.
     chunk_groups: the group of each chunk.
     block_ids: GPU blocks of all groups, flat, groups in order.
@@ -43,6 +47,17 @@ class TransferJob:
     block_ids: tuple[int, ...]
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
+
+
+def blocks_of_groups(job: TransferJob, groups: Container[int]) -> list[int]:
+    """The GPU blocks of a job that belong to some groups."""
+    ids: list[int] = []
+    offset = 0
+    for group, size in enumerate(job.group_sizes):
+        if group in groups:
+            ids += job.block_ids[offset : offset + size]
+        offset += size
+    return ids
 
 
 def chunk_blocks(job: TransferJob, blocks_per_chunk: int) -> list[tuple[int, tuple[int, ...]]]:
