@@ -95,6 +95,8 @@ class DevicePages:
             run = parts[first : first + count]
             if clear and take < self._blocks_per_chunk:
                 run.zero_()
+            if not take:
+                continue
             some = ids[offset : offset + count * take].view(count, take)
             offset += count * take
             for pages, start in zip(tensors.pages, tensors.starts, strict=True):
@@ -109,8 +111,7 @@ def _runs(chunks: Sequence[ChunkBlocks]) -> Iterator[tuple[int, int, int, int]]:
     for number in range(1, len(chunks) + 1):
         skip, blocks = chunks[first]
         if number == len(chunks) or (chunks[number][0], len(chunks[number][1])) != (skip, len(blocks)):
-            if blocks:
-                yield first, number - first, skip, len(blocks)
+            yield first, number - first, skip, len(blocks)
             first = number
 
 
