@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -150,6 +151,8 @@ def test_s111_a_store_of_this_step_can_be_flushed(bed: Bed) -> None:
     """S111: a flush of a store created in this very step submits it and waits: its blocks are overwritten next."""
     store = job(1, [1, 2, 3], store=True)
     stored = bed.snapshot()[0][0][1:4]
+    bed.gate.clear()
+    Timer(0.05, bed.gate.set).start()  # until then nothing is copied: who does not wait overwrites the blocks first
     bed.worker.start_step(ConnectorMeta(stores=(store,), jobs_to_flush=frozenset({1})))
     bed.clear(0, slice(1, 4))  # the forward pass of this step
     bed.worker.queue_stores(ConnectorMeta(stores=(store,), jobs_to_flush=frozenset({1})))
@@ -171,6 +174,15 @@ def test_s114_a_failing_copy_is_a_report(bed: Bed) -> None:
     bad = job(1, [1, 2, NUM_BLOCKS + 5], store=True)
     assert bed.run(stores=(bad,)) == {1: frozenset(bad.keys)}
     assert not bed.run(stores=(job(2, [1, 2, 3], store=True),))
+
+
+def test_d4_a_failed_load_is_not_the_end_of_the_worker(bed: Bed) -> None:
+    """D4: loads of an empty slot and to blocks that do not exist fail; the next load and the next store are fine."""
+    bed.run(stores=(job(1, [1, 2, 3], store=True),))
+    empty = job(2, [4, 5, 6], store=False, slot=7)
+    outside = job(3, [4, 5, NUM_BLOCKS], store=False)
+    assert bed.run(loads=(empty, outside)) == {2: frozenset(empty.keys), 3: frozenset(outside.keys)}
+    assert not bed.run(loads=(job(4, [4, 5, 6], store=False),), stores=(job(5, [1, 2, 3], store=True, slot=9),))
 
 
 def test_s115_shutdown_drops_queued_stores_and_drains_running_ones(bed: Bed) -> None:
