@@ -19,7 +19,7 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.host_copies import HostCopies
-from tierkv.worker.pages import HostPages
+from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.slot_parts import SlotParts
 from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer
 
@@ -64,10 +64,23 @@ class Worker:
         self._running: dict[int, tuple[TransferJob, Transfer]] = {}
 
     def register_kv_caches(self, caches: Sequence[Sequence[Any]]) -> None:
-        """The engine's KV tensors, per group, each ``[num_blocks, ...]``; see :class:`HostPages` for rules."""
+        """The engine's KV tensors, per group, each ``[num_blocks, ...]``, all in host memory or all on one GPU.
+
+        On a GPU this pins the arena, which takes some seconds per hundred GB.
+
+        Raises:
+            EngineProtocolError: number, shape or place of the tensors differ from the spec; says which and how.
+        """
+        check_counts(self._geometry, caches)
         if self._copies is not None:
+            self.wait(list(self._running))
             self._copies.close()
-        self._copies = HostCopies(self._slots, HostPages(self._geometry, caches), self._submit, self._clock)
+        if getattr(caches[0][0], "is_cuda", False):
+            from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
+
+            self._copies = cuda_copies(self._slots, caches, self._submit)
+        else:
+            self._copies = HostCopies(self._slots, HostPages(self._geometry, caches), self._submit, self._clock)
 
     def start_step(self, meta: ConnectorMeta) -> None:
         """Before the forward pass: flush what must be flushed, then submit queued stores and this step's loads."""
