@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import behaviour
+import metrics_page
+import states
 
 from tierkv import errors, hookspecs
 from tierkv.abc import capabilities
@@ -197,6 +199,16 @@ def hints_page() -> str:
     return f"{head('Hints of a request', 'tierkv/types/hints.py')}{HINTS_HEAD}\n{table}\n"
 
 
+def metrics_reference() -> str:
+    """``metrics.md``."""
+    return f"{head('Metrics', 'tierkv/metrics/definitions.py')}\n{metrics_page.body()}"
+
+
+def states_page() -> str:
+    """``states.md``."""
+    return f"{head('States', 'the tables in chunk_state.py and request_state.py')}\n{states.body()}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "errors.md": errors_page,
@@ -205,6 +217,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "cli.md": cli_page,
     "behaviour.md": behaviour_page,
+    "metrics.md": metrics_reference,
+    "states.md": states_page,
 }
 
 

@@ -57,12 +57,12 @@ SPECS: tuple[BedSpec, ...] = (
         tiers=(disk(),), prompt_only=True, gpu_caching=False,
     ),
     BedSpec(
-        block_tokens=(2, 4), factor=2, hash_block_tokens=2, slots=12, reserved=9, gpu_blocks=50, tiers=(disk(),),
-        num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
+        groups=(full(4), window(6, 2), ssm(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=60,
+        tiers=(disk(),), num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
     ),
     BedSpec(slots=12, tiers=(disk(frames=9),), store_plan="eager", holds_finished=True),
     BedSpec(
-        block_tokens=(2, 4), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=60, tiers=(disk(),),
+        groups=(window(7, 4), full(4)), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),),
         num_workers=2, store_plan="lazy",
     ),
 )  # fmt: skip

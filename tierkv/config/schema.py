@@ -100,7 +100,10 @@ class HostConfig(_Model):
         description="Check every chunk's checksum once more on its way from host memory to the GPU. Frames that "
         "come from a tier below are always checked.",
     )
-    copy_threads: Threads = Field(default=1, description="Threads that copy between GPU pages and host slots.")
+    copy_threads: Threads = Field(
+        default=1,
+        description="Threads of each worker that copy between GPU pages and host slots, or work beside a GPU that does.",
+    )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.8,
         description="Share of the slots that waiting requests may reserve together; the rest stays free for stores.",

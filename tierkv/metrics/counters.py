@@ -11,7 +11,7 @@ class CoreCounters:
     """Counters of scheduler and manager. They only grow.
 
     lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again".
-    deadlines_expired: lookups ended by their deadline. tokens_loaded: by the tier whose bytes were used.
+    deadlines_expired: lookups ended by their deadline. tokens_loaded, chunks_hit: by the tier whose bytes were used.
     stores_refused: store batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get
     because its queue was full or it was unusable, by tier. promotions, cascades: chunks read from and written to a
     tier. chunks_corrupt: frames that failed their check, by tier. evictions: by tier. reads_failed, writes_failed: by
@@ -28,6 +28,7 @@ class CoreCounters:
     deferrals: int = 0
     deadlines_expired: int = 0
     tokens_loaded: Counter[str] = field(default_factory=Counter)
+    chunks_hit: Counter[str] = field(default_factory=Counter)
     chunks_stored: int = 0
     chunks_loaded: int = 0
     stores_refused: int = 0

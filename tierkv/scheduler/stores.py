@@ -135,7 +135,8 @@ class Stores:
 
     def _candidates(self, record: RequestRecord, tokens: int) -> list[Candidate]:
         record.extend_keys(self._geometry)
-        skip_useless(record, self._geometry, tokens)
+        if not skip_useless(record, self._geometry, tokens):
+            return []
         return candidates(record, self._geometry, tokens, self.chunks_max)
 
     def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:
