@@ -151,6 +151,15 @@ class OffloadManager:
         """Per lower tier: expected seconds until the first byte of a read, and per byte; None: not measured yet."""
         return [speed.expected() for speed in self._traffic.speeds]
 
+    def tier_speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
+        speeds = zip(self._tiers, self._traffic.speeds, strict=True)
+        return {
+            tier.name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
+            for tier, speed in speeds
+            if speed.latency_s is not None and speed.s_per_byte is not None
+        }
+
     def would_read(self, key: Key, ctx: RequestContext) -> int | None:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
         chunk = self._host.get(key)
