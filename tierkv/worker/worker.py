@@ -8,7 +8,7 @@ the forward pass they depend on. A failed transfer is a report, never an excepti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -35,19 +35,28 @@ class Worker:
         geometry: sizes of groups and chunks.
         submit: runs transfers; loads and stores may run in any order, fences are the scheduler's work.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
+        wait_for: waits until futures of ``submit`` are done.
 
     Attributes:
         bytes_stored, bytes_loaded: payload of chunks that were copied and sealed, or checked and copied, so far.
     """
 
-    def __init__(
-        self, arena: HostArena, sealer: FrameSealer, geometry: Geometry, submit: Submit, *, verify_loads: bool = True
+    def __init__(  # noqa: PLR0913 - each is a collaborator of its own, the last one a door for simulations
+        self,
+        arena: HostArena,
+        sealer: FrameSealer,
+        geometry: Geometry,
+        submit: Submit,
+        *,
+        verify_loads: bool = True,
+        wait_for: Callable[[Collection[Future[Any]]], object] = wait,
     ) -> None:
         self._arena = arena
         self._sealer = sealer
         self._geometry = geometry
         self._submit = submit
         self._verify_loads = verify_loads
+        self._wait_for = wait_for
         self.bytes_stored = 0
         self.bytes_loaded = 0
         self._pages: HostPages | None = None
@@ -108,7 +117,7 @@ class Worker:
             running = self._running.get(job_id)
             if running is not None:
                 futures.append(running[1])
-        wait(futures)
+        self._wait_for(futures)
 
     def drain(self) -> None:
         """Submit queued stores and wait for everything: nothing that was accepted is lost. For an orderly end."""
