@@ -14,6 +14,7 @@ from tierkv.dispatch.spawn import Handle, OneShot, Spawn
 from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
 from tierkv.tiers.answers import explain
 from tierkv.tiers.tier import Tier
+from tierkv.types.tier_ops import TierOp
 
 
 class Lane(Protocol):
@@ -141,6 +142,11 @@ class IoWorker:
         ticket = self._tickets.take()
         if ticket is not None and ticket.claim():
             self._ticket = ticket
+
+    @property
+    def under_way(self) -> TierOp | None:
+        """What it has taken and not done yet."""
+        return None if self._ticket is None else self._ticket.op
 
     def finish(self) -> None:
         """See :class:`~tierkv.dispatch.spawn.Divisible`."""
