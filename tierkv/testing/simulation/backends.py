@@ -91,8 +91,13 @@ class LoopBackend:
 
     async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.AsyncBackend`."""
-        await self._travel()
-        return self.place.delete(keys)
+        self.place.deletes_under_way += keys
+        try:
+            await self._travel()
+            return self.place.delete(keys)
+        finally:
+            for key in keys:
+                self.place.deletes_under_way.remove(key)
 
     async def close(self) -> None:
         """See :class:`tierkv.abc.AsyncBackend`."""

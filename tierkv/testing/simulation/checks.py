@@ -113,7 +113,7 @@ class Checks:
             if new_weights:
                 place.suspects.update(place.frames)
             elif tier.name in self._indexed:
-                owed[i] = self._watch.residents[tier.name] - place.suspects
+                owed[i] = self._watch.residents[tier.name] - place.suspects - self._probe.leaving(i)
         return owed
 
     def demand_found(self, owed: dict[int, set[Key]]) -> None:
@@ -138,6 +138,8 @@ class Checks:
         for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
             self._check_frames(place)
             if tier.name in self._indexed and not place.index_lost:
+                lost = self._probe.resident(i) - place.frames.keys() - place.suspects
+                demand(not lost, DURABLE, f"{tier.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
                 unknown = place.frames.keys() - self._probe.resident(i) - place.suspects - place.orphans
                 demand(not unknown, CAPACITY, f"{tier.name} holds {len(unknown)} frames that nobody accounts for")
 

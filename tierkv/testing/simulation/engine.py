@@ -28,12 +28,13 @@ class Whims:
 
     asks: how many waiting requests it considers. accepts: share of an offer that it takes. preempt: how many of its
     youngest requests it throws out. shy: whether it leaves the first offer unused. filling: byte that new owners of
-    blocks write first.
+    blocks write first. forward_s: how long the forward pass takes, half of it before it writes.
     """
 
     asks: int = 100
     accepts: float = 1.0
     preempt: int = 0
+    forward_s: float = 0.0
     shy: bool = False
     filling: int = 0xDD
 
@@ -46,6 +47,12 @@ class Watch(Protocol):
 
     def handed_out(self, meta: ConnectorMeta) -> None:
         """Instructions go to the workers."""
+
+    def heard(self, report: LoadReport) -> None:
+        """The stack told of loads that ended."""
+
+    def pass_time(self, seconds: float) -> None:
+        """The GPU computes; everything else goes on."""
 
 
 class SimEngine:
@@ -123,8 +130,10 @@ class SimEngine:
         self._watch.handed_out(meta)
         for worker in self.workers:
             worker.start_step(meta)
+        self._watch.pass_time(whims.forward_s / 2)
         for seat, count in scheduled:
             self._forward(seat, count, whims.filling)
+        self._watch.pass_time(whims.forward_s / 2)
         for worker in self.workers:
             worker.queue_stores(meta)
         for seat, _ in scheduled:
@@ -134,7 +143,9 @@ class SimEngine:
     def take_reports(self) -> None:
         """Hand the workers' reports to the stack, and its answer to the requests."""
         output = WorkerOutput.aggregate([worker.get_finished() for worker in self.workers])
-        self._end_loads(self._stack.update_connector_output(output))
+        report = self._stack.update_connector_output(output)
+        self._watch.heard(report)
+        self._end_loads(report)
 
     def _schedule_running(self, scheduled: list[tuple[Seat, int]], preempted: list[Seat]) -> int:
         budget = self._setup.token_budget

@@ -7,10 +7,14 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.codecs.frame import HEADER_BYTES
 from tierkv.errors import OutOfSpaceError
 from tierkv.testing.faults import LIES
 from tierkv.testing.simulation.weather import Trouble, Weather
 from tierkv.types.keys import Key
+
+HEADER_USED_BYTES = 362
+"""Beyond these a header page is zero."""
 
 _T = TypeVar("_T")
 
@@ -39,6 +43,7 @@ class Place:
         self.suspects: set[Key] = set()
         self.orphans: set[Key] = set()
         self.under_way: list[WriteRequest] = []
+        self.deletes_under_way: list[Key] = []
         self.over_capacity = ""
         self.verdict: AssertionError | None = None
         self.index_lost = False
@@ -155,7 +160,6 @@ class Place:
         if error is not None and not isinstance(error, OutOfSpaceError):
             return error
         self.frames.pop(key, None)
-        self.suspects.add(key)
         self.orphans.discard(key)
         return None
 
@@ -176,8 +180,12 @@ class Place:
     def _some(self, count: int) -> list[Key]:
         return self._rng.sample(list(self.frames), min(count, len(self.frames)))
 
-    def power_cut(self, requests: Sequence[WriteRequest]) -> None:
-        """These writes were under way when the process died: each is there, or not, or in part."""
+    def power_cut(self, requests: Sequence[WriteRequest], deletes: Sequence[Key]) -> None:
+        """These were under way when the process died: each is done, or not, or in part."""
+        for key in deletes:
+            self.suspects.add(key)
+            if self._rng.random() < 0.5:
+                self.frames.pop(key, None)
         for request in requests:
             fate = self._rng.randrange(3)
             if fate:
@@ -187,9 +195,10 @@ class Place:
 
 
 def flipped(frame: bytes, rng: Random) -> bytes:
-    """One bit of some bytes changed."""
+    """One bit of some bytes changed: in the header, in the first bytes of the payload, or anywhere."""
     if not frame:
         return frame
     spoiled = bytearray(frame)
-    spoiled[rng.randrange(len(spoiled))] ^= 1 << rng.randrange(8)
+    start, stop = rng.choice(((0, HEADER_USED_BYTES), (HEADER_BYTES, HEADER_BYTES + 32), (0, len(frame))))
+    spoiled[rng.randrange(start, stop) % len(spoiled)] ^= 1 << rng.randrange(8)
     return bytes(spoiled)

@@ -91,6 +91,10 @@ class Probe:
         """Whether a tier with an index would be asked for ``key``."""
         return self.tiers()[tier].presence(key, float("inf")) is LookupResult.HIT
 
+    def leaving(self, tier: int) -> set[Key]:
+        """What is being deleted from a tier."""
+        return set(self.tiers()[tier]._deleting)
+
     def waiting_writes(self, tier: int) -> int:
         """Chunks that wait to be written to a tier."""
         return len(self.tiers()[tier].cascades)

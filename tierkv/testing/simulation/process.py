@@ -22,6 +22,8 @@ from tierkv.testing.simulation.trace import Trace
 from tierkv.testing.simulation.truth import Truth
 from tierkv.testing.simulation.watch import PROGRESS, Watch
 from tierkv.testing.stepping import ManualClock
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Verb
 
 CLOSE_S = 0.2
 """How long a stack may take to write what waits when it is closed."""
@@ -84,7 +86,7 @@ class Process:
             )
         self.truth = Truth(self.stack.geometry, str(era.epoch))
         self.probe = Probe(self.stack)
-        self.watch = Watch(setup, self.probe, self.truth, trace, places)
+        self.watch = Watch(setup, self.probe, self.truth, trace, places, self.pass_time)
         for place in places:
             place.is_asked = False
             place.judge = self.watch.judge
@@ -101,12 +103,15 @@ class Process:
         """The process dies: what was under way may have happened, or not, or in part."""
         self._trace.note("killed")
         for place in self._places:
-            requests = list(place.under_way)
+            requests: list[WriteRequest] = list(place.under_way)
+            deletes: list[Key] = list(place.deletes_under_way)
             for op in self.executor.ops_under_way(f"tierkv-{place.name}-"):
-                if op.verb.value == "write":
+                if op.verb is Verb.DELETE:
+                    deletes += op.keys
+                elif op.verb is Verb.WRITE:
                     slots = [self.probe.arena.slot(ref.slot) for ref in op.slots]
                     requests += [WriteRequest(key, slot) for key, slot in zip(op.keys, slots, strict=True)]
-            place.power_cut(requests)
+            place.power_cut(requests, deletes)
         self.vanish()
 
     def close(self) -> bool:
@@ -130,3 +135,4 @@ class Process:
         self.probe.arena.close()
         for place in self._places:
             place.under_way.clear()
+            place.deletes_under_way.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
@@ -15,6 +15,7 @@ from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.trace import Trace
 from tierkv.testing.simulation.truth import Truth
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.engine import LoadReport
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
@@ -25,6 +26,7 @@ SLOTS = "no slot is written by two at once"
 JOBS = "every job ends exactly once"
 EVENTS = "events replayed give the resident set"
 OFFERS = "what is offered is readable"
+RESET = "a reset forgets everything"
 HOST = "host"
 
 
@@ -82,6 +84,7 @@ class Watch:
         truth: Truth,
         trace: Trace,
         places: Sequence[Place],
+        pass_time: Callable[[float], None],
     ) -> None:
         self.residents: dict[str, set[Key]] = {HOST: set()}
         self.rotten: dict[int, bytes] = {}
@@ -97,6 +100,10 @@ class Watch:
         self._slots = SlotUse()
         self._ops: dict[int, TierOp] = {}
         self._last_job = 0
+        self.pass_time = pass_time
+        self._stale: set[int] = set()
+        self._void: list[tuple[Key, int]] = []
+        self._stale_loads: set[int] = set()
         probe.listen(self.submitted, self.drained, self.reported)
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -185,6 +192,25 @@ class Watch:
             elif job.is_store or self.rotten.get(ref.slot) != self.slot_bytes(ref.slot):
                 raise Violation(OFFERS, f"{_name(job)} of {job.request_id}: chunk {key.hex()} could not be copied")
         self._slots.end((ref.slot for ref in job.slots), _name(job), writes=job.is_store)
+        if job.job_id in self._stale and job.is_store:
+            self._void += [(key, ref.slot) for key, ref in zip(job.keys, job.slots, strict=True)]
+        elif job.job_id in self._stale:
+            self._stale_loads |= set(job.block_ids)
+
+    def heard(self, report: LoadReport) -> None:
+        """What a reset has overtaken counts for nothing: blocks that were loaded, chunks that were stored."""
+        wrong = self._stale_loads - report.invalid_block_ids
+        demand(not wrong, RESET, f"blocks {sorted(wrong)} were loaded by a job from before the reset and called valid")
+        void = {place for place in self._void if place in self._probe.ready_slots()}
+        demand(not void, RESET, f"slots {sorted(slot for _, slot in void)} hold what was stored before the reset")
+        self._stale_loads.clear()
+        self._void.clear()
+
+    def was_reset(self) -> None:
+        """The cache was emptied just now."""
+        self._stale |= self.jobs.keys()
+        left = self._probe.ready_slots()
+        demand(not left, RESET, f"slots {[slot for _, slot in left]} are still readable")
 
     # -- tiers -------------------------------------------------------------------------------------------------------
 
@@ -207,11 +233,13 @@ class Watch:
                 continue
             del self._ops[word.op_id]
             self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
-            for key, ref, outcome in zip(op.keys, op.slots, word.outcomes, strict=bool(op.slots)):
+            for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):
                 if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
-                    self.check_slot(key, ref.slot, f"read by op {op.op_id}")
+                    self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
                 elif op.verb is Verb.WRITE and outcome.kind is not OutcomeKind.OK:
                     self._write_failed(self._places[op.tier], key)
+                elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
+                    self._places[op.tier].suspects.add(key)  # it may be gone all the same
 
     def _write_failed(self, place: Place, key: Key) -> None:
         """A write that failed in the stack's eyes may have gone well in its tier's: too late, or the reply was lost."""

@@ -88,6 +88,7 @@ class Workload:
             asks=rng.choice((0, 1, 100, 100, 100)),
             accepts=rng.choice((1.0, 1.0, 1.0, 0.5)),
             preempt=int(rng.random() < self._plan.preempt),
+            forward_s=rng.choice((0.0, 0.002, 0.02)),
             shy=rng.random() < self._plan.shy,
             filling=rng.randrange(256),
         )

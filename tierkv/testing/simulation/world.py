@@ -96,6 +96,7 @@ class World:
         if chance.random() < plan.reset:
             self.trace.note("reset")
             self.process.stack.reset_cache()
+            self.process.watch.was_reset()
 
     def _look(self, *, take_events: bool) -> None:
         for request in self.process.engine.finished:
