@@ -11,17 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core_engine import BedEngine, Seat, Whims
+from core_mirror import BlockMirror
 from core_parts import Core, TierSpec, make_core
 from core_pool import BedPool
 from core_tiers import GARBAGE, ScriptedTiers
 from core_truth import TOKEN_BYTES, Audit, BedRequest
 from core_worker import ScriptedWorker
+from group_parts import full
 
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import Chunk
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.engine import GroupSpec
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import TierHealth
@@ -42,10 +45,13 @@ class BedSpec:
     deadline_s: float = 5.0
     gpu_caching: bool = True
     prompt_only: bool = False
+    groups: tuple[GroupSpec, ...] = ()
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the scheduler's limits."""
+        """Derive the scheduler's limits and the groups: full attention, where nothing else is said."""
+        if not self.groups:
+            object.__setattr__(self, "groups", tuple(full(size) for size in self.block_tokens))
         limits = SchedulerLimits(
             lookup_deadline_s=self.deadline_s, prompt_only=self.prompt_only, num_workers=self.num_workers
         )
@@ -58,7 +64,7 @@ class Bed:
     def __init__(self, spec: BedSpec) -> None:
         self.spec = spec
         self.core: Core = make_core(
-            block_tokens=spec.block_tokens,
+            groups=spec.groups,
             factor=spec.factor,
             hash_block_tokens=spec.hash_block_tokens,
             slots=spec.slots,
@@ -70,14 +76,18 @@ class Bed:
         self.audit = Audit()
         self.memory = [GARBAGE] * spec.slots
         self.tiers = ScriptedTiers(spec.tiers, core.host, self.memory, core.truth, self.audit)
-        self.pool = BedPool(max(spec.block_tokens) * TOKEN_BYTES, spec.gpu_blocks, caching=spec.gpu_caching)
+        self.pool = BedPool(
+            max(group.block_tokens for group in spec.groups) * TOKEN_BYTES, spec.gpu_blocks, caching=spec.gpu_caching
+        )
         self.worker = ScriptedWorker(
             core.geometry, core.truth, self.memory, self.pool.memory, self.audit, spec.num_workers
         )
         self.engine = BedEngine(
-            core.scheduler, self.worker, self.pool, core.geometry, core.truth, self.audit, self._on_answer
-        )
+            core.scheduler, self.worker, self.pool, spec.groups, spec.hash_block_tokens, core.truth, self.audit,
+            self._on_answer,
+        )  # fmt: skip
         self.residents: dict[str, set[Key]] = {"host": set(), **{tier.name: set() for tier in spec.tiers}}
+        self.mirror = BlockMirror(core.geometry, core.block_events)
         self._indexed = {"host", *(tier.name for tier in spec.tiers if tier.capabilities.authoritative_index)}
         self.offers = 0
         self._ids = 0
@@ -108,7 +118,9 @@ class Bed:
     def _hand_out(self) -> None:
         for op in self.core.manager.take_ops():
             self.tiers.submit(op)
-        for event in self.core.scheduler.take_events():
+        events = self.core.scheduler.take_events()
+        self.mirror.take(events)
+        for event in events:
             residents = self.residents[event.tier]
             match event.kind:
                 case CacheEventKind.STORED:
@@ -150,8 +162,9 @@ class Bed:
         store = self.tiers.stores[tier]
         for group in core.geometry.groups:
             keys = core.truth.keys(request, group.index)
-            for i in range(len(keys)) if chunks is None else chunks:
-                store.frames[keys[i]] = core.truth.payloads[keys[i]]
+            for i, key in enumerate(keys):
+                if chunks is None or i in chunks:
+                    store.frames[key] = core.truth.payloads[key]
         if store.spec.capabilities.authoritative_index:
             core.lower[tier].load_index((key, 4096 + len(frame)) for key, frame in store.frames.items())
             self.residents[store.spec.name] |= set(store.frames)
@@ -206,18 +219,19 @@ class Bed:
             assert waited < self.spec.deadline_s, f"{seat.request.request_id} is deferred for {waited} s"
             return
         seat.deferred_since_s = None
-        assert answer in range(seat.request.num_tokens - local + 1)
+        assert answer in range(seat.request.num_tokens - local + 1 - self.core.geometry.has_windows)
         if not answer:
             return
         self.offers += 1
         for group in self.core.geometry.groups:
             assert answer >= group.chunk_tokens
             keys = self.core.truth.keys(seat.request, group.index)
-            for i in range(local // group.chunk_tokens, cdiv(local + answer, group.chunk_tokens)):
+            stop = cdiv(local + answer, group.chunk_tokens)
+            for i in range(max(local // group.chunk_tokens, stop - (group.window_chunks or stop)), stop):
                 chunk = self._offered_chunk(seat, keys[i])
                 assert chunk.holders > 0
                 if chunk.slot not in self.worker.damaged:
-                    assert self.memory[chunk.slot] == self.core.truth.payloads[keys[i]]
+                    assert self.core.truth.is_good(keys[i], self.memory[chunk.slot])
 
     def _offered_chunk(self, seat: Seat, key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
@@ -258,6 +272,7 @@ class Bed:
         """Events replayed give exactly the resident set (as soon as they are drained)."""
         if not self.core.manager._events._runs:
             assert self.core.ready() == self.residents["host"]
+            self.mirror.check(self.residents)
 
     def check_end(self) -> None:
         """Everything that holds once all requests ended and all I/O is done: nothing leaked."""
@@ -273,12 +288,15 @@ class Bed:
         assert core.manager._gathering._held == 0
         assert not core.manager._traffic._in_flight
         assert not core.manager.has_pending_writes
+        self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"
         assert self.pool.num_free == self.spec.gpu_blocks
+        assert sum(core.counters.tokens_loaded.values()) == self.engine.tokens_external
+        assert not scheduler._accounts._open
         for chunk in core.host.visible():
             assert chunk.holders == 0
             if chunk.slot not in self.worker.damaged:
-                assert self.memory[chunk.slot] == core.truth.payloads[chunk.key]
+                assert core.truth.is_good(chunk.key, self.memory[chunk.slot])
         for tier, store in zip(core.lower, self.tiers.stores, strict=True):
             assert tier.reserved_bytes == 0
             assert not any((tier.cascading, tier.cascades, tier._in_use, tier._deleting, tier._asked))

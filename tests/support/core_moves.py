@@ -8,6 +8,7 @@ from random import Random
 from core_bed import Bed, BedSpec
 from core_engine import Whims
 from core_parts import OBJECTS, TierSpec, disk, objects
+from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
@@ -40,12 +41,37 @@ SPECS: tuple[BedSpec, ...] = (
         tiers=(objects(), disk(frames=2)), num_workers=3,
     ),
     BedSpec(slots=16, reserved=16, tiers=(disk(frames=12), _FROZEN_OBJECTS), prompt_only=True, gpu_caching=False),
+    BedSpec(groups=(full(4), window(6, 4)), slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),)),
+    BedSpec(
+        groups=(window(7, 2), ssm(4), full(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=80,
+        tiers=(objects(probe_keys_max=8), disk(frames=12)), gpu_caching=False, num_workers=2,
+    ),
+    BedSpec(groups=(window(9, 4), window(4, 4)), slots=12, gpu_blocks=40, tiers=(disk(frames=9),), gpu_caching=False),
+    BedSpec(
+        groups=(local(10, 4), full(6), window(5, 3)), hash_block_tokens=1, slots=24, reserved=20, gpu_blocks=80,
+        tiers=(disk(), objects()),
+    ),
+    BedSpec(
+        groups=(full(8), window(5, 2), ssm(4)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
+        tiers=(disk(),), prompt_only=True, gpu_caching=False,
+    ),
 )  # fmt: skip
-"""One group and several; equal, dividing and non-dividing chunk sizes; tiers with an index before and behind shared
-ones, bounded, slow to make room, and read-only."""
+"""One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
+stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
+behind shared ones, bounded, slow to make room, and read-only."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
+
+
+HINTS: tuple[dict[str, object], ...] = (
+    {}, {}, {},
+    {"load_tiers": ["host"]}, {"load_tiers": ["disk"]}, {"load_tiers": ["objects", "host"], "store": ["objects"]},
+    {"ttl_s": 0.7}, {"ttl_s": 30, "max_load_tokens": 8}, {"one_shot": True}, {"store": False, "priority": -1},
+    {"store": ["disk"], "session": "s", "continues": "yes"}, {"one_shot": True, "ttl_s": 3, "closed": True},
+    {"load_tiers": ["moon"], "retains": True},
+)  # fmt: skip
+"""What requests may say; the last says it wrongly."""
 
 
 class Moves:
@@ -55,12 +81,13 @@ class Moves:
         self.bed = Bed(spec)
         self._unique = 1000
 
-    def arrive(self, family: int, shared: int, own: int, new: int, cap: int = -1) -> None:
+    def arrive(self, family: int, shared: int, own: int, new: int, cap: int = -1, wish: int = 0) -> None:
         """A request arrives: ``shared`` tokens of a family, then ``own`` tokens of its own."""
         self._unique += 1
         tokens = [family * 100 + i for i in range(shared)] + [self._unique * 100 + i for i in range(own)]
         if tokens and self._fits(len(tokens) + new):
-            self.bed.add(tokens, new, {"max_offload_tokens": cap} if cap >= 0 else None)
+            params = {"max_offload_tokens": cap if cap >= 0 else None, "tierkv": HINTS[wish]}
+            self.bed.add(tokens, new, params)
 
     def _fits(self, tokens: int) -> bool:
         """Whether the engine has blocks for such a request at all, beside those that an aborted load still fills."""
@@ -78,8 +105,7 @@ class Moves:
         if capacity is not None or self.bed.core.manager._traffic._in_flight:
             return  # what lies in a bounded tier is told once, at the start
         request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
-        chunks = tokens // self.bed.core.geometry.chunk_tokens_max
-        self.bed.fill_below(request, tier, [i for i in range(chunks) if i != gap])
+        self.bed.fill_below(request, tier, [i for i in range(tokens) if i != gap])
 
     def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
         """An engine step, ``ticks`` tenths of a second after the last one."""
@@ -149,7 +175,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
     """A day in the life of a bed: ``count`` random moves, everything checked after each, then the end."""
     menu: list[tuple[int, Callable[[], None]]] = [
         (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.randrange(12), rng.randrange(1, 12),
-                                 rng.choice([-1, -1, -1, 0, 9]))),
+                                 rng.choice([-1, -1, -1, 0, 9]), rng.randrange(len(HINTS)))),
         (1, lambda: moves.preload(rng.randrange(PROMPTS), rng.randrange(8, 64), rng.randrange(2), rng.randrange(40))),
         (30, lambda: moves.step(rng.choice([0, 0, 1, 1, 10]), budget=rng.choice([4, 16, 16, 64]),
                                 asks=rng.choice([0, 1, 100, 100]), accepts=rng.choice([50, 100, 100, 100]),
@@ -179,4 +205,4 @@ def spec_of(rng: Random) -> BedSpec:
     return rng.choice(SPECS)
 
 
-__all__ = ["FAULTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
+__all__ = ["FAULTS", "HINTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tierkv.types.engine import NULL_BLOCK_ID
+
 
 @dataclass(frozen=True, slots=True)
 class BedBlock:
@@ -46,6 +48,8 @@ class BedPool:
 
     def view(self, block_id: int) -> BedBlock:
         """The block as a core sees it."""
+        if block_id == NULL_BLOCK_ID:
+            return BedBlock(block_id, is_null=True)
         content = self._content.get(block_id)
         return BedBlock(block_id, None if content is None else content[1])
 

@@ -117,7 +117,7 @@ class ScriptedTiers:
         if frame is None:
             return Outcome(OutcomeKind.ABSENT)
         self._memory[slot] = frame
-        if frame != self._truth.payloads[key]:
+        if not self._truth.is_good(key, frame):
             return Outcome(OutcomeKind.CORRUPT)
         return Outcome(OutcomeKind.OK, HEADER_BYTES + len(frame))
 

@@ -15,6 +15,7 @@ from tierkv.manager.contract import HOST
 from tierkv.manager.host_index import Chunk, HostIndex
 from tierkv.manager.reservation import Reservation
 from tierkv.manager.tier_traffic import TierTraffic
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, split_key
 
 
@@ -29,11 +30,11 @@ class Gathering:
         self._by_owner: dict[str, Reservation] = {}
         self._held = 0
 
-    def reserve(self, owner: str, keys: tuple[Key, ...]) -> Reservation:
-        """The owner's reservation for ``keys``, granted as far as the rules allow now."""
+    def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
+        """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
         reservation = self._by_owner.get(owner)
         if reservation is None:
-            reservation = self._by_owner[owner] = Reservation(owner, keys)
+            reservation = self._by_owner[owner] = Reservation(owner, keys, hints)
         elif reservation.keys != keys or reservation.failed:
             self._replace(reservation, keys)
         if not reservation.complete and self._may_take(reservation):
@@ -84,11 +85,12 @@ class Gathering:
             return True
         if not self._host.room:
             return False
-        tier = self._traffic.source_of(key)
+        tier = self._traffic.source_of(key, reservation.hints.load_tiers)
         if tier is None:
             reservation.failed = True
             return False
-        self._add(reservation, self._traffic.promote(key, self._group_bytes[split_key(key)[1]], tier))
+        raw_bytes = self._group_bytes[split_key(key)[1]]
+        self._add(reservation, self._traffic.promote(key, raw_bytes, tier, reservation.hints.route))
         return True
 
     def _add(self, reservation: Reservation, chunk: Chunk) -> None:

@@ -68,9 +68,19 @@ class HostIndex:
         self._story: deque[tuple[Key, ChunkEvent | None, ChunkState]] = deque(maxlen=STORY_EVENTS_MAX)
 
     @property
+    def policy(self) -> EvictionPolicy:
+        """In which order chunks leave."""
+        return self._policy
+
+    @property
     def num_slots(self) -> int:
         """Slots in all."""
         return len(self._by_slot)
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody owns."""
+        return len(self._free)
 
     @property
     def room(self) -> int:

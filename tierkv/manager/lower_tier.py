@@ -66,6 +66,11 @@ class LowerTier:
         self._answers: OrderedDict[Key, tuple[bool, float]] = OrderedDict()
         self._asked: set[Key] = set()
 
+    @property
+    def policy(self) -> EvictionPolicy:
+        """In which order chunks leave."""
+        return self._policy
+
     def __len__(self) -> int:
         """Chunks known to be stored here."""
         return len(self._resident)
@@ -250,6 +255,14 @@ class LowerTier:
             return ()
         self._deleting.add(victim)
         return (victim,)
+
+    def holds(self, key: Key) -> bool:
+        """Whether bytes of ``key`` are on this tier's account, or on their way to it."""
+        return key in self._resident or key in self.cascading
+
+    def may_delete(self, key: Key, now: float) -> bool:
+        """Whether ``key`` is here and nobody reads, writes or deletes it."""
+        return key not in self._in_use and self._has_place(key) and self.presence(key, now) is LookupResult.HIT
 
     def condemn(self, key: Key) -> None:
         """``key`` is about to be deleted for another reason than room (its frame is bad)."""

@@ -7,6 +7,7 @@ All calls are made on the engine's scheduler thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tierkv.errors import EngineProtocolError
@@ -14,14 +15,16 @@ from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST, LoadGrant, RequestContext, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.gathering import Gathering
-from tierkv.manager.host_index import HostIndex
+from tierkv.manager.host_index import Chunk, HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
+from tierkv.manager.sightings import SightingFeed
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
+from tierkv.types.sighting import Sighting
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
 
@@ -51,6 +54,8 @@ class OffloadManager:
         self._group_bytes = group_bytes
         self._events = EventLog(counters)
         self._traffic = TierTraffic(host, tiers, self._events, counters)
+        self._terms = self._traffic.terms
+        self._sightings = SightingFeed([(HOST, host.policy), *((tier.name, tier.policy) for tier in tiers)], counters)
         self._gathering = Gathering(host, self._traffic, group_bytes, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -58,6 +63,7 @@ class OffloadManager:
     def begin_step(self, now: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._traffic.now = now
+        self._traffic.sweep_ended()
 
     def on_completion(self, news: Completion | TierHealth) -> None:
         """Take in what dispatch reports."""
@@ -66,6 +72,11 @@ class OffloadManager:
     def take_ops(self) -> list[TierOp]:
         """What dispatch shall do now. Loads come before stores."""
         return self._traffic.take_ops()
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """All tiers, the host tier first."""
+        return (HOST, *(tier.name for tier in self._tiers))
 
     @property
     def version(self) -> int:
@@ -87,22 +98,35 @@ class OffloadManager:
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
-    def resident_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
-        """How many of ``keys[start:stop]``, from the front, are readable in the host tier."""
-        return self._host.resident_prefix(keys, start, stop)
+    def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
+        """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
+        count = self._host.resident_prefix(keys, start, stop)
+        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.any):
+            for i in range(start, start + count):
+                if self.lookup(keys[i], ctx) is not LookupResult.HIT:
+                    return i - start
+        return count
 
-    def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:  # noqa: ARG002 - hints will be read from ctx
-        """Whether a chunk is anywhere in the stack. Moves nothing; RETRY queues a probe."""
+    def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
+        """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
+        if self._terms.any and self._terms.has_ended(key, self._traffic.now):
+            return LookupResult.MISS
+        allowed = ctx.hints.load_tiers
         chunk = self._host.get(key)
-        if chunk is not None:
-            return LookupResult.HIT if chunk.state is ChunkState.READY else LookupResult.PENDING
-        return self._traffic.presence(key)
+        if chunk is None:
+            return self._traffic.presence(key, allowed)
+        ready = chunk.state is ChunkState.READY
+        if allowed is not None and not (HOST in allowed and (ready or chunk.origin in allowed)):
+            answer = self._traffic.presence(key, allowed)
+            if answer is not LookupResult.HIT:
+                return answer
+        return LookupResult.HIT if ready else LookupResult.PENDING
 
     # -- reservations ------------------------------------------------------------------------------------------------
 
     def reserve(self, keys: tuple[Key, ...], ctx: RequestContext) -> Reservation:
         """Gather ``keys`` (in prefix order) for a request. Call again in later steps: it goes on where it stopped."""
-        return self._gathering.reserve(ctx.request_id, keys)
+        return self._gathering.reserve(ctx.request_id, keys, ctx.hints)
 
     def trim(self, keys: tuple[Key, ...], ctx: RequestContext) -> None:
         """Let go of every reserved chunk that is not in ``keys``."""
@@ -111,6 +135,21 @@ class OffloadManager:
     def release(self, ctx: RequestContext) -> None:
         """Give up the request's reservation, if it has one."""
         self._gathering.release(ctx.request_id)
+
+    def sources(self, ctx: RequestContext) -> Counter[str]:
+        """How many of the request's reserved chunks came from which tier."""
+        return Counter(source for _, source in self._gathering.granted(ctx.request_id).values())
+
+    # -- sightings ---------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_sightings(self) -> bool:
+        """Whether the policy of any tier listens to :meth:`sighted`."""
+        return self._sightings.wanted
+
+    def sighted(self, sighting: Sighting) -> None:
+        """A request arrived or finished: tell the policies of all tiers."""
+        self._sightings.tell(sighting)
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
@@ -139,6 +178,7 @@ class OffloadManager:
         for chunk in chunks:
             self._host.hold(chunk)
         self._gathering.release(ctx.request_id)
+        self._terms.used(keys, ctx.hints, self._traffic.now)
         return LoadGrant(tuple(keys), tuple(chunk.ref for chunk in chunks), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -158,7 +198,7 @@ class OffloadManager:
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
-    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:  # noqa: ARG002 - hints
+    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
         """Slots for those of ``keys`` (key, group) that the host tier does not have yet.
 
         Returns:
@@ -175,17 +215,28 @@ class OffloadManager:
             self._host.hold(chunk)
         granted = None
         if len(missing) <= self._host.room:
-            granted = [self._traffic.admit(key, self._group_bytes[group], ChunkState.STORING) for key, group in missing]
+            admit, sizes, route = self._traffic.admit, self._group_bytes, ctx.hints.route
+            granted = [admit(key, sizes[group], ChunkState.STORING, HOST, route) for key, group in missing]
         else:
             self.counters.stores_refused += 1
         for chunk in reversed(present):
             self._host.release(chunk)
         if granted is None:
             return None
+        if ctx.hints.has_terms or self._terms.any:
+            self._agree(ctx, present, [chunk for chunk, _ in granted])
         return StoreGrant(
             tuple(chunk.key for chunk, _ in granted),
             tuple(chunk.ref for chunk, _ in granted),
             tuple(evicted for _, evicted in granted if evicted is not None),
+        )
+
+    def _agree(self, ctx: RequestContext, present: Sequence[Chunk], new: Sequence[Chunk]) -> None:
+        """Note on what terms the request keeps chunks that are there already, and those that it stores."""
+        now = self._traffic.now
+        self._terms.used([chunk.key for chunk in present], ctx.hints, now)
+        self._terms.stored(
+            [chunk.key for chunk in new], ctx.hints, now, lambda key: self._traffic.source_of(key) is not None
         )
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -222,6 +273,7 @@ class OffloadManager:
         self._gathering.release_all()
         for chunk in self._host.visible():
             self._host.drop(chunk)
+        self._terms.forget_one_shots()
         self._events.cleared(HOST)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import Chunk
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
 
@@ -18,10 +19,11 @@ class Reservation:
     failed: a wanted chunk turned out not to be had: what is there and what is not must be asked again.
     """
 
-    __slots__ = ("failed", "granted", "keys", "outstanding", "owner", "pinned", "position")
+    __slots__ = ("failed", "granted", "hints", "keys", "outstanding", "owner", "pinned", "position")
 
-    def __init__(self, owner: str, keys: tuple[Key, ...]) -> None:
+    def __init__(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> None:
         self.owner = owner
+        self.hints = hints
         self.granted: dict[Key, tuple[Chunk, str]] = {}
         self.outstanding = 0
         self.want(keys)

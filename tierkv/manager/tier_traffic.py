@@ -6,7 +6,7 @@ touches are held. Outcomes are per key: one bad frame fails one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import Chunk, HostIndex
 from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.terms import Terms
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
@@ -54,6 +55,8 @@ class TierTraffic:
         self._tiers = tiers
         self._events = events
         self._counters = counters
+        self._terms = Terms(host.num_slots)
+        self._routes: dict[int, tuple[int, frozenset[str]]] = {}  # by slot: its generation, and where its chunk may go
         self._in_flight: dict[int, _OpInFlight] = {}
         self._promotions: dict[int, list[Chunk]] = {}
         self._deletions: dict[int, list[Key]] = {}
@@ -67,10 +70,12 @@ class TierTraffic:
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
-    def presence(self, key: Key) -> LookupResult:
-        """Whether any lower tier has ``key``. Stops at the first that does; asks those that must be asked."""
+    def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
+        """Whether any lower tier, of those allowed, has ``key``. Stops at the first; asks those that must be asked."""
         answer = LookupResult.MISS
         for tier in self._tiers:
+            if allowed is not None and tier.name not in allowed:
+                continue
             here = tier.presence(key, self.now)
             if here is LookupResult.HIT:
                 return here
@@ -79,36 +84,92 @@ class TierTraffic:
                 answer = here
         return answer
 
-    def source_of(self, key: Key) -> LowerTier | None:
-        """The fastest tier known to have ``key``."""
+    def source_of(self, key: Key, allowed: Collection[str] | None = None) -> LowerTier | None:
+        """The fastest tier, of those allowed, that is known to have ``key``."""
         for tier in self._tiers:
-            if tier.presence(key, self.now) is LookupResult.HIT:
+            if (allowed is None or tier.name in allowed) and tier.presence(key, self.now) is LookupResult.HIT:
                 return tier
         return None
 
+    # -- terms -------------------------------------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> Terms:
+        """On what terms chunks are kept."""
+        return self._terms
+
+    def sweep_ended(self) -> None:
+        """Delete some chunks whose time has ended, where nobody uses them at present."""
+        self._terms.sweep(self.now, self._remove_ended)
+
+    def _remove_ended(self, key: Key) -> bool:
+        """Whether the chunk is gone from everywhere. A deletion that failed is tried again later."""
+        chunk = self._host.get(key)
+        if chunk is not None:
+            if chunk.holders or chunk.state is not ChunkState.READY:
+                return False
+            self._host.drop(chunk)
+            self._events.add(CacheEventKind.REMOVED, HOST, key)
+        gone = True
+        for tier in self._tiers:
+            if tier.holds(key):
+                gone = False
+                if tier.may_delete(key, self.now):
+                    tier.condemn(key)
+                    self._deletions.setdefault(tier.index, []).append(key)
+        return gone
+
     # -- host slots --------------------------------------------------------------------------------------------------
 
-    def admit(self, key: Key, raw_bytes: int, state: ChunkState, origin: str = HOST) -> tuple[Chunk, Key | None]:
-        """A slot for ``key``, held once; see :meth:`HostIndex.admit`."""
+    def admit(
+        self, key: Key, raw_bytes: int, state: ChunkState, origin: str = HOST, route: frozenset[str] | None = None
+    ) -> tuple[Chunk, Key | None]:
+        """A slot for ``key``, held once; see :meth:`HostIndex.admit`. One-shot chunks make room before all others.
+
+        route: the only tiers that the chunk may cascade to; None: all.
+        """
+        made_room = None if self._host.free else self._drop_one_shot()
         chunk, evicted = self._host.admit(key, raw_bytes, state, origin)
+        evicted = made_room or evicted
         if evicted is not None:
             self._counters.evictions[HOST] += 1
             self._events.add(CacheEventKind.REMOVED, HOST, evicted)
+        if route is not None:
+            self._routes[chunk.slot] = (chunk.generation, route)
         return chunk, evicted
 
-    def promote(self, key: Key, raw_bytes: int, tier: LowerTier) -> Chunk:
+    def _drop_one_shot(self) -> Key | None:
+        """Free the slot of a one-shot chunk, if there is one to be had."""
+
+        def is_free(key: Key) -> bool | None:
+            chunk = self._host.get(key)
+            return None if chunk is None else chunk.state is ChunkState.READY and not chunk.holders
+
+        key = self._terms.take_one_shot(is_free)
+        chunk = None if key is None else self._host.get(key)
+        if chunk is not None:
+            self._host.drop(chunk)
+        return key
+
+    def promote(self, key: Key, raw_bytes: int, tier: LowerTier, route: frozenset[str] | None = None) -> Chunk:
         """Start to bring ``key`` from ``tier`` into the host tier. The caller holds it on top of the I/O's own hold."""
-        chunk, _ = self.admit(key, raw_bytes, ChunkState.PROMOTING, tier.name)
+        chunk, _ = self.admit(key, raw_bytes, ChunkState.PROMOTING, tier.name, route)
         self._host.hold(chunk)
         tier.begin_read(key)
         self._promotions.setdefault(tier.index, []).append(chunk)
         return chunk
 
     def became_ready(self, chunk: Chunk) -> None:
-        """A chunk is readable in the host tier: say so, and let it cascade to every tier that wants it."""
+        """A chunk is readable in the host tier: say so, and let it cascade to every tier that wants and may have it."""
         self.version += 1
         self._events.add(CacheEventKind.STORED, HOST, chunk.key)
+        generation, route = self._routes.pop(chunk.slot, (chunk.generation, None)) if self._routes else (0, None)
+        if generation != chunk.generation:
+            route = None  # an earlier chunk of this slot, which never became readable
+        ends = self._terms.ends(chunk.key)  # no other process would know when
         for tier in self._tiers:
+            if (route is not None and tier.name not in route) or (ends and tier.capabilities.shared):
+                continue
             if not tier.wants(chunk.key, self.now):
                 continue
             tier.cascades.append(chunk)

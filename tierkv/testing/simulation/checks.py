@@ -109,6 +109,7 @@ class Checks:
             new_weights: what was stored by other weights is owed to nobody.
         """
         owed: dict[int, set[Key]] = {}
+        self._watch.replay(self._probe.take_events(), {HOST, *self._indexed})
         for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
             if new_weights:
                 place.suspects.update(place.frames)

@@ -5,6 +5,7 @@ It is deliberately capricious: it preempts, changes its mind about offers, accep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,19 +52,18 @@ class Watch(Protocol):
     def heard(self, report: LoadReport) -> None:
         """The stack told of loads that ended."""
 
-    def pass_time(self, seconds: float) -> None:
-        """The GPU computes; everything else goes on."""
-
 
 class SimEngine:
-    """Drives ``stack``; ``watch`` sees every word that passes between the two.
+    """Drives ``stack``; ``watch`` sees every word that passes between the two. ``pass_time``: the GPU computes.
 
     Attributes:
         waiting, running, loading: seats, oldest first. orphans: aborted while a load still filled their blocks.
         finished: requests that came to their end, in order.
     """
 
-    def __init__(self, setup: Setup, stack: Stack, truth: Truth, watch: Watch, *, incarnation: int) -> None:
+    def __init__(
+        self, setup: Setup, stack: Stack, truth: Truth, watch: Watch, pass_time: Callable[[float], None]
+    ) -> None:
         self.waiting: list[Seat] = []
         self.running: list[Seat] = []
         self.loading: dict[str, Seat] = {}
@@ -79,7 +79,7 @@ class SimEngine:
         self._truth = truth
         self._watch = watch
         self._arrivals = 0
-        self._prefix = f"{incarnation}."
+        self._pass_time = pass_time
         for index, worker in enumerate(self.workers):
             worker.register_kv_caches(self.memory.caches(index))
 
@@ -88,14 +88,12 @@ class SimEngine:
         """All unfinished requests, oldest first."""
         return sorted([*self.waiting, *self.running, *self.loading.values()], key=lambda seat: seat.arrival)
 
-    def add(self, tokens: list[int], new_tokens: int, params: dict[str, object] | None, step: int) -> SimRequest:
+    def add(self, request: SimRequest, new_tokens: int, step: int) -> None:
         """A request arrives that will generate ``new_tokens``."""
         self._arrivals += 1
-        request = SimRequest(f"r{self._prefix}{self._arrivals}", tokens, self._setup.engine.hash_block_tokens, params)
         self._truth.learn(request)
         self.waiting.append(Seat(request, new_tokens, self._arrivals, step))
         self._stack.on_new_request(request)
-        return request
 
     def abort(self, seat: Seat) -> None:
         """End a request in whatever state it is."""
@@ -130,10 +128,10 @@ class SimEngine:
         self._watch.handed_out(meta)
         for worker in self.workers:
             worker.start_step(meta)
-        self._watch.pass_time(whims.forward_s / 2)
+        self._pass_time(whims.forward_s / 2)
         for seat, count in scheduled:
             self._forward(seat, count, whims.filling)
-        self._watch.pass_time(whims.forward_s / 2)
+        self._pass_time(whims.forward_s / 2)
         for worker in self.workers:
             worker.queue_stores(meta)
         for seat, _ in scheduled:

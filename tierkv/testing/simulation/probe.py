@@ -148,7 +148,7 @@ class Probe:
 
 def workers_of(stack: Stack) -> list[Worker]:
     """All workers of a stack."""
-    return [stack.worker]
+    return list(stack.workers)
 
 
 def _overheard(get_finished: Callable[[], WorkerOutput], reported: Callable[[WorkerOutput], None]) -> WorkerOutput:

@@ -86,11 +86,11 @@ class Process:
             )
         self.truth = Truth(self.stack.geometry, str(era.epoch))
         self.probe = Probe(self.stack)
-        self.watch = Watch(setup, self.probe, self.truth, trace, places, self.pass_time)
+        self.watch = Watch(setup, self.probe, self.truth, trace, places)
         for place in places:
             place.is_asked = False
             place.judge = self.watch.judge
-        self.engine = SimEngine(setup, self.stack, self.truth, self.watch, incarnation=era.number)
+        self.engine = SimEngine(setup, self.stack, self.truth, self.watch, self.pass_time)
         self.checks = Checks(setup, self.probe, self.watch, self.engine, places)
         self.checks.opened()
 

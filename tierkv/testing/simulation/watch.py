@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
@@ -84,7 +84,6 @@ class Watch:
         truth: Truth,
         trace: Trace,
         places: Sequence[Place],
-        pass_time: Callable[[float], None],
     ) -> None:
         self.residents: dict[str, set[Key]] = {HOST: set()}
         self.rotten: dict[int, bytes] = {}
@@ -100,7 +99,6 @@ class Watch:
         self._slots = SlotUse()
         self._ops: dict[int, TierOp] = {}
         self._last_job = 0
-        self.pass_time = pass_time
         self._stale: set[int] = set()
         self._void: list[tuple[Key, int]] = []
         self._stale_loads: set[int] = set()

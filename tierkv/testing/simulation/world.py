@@ -47,6 +47,7 @@ class World:
         self._chance = Random(f"chance {setup.seed}")
         self._durations = Random(f"durations {setup.seed}")
         self._era = Era()
+        self._requests = 0
         self.process = self._start(self._era)
 
     def _start(self, era: Era) -> Process:
@@ -87,7 +88,9 @@ class World:
         """Requests come and are aborted, somebody empties the cache."""
         engine, plan, chance = self.process.engine, self.setup.scenario, self._chance
         for tokens, new_tokens, params in self.workload.arrivals(len(engine.seats)):
-            request = engine.add(tokens, new_tokens, params, self.trace.step)
+            self._requests += 1
+            request = SimRequest(f"r{self._requests}", tokens, self.setup.engine.hash_block_tokens, params)
+            engine.add(request, new_tokens, self.trace.step)
             self.trace.note("arrives", request.request_id, f"{len(tokens)} tokens + {new_tokens}", params or "")
         if chance.random() < plan.abort and engine.seats:
             seat = chance.choice(engine.seats)
