@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from tierkv.types.engine import NULL_BLOCK_ID
+from tierkv.types.engine import NULL_BLOCK_ID, Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class BlockPool:
         self._free = OrderedDict.fromkeys(self._holders)
         self._by_content: dict[tuple[int, bytes], int] = {}
         self._content: dict[int, tuple[int, bytes]] = {}
+        self._entries = dict.fromkeys(self._holders, 0)
+        self._joined = 0
 
     @property
     def num_free(self) -> int:
@@ -39,10 +41,6 @@ class BlockPool:
     def num_blocks(self) -> int:
         """Blocks in all, without the placeholder."""
         return len(self._holders)
-
-    def free_ids(self) -> list[int]:
-        """Blocks that nobody holds, the next victim first."""
-        return list(self._free)
 
     def find(self, group: int, block_hash: bytes) -> int | None:
         """A block with this content."""
@@ -76,6 +74,33 @@ class BlockPool:
             self._holders[block_id] -= 1
             if not self._holders[block_id]:
                 self._free[block_id] = None
+                self._joined += 1
+                self._entries[block_id] = self._joined
+
+    # -- the queue of free blocks, as tierkv sees it: :class:`tierkv.types.engine.FreeBlockQueue` --------------------
+
+    def __len__(self) -> int:
+        """Blocks in the queue."""
+        return len(self._free)
+
+    def head(self) -> SimBlock | None:
+        """The block that is handed out next."""
+        return self.view(next(iter(self._free))) if self._free else None
+
+    def after(self, block: Block) -> SimBlock | None:
+        """The one behind a block that is in the queue."""
+        behind = iter(self._free)
+        for block_id in behind:
+            if block_id == block.block_id:
+                break
+        after = next(behind, None)
+        return None if after is None else self.view(after)
+
+    def entry(self, block: Block) -> int | None:
+        """When it joined the queue."""
+        return self._entries[block.block_id] if block.block_id in self._free else None
+
+    # ----------------------------------------------------------------------------------------------------------------
 
     def register(self, group: int, block_hash: bytes, block_id: int) -> None:
         """The block is full and computed: it may be found from now on."""
@@ -83,8 +108,3 @@ class BlockPool:
         if self._caching and not taken:
             self._by_content[group, block_hash] = block_id
             self._content[block_id] = (group, block_hash)
-
-    def forget_content(self) -> None:
-        """The engine's own prefix cache is emptied."""
-        self._by_content.clear()
-        self._content.clear()

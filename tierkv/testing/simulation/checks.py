@@ -153,7 +153,11 @@ class Checks:
             right = self._watch.truth.payloads.get(key)
             if right is not None and header.codec == NO_CODEC:
                 found = frame[HEADER_BYTES : HEADER_BYTES + len(right)]
-                demand(found == right, WRONG_BYTES, f"{place.name} holds foreign bytes as chunk {key.hex()}")
+                demand(
+                    self._watch.truth.is_right(key, found),
+                    WRONG_BYTES,
+                    f"{place.name} holds foreign bytes as chunk {key.hex()}",
+                )
 
 
 def _difference(told: set[Key], found: set[Key]) -> str:

@@ -5,7 +5,7 @@ It is deliberately capricious: it preempts, changes its mind about offers, accep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,10 +13,10 @@ from tierkv.stack import Stack
 from tierkv.testing.simulation.failure import demand
 from tierkv.testing.simulation.memory import KvMemory
 from tierkv.testing.simulation.probe import workers_of
-from tierkv.testing.simulation.seats import Seat, TableKeeper
+from tierkv.testing.simulation.seats import Seat, TableKeeper, first_attended
 from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.truth import SimRequest, Truth
-from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
+from tierkv.types.engine import GroupKind, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 PROTOCOL = "engine protocol"
@@ -30,6 +30,7 @@ class Whims:
     asks: how many waiting requests it considers. accepts: share of an offer that it takes. preempt: how many of its
     youngest requests it throws out. shy: whether it leaves the first offer unused. filling: byte that new owners of
     blocks write first. forward_s: how long the forward pass takes, half of it before it writes.
+    silent: ranks of workers whose reports come later.
     """
 
     asks: int = 100
@@ -38,6 +39,7 @@ class Whims:
     forward_s: float = 0.0
     shy: bool = False
     filling: int = 0xDD
+    silent: frozenset[int] = frozenset()
 
 
 class Watch(Protocol):
@@ -58,6 +60,7 @@ class SimEngine:
 
     Attributes:
         waiting, running, loading: seats, oldest first. orphans: aborted while a load still filled their blocks.
+        held: ended while stores still read their blocks.
         finished: requests that came to their end, in order.
     """
 
@@ -68,6 +71,7 @@ class SimEngine:
         self.running: list[Seat] = []
         self.loading: dict[str, Seat] = {}
         self.orphans: dict[str, Seat] = {}
+        self.held: dict[str, Seat] = {}
         self.finished: list[SimRequest] = []
         self.tokens_computed = 0
         self.tokens_loaded = 0
@@ -78,6 +82,7 @@ class SimEngine:
         self._setup = setup
         self._truth = truth
         self._watch = watch
+        self._windows = any(group.kind is not GroupKind.FULL_ATTENTION for group in setup.engine.groups)
         self._arrivals = 0
         self._pass_time = pass_time
         for index, worker in enumerate(self.workers):
@@ -103,10 +108,9 @@ class SimEngine:
         elif seat in self.running:
             self.running.remove(seat)
             self._finish(seat)
-            self.tables.free(seat)
         else:
             del self.loading[seat.request.request_id]
-            self._finish(seat)
+            self._stack.request_finished(seat.request, seat.tables)
             if self._setup.frees_early:
                 self.tables.free(seat)
             else:
@@ -136,11 +140,12 @@ class SimEngine:
             worker.queue_stores(meta)
         for seat, _ in scheduled:
             self._sample(seat)
-        self.take_reports()
+        self.take_reports(whims.silent)
 
-    def take_reports(self) -> None:
-        """Hand the workers' reports to the stack, and its answer to the requests."""
-        output = WorkerOutput.aggregate([worker.get_finished() for worker in self.workers])
+    def take_reports(self, silent: Collection[int] = ()) -> None:
+        """Hand the workers' reports to the stack, and its answer to the requests. Ranks in ``silent`` say nothing."""
+        heard = [worker for rank, worker in enumerate(self.workers) if rank not in silent]
+        output = WorkerOutput.aggregate([worker.get_finished() for worker in heard])
         report = self._stack.update_connector_output(output)
         self._watch.heard(report)
         self._end_loads(report)
@@ -151,6 +156,7 @@ class SimEngine:
             count = min(budget, seat.request.num_tokens - seat.computed)
             if seat not in self.running or not count:
                 continue
+            self.tables.leave_behind(seat)
             while not self.tables.extend(seat, seat.computed + count):
                 victim = self._preempt()
                 preempted.append(victim)
@@ -184,23 +190,25 @@ class SimEngine:
                 shy = False
                 continue
             if external and whims.accepts < 1:
-                external = max(
-                    0,
-                    int(local + external * whims.accepts) // self.tables.align_tokens * self.tables.align_tokens
-                    - local,
-                )
+                external = self._accepted(local, external, whims.accepts)
             count = 0 if external else min(budget, request.num_tokens - local)
-            if not self.tables.open(seat, prefix, local + external + count, is_load=bool(external)):
+            if not self.tables.open(seat, prefix, local + external, local + external + count):
                 return
             self.waiting.remove(seat)
             seat.computed, seat.load_end = local, local + external
             self._stack.update_state_after_alloc(request, self.tables.views(seat), external)
             if external:
+                seat.fresh.clear()  # the load fills them
                 self.loading[request.request_id] = seat
             else:
                 _insert(self.running, seat)
                 scheduled.append((seat, count))
                 budget -= count
+
+    def _accepted(self, local: int, external: int, share: float) -> int:
+        """A part of an offer. Where there are windows, nothing: a shorter part would need an earlier window."""
+        align = self.tables.align_tokens
+        return 0 if self._windows else max(0, int(local + external * share) // align * align - local)
 
     @staticmethod
     def _entry(seat: Seat, count: int) -> ScheduledRequest:
@@ -217,8 +225,8 @@ class SimEngine:
         for group, block_id in seat.fresh:
             self.memory.garble(group, (block_id,), filling)
         seat.fresh.clear()
-        for group, table in enumerate(seat.tables):
-            self.memory.verify(seat.request, group, table, start)
+        for group, (spec, table) in enumerate(zip(self.tables.groups, seat.tables, strict=True)):
+            self.memory.verify(seat.request, group, table, first_attended(spec, start), start)
             self.memory.compute(seat.request, group, table, start, stop)
         seat.computed = stop
         self.tokens_computed += count
@@ -237,14 +245,21 @@ class SimEngine:
             return
         self.running.remove(seat)
         self._finish(seat)
-        self.tables.free(seat)
         self.finished.append(request)
 
     def _finish(self, seat: Seat) -> None:
-        answer = self._stack.request_finished(seat.request, seat.tables)
-        demand(answer == (False, None), PROTOCOL, f"request_finished answered {answer}")
+        """The request is over; its blocks are free at once, or when the stack says that its stores have ended."""
+        hold, _ = self._stack.request_finished(seat.request, seat.tables)
+        if hold:
+            demand(self._setup.engine.capabilities.holds_blocks_of_finished, PROTOCOL, "blocks shall be held")
+            self.held[seat.request.request_id] = seat
+        else:
+            self.tables.free(seat)
 
     def _end_loads(self, report: LoadReport) -> None:
+        for request_id in sorted(report.finished_sending):
+            demand(request_id in self.held, PROTOCOL, f"{request_id} is said to have sent, nobody waits for that")
+            self.tables.free(self.held.pop(request_id))
         for request_id in sorted(report.finished):
             orphan = self.orphans.pop(request_id, None)
             if orphan is not None:
@@ -252,10 +267,10 @@ class SimEngine:
             seat = self.loading.pop(request_id, None)
             if seat is None:
                 continue
-            valid = self.tables.valid_tokens(seat, seat.load_end, report.invalid_block_ids)
-            demand(valid >= seat.computed, PROTOCOL, f"{request_id}: a block that was not loaded is called invalid")
+            valid = self.tables.usable_tokens(seat, seat.load_end, report.invalid_block_ids)
+            self.tables.cut(seat, valid)  # where a window had no blocks, some are needed now
             self.tables.register(seat, valid)
-            self.tokens_loaded += valid - seat.computed
+            self.tokens_loaded += max(0, valid - seat.computed)
             seat.computed = min(valid, seat.request.num_tokens - 1)
             _insert(self.running, seat)
 

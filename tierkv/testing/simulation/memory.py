@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tierkv.testing.simulation.failure import Violation
+from tierkv.testing.simulation.failure import Violation, demand
 from tierkv.testing.simulation.truth import TOKEN_BYTES, SimRequest, Truth
 from tierkv.types.engine import NULL_BLOCK_ID, EngineSpec
 from tierkv.types.geometry import cdiv
@@ -16,6 +16,8 @@ Bytes = npt.NDArray[np.uint8]
 
 WRONG_BYTES = "never wrong bytes"
 """The first promise."""
+
+ENGINE = "the simulated engine does its part"
 
 
 class KvMemory:
@@ -43,30 +45,29 @@ class KvMemory:
             for tensor in self._parts[group]:
                 tensor[block_id] = filling
 
-    def verify(self, request: SimRequest, group: int, table: Sequence[int], stop: int) -> None:
-        """Read tokens 0 to ``stop`` as attention would. Placeholder blocks are not read.
+    def verify(self, request: SimRequest, group: int, table: Sequence[int], start: int, stop: int) -> None:
+        """Read tokens ``start`` to ``stop`` as attention would.
 
         Raises:
             Violation: a byte is wrong.
         """
-        if not stop:
+        if start >= stop:
             return
         size = self._groups[group].block_tokens
-        ids = np.asarray(table[: cdiv(stop, size)], dtype=np.intp)
-        seen = np.flatnonzero(ids != NULL_BLOCK_ID)
+        first = start // size
+        ids = table[first : cdiv(stop, size)]
+        demand(NULL_BLOCK_ID not in ids, ENGINE, f"request {request.request_id} has freed a block that it needs")
+        place = slice((start - first * size) * TOKEN_BYTES, (stop - first * size) * TOKEN_BYTES)
         for part, tensor in enumerate(self._parts[group]):
-            right = np.frombuffer(self._truth.tensor_bytes(request, group, part, 0, stop), np.uint8)
-            padded = np.zeros(len(ids) * size * TOKEN_BYTES, np.uint8)
-            padded[: len(right)] = right
-            found = tensor[ids].reshape(-1)
-            found[len(right) :] = 0
-            wrong = (found.reshape(len(ids), -1) != padded.reshape(len(ids), -1)).any(axis=1)
-            bad = [int(i) for i in seen if wrong[i]]
-            if bad:
+            right = self._truth.tensor_bytes(request, group, part, start, stop)
+            found = tensor[ids].reshape(-1)[place].tobytes()
+            if found != right:
+                bad = next(i for i, (one, other) in enumerate(zip(found, right, strict=True)) if one != other)
+                token = start + bad // TOKEN_BYTES
                 raise Violation(
                     WRONG_BYTES,
                     f"request {request.request_id} would compute from wrong bytes: group {group}, tensor {part}, "
-                    f"blocks {bad} of its table, GPU blocks {[int(ids[i]) for i in bad]}",
+                    f"token {token}, in GPU block {ids[token // size - first]}",
                 )
 
     def compute(self, request: SimRequest, group: int, table: Sequence[int], start: int, stop: int) -> None:

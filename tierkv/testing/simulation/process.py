@@ -91,6 +91,8 @@ class Process:
             place.is_asked = False
             place.judge = self.watch.judge
         self.engine = SimEngine(setup, self.stack, self.truth, self.watch, self.pass_time)
+        if setup.engine.capabilities.shows_free_blocks:
+            self.stack.register_free_queue(self.engine.tables.pool, setup.token_budget)
         self.checks = Checks(setup, self.probe, self.watch, self.engine, places)
         self.checks.opened()
 

@@ -29,7 +29,8 @@ class Scenario:
     as a share of what the longest request needs. families: how many unrelated prefixes there are. burst_max: requests
     that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
     the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
-    others: another engine writes to shared tiers. idle: nothing happens for seconds.
+    others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an offer
+    unused. lazy: of the seeds, how many store what the engine is about to reuse.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Scenario:
     others: float = 0.02
     idle: float = 0.02
     shy: float = 0.1
+    lazy: float = 0.1
 
 
 def _scenarios() -> list[Scenario]:

@@ -1,13 +1,19 @@
-"""Requests in the simulated engine and the blocks that they hold."""
+"""Requests in the simulated engine and the blocks that they hold.
+
+A group with a window keeps the blocks that its next token attends to; before them its table has the null block. What a
+window has left is freed when the next step is scheduled, and may be handed out anew in that very step.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tierkv.testing.simulation.blocks import BlockPool, SimBlock
 from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.truth import SimRequest
+from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec
 from tierkv.types.geometry import cdiv
 
 
@@ -33,53 +39,81 @@ class Seat:
     deferred_since_s: float | None = None
 
 
+def first_attended(group: GroupSpec, position: int) -> int:
+    """The first token that the one at ``position`` attends to, as models define it; of a state, the one before it."""
+    match group.kind:
+        case GroupKind.FULL_ATTENTION:
+            return 0
+        case GroupKind.SSM:
+            return max(0, position - 1)
+        case GroupKind.SLIDING_WINDOW:
+            return max(0, position - (group.window_tokens or 1) + 1)
+        case GroupKind.CHUNKED_LOCAL:
+            return position // (group.window_tokens or 1) * (group.window_tokens or 1)
+
+
 class TableKeeper:
     """Hands blocks to seats and takes them back."""
 
     def __init__(self, setup: Setup) -> None:
         self.pool = BlockPool(setup.gpu_blocks, caching=setup.caching)
         self.align_tokens = math.lcm(*(group.block_tokens for group in setup.engine.groups))
-        self._groups = setup.engine.groups
+        self.groups = setup.engine.groups
+        self._caching = setup.caching
         self._hash_block_tokens = setup.engine.hash_block_tokens
 
     def local_prefix(self, request: SimRequest) -> tuple[list[list[int]], int]:
-        """Blocks that the GPU still has, and the tokens they cover in all groups. At least one token is computed."""
-        tokens = request.num_tokens - 1
-        found: list[list[int]] = []
-        for group, spec in enumerate(self._groups):
-            table: list[int] = []
-            for i in range(tokens // spec.block_tokens):
-                block_id = self.pool.find(group, self._block_hash(request, group, i))
-                if block_id is None:
-                    break
-                table.append(block_id)
-            tokens = min(tokens, len(table) * spec.block_tokens)
-            found.append(table)
-        tokens = tokens // self.align_tokens * self.align_tokens
-        sizes = [spec.block_tokens for spec in self._groups]
-        return [table[: tokens // size] for table, size in zip(found, sizes, strict=True)], tokens
+        """Blocks that the GPU still has, and the tokens after which a request can go on with them.
+
+        At least one token is computed. Nothing is taken.
+        """
+        tokens = (request.num_tokens - 1) // self.align_tokens * self.align_tokens if self._caching else 0
+        while tokens:
+            tables = [self._find(request, group, tokens) for group in range(len(self.groups))]
+            if None not in tables:
+                return [table or [] for table in tables], tokens
+            tokens -= self.align_tokens
+        return [[] for _ in self.groups], 0
+
+    def _find(self, request: SimRequest, group: int, tokens: int) -> list[int] | None:
+        size = self.groups[group].block_tokens
+        first = self._first_block(group, tokens)
+        table = [NULL_BLOCK_ID] * first
+        for i in range(first, tokens // size):
+            block_id = self.pool.find(group, self._block_hash(request, group, i))
+            if block_id is None:
+                return None
+            table.append(block_id)
+        return table
+
+    def _first_block(self, group: int, position: int) -> int:
+        return first_attended(self.groups[group], position) // self.groups[group].block_tokens
 
     def _block_hash(self, request: SimRequest, group: int, index: int) -> bytes:
-        per_block = self._groups[group].block_tokens // self._hash_block_tokens
+        per_block = self.groups[group].block_tokens // self._hash_block_tokens
         return request.block_hashes[per_block * (index + 1) - 1]
 
-    def open(self, seat: Seat, prefix: list[list[int]], tokens: int, *, is_load: bool) -> bool:
-        """Blocks for ``tokens`` tokens behind a prefix that was found; False if there are too few."""
-        for table in prefix:
-            for block_id in table:
-                self.pool.hold(block_id)
-        seat.tables = [list(table) for table in prefix]
+    def open(self, seat: Seat, prefix: list[list[int]], start: int, tokens: int) -> bool:
+        """Blocks for ``tokens`` tokens, for a seat that will go on from ``start``; False if there are too few.
+
+        Those behind the prefix that was found, up to ``start``, will be filled by a load.
+        """
+        start = min(start, seat.request.num_tokens - 1)
+        seat.tables = []
+        for group, found in enumerate(prefix):
+            first = self._first_block(group, start)
+            seat.tables.append([NULL_BLOCK_ID] * first + found[first:])
+        for block_id in _real(seat.tables):
+            self.pool.hold(block_id)
         seat.told = [0] * len(prefix)
         if not self.extend(seat, tokens):
             self.free(seat)
             return False
-        if is_load:
-            seat.fresh.clear()
         return True
 
     def extend(self, seat: Seat, tokens: int) -> bool:
         """More blocks, up to ``tokens`` tokens; False if there are too few, and then nothing is taken."""
-        needs = [cdiv(tokens, spec.block_tokens) for spec in self._groups]
+        needs = [cdiv(tokens, spec.block_tokens) for spec in self.groups]
         missing = [max(0, need - len(table)) for need, table in zip(needs, seat.tables, strict=True)]
         if sum(missing) > self.pool.num_free:
             return False
@@ -89,26 +123,50 @@ class TableKeeper:
             seat.fresh += [(group, block_id) for block_id in new]
         return True
 
-    def free(self, seat: Seat) -> None:
-        """Give all blocks back, the tail first."""
-        for table in seat.tables:
-            for block_id in reversed(table):
+    def leave_behind(self, seat: Seat) -> None:
+        """Free what windows have left, now that the next token is about to be computed."""
+        for group, table in enumerate(seat.tables):
+            for i in range(min(self._first_block(group, seat.computed), len(table))):
+                self.pool.release(table[i])
+                table[i] = NULL_BLOCK_ID
+
+    def cut(self, seat: Seat, tokens: int) -> None:
+        """Give back all blocks behind the first ``tokens``, the tail first."""
+        for spec, table in zip(self.groups, seat.tables, strict=True):
+            stop = cdiv(tokens, spec.block_tokens)
+            for block_id in reversed(table[stop:]):
                 self.pool.release(block_id)
+            del table[stop:]
+
+    def free(self, seat: Seat) -> None:
+        """Give all blocks back."""
+        if seat.tables:
+            self.cut(seat, 0)
         seat.tables, seat.told, seat.fresh = [], [], []
 
     def register(self, seat: Seat, tokens: int) -> None:
         """Whole blocks within ``tokens`` may be found by others."""
         for group, table in enumerate(seat.tables):
-            for i in range(tokens // self._groups[group].block_tokens):
+            for i in range(tokens // self.groups[group].block_tokens):
                 self.pool.register(group, self._block_hash(seat.request, group, i), table[i])
 
     def views(self, seat: Seat) -> list[list[SimBlock]]:
         """The tables as tierkv sees them."""
         return [[self.pool.view(block_id) for block_id in table] for table in seat.tables]
 
-    def valid_tokens(self, seat: Seat, tokens: int, invalid: frozenset[int]) -> int:
-        """How many of ``tokens`` come before the first block that holds no valid data, in any group."""
-        for spec, table in zip(self._groups, seat.tables, strict=True):
-            bad = (i for i, block_id in enumerate(table) if block_id in invalid)
-            tokens = min(tokens, next(bad, len(table)) * spec.block_tokens)
-        return tokens
+    def usable_tokens(self, seat: Seat, tokens: int, invalid: Collection[int]) -> int:
+        """After how many of its first ``tokens`` a seat can go on, if some of its blocks are invalid."""
+        return next(end for end in range(tokens, -1, -1) if self._is_usable(seat, end, invalid))
+
+    def _is_usable(self, seat: Seat, tokens: int, invalid: Collection[int]) -> bool:
+        position = min(tokens, seat.request.num_tokens - 1)
+        for group, table in enumerate(seat.tables):
+            needed = table[self._first_block(group, position) : cdiv(tokens, self.groups[group].block_tokens)]
+            if any(block_id == NULL_BLOCK_ID or block_id in invalid for block_id in needed):
+                return False
+        return True
+
+
+def _real(tables: Sequence[Sequence[int]]) -> list[int]:
+    """All blocks but the placeholder, which nobody holds."""
+    return [block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID]

@@ -11,7 +11,7 @@ from tierkv.abc import Capabilities
 from tierkv.testing.simulation.scenarios import SCENARIOS, Scenario
 from tierkv.testing.simulation.truth import TOKEN_BYTES
 from tierkv.testing.simulation.weather import Trouble
-from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 
 SLOT_BYTES = 8192
 """A header page and a page of payload: what every chunk takes here, so that tiers can be counted in chunks."""
@@ -54,6 +54,7 @@ class Setup:
     host: Mapping[str, Any]
     lookup: Mapping[str, Any]
     store: Mapping[str, Any]
+    events: Mapping[str, Any]
     tiers: tuple[TierSetup, ...] = field(default=())
 
     def config(self, epoch: str) -> dict[str, Any]:
@@ -64,6 +65,7 @@ class Setup:
             "host": {"capacity": self.host_slots * SLOT_BYTES, **self.host},
             "lookup": {"deadline_s": self.deadline_s, **self.lookup},
             "store": dict(self.store),
+            "events": dict(self.events),
             "tiers": [dict(tier.options) for tier in self.tiers],
         }
 
@@ -81,7 +83,7 @@ class Setup:
         return (
             f"scenario {self.scenario.name}; groups {groups}; chunks of {self.chunk_blocks} blocks; "
             f"{self.engine.num_workers} worker(s); {self.gpu_blocks} GPU blocks; {self.host_slots} host slots; "
-            f"tiers {tiers or 'none'}; deadline {self.deadline_s:g} s"
+            f"store plan {self.store['plan']}; tiers {tiers or 'none'}; deadline {self.deadline_s:g} s"
         )
 
 
@@ -90,8 +92,9 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
     rng = Random(f"setup {seed}")
     chosen = rng.choice(sorted(SCENARIOS))
     plan = SCENARIOS[scenario or chosen]
-    engine = _draw_engine(rng)
-    chunk_blocks = rng.choice((1, 1, 2, 3))
+    engine = _draw_engine(rng, plan)
+    lazy = engine.capabilities.shows_free_blocks
+    chunk_blocks = 1 if lazy else rng.choice((1, 1, 2, 3))
     chunk_tokens = max(group.block_tokens for group in engine.groups) * chunk_blocks
     host_slots = rng.randint(*plan.host_slots)
     # A prompt may be longer than the host tier: what fits must be answered.
@@ -106,27 +109,63 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
         gpu_blocks=2 + int(blocks * rng.uniform(*plan.gpu_share)),
         token_budget=rng.choice((8, 24, 64)),
         running_max=rng.choice((2, 4, 8)),
-        frees_early=rng.random() < 0.3,
+        frees_early=rng.random() < 0.3 and not engine.capabilities.holds_blocks_of_finished,
         caching=engine.capabilities.prefix_caching,
         host_slots=host_slots,
         prompt_tokens_max=prompt_tokens_max,
         deadline_s=rng.choice((0.3, 1.0, 3.0)),
         host={"reserved_share": rng.choice((0.5, 0.8, 1.0)), "copy_threads": rng.choice((1, 2, 4))},
         lookup={"completions_per_step_max": rng.choice((1, 4, 256))},
-        store={"chunks_per_step_max": rng.choice((1, 4, 256)), "prompt_only": rng.random() < 0.15},
+        store={
+            "chunks_per_step_max": rng.choice((1, 4, 256)),
+            "prompt_only": rng.random() < 0.15,
+            "plan": "lazy" if lazy else rng.choice(("immediate", "immediate", "eager")),
+            "policy": rng.choice(("block_level", "block_level", "request_level")),
+        },
+        events={"self_describing": rng.random() < 0.3},
         tiers=tuple(_draw_tier(rng, plan, f"{kind}{i}", kind, host_slots) for i, kind in enumerate(tiers)),
     )
 
 
-def _draw_engine(rng: Random) -> EngineSpec:
-    sizes = rng.choice(((4,), (4,), (4,), (2, 4), (4, 4), (2, 6)))
-    groups = tuple(GroupSpec(size, (size * TOKEN_BYTES,) * rng.choice((1, 2))) for size in sizes)
+_FULL, _WINDOW, _LOCAL, _STATE = (
+    GroupKind.FULL_ATTENTION,
+    GroupKind.SLIDING_WINDOW,
+    GroupKind.CHUNKED_LOCAL,
+    GroupKind.SSM,
+)
+
+MODELS: tuple[tuple[tuple[GroupKind, int, int | None], ...], ...] = (
+    ((_FULL, 4, None),),
+    ((_FULL, 4, None),),
+    ((_FULL, 2, None), (_FULL, 4, None)),
+    ((_FULL, 2, None), (_FULL, 6, None)),
+    ((_FULL, 4, None), (_WINDOW, 4, 10)),
+    ((_FULL, 4, None), (_WINDOW, 2, 5), (_WINDOW, 4, 16)),
+    ((_WINDOW, 4, 7),),
+    ((_FULL, 4, None), (_LOCAL, 4, 8)),
+    ((_FULL, 4, None), (_STATE, 8, None)),
+    ((_FULL, 8, None), (_WINDOW, 2, 6)),
+)
+"""Kind, tokens per block and window of each group."""
+
+
+def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
+    model = rng.choice(MODELS)
+    groups = tuple(
+        GroupSpec(size, (size * TOKEN_BYTES,) * rng.choice((1, 2)), kind, window) for kind, size, window in model
+    )
+    sizes = [group.block_tokens for group in groups]
     return EngineSpec(
         model="simulated",
         dtype="bytes",
         groups=groups,
         hash_block_tokens=rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2,
-        capabilities=EngineCapabilities(prefix_caching=rng.random() < 0.7),
+        num_workers=rng.choice((1, 1, 2, 3)),
+        capabilities=EngineCapabilities(
+            prefix_caching=rng.random() < 0.7,
+            holds_blocks_of_finished=rng.random() < 0.2,
+            shows_free_blocks=rng.random() < plan.lazy,
+        ),
     )
 
 

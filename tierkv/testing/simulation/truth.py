@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tierkv.types.geometry import Geometry
-from tierkv.types.keys import Key, make_key
+from tierkv.types.keys import Key, make_key, split_key
 
 TOKEN_BYTES = 4
 """KV bytes of one token in one tensor of one worker."""
@@ -58,6 +58,12 @@ class SimRequest:
         return self.chain[-1][0] % 5
 
 
+def _without_front(payload: bytes, parts: int, missing: int) -> bytes:
+    """A payload whose parts lack so many bytes at their front."""
+    size = len(payload) // parts
+    return b"".join(bytes(missing) + payload[i * size + missing : (i + 1) * size] for i in range(parts))
+
+
 class Truth:
     """The right bytes.
 
@@ -89,6 +95,22 @@ class Truth:
         """The keys of a request's whole chunks."""
         per_chunk = self.geometry.groups[group].hashes_per_chunk
         return [make_key(link, group) for link in request.block_hashes[per_chunk - 1 :: per_chunk]]
+
+    def is_right(self, key: Key, found: bytes) -> bool:
+        """Whether these bytes are the payload of a chunk.
+
+        Of a window, the front blocks of a chunk may be missing, and are zeros then: no token attends to them any more.
+        """
+        right = self.payloads[key]
+        if found == right:
+            return True
+        group = self.geometry.groups[split_key(key)[1]]
+        blocks = self.geometry.blocks_per_chunk
+        if group.window_chunks is None or blocks == 1:
+            return False
+        parts = len(group.page_bytes) * self.geometry.num_workers
+        block_bytes = len(right) // parts // blocks
+        return any(_without_front(right, parts, skip * block_bytes) == found for skip in range(1, blocks))
 
     def learn(self, request: SimRequest) -> None:
         """Take in the payloads of all chunks that a request has by now."""

@@ -143,9 +143,8 @@ class Watch:
 
     def check_slot(self, key: Key, slot: int, why: str) -> None:
         """A slot holds the right bytes of its chunk, or was damaged on purpose."""
-        right = self.truth.payloads[key]
-        found = bytes(self._probe.arena.payload(slot)[: len(right)])
-        if found != right and self.rotten.get(slot) != self.slot_bytes(slot):
+        found = bytes(self._probe.arena.payload(slot)[: len(self.truth.payloads[key])])
+        if not self.truth.is_right(key, found) and self.rotten.get(slot) != self.slot_bytes(slot):
             raise Violation(WRONG_BYTES, f"slot {slot} holds foreign bytes as chunk {key.hex()}, {why}")
 
     def slot_bytes(self, slot: int) -> bytes:
@@ -248,10 +247,9 @@ class Watch:
         """A stack writes a frame to a tier: it must be the right one."""
         header = parse_header(frame)
         demand(header.key == key, WRONG_BYTES, f"the frame of {header.key.hex()} is written as {key.hex()}")
-        right = self.truth.payloads[key]
         if header.codec == NO_CODEC:
-            found = bytes(frame[HEADER_BYTES : HEADER_BYTES + len(right)])
-            demand(found == right, WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
+            found = bytes(frame[HEADER_BYTES : HEADER_BYTES + len(self.truth.payloads[key])])
+            demand(self.truth.is_right(key, found), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
 
     # -- events ------------------------------------------------------------------------------------------------------
 

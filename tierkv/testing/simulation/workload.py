@@ -16,8 +16,12 @@ WAITING_MAX = 10
 NEW_TOKENS_MAX = 12
 
 PARAMS: tuple[dict[str, object] | None, ...] = (
-    None, None, None, None, None, None, {"max_offload_tokens": 0}, {"max_offload_tokens": 9},
-    {"max_offload_tokens": -1}, {"max_offload_tokens": "all"}, {"something": "else"},
+    *[None] * 24, {"max_offload_tokens": 0}, {"max_offload_tokens": 9},
+    {"max_offload_tokens": -1}, {"max_offload_tokens": "all"}, {"something": "else"}, {"do_remote_decode": True},
+    {"tierkv": {"load_tiers": ["host", "disk0"]}}, {"tierkv": {"max_load_tokens": 12}}, {"tierkv": {"store": False}},
+    {"tierkv": {"store": ["host", "objects0"]}}, {"tierkv": {"ttl_s": 0.5}}, {"tierkv": {"one_shot": True}},
+    {"tierkv": {"priority": 7, "retain": True, "session": "s", "continues": "yes"}}, {"tierkv": {"closed": True}},
+    {"tierkv": {"ttl_s": "long", "priority": 7.5, "unheard": "of"}}, {"tierkv": "nonsense"},
 )  # fmt: skip
 """What users attach; not all of it makes sense."""
 
@@ -83,12 +87,13 @@ class Workload:
 
     def whims(self) -> Whims:
         """What the engine feels like now."""
-        rng = self._rng
+        rng, workers = self._rng, self._setup.engine.num_workers
         return Whims(
             asks=rng.choice((0, 1, 100, 100, 100)),
             accepts=rng.choice((1.0, 1.0, 1.0, 0.5)),
             preempt=int(rng.random() < self._plan.preempt),
             forward_s=rng.choice((0.0, 0.002, 0.02)),
+            silent=frozenset(rank for rank in range(workers) if workers > 1 and rng.random() < 0.2),
             shy=rng.random() < self._plan.shy,
             filling=rng.randrange(256),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, frame_bytes
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, checksum, frame_bytes
 from tierkv.testing.simulation.failure import Violation, demand
 from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.places import Place, flipped
@@ -159,13 +159,19 @@ class World:
         truth = self.process.truth
         request = SimRequest("other", self.workload.prefix(), self.setup.engine.hash_block_tokens, None)
         truth.learn(request)
+        workers = self.setup.engine.num_workers
         sealer = FrameSealer(self.process.stack.namespace.fingerprint())
         keys: list[Key] = [key for group in truth.geometry.groups for key in truth.keys(request, group.index)]
         for key in keys:
             payload = truth.payloads[key]
             frame = bytearray(frame_bytes(len(payload)))
             frame[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
-            sealer.seal(memoryview(frame), key, len(payload))
+            size = len(payload) // workers
+            if workers == 1:
+                sealer.seal(memoryview(frame), key, len(payload))
+            else:
+                checksums = [checksum(payload[rank * size : (rank + 1) * size]) for rank in range(workers)]
+                sealer.seal_parts(memoryview(frame), key, len(payload), checksums)
             place.frames[key] = bytes(frame)
         self.trace.note("others write", place.name, keys)
 
@@ -198,6 +204,7 @@ class World:
         return (
             not process.engine.seats
             and not process.engine.orphans
+            and not process.engine.held
             and not process.stack.has_pending_work()
             and not process.probe.leftovers()
             and all(tier.usable for tier in process.probe.tiers())
