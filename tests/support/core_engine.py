@@ -69,6 +69,7 @@ class BedEngine:
         self.running: list[Seat] = []
         self.loading: dict[str, Seat] = {}
         self.orphans: dict[str, Seat] = {}
+        self.held: dict[str, Seat] = {}
         self.done = 0
         self.tokens_computed = 0
         self.tokens_external = 0
@@ -102,10 +103,10 @@ class BedEngine:
         elif seat in self.running:
             self.running.remove(seat)
             self._finish(seat)
-            self._free(seat)
         else:
             del self.loading[seat.request.request_id]
-            self._finish(seat)
+            self._scheduler.request_finished(seat.request, seat.tables)
+            self.done += 1
             self.orphans[seat.request.request_id] = seat
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -261,20 +262,26 @@ class BedEngine:
             return
         self.running.remove(seat)
         self._finish(seat)
-        self._free(seat)
 
     def _finish(self, seat: Seat) -> None:
+        """The request is over; its blocks are free at once, or when the core says that its stores have ended."""
         self.done += 1
-        result = self._scheduler.request_finished(seat.request, seat.tables)
-        assert result == (False, None)
+        hold, _ = self._scheduler.request_finished(seat.request, seat.tables)
+        if hold:
+            self.held[seat.request.request_id] = seat
+        else:
+            self._free(seat)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def _free(self, seat: Seat) -> None:
-        self._tables.cut(seat.tables, 0)
+        if seat.tables:  # one that only waited has none
+            self._tables.cut(seat.tables, 0)
         seat.tables, seat.told = [], []
 
     def _end_loads(self, report: LoadReport) -> None:
+        for request_id in report.finished_sending:
+            self._free(self.held.pop(request_id))
         for request_id in report.finished:
             orphan = self.orphans.pop(request_id, None)
             if orphan is not None:

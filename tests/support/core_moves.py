@@ -12,6 +12,7 @@ from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 
 FAULTS: tuple[OutcomeKind, ...] = (
@@ -58,10 +59,20 @@ SPECS: tuple[BedSpec, ...] = (
         groups=(full(8), window(5, 2), ssm(4)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
         tiers=(disk(),), prompt_only=True, gpu_caching=False,
     ),
+    BedSpec(
+        groups=(full(4), window(6, 2), ssm(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=60,
+        tiers=(disk(),), num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
+    ),
+    BedSpec(slots=12, tiers=(disk(frames=9),), store_plan="eager", holds_finished=True),
+    BedSpec(
+        groups=(window(7, 4), full(4)), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),),
+        num_workers=2, store_plan="lazy",
+    ),
 )  # fmt: skip
 """One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
 stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
-behind shared ones, bounded, slow to make room, and read-only."""
+behind shared ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of
+finished requests."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
@@ -75,6 +86,10 @@ HINTS: tuple[dict[str, object], ...] = (
     {"load_tiers": ["moon"], "retains": True},
 )  # fmt: skip
 """What requests may say; the last says it wrongly."""
+
+
+PACES = (0.0, 0.0001, 0.002, 0.01, 5.0)
+"""Seconds that reads may take, beside a prefill of four tokens in 4 ms; 0: nobody measures."""
 
 
 class Moves:
@@ -152,6 +167,11 @@ class Moves:
         if self.bed.spec.tiers:
             self.bed.set_health(tier % len(self.bed.spec.tiers), usable=usable)
 
+    def pace(self, tier: int, elapsed_s: float) -> None:
+        """A tier becomes slower or faster."""
+        if self.bed.spec.tiers:
+            self.bed.tiers.elapsed_s[tier % len(self.bed.spec.tiers)] = elapsed_s
+
     def damage(self, pick: int, tier: int) -> None:
         """Bytes rot: in the host tier (tier -1) or below."""
         if tier < 0:
@@ -194,6 +214,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
         (3, moves.all_io),
         (1, lambda: moves.health(rng.randrange(2), rng.random() < 0.6)),
         (1, lambda: moves.damage(rng.randrange(50), rng.randrange(-1, 2))),
+        (1, lambda: moves.pace(rng.randrange(2), rng.choice(PACES))),
         (1, moves.reset),
     ]  # fmt: skip
     weights, actions = [weight for weight, _ in menu], [action for _, action in menu]
@@ -209,4 +230,4 @@ def spec_of(rng: Random) -> BedSpec:
     return rng.choice(SPECS)
 
 
-__all__ = ["FAULTS", "HINTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
+__all__ = ["FAULTS", "HINTS", "OBJECTS", "PACES", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
