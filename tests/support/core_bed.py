@@ -49,6 +49,7 @@ class BedSpec:
     store_plan: StorePlanName = "immediate"
     store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
     holds_finished: bool = False
+    prefill_tokens_per_s: float | None = 1000.0
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class BedSpec:
             store_plan=self.store_plan,
             store_policy=self.store_policy,
             holds_blocks_of_finished=self.holds_finished,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
         object.__setattr__(self, "limits", limits)
 

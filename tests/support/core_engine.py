@@ -262,7 +262,7 @@ class BedEngine:
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def _free(self, seat: Seat) -> None:
-        if seat.tables:  # one that waits has none
+        if seat.tables:  # one that only waited has none
             self._tables.cut(seat.tables, 0)
         seat.tables, seat.told = [], []
 

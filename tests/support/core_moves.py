@@ -85,6 +85,10 @@ HINTS: tuple[dict[str, object], ...] = (
 """What requests may say; the last says it wrongly."""
 
 
+PACES = (0.0, 0.0001, 0.002, 0.01, 5.0)
+"""Seconds that reads may take, beside a prefill of four tokens in 4 ms; 0: nobody measures."""
+
+
 class Moves:
     """Single events on a bed. A pick that points at nothing does nothing."""
 
@@ -160,6 +164,11 @@ class Moves:
         if self.bed.spec.tiers:
             self.bed.set_health(tier % len(self.bed.spec.tiers), usable=usable)
 
+    def pace(self, tier: int, elapsed_s: float) -> None:
+        """A tier becomes slower or faster."""
+        if self.bed.spec.tiers:
+            self.bed.tiers.elapsed_s[tier % len(self.bed.spec.tiers)] = elapsed_s
+
     def damage(self, pick: int, tier: int) -> None:
         """Bytes rot: in the host tier (tier -1) or below."""
         if tier < 0:
@@ -201,6 +210,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
         (3, moves.all_io),
         (1, lambda: moves.health(rng.randrange(2), rng.random() < 0.6)),
         (1, lambda: moves.damage(rng.randrange(50), rng.randrange(-1, 2))),
+        (1, lambda: moves.pace(rng.randrange(2), rng.choice(PACES))),
         (1, moves.reset),
     ]  # fmt: skip
     weights, actions = [weight for weight, _ in menu], [action for _, action in menu]
@@ -216,4 +226,4 @@ def spec_of(rng: Random) -> BedSpec:
     return rng.choice(SPECS)
 
 
-__all__ = ["FAULTS", "HINTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
+__all__ = ["FAULTS", "HINTS", "OBJECTS", "PACES", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
