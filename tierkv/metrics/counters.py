@@ -20,7 +20,7 @@ class CoreCounters:
     payloads dropped because too many were remembered. loads_failed: chunks a worker could not load. hints_ignored:
     hints of requests that could not be used. tokens_local: found in the engine's own cache, once per request.
     tokens_stored: copied to the host tier. deferred_ms: time that lookups were deferred for. sightings_failed: policies
-    that raised and are told no more, by tier.
+    that raised and are told no more, by tier. entries_dropped: what the record of the stack does not tell.
     """
 
     lookups: int = 0
@@ -49,6 +49,7 @@ class CoreCounters:
     tokens_stored: int = 0
     deferred_ms: int = 0
     sightings_failed: Counter[str] = field(default_factory=Counter)
+    entries_dropped: int = 0
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """A copy as plain JSON values. Any thread: each field is copied in one go."""

@@ -50,6 +50,7 @@ COUNTERS = {
     "tokens_stored": "Tokens copied from the GPU to the host tier",
     "deferred_ms": "Milliseconds that lookups were deferred for",
     "sightings_failed": "Policies that raised when told of a request, and are told no more",
+    "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
 }
 """Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
 

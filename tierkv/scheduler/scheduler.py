@@ -14,13 +14,14 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.accounts import Accounts
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
+from tierkv.scheduler.explaining import AnswerNote, explain_answer
 from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.plans import make_store_plan
-from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.records import RequestRecord, Watcher
 from tierkv.scheduler.request_state import RequestEvent, RequestState
 from tierkv.scheduler.sightings import arrival_of, end_of
 from tierkv.scheduler.store_policy import store_policy
@@ -58,6 +59,7 @@ class OffloadScheduler:
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
         self._accounts = Accounts(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
+        self._watcher: Watcher | None = None
         self._jobs = JobTable(limits.num_workers)
         self._fences = Fences()
         if block_events is None:
@@ -73,6 +75,20 @@ class OffloadScheduler:
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
         """Show the engine's free blocks; once, before the first step. Needed by ``store.plan = "lazy"`` only."""
         self._plan.register_free_queue(queue, max_batched_tokens)
+
+    # -- for records -------------------------------------------------------------------------------------------------
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell ``watcher`` of each change of a request that arrives from now on."""
+        self._watcher = watcher
+
+    def explain_answer(self, request_id: str, tokens: int | None) -> AnswerNote:
+        """Why a lookup was just answered with ``tokens``."""
+        return explain_answer(self._records[request_id], self._manager, tokens)
+
+    def has_job(self, job_id: int) -> bool:
+        """Whether a transfer is in flight."""
+        return job_id in self._jobs.live_ids()
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -94,6 +110,7 @@ class OffloadScheduler:
             record = self._records[request.request_id] = RequestRecord(
                 request, self._geometry, hints, self._accounts.open(request.request_id)
             )
+            record.watcher = self._watcher
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(

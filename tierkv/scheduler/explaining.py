@@ -1,0 +1,44 @@
+"""Why a lookup was answered as it was, in words; for records only, nothing depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tierkv.manager.manager import OffloadManager
+from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.request_state import RequestState
+from tierkv.types.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerNote:
+    """The reason for an answer.
+
+    wanted: the chunks that a deferred or offered hit is made of. ready: how many of them, from the front, are readable
+    in the host tier. missing: the first chunk behind the hit, if the request has one.
+    """
+
+    reason: str
+    wanted: tuple[Key, ...] = ()
+    ready: int = 0
+    missing: Key | None = None
+
+
+def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int | None) -> AnswerNote:
+    """The reason for the answer that was just given. O(wanted chunks)."""
+    if tokens is not None:
+        group = record.groups[0]
+        behind = (record.computed_tokens + tokens) // group.chunk_tokens
+        if behind >= len(group.keys):
+            reason = "all whole chunks of it" if tokens else "it has no whole chunk beyond what the engine has"
+            return AnswerNote(reason, record.wanted, len(record.wanted))
+        reason = "the hit ends before the first missing chunk" if tokens else "its first chunk is not to be had"
+        return AnswerNote(reason, record.wanted, len(record.wanted), group.keys[behind])
+    if record.has_jobs:
+        return AnswerNote("its own transfers are still in flight")
+    if record.state is RequestState.ASKING:
+        return AnswerNote("a tier was asked whether it has its chunks")
+    ready = manager.resident_prefix(record.wanted, 0, len(record.wanted))
+    if ready < len(record.wanted):
+        return AnswerNote("its chunks are on their way into the host tier", record.wanted, ready)
+    return AnswerNote("another request is loading some of its chunks, or is older", record.wanted, ready)
