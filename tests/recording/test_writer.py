@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import pytest
 
 from tierkv.dispatch.spawn import Runner
 from tierkv.errors import ConfigError
+from tierkv.recording import reading
 from tierkv.recording.entries import Entry
 from tierkv.recording.reading import files_of, follow, read
-from tierkv.recording.writer import RecordWriter
+from tierkv.recording.writer import RecordWriter, line_of
 from tierkv.types.keys import make_key
 
 HEAD: Entry = {"is": "record", "step": 0, "t": 0, "tiers": ["host"], "model": "m", "pid": 1, "opened": "now"}
@@ -166,25 +167,18 @@ def test_no_such_record_is_told(tmp_path: Path) -> None:
         list(read(tmp_path / "run.jsonl"))
 
 
-def test_following_goes_on_in_the_next_file(tmp_path: Path) -> None:
-    """Nothing is lost where one file ends and the next begins, and a half line is waited for."""
-    path = tmp_path / "run.jsonl"
-    thread = Stopped()
-    writer = writer_of(path, bytes_max=400, keep=5, spawn=thread)
-    rounds = iter(range(40))
+class Over(Exception):  # noqa: N818 - it ends a test, nothing failed
+    """The reader has slept often enough."""
 
-    class Over(Exception):  # noqa: N818 - it ends the test, nothing failed
-        pass
+
+def followed(path: Path, naps: list[Callable[[], object]]) -> list[int]:
+    """What a reader sees who follows a record; each time it sleeps, the next of ``naps`` happens."""
+    seen: list[int] = []
 
     def pause(_: float) -> None:
-        """While the reader sleeps, the writer writes."""
-        number = next(rounds, None)
-        if number is None:
+        if not naps:
             raise Over
-        writer.put([line(number)])
-        thread.runner.step()
-
-    seen: list[int] = []
+        naps.pop(0)()
 
     def read_on() -> None:
         for entry in follow(path, pause):
@@ -193,9 +187,64 @@ def test_following_goes_on_in_the_next_file(tmp_path: Path) -> None:
 
     with pytest.raises(Over):
         read_on()
+    return seen
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 20])
+def test_following_goes_on_in_the_next_files(tmp_path: Path, at_once: int) -> None:
+    """Nothing is lost where one file ends and the next begins, also when several came while the reader slept."""
+    path = tmp_path / "run.jsonl"
+    thread = Stopped()
+    writer = writer_of(path, bytes_max=400, keep=20, spawn=thread)
+
+    def write(first: int) -> Callable[[], None]:
+        def nap() -> None:
+            for number in range(first, first + at_once):
+                writer.put([line(number)])
+                thread.runner.step()
+
+        return nap
+
+    seen = followed(path, [write(first) for first in range(0, 40, at_once)])
     writer.close(10)
     assert seen == list(range(40))
     assert len(files_of(path)) > 3
+
+
+def test_following_reads_a_file_to_its_end_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer may write and change files between the reader's look at the lines and its look at the files."""
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(line_of(line(1)))
+    original, looks = reading._files_behind, iter(range(100))
+
+    def looked(*arguments: Any) -> list[Path]:
+        if next(looks) == 2:
+            with path.open("ab") as file:
+                file.write(line_of(line(2)))
+            path.rename(tmp_path / "run.jsonl.1")
+            path.write_bytes(line_of(line(3)))
+        return original(*arguments)
+
+    monkeypatch.setattr(reading, "_files_behind", looked)
+    assert followed(path, [lambda: None]) == [1, 2, 3]
+
+
+def test_following_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
+    """A line that is half written when the reader looks is read when it is whole."""
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(line_of(line(1))[:12])
+
+    def complete() -> None:
+        path.write_bytes(line_of(line(1)))
+
+    assert followed(path, [lambda: None, complete]) == [1]
+
+
+def test_following_survives_a_record_that_vanishes(tmp_path: Path) -> None:
+    """Somebody cleans up while we look; the next record is followed."""
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(line_of(line(1)))
+    assert followed(path, [path.unlink, lambda: path.write_bytes(line_of(line(2))), lambda: None]) == [1, 2]
 
 
 def test_putting_never_waits(tmp_path: Path) -> None:

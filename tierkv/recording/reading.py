@@ -54,20 +54,42 @@ def read(path: Path) -> Iterator[Entry]:
 
 
 def follow(path: Path, pause: Callable[[float], None]) -> Iterator[Entry]:
-    """All entries so far, then those that come, for ever. Follows the record into its next file."""
-    files = files_of(path)
-    for file in files[:-1]:
-        with file.open("rb") as lines:
-            yield from _entries(lines)
+    """All entries so far, then those that come, for ever. Follows the record from file to file.
+
+    Raises:
+        ConfigError: there is no such record.
+    """
+    files_of(path)
+    known: os.stat_result | None = None
     while True:
-        with path.open("rb") as lines:
+        behind = _files_behind(path, known)
+        try:
+            lines = behind[0].open("rb")
+        except (IndexError, FileNotFoundError):  # between two files, or renamed since we looked
+            pause(POLL_S)
+            continue
+        with lines:
+            known = os.fstat(lines.fileno())
             yield from _entries(lines)
-            while not _replaced(path, lines):
+            while not _files_behind(path, known):
                 pause(POLL_S)
                 yield from _entries(lines)
             yield from _entries(lines)  # what came between the last look and the change of files
-        while not path.exists():
-            pause(POLL_S)
+
+
+def _files_behind(path: Path, known: os.stat_result | None) -> list[Path]:
+    """The files that came after a known one, oldest first; all, if it is not among them any more."""
+    try:
+        files = files_of(path)
+    except ConfigError:
+        return []
+    for i, file in enumerate(files):
+        try:
+            if known is not None and os.path.samestat(file.stat(), known):
+                return files[i + 1 :]
+        except FileNotFoundError:
+            continue
+    return files
 
 
 def _entries(lines: BinaryIO) -> Iterator[Entry]:
@@ -82,12 +104,3 @@ def _entries(lines: BinaryIO) -> Iterator[Entry]:
             continue  # cut short by a kill
         if isinstance(entry, dict) and "is" in entry:
             yield entry
-
-
-def _replaced(path: Path, lines: BinaryIO) -> bool:
-    """Whether the name now belongs to another file."""
-    try:
-        now = path.stat()
-    except FileNotFoundError:
-        return True
-    return not os.path.samestat(now, os.fstat(lines.fileno()))
