@@ -20,7 +20,7 @@ class RecordedStack(Stack):
         super().__init__(parts, clock)
         self._writer = writer
         self._recorder = Recorder(writer, self.tier_names, clock)
-        self._scheduler.watch(self._recorder.request_changed)
+        self._scheduler.view.watcher = self._recorder.request_changed
         self._passes_events_on = True
 
     def _begin_step(self) -> None:
@@ -49,7 +49,7 @@ class RecordedStack(Stack):
         """The same, and noted with its reason."""
         before = self.counters.deadlines_expired
         answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        note = self._scheduler.explain_answer(request.request_id, answer[0])
+        note = self._scheduler.view.explain_answer(request.request_id, answer[0])
         expired = self.counters.deadlines_expired > before
         self._recorder.answered(request.request_id, num_computed_tokens, answer[0], note, expired=expired)
         return answer
@@ -63,7 +63,7 @@ class RecordedStack(Stack):
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """The same, and noted."""
         report = super().update_connector_output(output)
-        self._recorder.jobs_ended(output, lambda job_id: not self._scheduler.has_job(job_id))
+        self._recorder.jobs_ended(output, lambda job_id: not self._scheduler.view.has_job(job_id))
         return report
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:

@@ -45,7 +45,7 @@ def test_a_stack_without_a_record_is_a_plain_one(tmp_path: Path) -> None:
     with opened(stack_config(tmp_path)) as stack:
         assert type(stack) is Stack
         assert not [thread for thread in threading.enumerate() if thread.name == "tierkv-record"]
-        assert stack._scheduler._watcher is None
+        assert stack._scheduler.view.watcher is None
 
 
 def test_the_record_replays_to_what_lies_where(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ class CoreCounters:
     payloads dropped because too many were remembered. loads_failed: chunks a worker could not load. hints_ignored:
     hints of requests that could not be used. tokens_local: found in the engine's own cache, once per request.
     tokens_stored: copied to the host tier. deferred_ms: time that lookups were deferred for. sightings_failed: policies
-    that raised and are told no more, by tier. entries_dropped: what the record of the stack does not tell.
+    that raised and are told no more, by tier. hits_shortened: answers shorter than what was there, because the rest was
+    not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record of the stack does not tell.
     """
 
     lookups: int = 0
@@ -48,6 +49,8 @@ class CoreCounters:
     tokens_local: int = 0
     tokens_stored: int = 0
     deferred_ms: int = 0
+    hits_shortened: int = 0
+    tokens_shortened: int = 0
     sightings_failed: Counter[str] = field(default_factory=Counter)
     entries_dropped: int = 0
 

@@ -49,6 +49,8 @@ COUNTERS = {
     "tokens_local": "Tokens that the engine found in its own cache, once per request",
     "tokens_stored": "Tokens copied from the GPU to the host tier",
     "deferred_ms": "Milliseconds that lookups were deferred for",
+    "hits_shortened": "Hits cut short because loading the rest was expected to take longer than computing it",
+    "tokens_shortened": "Tokens cut off from hits for that reason",
     "sightings_failed": "Policies that raised when told of a request, and are told no more",
     "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
 }

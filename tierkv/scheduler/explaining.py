@@ -1,11 +1,13 @@
-"""Why a lookup was answered as it was, in words; for records only, nothing depends on it."""
+"""What a record wants to know of the scheduler, above all why a lookup was answered so. Nothing depends on it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tierkv.manager.manager import OffloadManager
-from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.jobs import JobTable
+from tierkv.scheduler.records import RequestRecord, Watcher
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.keys import Key
 
@@ -22,6 +24,28 @@ class AnswerNote:
     wanted: tuple[Key, ...] = ()
     ready: int = 0
     missing: Key | None = None
+
+
+class SchedulerView:
+    """Looks at the scheduler's books, on its thread.
+
+    Attributes:
+        watcher: is told of each change of a request that arrives from now on; None: nobody is.
+    """
+
+    def __init__(self, manager: OffloadManager, records: Mapping[str, RequestRecord], jobs: JobTable) -> None:
+        self.watcher: Watcher | None = None
+        self._manager = manager
+        self._records = records
+        self._jobs = jobs
+
+    def explain_answer(self, request_id: str, tokens: int | None) -> AnswerNote:
+        """Why a lookup was just answered with ``tokens``."""
+        return explain_answer(self._records[request_id], self._manager, tokens)
+
+    def has_job(self, job_id: int) -> bool:
+        """Whether a transfer is in flight."""
+        return job_id in self._jobs.live_ids()
 
 
 def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int | None) -> AnswerNote:

@@ -78,6 +78,7 @@ class RequestRecord:
         self.asked_at_s = 0.0
         self.asked_about: tuple[int, ...] | None = None
         self.asked_version = -1
+        self.shortened_about: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
 

@@ -14,14 +14,16 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.accounts import Accounts
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
-from tierkv.scheduler.explaining import AnswerNote, explain_answer
+from tierkv.scheduler.explaining import SchedulerView
 from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.plans import make_store_plan
-from tierkv.scheduler.records import RequestRecord, Watcher
+from tierkv.scheduler.prefill import PrefillRate
+from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
 from tierkv.scheduler.sightings import arrival_of, end_of
 from tierkv.scheduler.store_policy import store_policy
@@ -56,11 +58,15 @@ class OffloadScheduler:
         self._limits = limits
         self._counters = counters
         self._hints = HintReader(manager.tier_names, counters, warn)
-        self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
+        self._prefill = PrefillRate(limits.prefill_tokens_per_s)
+        choice = LoadChoice(manager, geometry, limits, counters, self._prefill)
+        self._lookups = Lookups(
+            manager, limits.lookup_deadline_s, counters, choice, waits_for_loads=limits.gpu_prefix_caching
+        )
         self._accounts = Accounts(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
-        self._watcher: Watcher | None = None
         self._jobs = JobTable(limits.num_workers)
+        self.view = SchedulerView(manager, self._records, self._jobs)
         self._fences = Fences()
         if block_events is None:
             block_events = BlockEvents(geometry, counters, warn, active=False)
@@ -76,25 +82,12 @@ class OffloadScheduler:
         """Show the engine's free blocks; once, before the first step. Needed by ``store.plan = "lazy"`` only."""
         self._plan.register_free_queue(queue, max_batched_tokens)
 
-    # -- for records -------------------------------------------------------------------------------------------------
-
-    def watch(self, watcher: Watcher) -> None:
-        """Tell ``watcher`` of each change of a request that arrives from now on."""
-        self._watcher = watcher
-
-    def explain_answer(self, request_id: str, tokens: int | None) -> AnswerNote:
-        """Why a lookup was just answered with ``tokens``."""
-        return explain_answer(self._records[request_id], self._manager, tokens)
-
-    def has_job(self, job_id: int) -> bool:
-        """Whether a transfer is in flight."""
-        return job_id in self._jobs.live_ids()
-
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now_s: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._lookups.now_s = now_s
+        self._prefill.step_began(now_s)
         self._lookups.sweep()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -110,7 +103,7 @@ class OffloadScheduler:
             record = self._records[request.request_id] = RequestRecord(
                 request, self._geometry, hints, self._accounts.open(request.request_id)
             )
-            record.watcher = self._watcher
+            record.watcher = self.view.watcher
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
@@ -291,6 +284,8 @@ class OffloadScheduler:
             raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
+        if scheduled.num_computed_tokens < record.request.num_prompt_tokens:
+            self._prefill.step_computes(scheduled.num_scheduled_tokens)
         record.apply(RequestEvent.SCHEDULED)
         self._to_flush |= self._tables.update(record, scheduled)
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
