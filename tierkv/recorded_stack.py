@@ -16,8 +16,14 @@ from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 class RecordedStack(Stack):
     """The same stack, with each call's news passed to a recorder, and each step's entries to a writer."""
 
-    def __init__(self, parts: StackParts, clock: Callable[[], float], writer: RecordWriter) -> None:
-        super().__init__(parts, clock)
+    def __init__(
+        self,
+        parts: StackParts,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        writer: RecordWriter,
+    ) -> None:
+        super().__init__(parts, clock, sleep)
         self._writer = writer
         self._recorder = Recorder(writer, self.tier_names, clock)
         self._scheduler.view.watcher = self._recorder.request_changed
