@@ -231,6 +231,21 @@ class EventsConfig(_Model):
     )
 
 
+class RecordConfig(_Model):
+    """A record of what the stack does, for `tierkv explain`. Off, and free of cost, unless `path` is given."""
+
+    path: Name | None = Field(
+        default=None,
+        description="File that takes one JSON line per event; a file of its own for each process. Left out: no record.",
+    )
+    bytes_max: Annotated[int, BeforeValidator(parse_size), Field(ge=65_536)] = Field(
+        default=64 * 1024**2, description="Size at which a new file is begun; at least 64 KiB."
+    )
+    keep: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=1, description="Older files kept beside the newest, as `path.1`, `path.2` and so on."
+    )
+
+
 class StackConfig(_Model):
     """A whole stack, top to bottom."""
 
@@ -244,6 +259,7 @@ class StackConfig(_Model):
     lookup: LookupConfig = Field(default_factory=LookupConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     events: EventsConfig = Field(default_factory=EventsConfig)
+    record: RecordConfig = Field(default_factory=RecordConfig)
 
     @field_validator("tiers")
     @classmethod

@@ -21,7 +21,7 @@ class CoreCounters:
     hints of requests that could not be used. tokens_local: found in the engine's own cache, once per request.
     tokens_stored: copied to the host tier. deferred_ms: time that lookups were deferred for. sightings_failed: policies
     that raised and are told no more, by tier. hits_shortened: answers shorter than what was there, because the rest was
-    not worth loading; tokens_shortened: the tokens of it.
+    not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record of the stack does not tell.
     """
 
     lookups: int = 0
@@ -52,6 +52,7 @@ class CoreCounters:
     hits_shortened: int = 0
     tokens_shortened: int = 0
     sightings_failed: Counter[str] = field(default_factory=Counter)
+    entries_dropped: int = 0
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """A copy as plain JSON values. Any thread: each field is copied in one go."""

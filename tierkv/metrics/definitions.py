@@ -52,6 +52,7 @@ COUNTERS = {
     "hits_shortened": "Hits cut short because loading the rest was expected to take longer than computing it",
     "tokens_shortened": "Tokens cut off from hits for that reason",
     "sightings_failed": "Policies that raised when told of a request, and are told no more",
+    "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
 }
 """Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
 

@@ -17,7 +17,7 @@ class CopyResult:
     """How a transfer ended.
 
     failed: keys that could not be copied.
-    seconds: how long the copy itself took; None: nobody knows.
+    seconds: how long the copy itself took; None: not measured, the worker takes the time until it sees the end.
     checksums: of a store of one worker among several, per chunk of the job: of the worker's part; empty bytes: failed.
     """
 

@@ -57,6 +57,7 @@ class Worker:
         self.rank = rank
         self._clock = clock
         self._stats = TransferStats()
+        self._began_s: dict[int, float] = {}
         self.bytes_stored = 0
         self.bytes_loaded = 0
         self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
@@ -130,7 +131,10 @@ class Worker:
             for key, g in zip(job.keys, job.chunk_groups, strict=True)
             if key not in result.failed
         )
-        self._stats.record(STORE if job.is_store else LOAD, copied, result.seconds)
+        began_s = self._began_s.pop(job.job_id)
+        # Where the copy itself was not timed, it took at most from its start to this look at it.
+        seconds = self._clock() - began_s if result.seconds is None else result.seconds
+        self._stats.record(STORE if job.is_store else LOAD, copied, seconds)
         if job.is_store:
             self.bytes_stored += copied
         else:
@@ -161,4 +165,5 @@ class Worker:
     def _start(self, job: TransferJob) -> None:
         if self._copies is None:
             raise EngineProtocolError("register_kv_caches must be called before the first transfer")
+        self._began_s[job.job_id] = self._clock()
         self._running[job.job_id] = (job, self._copies.start(job))
