@@ -241,7 +241,8 @@ class FrameSealer:
         """Like :meth:`seal`, with checksums that came with the payload, so that they still speak for the origin."""
         end = self._require_room(slot, raw_bytes)
         payload_end = HEADER_BYTES + raw_bytes
-        slot[payload_end:end] = _ZEROS[: end - payload_end]
+        if end > payload_end:
+            slot[payload_end:end] = _ZEROS[: end - payload_end]
         pack_header(
             FrameHeader(
                 NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum, part_checksums
