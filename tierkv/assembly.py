@@ -136,11 +136,11 @@ class _Assembly:
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
         self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
+        _check_store_plan(self.config, engine, self.geometry)
         self.verify_loads = self.config.host.verify and verify_frames
         self.shared = SharedMemory() if engine.capabilities.worker_processes else None
         if engine.num_workers > PARTS_MAX:
             raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
-        _check_store_plan(self.config, engine, self.geometry)
 
     def build(self) -> Stack:
         """The wired stack."""
@@ -185,6 +185,9 @@ class _Assembly:
                 prompt_only=config.store.prompt_only,
                 num_workers=self.engine.num_workers,
                 gpu_prefix_caching=self.engine.capabilities.prefix_caching,
+                weighs_recompute=config.lookup.recompute == "auto",
+                load_tokens_min=config.lookup.load_tokens_min,
+                prefill_tokens_per_s=self.engine.capabilities.prefill_tokens_per_s,
                 store_plan=config.store.plan,
                 store_policy=StorePolicy(config.store.policy),
                 holds_blocks_of_finished=self.engine.capabilities.holds_blocks_of_finished,

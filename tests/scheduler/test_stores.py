@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from core_parts import Core, make_core
 from core_pool import blocks
+from group_parts import window
 from hypothesis import given
 from hypothesis import strategies as st
-from store_parts import chunk_indices, only_store, window
+from store_parts import chunk_indices, only_store
 
 from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits

@@ -6,7 +6,8 @@ import pytest
 from core_parts import Core, make_core
 from core_pool import blocks
 from core_truth import BedRequest
-from store_parts import chunk_indices, full, local, only_store, ssm, window
+from group_parts import full, local, ssm, window
+from store_parts import chunk_indices, only_store
 
 from tierkv.manager.contract import RequestContext, StoreGrant
 from tierkv.scheduler.limits import SchedulerLimits
@@ -70,13 +71,13 @@ def test_s68_what_is_filtered_is_not_offered_later() -> None:
         pytest.param([ssm()], True, id="state"),
         pytest.param([full()], False, id="full"),
         pytest.param([window(4), full(8)], True, id="beside-coarser-chunks"),
-        pytest.param([window(4), full(2)], False, id="beside-finer-chunks"),
+        pytest.param([window(4), full(2)], True, id="beside-finer-chunks"),
     ],
 )
 def test_s70_a_chunk_with_missing_blocks_must_still_serve_every_hit(groups: list[GroupSpec], offered: bool) -> None:
     """S70: F=3, [0 0 6]. The lineage stores such a chunk always. But a chunk found later is read wherever a hit ends
     with it: one that lacks a block of that hit's window would give it zeros. So it is stored only where nobody can
-    need what is missing; with finer chunks beside it a hit may end inside."""
+    need what is missing. Finer chunks beside it change nothing: no hit ends inside a window's chunk."""
     core = make_core(groups=groups, factor=3, hash_block_tokens=2)
     request = core.arrive(24)
     ids = [[0, 0, 0, 0, 0, 6], list(range(21, 33))][: len(groups)]
@@ -118,6 +119,15 @@ def test_a_long_run_of_placeholders_does_not_hide_what_follows() -> None:
     meta = core.schedule(request, computed=40, scheduled=8, ids=[[0] * 10 + [1, 2]])
     assert chunk_indices(core, request, meta) == [10, 11]
     assert core.record(request).groups[0].next_stored == 12
+
+
+def test_placeholders_are_passed_over_also_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused offer is repeated step by step; what can never be stored is not looked at each time."""
+    core = make_core(groups=[window(4)])
+    Gate(core, monkeypatch)
+    request = core.arrive(48)
+    core.schedule(request, computed=40, scheduled=8, ids=[[0] * 10 + [1, 2]])
+    assert core.record(request).groups[0].next_stored == 10
 
 
 # -- blocks that change hands ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Groups of every kind, and small looks at store jobs, for tests of the store half."""
+"""Small looks at store jobs, for tests of the store half."""
 
 from __future__ import annotations
 
@@ -6,31 +6,11 @@ from collections.abc import Sequence
 
 from core_parts import Core, make_core
 from core_pool import BedBlock
-from core_truth import TOKEN_BYTES, BedRequest
+from core_truth import BedRequest
 
 from tierkv.scheduler.limits import SchedulerLimits
-from tierkv.types.engine import Block, GroupKind, GroupSpec
+from tierkv.types.engine import Block
 from tierkv.types.transfers import ConnectorMeta, TransferJob
-
-
-def full(block_tokens: int = 4) -> GroupSpec:
-    """A full-attention group."""
-    return GroupSpec(block_tokens, (block_tokens * TOKEN_BYTES,))
-
-
-def window(window_tokens: int, block_tokens: int = 4) -> GroupSpec:
-    """A sliding-window group."""
-    return GroupSpec(block_tokens, (block_tokens * TOKEN_BYTES,), GroupKind.SLIDING_WINDOW, window_tokens)
-
-
-def local(window_tokens: int, block_tokens: int = 4) -> GroupSpec:
-    """A chunked-local group."""
-    return GroupSpec(block_tokens, (block_tokens * TOKEN_BYTES,), GroupKind.CHUNKED_LOCAL, window_tokens)
-
-
-def ssm(block_tokens: int = 4) -> GroupSpec:
-    """A state space group."""
-    return GroupSpec(block_tokens, (block_tokens * TOKEN_BYTES,), GroupKind.SSM)
 
 
 def only_store(meta: ConnectorMeta) -> TransferJob:

@@ -187,6 +187,14 @@ class LookupConfig(_Model):
         default=5.0, description="Seconds after which a deferred request is answered with what is ready."
     )
     completions_per_step_max: Count = Field(default=256, description="Completions of I/O taken in per engine step.")
+    recompute: Literal["auto", "off"] = Field(
+        default="auto",
+        description="`auto`: a hit is cut where loading more of it is expected to take longer than computing it, once "
+        "the tier's speed and the engine's prefill rate are known. `off`: all of it is loaded.",
+    )
+    load_tokens_min: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0, description="Hits of fewer tokens are not loaded. 0: all are."
+    )
 
 
 class StoreConfig(_Model):

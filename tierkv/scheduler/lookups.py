@@ -7,24 +7,20 @@ asked again while nothing has changed costs O(1).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
-from tierkv.scheduler.search import Hit, find_hit, ready_tokens, tokens_covered, wanted_keys
+from tierkv.scheduler.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
 _DEFERRED = (RequestState.ASKING, RequestState.GATHERING)
-
-
-def _absent(key: Key) -> LookupResult:  # noqa: ARG001 - the signature of a lookup
-    return LookupResult.MISS
 
 
 class Lookups:
@@ -34,16 +30,24 @@ class Lookups:
         manager: answers existence and gathers.
         deadline_s: a lookup is answered at the latest this long after it was first asked.
         counters: what happened, for metrics.
+        choice: how much of a hit is worth loading.
         waits_for_loads: a request that wants what another one is just loading waits for that (S49, S51).
     """
 
     def __init__(
-        self, manager: OffloadManager, deadline_s: float, counters: CoreCounters, *, waits_for_loads: bool
+        self,
+        manager: OffloadManager,
+        deadline_s: float,
+        counters: CoreCounters,
+        choice: LoadChoice,
+        *,
+        waits_for_loads: bool,
     ) -> None:
         self.now_s = 0.0
         self._manager = manager
         self._deadline_s = deadline_s
         self._counters = counters
+        self._choice = choice
         self._waits_for_loads = waits_for_loads
         self._open: OrderedDict[str, RequestRecord] = OrderedDict()
         self._loading: dict[Key, int] = {}
@@ -74,7 +78,7 @@ class Lookups:
 
     def answer(self, record: RequestRecord, computed_tokens: int) -> int | None:
         """Tokens beyond ``computed_tokens`` that can be loaded; None: ask again next step."""
-        about = (computed_tokens, len(record.groups[0].keys))
+        about = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
         record.asked_at_s = self.now_s
         self._open[record.ctx.request_id] = record
         self._open.move_to_end(record.ctx.request_id)
@@ -100,12 +104,13 @@ class Lookups:
         # A wanted chunk can turn out to be gone while it is gathered; then the question is put once more, and every
         # time this happens the manager knows of one chunk less. Two rounds per step keep the step short.
         for _ in range(2):
-            hit = self._find(record, computed_tokens, expired=expired)
+            find = partial(self._find, record, computed_tokens, expired=expired)
+            hit = self._choice.shorten(record, computed_tokens, find(record.hit_end_max), find)
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
                 return self._miss(record, expired=expired)
-            wanted = wanted_keys(record.search_groups(), computed_tokens, hit.tokens)
+            wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
             record.wanted, record.hit_tokens = wanted, hit.tokens
             reservation = self._manager.reserve(wanted, record.ctx)
             if reservation.ready and (expired or not self._is_being_loaded(wanted)):
@@ -116,23 +121,30 @@ class Lookups:
                 break
         return self._defer(record, RequestEvent.WANTED)
 
-    def _find(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> Hit:
-        """The search, under the cap of what can be gathered at once.
+    def _find(self, record: RequestRecord, computed_tokens: int, tokens_max: int, *, expired: bool) -> Hit:
+        """The search, under the cap of what can be gathered at once, and ``tokens_max``.
 
         After the deadline only what is readable in the host tier counts, and nobody else is asked any more.
         """
-        groups = record.search_groups()
-        tokens_max = min(
-            record.request.num_tokens, tokens_covered(groups, computed_tokens, self._manager.reserved_chunks_max)
-        )
-        lookup = _absent if expired else partial(self._manager.lookup, ctx=record.ctx)
+        cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, self._manager.reserved_chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
-            tokens_max = min(tokens_max, computed_tokens + record.ctx.hints.max_load_tokens)
-        resident_prefix = partial(self._manager.resident_prefix, ctx=record.ctx)
-        return find_hit(groups, computed_tokens, tokens_max, lookup, resident_prefix)
+            cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
+        return self._longest(record, computed_tokens, cap, expired=expired)
+
+    def _longest(self, record: RequestRecord, computed_tokens: int, tokens_max: int, *, expired: bool) -> Hit:
+        """The longest hit that ends at ``tokens_max`` or before; a shorter one can need other chunks (windows)."""
+        ctx = record.ctx
+        resident_prefix = partial(self._manager.resident_prefix, ctx=ctx)
+
+        def readable(key: Key) -> LookupResult:
+            """A lookup that knows the host tier only."""
+            return LookupResult.HIT if resident_prefix((key,), 0, 1) else LookupResult.MISS
+
+        lookup = readable if expired else partial(self._manager.lookup, ctx=ctx)
+        return find_hit(record.search_groups, computed_tokens, tokens_max, lookup, resident_prefix)
 
     def _is_being_loaded(self, wanted: tuple[Key, ...]) -> bool:
-        return bool(self._loading) and any(key in self._loading for key in wanted)
+        return bool(self._loading) and not self._loading.keys().isdisjoint(wanted)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -146,6 +158,7 @@ class Lookups:
 
     def _miss(self, record: RequestRecord, *, expired: bool) -> int:
         self._count_deadline(record, expired=expired)
+        record.note_hit(record.computed_tokens)
         # What the deadline has ended stays ended: until the request runs it is not deferred again (S47).
         self._let_go(record, keeps_time=expired)
         record.apply(RequestEvent.MISSED)
@@ -155,6 +168,7 @@ class Lookups:
         self._count_deadline(record, expired=expired)
         record.apply(RequestEvent.ANSWERED)
         record.hit_tokens = tokens
+        record.note_hit(record.computed_tokens + tokens)
         return tokens
 
     def _count_deadline(self, record: RequestRecord, *, expired: bool) -> None:
@@ -164,20 +178,16 @@ class Lookups:
         self, record: RequestRecord, computed_tokens: int, tokens: int, reservation: Reservation
     ) -> int:
         """The deadline has passed, and not all that is readable may be held: the part that is held is the answer."""
-        groups = record.search_groups()
         granted = reservation.granted_ready()
 
-        def held_prefix(keys: Sequence[Key], start: int, stop: int) -> int:
-            count = 0
-            while start + count < stop and keys[start + count] in granted:
-                count += 1
-            return count
+        def held(key: Key) -> LookupResult:
+            return LookupResult.HIT if key in granted else LookupResult.MISS
 
-        ready = ready_tokens(groups, computed_tokens, tokens, held_prefix)
-        if not ready:
+        hit = find_hit(record.search_groups, computed_tokens, computed_tokens + tokens, held)
+        if not hit.tokens:
             return self._miss(record, expired=True)
-        self._manager.trim(wanted_keys(groups, computed_tokens, ready), record.ctx)
-        return self._offer(record, ready, expired=True)
+        self._manager.trim(wanted_keys(record.search_groups, computed_tokens, hit.tokens), record.ctx)
+        return self._offer(record, hit.tokens, expired=True)
 
     def close(self, record: RequestRecord) -> None:
         """The lookup is over: allocated, missed, lapsed, or the request is gone. Does not release chunks."""

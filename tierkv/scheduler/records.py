@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
+
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.ledger import Ledger
@@ -9,22 +12,42 @@ from tierkv.scheduler.limits import StorePolicy
 from tierkv.scheduler.request_state import RequestEvent, RequestState, next_state
 from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys
 from tierkv.types.sighting import Sighting
 
+STORY_EVENTS_MAX = 16
+"""Events kept per request, to explain an illegal transition."""
+
+Watcher = Callable[[str, RequestEvent, RequestState, RequestState], None]
+"""Is told of each change: request id, event, state before, state after."""
+
 
 class GroupRecord:
-    """One request in one group: its chunk keys, its GPU blocks, and the first chunk not yet offered for storing."""
+    """One request in one group.
 
-    __slots__ = ("block_ids", "chunk_tokens", "keys", "next_stored")
+    keys, block_ids: of its chunks and GPU blocks, in order. next_stored: the first chunk not yet offered for storing.
+    hit_chunks: whole chunks that were there already when the request was answered, on the GPU or to be loaded.
+    """
 
-    def __init__(self, chunk_tokens: int) -> None:
-        self.chunk_tokens = chunk_tokens
+    __slots__ = ("block_ids", "chunk_tokens", "hit_chunks", "keys", "next_stored", "window_chunks")
+
+    def __init__(self, geometry: GroupGeometry) -> None:
+        self.chunk_tokens = geometry.chunk_tokens
+        self.window_chunks = geometry.window_chunks
         self.keys: list[Key] = []
         self.block_ids: list[int] = []
         self.next_stored = 0
+        self.hit_chunks = 0
+
+    def useful_keys(self, computed_tokens: int) -> list[Key]:
+        """The chunks that were of use to this request, or will be to one like it (S53).
+
+        All of them with full attention. Of a window, those that the hit needed, and everything computed since.
+        """
+        start = 0 if self.window_chunks is None else max(0, self.hit_chunks - self.window_chunks)
+        return self.keys[start : computed_tokens // self.chunk_tokens]
 
 
 class RequestRecord:
@@ -36,7 +59,11 @@ class RequestRecord:
         self.request = request
         self.ctx = RequestContext(request.request_id, request.kv_transfer_params or {}, hints)
         self.state = RequestState.IDLE
-        self.groups = [GroupRecord(group.chunk_tokens) for group in geometry.groups]
+        self.watcher: Watcher | None = None
+        self._story: deque[tuple[RequestEvent, RequestState]] = deque(maxlen=STORY_EVENTS_MAX)
+        self.groups = [GroupRecord(group) for group in geometry.groups]
+        self.search_groups = _search_groups(self.groups, geometry)
+        self._windows = geometry.has_windows
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
@@ -49,8 +76,9 @@ class RequestRecord:
         # The lookup in progress: since when it is deferred, what it was about, and what it found.
         self.asked_since_s: float | None = None
         self.asked_at_s = 0.0
-        self.asked_about: tuple[int, int] | None = None
+        self.asked_about: tuple[int, ...] | None = None
         self.asked_version = -1
+        self.shortened_about: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
 
@@ -60,19 +88,38 @@ class RequestRecord:
         Raises:
             IllegalTransitionError: the request cannot do that now.
         """
-        self.state = next_state(self.ctx.request_id, self.state, event)
+        before = self.state
+        self.state = next_state(self.ctx.request_id, before, event, self.story)
+        self._story.append((event, self.state))
+        if self.watcher is not None:
+            self.watcher(self.ctx.request_id, event, before, self.state)
+
+    def story(self) -> str:
+        """What happened to the request lately, oldest first."""
+        return "; ".join(f"{event.value} -> {state.value}" for event, state in self._story) or "nothing yet"
 
     def extend_keys(self, geometry: Geometry) -> None:
         """Add the keys of chunks whose hashes have become known (S3, S4)."""
         hashes = self.request.block_hashes
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
-            new = range(per_chunk * (len(record.keys) + 1) - 1, len(hashes), per_chunk)
-            record.keys.extend(make_keys((hashes[i] for i in new), group.index))
+            first = per_chunk * (len(record.keys) + 1) - 1
+            if first < len(hashes):
+                record.keys += make_keys(hashes[first::per_chunk], group.index)
 
-    def search_groups(self) -> list[SearchGroup]:
-        """The groups as the search wants them."""
-        return [SearchGroup(group.chunk_tokens, group.keys) for group in self.groups]
+    @property
+    def hit_end_max(self) -> int:
+        """The last token at which a hit may end.
+
+        The engine computes the last token of a prompt in any case, to have something to sample from. Where a group has
+        a window the hit ends before that token: else the window would have to end one token earlier than it does.
+        """
+        return self.request.num_tokens - self._windows
+
+    def note_hit(self, tokens: int) -> None:
+        """The request was answered: its first ``tokens`` tokens are local or can be loaded (S15)."""
+        for group in self.groups:
+            group.hit_chunks = tokens // group.chunk_tokens
 
     def replace_blocks(self, block_ids: tuple[tuple[int, ...], ...], *, whole_table: bool) -> None:
         """Take over block ids that the engine scheduled.
@@ -115,3 +162,13 @@ class RequestRecord:
     def has_jobs(self) -> bool:
         """Whether a transfer of this request is in flight."""
         return self.load_job is not None or bool(self.store_jobs)
+
+
+def _search_groups(groups: Sequence[GroupRecord], geometry: Geometry) -> tuple[SearchGroup, ...]:
+    """The groups as the search wants them, in lookup order. Their lists of keys are the records' own, and grow."""
+    return tuple(
+        SearchGroup(
+            groups[i].chunk_tokens, groups[i].keys, geometry.groups[i].window_chunks, geometry.groups[i].end_slack
+        )
+        for i in geometry.lookup_order
+    )

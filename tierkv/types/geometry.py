@@ -23,6 +23,7 @@ class GroupGeometry:
     payload_bytes: bytes of one chunk: the parts of all workers, one after the other.
     kind: what the group attends to. window_chunks: how many chunks at its end a hit needs (W); None: all of them.
     aligned_chunks: every hit of the engine ends at a multiple of this many chunks (A); None: anywhere.
+    end_slack: how many tokens before the end of a chunk a hit may end, so that W chunks are enough; None: anywhere.
     tail_blocks: blocks at its end without which a chunk is of no use to any hit; only the others may be missing when
         it is stored.
     """
@@ -37,6 +38,7 @@ class GroupGeometry:
     kind: GroupKind = GroupKind.FULL_ATTENTION
     window_chunks: int | None = None
     aligned_chunks: int | None = None
+    end_slack: int | None = None
     tail_blocks: int = 1
 
 
@@ -112,8 +114,21 @@ def _group_geometry(
         kind=group.kind,
         window_chunks=window,
         aligned_chunks=_aligned_chunks(chunk_tokens, window, aligned_tokens),
-        tail_blocks=_tail_blocks(group, factor, engine.groups),
+        end_slack=_END_SLACK[group.kind],
+        tail_blocks=_tail_blocks(group, factor),
     )
+
+
+_END_SLACK = {
+    GroupKind.FULL_ATTENTION: None,
+    # A token sees itself and window_tokens - 1 before it. If the hit ends with a chunk, or one token before that (the
+    # engine computes the last token of a prompt in any case), W chunks cover them; if earlier, one more can be needed,
+    # and a chunk of several blocks may have been stored without the front ones that it would be needed for.
+    GroupKind.SLIDING_WINDOW: 1,
+    GroupKind.CHUNKED_LOCAL: 1,
+    # A state is that of one token, the last of its chunk: one token earlier it is another.
+    GroupKind.SSM: 0,
+}
 
 
 def _window_chunks(group: GroupSpec, chunk_tokens: int) -> int | None:
@@ -125,14 +140,11 @@ def _window_chunks(group: GroupSpec, chunk_tokens: int) -> int | None:
     return cdiv(group.window_tokens or 1, chunk_tokens)
 
 
-def _tail_blocks(group: GroupSpec, factor: int, groups: tuple[GroupSpec, ...]) -> int:
-    """What a hit that ends with the chunk, or one token before it, needs of the chunk.
-
-    Where another group's chunks are no multiple of this one's, a hit can end anywhere inside: then all of it.
-    """
+def _tail_blocks(group: GroupSpec, factor: int) -> int:
+    """What a hit that ends with the chunk, or one token before it, needs of the chunk."""
     if group.kind is GroupKind.SSM:
         return 1
-    if group.window_tokens is None or any(other.block_tokens % group.block_tokens for other in groups):
+    if group.window_tokens is None:
         return factor
     return min(factor, cdiv(group.window_tokens, group.block_tokens))
 
