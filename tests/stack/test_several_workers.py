@@ -135,6 +135,14 @@ def test_each_worker_checks_its_own_part(damaged: int) -> None:
         assert_loaded(driver, SOURCE[2:], TARGET[2:])
 
 
+def test_transfers_of_all_workers_are_counted(driver: Driver) -> None:
+    """Each worker measures its own part; the stack's statistics hold both, also from other processes."""
+    driver.store(driver.request(PROMPT), SOURCE)
+    stats = driver.stack.take_stats()
+    assert stats is not None
+    assert [one["op_size"] for one in stats.transfers.data["GPU_to_CPU"]] == [2 * 704, 2 * 704]
+
+
 def test_a_rank_that_reports_twice_counts_once() -> None:
     """An engine that hands in one report twice must not end a job that another worker still copies for."""
     stack, ranks, driver = two()

@@ -105,6 +105,18 @@ def test_copies_run_behind_what_the_engine_had_enqueued(bed: Bed) -> None:
     assert not finish(bed)
 
 
+def test_transfers_are_timed_by_the_gpu(bed: Bed) -> None:
+    """S109: bytes and seconds of a transfer, from its first copy to its last, however late somebody asks."""
+    bed.run(stores=(job(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], store=True),))
+    bed.worker.queue_stores(ConnectorMeta(stores=(job(2, [1, 2, 3], store=True),)))
+    bed.worker.start_step(ConnectorMeta())
+    bed.worker.drain()
+    assert bed.worker.get_finished().transfers == {"GPU_to_CPU": [{"op_size": 576, "op_time": 0.001}]}
+    bed.worker.start_step(ConnectorMeta(loads=(job(3, [1, 2, 3], store=False),)))
+    bed.worker.drain()
+    assert bed.worker.get_finished().transfers == {"CPU_to_GPU": [{"op_size": 576, "op_time": 0.001}]}
+
+
 def test_flushed_jobs_are_waited_for(bed: Bed) -> None:
     """Preemption: the engine's thread waits for these events, and only because it asked."""
     assert not bed.run(stores=(job(1, [1, 2, 3], store=True),))

@@ -52,6 +52,7 @@ class _Enqueued:
     """What a job has on the GPU's streams. ``held`` keeps the arena mapped while the copy engine may use it."""
 
     failed: set[Key]
+    began: Event | None = None
     events: list[Event] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)
 
@@ -105,12 +106,12 @@ class CudaCopies:
             self._is_pinned = False
             self._slots.arena.unpin(self._device.unregister)
 
-    def finish(self, job: TransferJob, failed: frozenset[Key]) -> Future[CopyResult]:
+    def finish(self, job: TransferJob, failed: frozenset[Key], seconds: float | None) -> Future[CopyResult]:
         """The bytes are where they belong: what is left to do for a job."""
         if job.is_store:
-            return self._submit(lambda: self._close_stores(job, failed))
+            return self._submit(lambda: self._close_stores(job, failed, seconds))
         future: Future[CopyResult] = Future()
-        future.set_result(CopyResult(failed))
+        future.set_result(CopyResult(failed, seconds=seconds))
         return future
 
     # -- on a copy thread --------------------------------------------------------------------------------------------
@@ -157,6 +158,7 @@ class CudaCopies:
             with lane.lock, lane.stream.use():
                 try:
                     lane.stream.wait_event(before)
+                    done.began = done.began or lane.stream.record_event()
                     self._copy(job, lane, batch, done)
                 except Exception as error:  # noqa: BLE001 - out of memory, or a fault of the GPU: the batch fails
                     for chunk in batch:
@@ -202,7 +204,7 @@ class CudaCopies:
             if lane.bounce is not None:
                 lane.stream.synchronize()
 
-    def _close_stores(self, job: TransferJob, failed: frozenset[Key]) -> CopyResult:
+    def _close_stores(self, job: TransferJob, failed: frozenset[Key], seconds: float | None) -> CopyResult:
         """Seal the slots, or checksum this worker's parts of them."""
         bad = set(failed)
         checksums = []
@@ -215,7 +217,7 @@ class CudaCopies:
                     log_failure(key, error)
                     bad.add(key)
             checksums.append(digest)
-        return CopyResult(frozenset(bad), tuple(checksums))
+        return CopyResult(frozenset(bad), tuple(checksums), seconds)
 
 
 def cuda_copies(slots: SlotParts, caches: Sequence[Sequence[Any]], submit: Submit) -> CudaCopies:
@@ -256,7 +258,7 @@ class CudaTransfer:
 
     def _go_on(self, *, block: bool) -> None:
         """Behind the GPU's last copy, finish the job."""
-        failed = frozenset(self._job.keys)
+        failed, seconds = frozenset(self._job.keys), None
         if not self._enqueued.cancelled() and self._enqueued.exception() is None:
             enqueued = self._enqueued.result()
             try:
@@ -265,8 +267,13 @@ class CudaTransfer:
                         event.synchronize()
                     elif not event.query():
                         return
-                failed = frozenset(enqueued.failed)
+                failed, seconds = frozenset(enqueued.failed), _seconds(enqueued)
             except RuntimeError:  # the GPU's context is gone: nothing will ever be copied by it again
                 _log.exception("the GPU failed in transfer %d", self._job.job_id)
             enqueued.held.clear()
-        self._finished = self._copies.finish(self._job, failed)
+        self._finished = self._copies.finish(self._job, failed, seconds)
+
+
+def _seconds(enqueued: _Enqueued) -> float | None:
+    """From the first copy's begin to the last one's end, on the GPU's own clock; all have passed."""
+    return enqueued.began.elapsed_time(enqueued.events[-1]) / 1000 if enqueued.began else None

@@ -25,6 +25,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until it has."""
 
+    def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - an event of the same runtime
+        """Milliseconds from this point to a later one; both have passed."""
+
 
 class Stream(Protocol):
     """Work that runs in order, beside that of other streams."""
@@ -85,7 +88,8 @@ class CudaStream:
 
     def record_event(self) -> Event:
         """A point behind everything enqueued so far."""
-        event: Event = self._stream.record_event()
+        timed = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        event: Event = self._stream.record_event(timed)
         return event
 
     def synchronize(self) -> None:
