@@ -146,10 +146,10 @@ class _Assembly:
         """The wired stack."""
         with contextlib.ExitStack() as undo:
             memory = private_memory if self.shared is None else self.shared.map
-            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
-            undo.callback(arena.close)
             if self.shared is not None:
                 undo.callback(self.shared.close)
+            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
+            undo.callback(arena.close)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(arena, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them

@@ -130,7 +130,8 @@ class CudaDevice:
 
     def register(self, address: int, num_bytes: int) -> bool:
         """Pin host memory. False, and a warning, where CUDA refuses."""
-        error = int(_cudart().cudaHostRegister(address, num_bytes, _REGISTER_PORTABLE))
+        with torch.cuda.device(self._device):  # on another one, this would open a context there
+            error = int(_cudart().cudaHostRegister(address, num_bytes, _REGISTER_PORTABLE))
         if error:
             _log.warning(
                 "CUDA error %d: the host tier's %d bytes cannot be pinned (is `ulimit -l` too low?); copies go through "
