@@ -224,14 +224,17 @@ class _Assembly:
         if self.shared is not None:
             return (), ()
         threads = self.config.host.copy_threads
-        names = (
-            ["tierkv-copy"]
-            if self.engine.num_workers == 1
-            else [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
-        )
-        pools = tuple(CopyPool(threads, name=name) for name in names)
+        pools = tuple(CopyPool(threads, name=f"tierkv-copy-{rank}") for rank in range(self.engine.num_workers))
         workers = tuple(
-            Worker(arena, self.sealer, self.geometry, pool.submit, rank=rank, verify_loads=self.verify_loads)
+            Worker(
+                arena,
+                self.sealer,
+                self.geometry,
+                pool.submit,
+                rank=rank,
+                verify_loads=self.verify_loads,
+                gpu_staging_bytes=self.config.host.gpu_staging,
+            )
             for rank, pool in enumerate(pools)
         )
         return workers, pools
@@ -246,6 +249,7 @@ class _Assembly:
             namespace=self.sealer.namespace,
             arena=self.shared.handle(arena),
             copy_threads=self.config.host.copy_threads,
+            gpu_staging_bytes=self.config.host.gpu_staging,
             verify_frames=self.sealer.verify,
             verify_loads=self.verify_loads,
         )

@@ -14,7 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from worker_bed import CUDA, GEOMETRY, HAND, NUM_BLOCKS, SPEC, Bed, job
+from worker_ranks import config_of, spec_of
 
+import tierkv
 from tierkv.codecs.frame import HEADER_BYTES
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
@@ -142,13 +144,28 @@ def test_the_arena_is_pinned_once_and_unpinned_by_the_last(bed: Bed) -> None:
     length = bed.arena.num_slots * bed.arena.slot_bytes
     assert bed.hand.registered == {address: length}
     pages = DevicePages(GEOMETRY, [[torch.from_numpy(t) for t in group] for group in bed.caches])
-    second = CudaCopies(SlotParts(bed.arena, bed.sealer, GEOMETRY), pages, bed.submit, bed.hand)
+    second = CudaCopies(SlotParts(bed.arena, bed.sealer, GEOMETRY), pages, bed.submit, bed.hand, 1)
     bed.worker.shutdown()
     bed.worker.shutdown()
     assert bed.hand.registered == {address: length}
     second.close()
     second.close()
     assert bed.hand.registered == {}
+
+
+def test_device_memory_is_bounded_by_the_configuration() -> None:
+    """Promise 6: four lanes share what was given, unless a lane could then not hold one part of a chunk."""
+    config = config_of(host={"capacity": "128KiB", "gpu_staging": "4KiB"})
+    with tierkv.open_stack(config, spec_of(1)) as stack:
+        assert stack.worker._gpu_staging_bytes == 4096
+    with tierkv.open_stack(config, spec_of(2, processes=True)) as stack:
+        assert stack.worker_setup(1).gpu_staging_bytes == 4096
+    for whole, lane in ((4 * 1200, 1200), (100, 576)):
+        bed = Bed(HAND, staging_bytes=whole // 4)
+        copies = bed.worker._copies
+        assert isinstance(copies, CudaCopies)
+        assert [len(next(copies._store_lanes).staging) for _ in range(2)] == [lane, lane]
+        bed.close()
 
 
 def test_a_full_gpu_fails_the_batch_and_no_more(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:

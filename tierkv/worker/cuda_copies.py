@@ -32,8 +32,7 @@ from tierkv.worker.transfers import CopyResult, Submit, failed_result
 
 _log = logging.getLogger(__name__)
 
-STAGING_BYTES = 32 << 20
-"""Device memory of one lane; there are four. A chunk's part that is longer gets what it needs."""
+_LANES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +77,20 @@ class CudaCopies:
         pages: its KV tensors.
         submit: runs functions on copy threads.
         device: the GPU's runtime.
-        staging_bytes: device memory per lane.
+        staging_bytes: device memory for all lanes; if a lane's share holds no part of a chunk, it gets what one takes.
     """
 
     def __init__(
-        self, slots: SlotParts, pages: DevicePages, submit: Submit, device: Device, staging_bytes: int = STAGING_BYTES
+        self, slots: SlotParts, pages: DevicePages, submit: Submit, device: Device, staging_bytes: int
     ) -> None:
         self._slots = slots
         self._pages = pages
         self._submit = submit
         self._device = device
         part_bytes_max = max(group.worker_bytes for group in slots.geometry.groups)
-        self._staging_bytes = max(staging_bytes, part_bytes_max)
+        self._staging_bytes = max(staging_bytes // _LANES, part_bytes_max)
         self._is_pinned = slots.arena.pin(device.register)
-        lanes = [_Lane(device, self._staging_bytes, through_bounce=not self._is_pinned) for _ in range(4)]
+        lanes = [_Lane(device, self._staging_bytes, through_bounce=not self._is_pinned) for _ in range(_LANES)]
         self._store_lanes, self._load_lanes = cycle(lanes[:2]), cycle(lanes[2:])
 
     def start(self, job: TransferJob) -> CudaTransfer:
@@ -220,10 +219,10 @@ class CudaCopies:
         return CopyResult(frozenset(bad), tuple(checksums), seconds)
 
 
-def cuda_copies(slots: SlotParts, caches: Sequence[Sequence[Any]], submit: Submit) -> CudaCopies:
-    """Copies for KV tensors on a CUDA device."""
+def cuda_copies(slots: SlotParts, caches: Sequence[Sequence[Any]], submit: Submit, staging_bytes: int) -> CudaCopies:
+    """Copies for KV tensors on a CUDA device; see :class:`CudaCopies`."""
     pages = DevicePages(slots.geometry, caches)
-    return CudaCopies(slots, pages, submit, CudaDevice(pages.device))
+    return CudaCopies(slots, pages, submit, CudaDevice(pages.device), staging_bytes)
 
 
 class CudaTransfer:

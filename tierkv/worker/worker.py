@@ -23,6 +23,9 @@ from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.slot_parts import SlotParts
 from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer
 
+GPU_STAGING_BYTES = 128 << 20
+"""Device memory for chunks on their way, unless the stack's description says otherwise."""
+
 
 class Worker:
     """Copies for one rank. All methods belong to the worker's own thread; copies run where ``submit`` puts them.
@@ -35,6 +38,7 @@ class Worker:
         rank: which of the workers that share the stack this is.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
         clock: seconds, for the time that copies take.
+        gpu_staging_bytes: device memory for chunks on their way, where the KV tensors are on a GPU.
 
     Attributes:
         bytes_stored, bytes_loaded: this worker's parts of chunks that were copied, and checked where that is its work.
@@ -50,6 +54,7 @@ class Worker:
         rank: int = 0,
         verify_loads: bool = True,
         clock: Callable[[], float] = time.perf_counter,
+        gpu_staging_bytes: int = GPU_STAGING_BYTES,
     ) -> None:
         self.rank = rank
         self._clock = clock
@@ -59,6 +64,7 @@ class Worker:
         self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
         self._geometry = geometry
         self._submit = submit
+        self._gpu_staging_bytes = gpu_staging_bytes
         self._copies: Copies | None = None
         self._queued: dict[int, TransferJob] = {}
         self._running: dict[int, tuple[TransferJob, Transfer]] = {}
@@ -78,7 +84,7 @@ class Worker:
         if getattr(caches[0][0], "is_cuda", False):
             from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
 
-            self._copies = cuda_copies(self._slots, caches, self._submit)
+            self._copies = cuda_copies(self._slots, caches, self._submit, self._gpu_staging_bytes)
         else:
             self._copies = HostCopies(self._slots, HostPages(self._geometry, caches), self._submit, self._clock)
 
