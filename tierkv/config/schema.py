@@ -102,7 +102,7 @@ class HostConfig(_Model):
     )
     copy_threads: Threads = Field(
         default=1,
-        description="Threads of each worker that copy between GPU pages and host slots.",
+        description="Threads of each worker that copy between GPU pages and host slots, or help a GPU to.",
     )
     gpu_staging: Size = Field(
         default=128 * 1024**2,
