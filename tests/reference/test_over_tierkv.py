@@ -63,11 +63,12 @@ class LateWorker:
 
 
 @contextmanager
-def opened(place: Path, config: EngineConfig) -> Iterator[Stack]:
-    """A host tier of few chunks over a disk and an object store."""
+def opened(place: Path, config: EngineConfig, host: str = "384KiB") -> Iterator[Stack]:
+    """A host tier over a disk and an object store."""
     description = {
         "chunk": {"blocks": 2},
-        "host": {"capacity": "384KiB"},
+        "host": {"capacity": host},
+        "lookup": {"deadline_s": 0.2},
         "tiers": [
             {"backend": "disk", "path": str(place / "disk"), "capacity": "16MiB", "min_free_bytes": 0},
             {"name": "objects", "backend": "fsspec", "url": f"file://{place}/objects"},
@@ -139,21 +140,27 @@ def _equal(mine: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> 
     return all(torch.equal(*pair) for ranks in zip(mine, theirs, strict=True) for pair in zip(*ranks, strict=True))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_bytes_and_tokens_through_all_tiers(shape: Any, rng: random.Random, tmp_path: Path, ranks: int) -> None:
-    """Stores, evictions, loads, a restart with nothing but the lower tiers: no bit may differ."""
+@pytest.mark.parametrize(("ranks", "host", "loaded"), [(1, "384KiB", 100), (2, "384KiB", 100), (1, "72KiB", 0)])
+def test_bytes_and_tokens_through_all_tiers(
+    shape: Any, rng: random.Random, tmp_path: Path, ranks: int, host: str, loaded: int
+) -> None:
+    """Stores, evictions, loads, a restart with nothing but the lower tiers: no bit may differ.
+
+    A host tier of a few chunks refuses stores; what is offered again then, a window may have left behind long ago.
+    """
     bench = Bench(shape, rng, ranks)
-    with opened(tmp_path, bench.config) as stack:
+    with opened(tmp_path, bench.config, host) as stack:
         wrong, compared, engine = bench.serve(stack, range(2))
         assert not wrong
-        assert compared > 100
+        assert compared > 50
         assert engine.block_pool.num_held == 0
         assert stack.flush()
-    with opened(tmp_path, bench.config) as stack:
+        assert loaded or stack.counters.stores_refused > 0
+    with opened(tmp_path, bench.config, host) as stack:
         wrong, compared, engine = bench.serve(stack, range(2, 3))
         assert not wrong
-        assert compared > 100
-        assert sum(stack.counters.tokens_loaded.values()) > 100
+        assert compared > 50
+        assert sum(stack.counters.tokens_loaded.values()) >= loaded
         assert engine.block_pool.num_held == 0
 
 
