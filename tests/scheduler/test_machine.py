@@ -10,7 +10,7 @@ import random
 
 import pytest
 from core_bed import BedSpec
-from core_moves import FAULTS, HINTS, PROMPTS, SPECS, Moves, drive
+from core_moves import FAULTS, HINTS, PACES, PROMPTS, SPECS, Moves, drive
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -84,6 +84,10 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(tier=st.integers(0, 1), usable=st.booleans())
     def health(self, tier: int, usable: bool) -> None:
         self.moves.health(tier, usable)
+
+    @rule(tier=st.integers(0, 1), elapsed_s=st.sampled_from(PACES))
+    def pace(self, tier: int, elapsed_s: float) -> None:
+        self.moves.pace(tier, elapsed_s)
 
     @rule(pick=picks, tier=st.integers(-1, 1))
     def damage(self, pick: int, tier: int) -> None:
