@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.limits import TierLimits
+from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
 from tierkv.events import Observers
 from tierkv.manager.host_index import HostIndex
@@ -57,7 +57,7 @@ def open_stack(
     engine: EngineSpec,
     *,
     plugins: PluginRegistry | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    runtime: Runtime | None = None,
     verify_frames: bool = True,
 ) -> Stack:
     """Open a stack for an engine. Blocks until durable tiers have told what they hold.
@@ -66,7 +66,7 @@ def open_stack(
         config: a stack description: a path to TOML, YAML or JSON, a mapping, or a loaded one.
         engine: the engine's shape.
         plugins: what is installed; found by entry points if left out.
-        clock: seconds, monotonic.
+        runtime: where time, chance and threads come from; the real ones if left out.
         verify_frames: False compares no checksum anywhere. It exists for one test, which shows that corruption then
             changes tokens.
 
@@ -77,7 +77,7 @@ def open_stack(
     """
     registry = plugins or load_plugins()
     resolved = _resolved(config, registry)
-    return _Assembly(resolved, engine, registry, clock, verify_frames=verify_frames).build()
+    return _Assembly(resolved, engine, registry, runtime or Runtime(), verify_frames=verify_frames).build()
 
 
 def _resolved(config: StackConfig | Mapping[str, Any] | str | Path, registry: PluginRegistry) -> ResolvedStack:
@@ -124,14 +124,14 @@ class _Assembly:
         resolved: ResolvedStack,
         engine: EngineSpec,
         registry: PluginRegistry,
-        clock: Callable[[], float],
+        runtime: Runtime,
         *,
         verify_frames: bool,
     ) -> None:
         self.resolved = resolved
         self.config = resolved.config
         self.registry = registry
-        self.clock = clock
+        self.runtime = runtime
         self.engine = engine
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
@@ -153,7 +153,9 @@ class _Assembly:
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(arena, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
-            dispatcher = Dispatcher(tiers, [_dispatch_limits(tier) for tier in self.resolved.tiers], self.clock)
+            limits = [_dispatch_limits(tier) for tier in self.resolved.tiers]
+            runtime = self.runtime
+            dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, pause=runtime.pause)
             undo.callback(dispatcher.close, 0.0)
             stack = self._wire(arena, dispatcher)
             undo.pop_all()
@@ -216,7 +218,8 @@ class _Assembly:
                 tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
                 completions_per_step_max=config.lookup.completions_per_step_max,
             ),
-            self.clock,
+            self.runtime.clock,
+            self.runtime.pause,
         )
 
     def _workers(self, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
@@ -229,11 +232,15 @@ class _Assembly:
             if self.engine.num_workers == 1
             else [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
         )
-        pools = tuple(CopyPool(threads, name=name) for name in names)
+        runtime = self.runtime
+        pools = tuple(CopyPool(threads, name=name, spawn=runtime.spawn, pause=runtime.pause) for name in names)
         workers = tuple(
-            Worker(arena, self.sealer, self.geometry, pool.submit, rank=rank, verify_loads=self.verify_loads)
+            Worker(
+                arena, self.sealer, self.geometry, pool.submit,
+                rank=rank, verify_loads=self.verify_loads, wait_for=runtime.wait,
+            )
             for rank, pool in enumerate(pools)
-        )
+        )  # fmt: skip
         return workers, pools
 
     def _setup(self, arena: HostArena) -> WorkerSetup | None:
@@ -254,10 +261,11 @@ class _Assembly:
         """Observers have a thread of their own: a slow one must not delay copies."""
         if not self.registry.has_observers:
             return Observers(None, None)
-        return Observers(self.registry.observe, CopyPool(name="tierkv-observe").submit)
+        return Observers(self.registry.observe, CopyPool(name="tierkv-observe", spawn=self.runtime.spawn).submit)
 
     def _open_tiers(self, arena: HostArena, undo: contextlib.ExitStack) -> list[Tier]:
         codecs = {name: registered.plugin.open() for name, registered in self.registry.codecs.items()}
+        timing = Timing(self.runtime.clock, self.runtime.nap, self.runtime.rng)
         tiers = []
         for tier in self.resolved.tiers:
             context = BackendContext(tier.config.name, self.namespace, arena.slot_bytes, tier.config.capacity)
@@ -267,7 +275,7 @@ class _Assembly:
             tiers.append(
                 Tier(
                     tier.config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self.sealer, arena,
-                    retry=retry, timing=Timing(clock=self.clock),
+                    retry=retry, timing=timing,
                 )
             )  # fmt: skip
         return tiers

@@ -271,6 +271,18 @@ class Stack:
         """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""
         return self._stats.take(self.counters.stores_refused)
 
+    def tier_speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of each lower tier's reads, as far as they are measured.
+
+        With :attr:`prefill_tokens_per_s` they decide what is worth loading (docs/explanation/load-or-recompute.md).
+        """
+        return self._manager.tier_speeds()
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
+        return self._scheduler.prefill_tokens_per_s
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 30.0) -> bool:

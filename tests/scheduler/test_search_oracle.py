@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 from hypothesis import given, settings
@@ -90,17 +91,16 @@ def test_s44_one_chunk_size_as_an_engine_has_it(case: Case, more: int) -> None:
 def counted_turns(ends: list[int]) -> Iterator[None]:
     """Note the end that each turn of each group was given."""
 
-    def counting(walk: type) -> object:
-        reach = walk.reach  # type: ignore[attr-defined]  # both walks have it
-
-        def counted(self: object, end: int) -> int:
+    def counting(reach: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+        def counted(walk: Any, end: int) -> int:
             ends.append(end)
-            reached: int = reach(self, end)
-            return reached
+            return reach(walk, end)
 
-        return patch.object(walk, "reach", counted)
+        return counted
 
-    with counting(search._PrefixWalk), counting(search._WindowWalk):  # type: ignore[attr-defined]  # patches are such
+    with ExitStack() as patches:
+        for walk in (search._PrefixWalk, search._WindowWalk):
+            patches.enter_context(patch.object(walk, "reach", counting(walk.reach)))
         yield
 
 

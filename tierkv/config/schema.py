@@ -102,7 +102,7 @@ class HostConfig(_Model):
     )
     copy_threads: Threads = Field(
         default=1,
-        description="Threads of each worker that copy between GPU pages and host slots, or work beside a GPU that does.",
+        description="Threads of each worker that copy between GPU pages and host slots, or help a GPU to.",
     )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.8,

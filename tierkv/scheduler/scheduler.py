@@ -243,6 +243,11 @@ class OffloadScheduler:
         """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
         return self._accounts.of(request_id)
 
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
+        return self._prefill.tokens_per_s
+
     # -- instructions ------------------------------------------------------------------------------------------------
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +28,10 @@ class CopyResult:
 
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 """Runs a function somewhere else, without waiting, and gives a future of its result."""
+
+
+Wait = Callable[[Collection["Future[Any]"]], object]
+"""Waits until futures that ``Submit`` gave are done."""
 
 
 class Transfer(Protocol):

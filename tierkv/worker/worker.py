@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 from tierkv.codecs.frame import FrameSealer
@@ -21,7 +22,7 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.host_copies import HostCopies
 from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.slot_parts import SlotParts
-from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer
+from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 
 
 class Worker:
@@ -35,6 +36,7 @@ class Worker:
         rank: which of the workers that share the stack this is.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
         clock: seconds, for the time that copies take.
+        wait_for: waits until futures of ``submit`` are done.
 
     Attributes:
         bytes_stored, bytes_loaded: this worker's parts of chunks that were copied, and checked where that is its work.
@@ -50,6 +52,7 @@ class Worker:
         rank: int = 0,
         verify_loads: bool = True,
         clock: Callable[[], float] = time.perf_counter,
+        wait_for: Wait = wait,
     ) -> None:
         self.rank = rank
         self._clock = clock
@@ -59,6 +62,7 @@ class Worker:
         self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
         self._geometry = geometry
         self._submit = submit
+        self._wait_for = wait_for
         self._copies: Copies | None = None
         self._queued: dict[int, TransferJob] = {}
         self._running: dict[int, tuple[TransferJob, Transfer]] = {}
@@ -80,7 +84,9 @@ class Worker:
 
             self._copies = cuda_copies(self._slots, caches, self._submit)
         else:
-            self._copies = HostCopies(self._slots, HostPages(self._geometry, caches), self._submit, self._clock)
+            self._copies = HostCopies(
+                self._slots, HostPages(self._geometry, caches), self._submit, self._clock, self._wait_for
+            )
 
     def start_step(self, meta: ConnectorMeta) -> None:
         """Before the forward pass: flush what must be flushed, then submit queued stores and this step's loads."""
