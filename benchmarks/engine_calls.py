@@ -20,7 +20,7 @@ from statistics import median
 from typing import TypeVar
 
 from benchmarks.busy_tier import CAPABILITIES, COPY_BYTES, BusyTier
-from benchmarks.core_rig import GEOMETRY, Core, fill, keys_of, make_core, open_policy, random_hashes
+from benchmarks.core_rig import GEOMETRY, Core, batches_of, fill, keys_of, make_core, open_policy, random_hashes
 from benchmarks.measure import Settings, timed
 from benchmarks.rows import Row, Target
 from tierkv.codecs.frame import frame_bytes
@@ -32,6 +32,8 @@ from tierkv.types.tier_ops import TierOp
 
 BATCH = 128
 LIMIT_MS = 5.0
+QUEUE_BYTES = 256 << 20
+"""Of host slots that may wait to be written: the default of a tier's ``queue_bytes_max``."""
 _PLAIN = "plain loop"
 _T = TypeVar("_T")
 
@@ -56,18 +58,20 @@ class Steps:
     """One engine's worth of calls, step after step."""
 
     def __init__(self, resident: int, copy_bytes: int = COPY_BYTES) -> None:
-        host_keys = keys_of(random_hashes(resident, seed=1))
+        # In tuples of a batch, which the garbage collector soon passes over: its time shall be tierkv's.
+        host_keys = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=1)), BATCH)]
         # What the lower tier holds at first, and cannot give back: its reads are misses, its evictions are real.
-        below = keys_of(random_hashes(resident, seed=2))
+        below = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=2)), BATCH)]
         size = frame_bytes(GEOMETRY.payload_bytes_max)
-        limits = LowerTierLimits(capacity_bytes=resident * size, writes=True, queue_chunks_max=resident // 8)
+        queue = min(resident // 8, QUEUE_BYTES // GEOMETRY.payload_bytes_max)
+        limits = LowerTierLimits(capacity_bytes=resident * size, writes=True, queue_chunks_max=queue)
         lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy("lru", resident))
         self.core: Core = make_core(resident, lower=[lower])
-        fill(self.core.host, host_keys)
-        lower.load_index((key, size) for key in below)
+        fill(self.core.host, itertools.chain.from_iterable(host_keys))
+        lower.load_index((key, size) for key in itertools.chain.from_iterable(below))
         self.busy = BusyTier(resident, copy_bytes)
-        self._readable = itertools.cycle([host_keys[i : i + BATCH] for i in range(resident // 2, resident, BATCH)])
-        self._below = itertools.cycle([below[i : i + BATCH] for i in range(resident // 2, resident, BATCH)])
+        self._readable = itertools.cycle(host_keys[len(host_keys) // 2 :])
+        self._below = itertools.cycle(below[len(below) // 2 :])
         self._numbers = itertools.count()
 
     def step(self, times: CallTimes) -> None:
@@ -77,7 +81,7 @@ class Steps:
         ctx = RequestContext(f"request-{number}")
         times.call("begin_step and drain", self._take_in)
         keys = [key for key in next(self._readable) if manager.lookup(key, ctx) is LookupResult.HIT]
-        times.call("lookup", partial(self._look_up, keys + next(self._below), ctx))
+        times.call("lookup", partial(self._look_up, [*keys, *next(self._below)], ctx))
         times.call("reserve", partial(manager.reserve, tuple(keys), ctx))
         load = times.call("prepare_load", partial(manager.prepare_load, keys, ctx))
         times.call("complete_load", partial(manager.complete_load, load.slots))

@@ -25,6 +25,9 @@ from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
 
+SWEPT_PER_STEP_MAX = 1024
+"""Chunks of before a reset whose slots are made free in one step: one or two milliseconds' work."""
+
 
 class OffloadManager:
     """Answers existence, grants stores and loads, and keeps chunks moving between tiers.
@@ -48,16 +51,16 @@ class OffloadManager:
         self.counters = counters
         self._host = host
         self._tiers = tiers
-        self._group_bytes = group_bytes
         self._events = EventLog(counters)
-        self._traffic = TierTraffic(host, tiers, self._events, counters)
-        self._gathering = Gathering(host, self._traffic, group_bytes, reserved_chunks_max)
+        self._traffic = TierTraffic(host, tiers, group_bytes, self._events, counters)
+        self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._traffic.now = now
+        self._host.sweep(SWEPT_PER_STEP_MAX)
 
     def on_completion(self, news: Completion | TierHealth) -> None:
         """Take in what dispatch reports."""
@@ -89,14 +92,13 @@ class OffloadManager:
 
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier."""
-        return self._host.resident_prefix(keys, start, stop)
+        return len(self._host.ready_prefix(keys[start:stop]))
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:  # noqa: ARG002 - hints will be read from ctx
         """Whether a chunk is anywhere in the stack. Moves nothing; RETRY queues a probe."""
-        chunk = self._host.get(key)
-        if chunk is not None:
-            return LookupResult.HIT if chunk.state is ChunkState.READY else LookupResult.PENDING
-        return self._traffic.presence(key)
+        if self._host.is_ready(key):
+            return LookupResult.HIT
+        return LookupResult.PENDING if self._host.find(key) is not None else self._traffic.presence(key)
 
     # -- reservations ------------------------------------------------------------------------------------------------
 
@@ -123,93 +125,86 @@ class OffloadManager:
         Raises:
             EngineProtocolError: a chunk is neither reserved nor readable (S16); nothing was changed.
         """
-        reserved = self._gathering.granted(ctx.request_id)
-        chunks, sources = [], []
-        for key in keys:
-            chunk, source = reserved.get(key) or (self._host.get(key), HOST)
-            if chunk is None or chunk.state not in (ChunkState.READY, ChunkState.DOOMED):
-                state = "absent" if chunk is None else chunk.state.value
-                raise EngineProtocolError(
-                    f"request {ctx.request_id!r} cannot load chunk {key.hex()}: it is {state}; load only what "
-                    "get_num_new_matched_tokens answered",
-                    key=key,
-                )
-            chunks.append(chunk)
-            sources.append(source)
-        for chunk in chunks:
-            self._host.hold(chunk)
-        self._gathering.release(ctx.request_id)
-        return LoadGrant(tuple(keys), tuple(chunk.ref for chunk in chunks), tuple(sources))
+        handed = self._gathering.hand_over(ctx.request_id, tuple(keys))
+        if isinstance(handed, bytes):
+            chunk = self._host.get(handed)
+            state = "absent" if chunk is None else chunk.state.value
+            raise EngineProtocolError(
+                f"request {ctx.request_id!r} cannot load chunk {handed.hex()}: it is {state}; load only what "
+                "get_num_new_matched_tokens answered",
+                key=handed,
+            )
+        slots, sources = handed
+        return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A load ended. Chunks in ``failed`` did not check out on their way to the GPU and are dropped."""
-        for ref in reversed(tuple(slots)):  # tail first: the head of a prefix stays longest (S54)
-            chunk = self._host.owner(ref)
-            if chunk is None:
-                continue
-            if chunk.key not in failed:
-                self.counters.chunks_loaded += 1
-            elif chunk.state is ChunkState.READY:
-                self.counters.chunks_corrupt[HOST] += 1
-                self._events.add(CacheEventKind.REMOVED, HOST, chunk.key)
-                self._host.drop(chunk)
-            self._host.release(chunk)
+        host = self._host
+        leased = host.leased(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
+        bad = [slot for slot in leased if host.key(slot) in failed] if failed else []
+        self.counters.chunks_loaded += len(leased) - len(bad)
+        dropped = [slot for slot in bad if host.state(slot) is ChunkState.READY]
+        if dropped:
+            self.counters.chunks_corrupt[HOST] += len(dropped)
+            self._events.extend(CacheEventKind.REMOVED, HOST, [host.key(slot) for slot in dropped])
+            host.drop(dropped)
+        host.release(leased)
         self._traffic.version += 1
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:  # noqa: ARG002 - hints
-        """Slots for those of ``keys`` (key, group) that the host tier does not have yet.
+        """Slots for those of ``keys`` (key, group) that the host tier does not have yet, and that its policy lets in.
 
         Returns:
             The grant; or None if there is no room for all of them: then nothing has changed (S18).
         """
-        present, missing = [], []
-        for key, group in keys:
-            chunk = self._host.get(key)
-            if chunk is None:
-                missing.append((key, group))
-            else:
-                present.append(chunk)
-        for chunk in present:  # what is asked for must not be evicted to make room for its neighbours
-            self._host.hold(chunk)
-        granted = None
-        if len(missing) <= self._host.room:
-            granted = [self._traffic.admit(key, self._group_bytes[group], ChunkState.STORING) for key, group in missing]
-        else:
+        host = self._host
+        offered = [key for key, _ in keys]
+        missing = host.missing(offered)
+        present: list[int] = []
+        if len(missing) < len(offered):  # what is asked for must not be evicted to make room for its neighbours
+            present = [slot for slot in map(host.find, offered) if slot is not None]
+            host.hold(present)
+        wanted = self._admitted(missing)
+        evicted = self._traffic.make_room(len(wanted))
+        host.release(reversed(present))
+        if evicted is None:
             self.counters.stores_refused += 1
-        for chunk in reversed(present):
-            self._host.release(chunk)
-        if granted is None:
             return None
-        return StoreGrant(
-            tuple(chunk.key for chunk, _ in granted),
-            tuple(chunk.ref for chunk, _ in granted),
-            tuple(evicted for _, evicted in granted if evicted is not None),
-        )
+        slots = host.admit(wanted, ChunkState.STORING)
+        return StoreGrant(tuple(wanted), host.refs(slots), tuple(evicted))
+
+    def _admitted(self, keys: list[Key]) -> list[Key]:
+        """Those of ``keys`` that the host tier's policy lets in."""
+        refused = self._host.refused(keys)
+        if not refused:
+            return keys
+        self.counters.admissions_refused[HOST] += len(refused)
+        return [key for i, key in enumerate(keys) if i not in refused]
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
 
         Void leases, also of a second completion, are ignored (S21).
         """
-        for ref in reversed(tuple(slots)):
-            chunk = self._host.owner(ref)
-            if chunk is None or chunk.state not in (ChunkState.STORING, ChunkState.DOOMED):
-                continue
-            if self._host.settle(chunk, ChunkEvent.FAILED if chunk.key in failed else ChunkEvent.STORED):
-                self.counters.chunks_stored += 1
-                self._traffic.became_ready(chunk)
-            elif chunk.key in failed:
-                self.counters.stores_failed += 1
-            self._host.release(chunk)
-        self._traffic.version += 1
+        host = self._host
+        ended = host.being_stored(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
+        if failed:
+            bad = [slot for slot in ended if host.key(slot) in failed]
+            ended = [slot for slot in ended if host.key(slot) not in failed]
+            host.failed(bad)
+            self.counters.stores_failed += len(bad)
+        filled = host.filled(ended, ChunkEvent.STORED)
+        self.counters.chunks_stored += len(filled.keys)
+        self._traffic.became_ready(filled)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only, in every tier that knows the keys. Applied tail first (S54)."""
-        self._host.touch(reversed(keys))
+        tail_first = keys[::-1]
+        self._host.touch(tail_first)
         for tier in self._tiers:
-            tier.touch(reversed(keys))
+            tier.touch(tail_first)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
@@ -218,10 +213,12 @@ class OffloadManager:
         return self._events.take()
 
     def reset_cache(self) -> None:
-        """Forget every chunk of the host tier. Slots still touched by I/O come back when it ends."""
+        """Forget every chunk of the host tier, at once; the price is paid over the next steps.
+
+        Slots still touched by I/O come back when it ends.
+        """
         self._gathering.release_all()
-        for chunk in self._host.visible():
-            self._host.drop(chunk)
+        self._host.reset()
         self._events.cleared(HOST)
 
     @property

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tierkv.errors import require
+from tierkv.manager.chunk import Filled
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
-from tierkv.manager.host_index import Chunk, HostIndex
+from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
-from tierkv.types.keys import Key
+from tierkv.types.keys import GROUP_BYTES, Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
-from tierkv.types.transfers import SlotRef
 
 _T = TypeVar("_T")
 
@@ -40,14 +40,21 @@ def frame_bytes_bound(raw_bytes: int) -> int:
 @dataclass(slots=True)
 class _OpInFlight:
     op: TierOp
-    chunks: tuple[Chunk, ...] = ()
+    slots: Sequence[int] = ()
     announced_late: bool = False
 
 
 class TierTraffic:
-    """Sans-IO; the manager's hands towards dispatch."""
+    """Sans-IO; the manager's hands towards dispatch. group_bytes: bytes of one chunk of each group."""
 
-    def __init__(self, host: HostIndex, tiers: Sequence[LowerTier], events: EventLog, counters: CoreCounters) -> None:
+    def __init__(
+        self,
+        host: HostIndex,
+        tiers: Sequence[LowerTier],
+        group_bytes: Sequence[int],
+        events: EventLog,
+        counters: CoreCounters,
+    ) -> None:
         self.now = 0.0
         self.version = 0
         self._host = host
@@ -55,9 +62,10 @@ class TierTraffic:
         self._events = events
         self._counters = counters
         self._in_flight: dict[int, _OpInFlight] = {}
-        self._promotions: dict[int, list[Chunk]] = {}
+        self._promotions: dict[int, list[int]] = {}
         self._deletions: dict[int, list[Key]] = {}
         self._last_op_id = 0
+        self._frame_bytes = [frame_bytes_bound(raw_bytes) for raw_bytes in group_bytes]
         self._ended: dict[Verb, Callable[[LowerTier, _OpInFlight, Sequence[Outcome]], None]] = {
             Verb.PROBE: self._probe_ended,
             Verb.READ: self._read_ended,
@@ -88,34 +96,55 @@ class TierTraffic:
 
     # -- host slots --------------------------------------------------------------------------------------------------
 
-    def admit(self, key: Key, raw_bytes: int, state: ChunkState, origin: str = HOST) -> tuple[Chunk, Key | None]:
-        """A slot for ``key``, held once; see :meth:`HostIndex.admit`."""
-        chunk, evicted = self._host.admit(key, raw_bytes, state, origin)
-        if evicted is not None:
-            self._counters.evictions[HOST] += 1
-            self._events.add(CacheEventKind.REMOVED, HOST, evicted)
-        return chunk, evicted
+    def make_room(self, count: int) -> list[Key] | None:
+        """Evict until ``count`` slots are free; see :meth:`HostIndex.make_room`."""
+        evicted = self._host.make_room(count)
+        if evicted:
+            self._counters.evictions[HOST] += len(evicted)
+            self._events.extend(CacheEventKind.REMOVED, HOST, evicted)
+        return evicted
 
-    def promote(self, key: Key, raw_bytes: int, tier: LowerTier) -> Chunk:
-        """Start to bring ``key`` from ``tier`` into the host tier. The caller holds it on top of the I/O's own hold."""
-        chunk, _ = self.admit(key, raw_bytes, ChunkState.PROMOTING, tier.name)
-        self._host.hold(chunk)
-        tier.begin_read(key)
-        self._promotions.setdefault(tier.index, []).append(chunk)
-        return chunk
+    def promote(self, keys: Sequence[Key], tier: LowerTier) -> list[int] | None:
+        """Start to bring ``keys`` from ``tier`` into the host tier. The caller holds them on top of the I/O's own hold.
 
-    def became_ready(self, chunk: Chunk) -> None:
-        """A chunk is readable in the host tier: say so, and let it cascade to every tier that wants it."""
+        Returns:
+            Their slots; None if none of them can have one now.
+        """
+        if self.make_room(len(keys)) is None:
+            return None
+        slots = self._host.admit(keys, ChunkState.PROMOTING, tier.name)
+        self._host.hold(slots)
+        tier.begin_read(keys)
+        self._promotions.setdefault(tier.index, []).extend(slots)
+        return slots
+
+    def became_ready(self, filled: Filled) -> None:
+        """Chunks are readable in the host tier: say so, and let them cascade to every tier that wants them."""
         self.version += 1
-        self._events.add(CacheEventKind.STORED, HOST, chunk.key)
+        self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
         for tier in self._tiers:
-            if not tier.wants(chunk.key, self.now):
-                continue
-            tier.cascades.append(chunk)
-            if not tier.usable or len(tier.cascades) > self._host.num_slots:
-                # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
-                tier.cascades.popleft()
-                self._counters.cascades_dropped[tier.name] += 1
+            if tier.limits.writes and filled.keys:
+                self._cascade(tier, filled)
+
+    def _cascade(self, tier: LowerTier, filled: Filled) -> None:
+        wanted = [(slot, key) for slot, key in zip(*filled, strict=True) if tier.wants(key, self.now)]
+        if not wanted:
+            return
+        keys = [key for _, key in wanted]
+        if refused := tier.refused(keys, self._frame_bound(keys[0])):
+            self._counters.admissions_refused[tier.name] += len(refused)
+            wanted = [pair for i, pair in enumerate(wanted) if i not in refused]
+        generation = self._host.generation
+        tier.cascades.extend((slot, generation(slot)) for slot, _ in wanted)
+        # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
+        over = len(tier.cascades) - self._host.num_slots if tier.usable else len(wanted)
+        if over > 0:
+            tier.cascades.drop_front(over)
+            self._counters.cascades_dropped[tier.name] += over
+
+    def _frame_bound(self, key: Key) -> int:
+        """The most that a chunk can take at rest."""
+        return self._frame_bytes[int.from_bytes(key[-GROUP_BYTES:], "big")]
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
@@ -125,7 +154,7 @@ class TierTraffic:
         for tier in self._tiers:
             limits = tier.limits
             for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.preferred_batch):
-                ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, chunks=batch))
+                ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
             probe = tier.take_probe()
             if probe:
                 self._counters.probes[tier.name] += len(probe)
@@ -134,33 +163,35 @@ class TierTraffic:
             for keys in _batches(self._deletions.pop(tier.index, []), tier.capabilities.preferred_batch):
                 ops.append(self._issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
             for batch in _batches(writes, tier.capabilities.preferred_batch):
-                ops.append(self._issue(tier, Verb.WRITE, limits.write_deadline_s, chunks=batch))
+                ops.append(self._issue(tier, Verb.WRITE, limits.write_deadline_s, slots=batch))
         return ops
 
-    def _writable(self, tier: LowerTier) -> list[Chunk]:
+    def _writable(self, tier: LowerTier) -> list[int]:
         """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
 
         Waiting chunks are not held: a store that needs their slots wins, and they are dropped and counted. Only what is
         being written is held, under the tier's bound.
         """
-        batch: list[Chunk] = []
+        batch: list[int] = []
+        host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX)):
-            if len(tier.cascading) >= tier.limits.queue_chunks_max:
+            if tier.num_writing >= tier.limits.queue_chunks_max:
                 break
-            chunk = tier.cascades[0]
-            size = frame_bytes_bound(chunk.raw_bytes)
-            if not tier.usable or chunk.state is not ChunkState.READY:
+            slot, generation = tier.cascades.front()
+            key = host.key(slot)
+            if not tier.usable or host.generation(slot) != generation or host.state(slot) is not ChunkState.READY:
                 self._counters.cascades_dropped[tier.name] += 1
-            elif tier.wants(chunk.key, self.now):
+            elif tier.wants(key, self.now):
+                size = self._frame_bound(key)
                 if not self._has_room(tier, size):
                     if tier.may_get_room(size):
                         break
                     self._counters.cascades_dropped[tier.name] += 1
                 else:
-                    self._host.hold(chunk)
-                    tier.begin_write(chunk.key, size)
-                    batch.append(chunk)
-            tier.cascades.popleft()
+                    tier.begin_write(key, size)
+                    batch.append(slot)
+            tier.cascades.drop_front()
+        host.hold(batch)
         return batch
 
     def _has_room(self, tier: LowerTier, size: int) -> bool:
@@ -178,19 +209,18 @@ class TierTraffic:
         verb: Verb,
         deadline_s: float,
         keys: tuple[Key, ...] = (),
-        chunks: Sequence[Chunk] = (),
+        slots: Sequence[int] = (),
     ) -> TierOp:
         self._last_op_id += 1
-        slots: tuple[SlotRef, ...] = tuple(chunk.ref for chunk in chunks)
         op = TierOp(
             self._last_op_id,
             tier.index,
             verb,
-            keys or tuple(chunk.key for chunk in chunks),
-            slots,
+            keys or tuple(map(self._host.key, slots)),
+            self._host.refs(slots),
             self.now + deadline_s,
         )
-        self._in_flight[op.op_id] = _OpInFlight(op, tuple(chunks))
+        self._in_flight[op.op_id] = _OpInFlight(op, slots)
         return op
 
     # -- news --------------------------------------------------------------------------------------------------------
@@ -220,10 +250,10 @@ class TierTraffic:
             for key in pending.op.keys:
                 tier.answered(key, self.now, present=False)
         elif pending.op.verb is Verb.READ:
-            for chunk in pending.chunks:
-                tier.suspect(chunk.key, self.now)
-                self._counters.reads_failed[tier.name] += 1
-                self._host.drop(chunk)
+            for key in pending.op.keys:
+                tier.suspect(key, self.now)
+            self._counters.reads_failed[tier.name] += len(pending.op.keys)
+            self._host.drop(pending.slots)
 
     def _probe_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
         if pending.announced_late:
@@ -232,25 +262,29 @@ class TierTraffic:
             tier.answered(key, self.now, present=outcome.kind is OutcomeKind.OK)
 
     def _read_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        for chunk, outcome in zip(pending.chunks, outcomes, strict=True):
-            tier.end_read(chunk.key)
+        tier.end_read(pending.op.keys)
+        arrived: list[int] = []
+        failed: list[int] = []
+        for key, slot, outcome in zip(pending.op.keys, pending.slots, outcomes, strict=True):
             if outcome.kind is OutcomeKind.OK and not pending.announced_late:
-                self._counters.promotions[tier.name] += 1
-                if self._host.settle(chunk, ChunkEvent.ARRIVED):
-                    self.became_ready(chunk)
+                arrived.append(slot)
             else:
+                failed.append(slot)
                 if not pending.announced_late:
-                    self._read_failed(tier, chunk.key, outcome)
-                self._host.settle(chunk, ChunkEvent.FAILED)
-            self._host.release(chunk)
+                    self._read_failed(tier, key, outcome)
+        if arrived:
+            self._counters.promotions[tier.name] += len(arrived)
+            self.became_ready(self._host.filled(arrived, ChunkEvent.ARRIVED))
+        self._host.failed(failed)
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ABSENT:
-            self._forgotten(tier, key, known=tier.forget(key, self.now))
+            if tier.forget(key, self.now):
+                self._events.add(CacheEventKind.REMOVED, tier.name, key)
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
-            if key in tier.cascading:  # it is being written anew: the deletion could hit the new frame
+            if tier.is_writing(key):  # it is being written anew: the deletion could hit the new frame
                 tier.suspect(key, self.now)
             else:
                 tier.condemn(key)
@@ -260,33 +294,36 @@ class TierTraffic:
             tier.suspect(key, self.now)
 
     def _write_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        for chunk, outcome in zip(pending.chunks, outcomes, strict=True):
-            tier.end_write(chunk.key, frame_bytes_bound(chunk.raw_bytes))
-            if outcome.kind is OutcomeKind.OK:
-                tier.stored(chunk.key, outcome.frame_bytes, self.now)
-                self._counters.cascades[tier.name] += 1
-                self._events.add(CacheEventKind.STORED, tier.name, chunk.key)
-            else:
+        stored: list[Key] = []
+        for key, outcome in zip(pending.op.keys, outcomes, strict=True):
+            well = outcome.kind is OutcomeKind.OK
+            if well:
+                tier.stored(key, outcome.frame_bytes, self.now)
+                stored.append(key)
+            tier.end_write(key, self._frame_bound(key))
+            if not well:
                 self._counters.writes_failed[tier.name] += 1
                 if outcome.kind is OutcomeKind.NO_SPACE:
                     self._evict(tier, tier.next_victim())
-            self._host.release(chunk)
+        if stored:
+            self._counters.cascades[tier.name] += len(stored)
+            self._events.extend(CacheEventKind.STORED, tier.name, stored)
+        self._host.release(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        for key, outcome in zip(pending.op.keys, outcomes, strict=True):
-            gone = outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT)
-            self._forgotten(tier, key, known=tier.deleted(key, ok=gone, now=self.now))
-
-    def _forgotten(self, tier: LowerTier, key: Key, *, known: bool) -> None:
-        if known:
-            self._events.add(CacheEventKind.REMOVED, tier.name, key)
+        removed = [
+            key
+            for key, outcome in zip(pending.op.keys, outcomes, strict=True)
+            if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self.now)
+        ]
+        self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def has_pending_writes(self) -> bool:
         """Whether chunks wait for, or are in, a write below."""
-        return any(tier.cascading or tier.cascades for tier in self._tiers)
+        return any(tier.num_writing or tier.cascades for tier in self._tiers)
 
     def validate(self) -> None:
         """Check that every op in flight holds its slots, and every tier's account.
@@ -295,8 +332,10 @@ class TierTraffic:
             InvariantError: one of it is not so.
         """
         for pending in self._in_flight.values():
-            for chunk in pending.chunks:
-                require(self._host.owner(chunk.ref) is chunk, f"op {pending.op.op_id} touches a slot it does not hold")
+            for key, ref in zip(pending.op.keys, pending.op.slots, strict=bool(pending.op.slots)):
+                chunk = self._host.owner(ref)
+                held = chunk is not None and chunk.key == key and chunk.holders
+                require(held, f"op {pending.op.op_id} touches a slot it does not hold")
         for tier in self._tiers:
             tier.validate()
 

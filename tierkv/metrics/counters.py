@@ -13,10 +13,10 @@ class CoreCounters:
     lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again".
     deadlines_expired: lookups ended by their deadline. tokens_loaded: by the tier whose bytes were used.
     stores_refused: store batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get
-    because its queue was full or it was unusable, by tier. promotions, cascades: chunks read from and written to a
-    tier. chunks_corrupt: frames that failed their check, by tier. evictions: by tier. reads_failed, writes_failed: by
-    tier, for any other reason. probes: existence questions, by tier. events_dropped: cache events that nobody took in
-    time. loads_failed: chunks a worker could not load.
+    because its queue was full or it was unusable, by tier. admissions_refused: chunks that a tier's policy did not let
+    in. promotions, cascades: chunks read from and written to a tier. chunks_corrupt: frames that failed their check, by
+    tier. evictions: by tier. reads_failed, writes_failed: by tier, for any other reason. probes: existence questions,
+    by tier. events_dropped: cache events that nobody took in time. loads_failed: chunks a worker could not load.
     """
 
     lookups: int = 0
@@ -28,6 +28,7 @@ class CoreCounters:
     stores_refused: int = 0
     stores_failed: int = 0
     loads_failed: int = 0
+    admissions_refused: Counter[str] = field(default_factory=Counter)
     promotions: Counter[str] = field(default_factory=Counter)
     cascades: Counter[str] = field(default_factory=Counter)
     cascades_dropped: Counter[str] = field(default_factory=Counter)

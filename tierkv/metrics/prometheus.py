@@ -22,6 +22,7 @@ _HELP = {
     "promotions": "Chunks read from a tier into the host tier",
     "cascades": "Chunks written from the host tier to a tier",
     "cascades_dropped": "Chunks a tier did not get because its queue was full or it was out of service",
+    "admissions_refused": "Chunks that a tier's eviction policy did not let in",
     "chunks_corrupt": "Frames that failed their check",
     "evictions": "Chunks evicted",
     "reads_failed": "Reads that failed for another reason than corruption",
