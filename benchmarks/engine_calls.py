@@ -32,8 +32,8 @@ from tierkv.types.tier_ops import TierOp
 
 BATCH = 128
 LIMIT_MS = 5.0
-QUEUE_BYTES = 256 << 20
-"""Of host slots that may wait to be written: the default of a tier's ``queue_bytes_max``."""
+QUEUE_CHUNKS = 4096
+"""That may be written at a time: the default of 256 MiB in chunks of 64 KiB, smaller than most."""
 _PLAIN = "plain loop"
 _T = TypeVar("_T")
 
@@ -63,7 +63,7 @@ class Steps:
         # What the lower tier holds at first, and cannot give back: its reads are misses, its evictions are real.
         below = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=2)), BATCH)]
         size = frame_bytes(GEOMETRY.payload_bytes_max)
-        queue = min(resident // 8, QUEUE_BYTES // GEOMETRY.payload_bytes_max)
+        queue = min(resident // 8, QUEUE_CHUNKS)
         limits = LowerTierLimits(capacity_bytes=resident * size, writes=True, queue_chunks_max=queue)
         lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy("lru", resident))
         self.core: Core = make_core(resident, lower=[lower])

@@ -25,6 +25,8 @@ _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
 _EVICTED = CODES[TRANSITIONS[ChunkState.READY, ChunkEvent.EVICTED]]
 _FILLING = {ChunkEvent.STORED: ChunkState.STORING, ChunkEvent.ARRIVED: ChunkState.PROMOTING}
 
+_GENERATIONS = 1 << 32
+
 
 class HostIndex(SlotTable):
     """Slots, chunks and holds of the host tier. Sans-IO; every call O(1) amortised per chunk."""
@@ -36,6 +38,7 @@ class HostIndex(SlotTable):
         self._policy = policy
         self._free = FreeNumbers(num_slots)
         self._evictable = 0
+        self._generation = 0
 
     @property
     def room(self) -> int:
@@ -69,16 +72,12 @@ class HostIndex(SlotTable):
         self._evictable -= len(victims)
         if self._stale:
             victims = self._without_stale(victims)
-        states, generations, pages, shards = self._states, self._generations, self._keys.pages, self._ready
-        evicted: list[Key] = []
-        for slot in victims:
-            if states[slot] != _READY:
-                self._transition((slot,), ChunkEvent.EVICTED)
-            key = pages[slot // PAGE_KEYS][slot % PAGE_KEYS]
-            del shards[key[SHARD_BYTE]][key]
+        states, pages, shards = self._states, self._keys.pages, self._slots
+        evicted = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in victims]
+        for key, slot in zip(evicted, victims, strict=True):
+            if shards[key[SHARD_BYTE]].pop(key, None) != slot:  # READY chunks only are known to the policy
+                raise InvariantError(f"slot {slot} was chosen as a victim, but it is not readable: {self.story(key)}")
             states[slot] = _EVICTED
-            generations[slot] += 1
-            evicted.append(key)
         self._free.give_back(victims)
         self._story.note(ChunkEvent.EVICTED, STATES[_EVICTED], evicted)
         return evicted
@@ -94,14 +93,17 @@ class HostIndex(SlotTable):
         if len(keys) > len(self._free):
             raise InvariantError(f"admit() was called for {len(keys)} chunks, without room")
         slots = self._free.take(len(keys))
-        code, states, holders, pages, pending = (
-            CODES[state], self._states, self._holders, self._keys.pages, self._pending,
-        )  # fmt: skip
+        # One number for the whole batch tells its chunks from all that owned the slots before.
+        self._generation = generation = (self._generation + 1) % _GENERATIONS
+        code, pages, shards = CODES[state], self._keys.pages, self._slots
+        states, holders, generations = self._states, self._holders, self._generations
         for key, slot in zip(keys, slots, strict=True):
+            generations[slot] = generation
             pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = key
-            pending[key[SHARD_BYTE]][key] = slot
+            shards[key[SHARD_BYTE]][key] = slot
             states[slot] = code
             holders[slot] = 1
+        self._filling.update(slots)
         if origin != HOST:
             self._origins.update(dict.fromkeys(slots, origin))
         self._story.note(None, state, keys)
@@ -117,31 +119,32 @@ class HostIndex(SlotTable):
         """
         if self._stale:
             self._doom_stale(slots)
-        before, ready, pending = CODES[_FILLING[event]], self._ready, self._pending
+        before = CODES[_FILLING[event]]
         after = CODES[TRANSITIONS[_FILLING[event], event]]
         states, holders, pages = self._states, self._holders, self._keys.pages
-        done = Filled([], [])
-        for slot in slots:
-            if states[slot] != before:
-                self._ended_for_nobody(slot, event)
-                continue
-            key = pages[slot // PAGE_KEYS][slot % PAGE_KEYS]
-            shard = key[SHARD_BYTE]
-            ready[shard][key] = pending[shard].pop(key)
+        done = [slot for slot in slots if states[slot] == before]
+        if len(done) < len(slots):
+            for slot in slots:
+                if states[slot] != before:
+                    self._ended_for_nobody(slot, event)
+        keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
+        idle = 0
+        for slot in done:
             states[slot] = after
-            left = holders[slot] = holders[slot] - 1
+            left = holders[slot] - 1
+            holders[slot] = left
             if not left:
-                self._evictable += 1
-            done.slots.append(slot)
-            done.keys.append(key)
-        self._policy.add(done.slots, done.keys)
-        self._story.note(event, STATES[after], done.keys)
+                idle += 1
+        self._filling.difference_update(done)
+        self._evictable += idle
+        self._policy.add(done, keys)
+        self._story.note(event, STATES[after], keys)
         if event is ChunkEvent.ARRIVED:
-            for slot in done.slots:
+            for slot in done:
                 self._origins.pop(slot, None)
         if self._waiters:
-            self._tell_waiters(done.slots, readable=True)
-        return done
+            self._tell_waiters(done, readable=True)
+        return Filled(done, keys)
 
     def failed(self, slots: Iterable[int]) -> None:
         """The I/O that fills these slots went wrong, and its hold ends."""
@@ -153,14 +156,15 @@ class HostIndex(SlotTable):
                 continue
             key = self._keys[slot]
             self._transition((slot,), ChunkEvent.FAILED)
-            del self._pending[key[SHARD_BYTE]][key]
+            self._filling.remove(slot)
+            del self._slots[key[SHARD_BYTE]][key]
             self._tell_waiters((slot,), readable=False)
             self.release((slot,))
 
     def _ended_for_nobody(self, slot: int, event: ChunkEvent) -> None:
         """The I/O that fills a slot ended after its chunk was given up."""
         self._transition((slot,), event)
-        self._filled_for_nobody.discard(slot)
+        self._filling.discard(slot)
         self.release((slot,))
 
     def drop(self, slots: Sequence[int]) -> None:
@@ -171,8 +175,7 @@ class HostIndex(SlotTable):
         visible = [slot for slot in slots if self._states[slot] != _DOOMED]
         for slot in visible:
             key = self._keys[slot]
-            shards = self._ready if self._states[slot] == _READY else self._pending
-            del shards[key[SHARD_BYTE]][key]
+            del self._slots[key[SHARD_BYTE]][key]
         self._doom(visible)
 
     def _doom(self, slots: Sequence[int]) -> None:
@@ -182,8 +185,6 @@ class HostIndex(SlotTable):
         if ready:
             self._policy.remove(ready)
             self._evictable -= sum(not holders[slot] for slot in ready)
-        if len(ready) < len(slots):
-            self._filled_for_nobody.update(slot for slot in slots if states[slot] != _READY)
         self._transition(slots, ChunkEvent.DROPPED)
         if self._waiters:
             self._tell_waiters(slots, readable=False)
@@ -193,7 +194,6 @@ class HostIndex(SlotTable):
         """Doomed chunks that nobody holds any more."""
         self._transition(slots, ChunkEvent.RELEASED)
         for slot in slots:
-            self._generations[slot] += 1
             self._keys[slot] = Key(b"")
             if self._origins:
                 self._origins.pop(slot, None)
@@ -239,9 +239,9 @@ class HostIndex(SlotTable):
 
     def touch(self, keys: Iterable[Key]) -> None:
         """A request used these; give the tail of a prefix first (S54). What is not readable here is passed over."""
-        shards = self._ready
+        shards = self._slots
         slots = [shards[key[SHARD_BYTE]].get(key) for key in keys]
-        self._policy.touch([slot for slot in slots if slot is not None])
+        self._policy.touch([slot for slot in slots if slot is not None and self._states[slot] == _READY])
 
     # -- reset -------------------------------------------------------------------------------------------------------
 
@@ -252,8 +252,8 @@ class HostIndex(SlotTable):
         is dropped for good when somebody comes to its slot, or the sweep does.
         """
         self.removals += 1
-        self._stale += [shard for shards in (self._ready, self._pending) for shard in shards if shard]
-        self._ready, self._pending = new_shards(), new_shards()
+        self._stale += [shard for shard in self._slots if shard]
+        self._slots = new_shards()
 
     def sweep(self, chunks_max: int) -> None:
         """Drop up to so many of the chunks that a reset left behind."""
@@ -267,7 +267,7 @@ class HostIndex(SlotTable):
 
     def _doom_stale(self, slots: Iterable[int]) -> None:
         """Those of ``slots`` whose chunks are of before a reset are dropped."""
-        self._doom([slot for slot in slots if self._is_stale(slot)])
+        self._doom([slot for slot in dict.fromkeys(slots) if self._is_stale(slot)])
 
     def _without_stale(self, victims: Sequence[int]) -> list[int]:
         """Victims that are not of before a reset; the others' slots are free now, and nobody needs to hear of them."""
@@ -292,15 +292,16 @@ class HostIndex(SlotTable):
         evictable = known = 0
         for slot in owned:
             key, code, holders = self._keys[slot], self._states[slot], self._holders[slot]
-            state, shard = STATES[code], key[SHARD_BYTE]
-            what = f"chunk {key.hex()} ({state.value}, {holders} holders)"
+            what = f"chunk {key.hex()} ({STATES[code].value}, {holders} holders)"
             require(holders > 0 or code == _READY, f"{what}: nobody holds it")
             known += code == _READY
             evictable += code == _READY and not holders
             if not self._is_stale(slot):
-                require((self._ready[shard].get(key) == slot) == (code == _READY), f"{what}: readable is wrong")
-                visible = self._pending[shard].get(key) == slot
-                require(visible == (state in _FILLING.values()), f"{what}: visible is {visible}")
+                named = self.find(key)
+                require((named == slot) == (code != _DOOMED), f"{what}, slot {slot}: its key names slot {named}")
+            filling = slot in self._filling
+            require(filling == (STATES[code] in _FILLING.values()) or code == _DOOMED, f"{what}: filling is {filling}")
+            require(holders >= filling, f"{what}: the I/O that fills it does not hold it")
         require(evictable == self._evictable, f"{evictable} chunks are evictable, {self._evictable} are counted")
         require(known == len(self._policy), f"{known} chunks were told to the policy, it has {len(self._policy)}")
         named = len(self)

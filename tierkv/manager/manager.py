@@ -96,9 +96,10 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:  # noqa: ARG002 - hints will be read from ctx
         """Whether a chunk is anywhere in the stack. Moves nothing; RETRY queues a probe."""
-        if self._host.is_ready(key):
-            return LookupResult.HIT
-        return LookupResult.PENDING if self._host.find(key) is not None else self._traffic.presence(key)
+        readable = self._host.is_readable(key)
+        if readable is None:
+            return self._traffic.presence(key)
+        return LookupResult.HIT if readable else LookupResult.PENDING
 
     # -- reservations ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from tierkv.manager.story import Story
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
-_GONE, _STORING, _DOOMED = CODES[ChunkState.GONE], CODES[ChunkState.STORING], CODES[ChunkState.DOOMED]
+_GONE, _READY, _DOOMED = CODES[ChunkState.GONE], CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
 _make_ref = partial(tuple.__new__, SlotRef)
 
 
@@ -22,33 +22,33 @@ class SlotTable:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._ready = new_shards()
-        self._pending = new_shards()
-        # Tables of keys of before a reset. A chunk is *stale* when it was in one of them, and no table of now names
-        # its slot.
+        # Key -> slot of the visible chunks, and the slots that I/O is filling, for somebody or (DOOMED) for nobody.
+        self._slots = new_shards()
+        self._filling: set[int] = set()
+        # What was there before a reset. A chunk is *stale* when it was in one of them, and no table of now names its
+        # slot.
         self._stale: list[dict[Key, int]] = []
         self._keys = KeyColumn(num_slots)
         self._states = bytearray(num_slots)
         self._holders = column("I", num_slots)
         self._generations = column("I", num_slots)
-        # Of few slots at a time: where their bytes come from, who waits for them, whose I/O runs on for nobody.
+        # Of few slots at a time: where their bytes come from, who waits for them.
         self._origins: dict[int, str] = {}
         self._waiters: dict[int, list[Waiter]] = {}
-        self._filled_for_nobody: set[int] = set()
         self._story = Story()
 
     def __len__(self) -> int:
         """Chunks that are visible (STORING, PROMOTING or READY)."""
-        return shards_len(self._ready) + shards_len(self._pending)
+        return shards_len(self._slots)
 
     def find(self, key: Key) -> int | None:
         """The slot of a visible chunk."""
-        slot = self._ready[key[SHARD_BYTE]].get(key)
-        return self._pending[key[SHARD_BYTE]].get(key) if slot is None else slot
+        return self._slots[key[SHARD_BYTE]].get(key)
 
-    def is_ready(self, key: Key) -> bool:
-        """Whether a chunk is readable."""
-        return key in self._ready[key[SHARD_BYTE]]
+    def is_readable(self, key: Key) -> bool | None:
+        """Whether a visible chunk is READY; None if there is no such chunk."""
+        slot = self._slots[key[SHARD_BYTE]].get(key)
+        return None if slot is None else self._states[slot] == _READY
 
     def state(self, slot: int) -> ChunkState:
         """The state of the chunk that owns a slot; GONE if none does."""
@@ -65,7 +65,7 @@ class SlotTable:
         return self._keys[slot]
 
     def generation(self, slot: int) -> int:
-        """How many chunks have owned a slot before."""
+        """What tells this owner of a slot from those before it."""
         return self._generations[slot]
 
     def origin(self, slot: int) -> str:
@@ -74,7 +74,8 @@ class SlotTable:
 
     def refs(self, slots: Sequence[int]) -> tuple[SlotRef, ...]:
         """The leases on these slots."""
-        return tuple(map(_make_ref, zip(slots, map(self._generations.__getitem__, slots), strict=True)))
+        generations = self._generations
+        return tuple(map(_make_ref, zip(slots, [generations[slot] for slot in slots], strict=True)))
 
     def leased(self, refs: Iterable[SlotRef]) -> list[int]:
         """The slots of those leases that are not void (S21)."""
@@ -83,17 +84,17 @@ class SlotTable:
 
     def being_stored(self, refs: Iterable[SlotRef]) -> list[int]:
         """The slots of those leases that a store job is still filling, for somebody or for nobody (S21)."""
-        generations, states, nobody = self._generations, self._states, self._filled_for_nobody
+        generations, filling = self._generations, self._filling
         return [
             slot
             for slot, generation in refs
-            if generations[slot] == generation and (states[slot] == _STORING or slot in nobody)
+            if slot in filling and generations[slot] == generation and slot not in self._origins
         ]
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
         """Those of ``keys`` that are not visible."""
-        ready, pending = self._ready, self._pending
-        return [key for key in keys if key not in ready[key[SHARD_BYTE]] and key not in pending[key[SHARD_BYTE]]]
+        shards = self._slots
+        return [key for key in keys if key not in shards[key[SHARD_BYTE]]]
 
     def get(self, key: Key) -> Chunk | None:
         """The visible chunk of a key, as it is now."""
@@ -106,7 +107,7 @@ class SlotTable:
 
     def visible(self) -> list[Chunk]:
         """All visible chunks, as they are now. Walks over all of them."""
-        return [self._chunk(slot) for shard in (*self._ready, *self._pending) for slot in shard.values()]
+        return [self._chunk(slot) for shard in self._slots for slot in shard.values()]
 
     def _chunk(self, slot: int) -> Chunk:
         return Chunk(
@@ -115,15 +116,18 @@ class SlotTable:
 
     def ready_prefix(self, keys: Sequence[Key]) -> list[int]:
         """The slots of ``keys``, from the front, as far as they are READY. The hot path: one dict probe per key."""
-        shards = self._ready
+        shards = self._slots
         try:
-            return [shards[key[SHARD_BYTE]][key] for key in keys]
+            slots = [shards[key[SHARD_BYTE]][key] for key in keys]
         except KeyError:
             pass
-        slots: list[int] = []
+        else:
+            if self._filling.isdisjoint(slots):
+                return slots
+        slots = []
         for key in keys:
             slot = shards[key[SHARD_BYTE]].get(key)
-            if slot is None:
+            if slot is None or slot in self._filling:
                 break
             slots.append(slot)
         return slots
