@@ -320,3 +320,32 @@ def test_two_holds_on_a_chunk_of_before_a_reset_end_in_one_batch() -> None:
     host.release([slot, slot])
     host.validate()
     assert (host.free, len(host._policy)) == (2, 0)
+
+
+def test_a_remembered_prefix_is_forgotten_when_a_chunk_leaves() -> None:
+    """The answer to a question is kept for the one that follows. A chunk that was evicted, dropped or reset in between
+    must not be held by its old slot, where another chunk's bytes are."""
+    for leave in ("evicted", "dropped", "reset"):
+        host = HostIndex(2, LruPolicy())
+        prefix = (named("a"), named("b"))
+        slots = [chunk_of(host, "a").slot, chunk_of(host, "b").slot]
+        assert host.ready_prefix(prefix) == slots == host.ready_prefix(prefix)
+        if leave == "evicted":
+            host.make_room(1)
+        elif leave == "dropped":
+            host.drop(slots[:1])
+        else:
+            host.reset()
+        assert host.ready_prefix(prefix) == []
+
+
+def test_what_is_being_filled_ends_a_readable_prefix() -> None:
+    """A chunk that has its slot and not yet its bytes is not readable, however the prefix around it is."""
+    host = HostIndex(3, LruPolicy())
+    first = chunk_of(host, "a")
+    slots = host.admit([named("b")], ChunkState.STORING)
+    last = chunk_of(host, "c")
+    prefix = (named("a"), named("b"), named("c"))
+    assert host.ready_prefix(prefix) == [first.slot]
+    host.filled(slots, ChunkEvent.STORED)
+    assert host.ready_prefix(prefix) == [first.slot, *slots, last.slot]

@@ -88,21 +88,22 @@ class KeyColumn:
 class FreeNumbers:
     """Which numbers from 0 on are free. ``bound``: how many there are; None: as many as are asked for."""
 
-    __slots__ = ("_bound", "_given_back", "fresh")
+    __slots__ = ("_bound", "_given_back", "_just_now", "fresh")
 
     def __init__(self, bound: int | None) -> None:
         self._bound = bound
+        self._just_now: list[int] = []  # a few; the others in an array, which no garbage collection walks
         self._given_back = array("I")
         self.fresh = 0
         """Numbers from here on were never taken."""
 
     def __len__(self) -> int:
         """How many can be taken; without a bound, how many were given back."""
-        return len(self._given_back) + (0 if self._bound is None else self._bound - self.fresh)
+        return len(self._just_now) + len(self._given_back) + (0 if self._bound is None else self._bound - self.fresh)
 
     def __iter__(self) -> Iterator[int]:
         """Those that were taken once and given back."""
-        return iter(self._given_back)
+        return chain(self._just_now, self._given_back)
 
     def take(self, count: int) -> list[int]:
         """So many numbers; those that were given back last come first.
@@ -110,6 +111,10 @@ class FreeNumbers:
         Raises:
             InvariantError: there are not so many.
         """
+        if count == len(self._just_now):  # as in every store into a full tier
+            numbers, self._just_now = self._just_now, []
+            return numbers
+        self._put_by()
         reused = min(count, len(self._given_back))
         left = len(self._given_back) - reused
         numbers = self._given_back[left:].tolist()
@@ -123,7 +128,12 @@ class FreeNumbers:
 
     def give_back(self, numbers: Sequence[int]) -> None:
         """These are free again."""
-        self._given_back.extend(numbers)
+        self._put_by()
+        self._just_now.extend(numbers)
+
+    def _put_by(self) -> None:
+        self._given_back.extend(self._just_now)
+        self._just_now.clear()
 
 
 class KeyTable:

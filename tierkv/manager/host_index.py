@@ -33,12 +33,9 @@ class HostIndex(SlotTable):
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
         super().__init__(num_slots)
-        self.removals = 0
-        """Grows when a chunk stops being readable: what was found before may not be true any more."""
         self._policy = policy
         self._free = FreeNumbers(num_slots)
         self._evictable = 0
-        self._generation = 0
 
     @property
     def room(self) -> int:

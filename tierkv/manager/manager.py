@@ -92,7 +92,7 @@ class OffloadManager:
 
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier."""
-        return len(self._host.ready_prefix(keys[start:stop]))
+        return len(self._host.ready_prefix(tuple(keys[start:stop])))
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:  # noqa: ARG002 - hints will be read from ctx
         """Whether a chunk is anywhere in the stack. Moves nothing; RETRY queues a probe."""
@@ -174,7 +174,7 @@ class OffloadManager:
             self.counters.stores_refused += 1
             return None
         slots = host.admit(wanted, ChunkState.STORING)
-        return StoreGrant(tuple(wanted), host.refs(slots), tuple(evicted))
+        return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
 
     def _admitted(self, keys: list[Key]) -> list[Key]:
         """Those of ``keys`` that the host tier's policy lets in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import repeat
 
 from tierkv.manager.chunk import Chunk, Waiter
 from tierkv.manager.chunk_state import CODES, STATES, ChunkEvent, ChunkState, next_state
@@ -34,6 +35,10 @@ class SlotTable:
         self._generations = column("I", num_slots)
         # Of few slots at a time: where their bytes come from, who waits for them.
         self._origins: dict[int, str] = {}
+        self._generation = 0  # of what was admitted last
+        self.removals = 0
+        """Grows when a chunk stops being readable: what was found before may not be true any more."""
+        self._found: tuple[tuple[Key, ...], list[int], int] = ((), [], 0)
         self._waiters: dict[int, list[Waiter]] = {}
         self._story = Story()
 
@@ -77,6 +82,10 @@ class SlotTable:
         generations = self._generations
         return tuple(map(_make_ref, zip(slots, [generations[slot] for slot in slots], strict=True)))
 
+    def newest_refs(self, slots: Sequence[int]) -> tuple[SlotRef, ...]:
+        """The same, of what was admitted last."""
+        return tuple(map(_make_ref, zip(slots, repeat(self._generation))))
+
     def leased(self, refs: Iterable[SlotRef]) -> list[int]:
         """The slots of those leases that are not void (S21)."""
         generations, states = self._generations, self._states
@@ -85,11 +94,8 @@ class SlotTable:
     def being_stored(self, refs: Iterable[SlotRef]) -> list[int]:
         """The slots of those leases that a store job is still filling, for somebody or for nobody (S21)."""
         generations, filling = self._generations, self._filling
-        return [
-            slot
-            for slot, generation in refs
-            if slot in filling and generations[slot] == generation and slot not in self._origins
-        ]
+        slots = [slot for slot, generation in refs if slot in filling and generations[slot] == generation]
+        return [slot for slot in slots if slot not in self._origins] if self._origins else slots
 
     def missing(self, keys: Iterable[Key]) -> list[Key]:
         """Those of ``keys`` that are not visible."""
@@ -114,20 +120,32 @@ class SlotTable:
             self._keys[slot], slot, self._generations[slot], self.state(slot), self._holders[slot], self.origin(slot)
         )
 
-    def ready_prefix(self, keys: Sequence[Key]) -> list[int]:
-        """The slots of ``keys``, from the front, as far as they are READY. The hot path: one dict probe per key."""
-        shards = self._slots
+    def ready_prefix(self, keys: tuple[Key, ...]) -> list[int]:
+        """The slots of ``keys``, from the front, as far as they are READY; the caller leaves the list as it is.
+
+        The hot path: one dict probe per key. A request asks how much is there, then reserves it: the second time the
+        answer is remembered, and keys are compared only by identity.
+        """
+        found, slots, removals = self._found
+        if removals == self.removals and found == keys:
+            return slots
+        slots = self._probe_prefix(keys)
+        self._found = (keys[: len(slots)], slots, self.removals)
+        return slots
+
+    def _probe_prefix(self, keys: tuple[Key, ...]) -> list[int]:
+        shards, filling = self._slots, self._filling
         try:
             slots = [shards[key[SHARD_BYTE]][key] for key in keys]
         except KeyError:
             pass
         else:
-            if self._filling.isdisjoint(slots):
+            if not filling or filling.isdisjoint(slots):
                 return slots
         slots = []
         for key in keys:
             slot = shards[key[SHARD_BYTE]].get(key)
-            if slot is None or slot in self._filling:
+            if slot is None or slot in filling:
                 break
             slots.append(slot)
         return slots

@@ -59,8 +59,8 @@ class RequestRecord:
         hashes = self.request.block_hashes
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
-            new = range(per_chunk * (len(record.keys) + 1) - 1, len(hashes), per_chunk)
-            record.keys.extend(make_keys((hashes[i] for i in new), group.index))
+            new = hashes[per_chunk * (len(record.keys) + 1) - 1 :: per_chunk]
+            record.keys.extend(make_keys(new, group.index))
 
     def search_groups(self) -> list[SearchGroup]:
         """The groups as the search wants them."""
