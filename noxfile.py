@@ -121,7 +121,7 @@ def generate(session: nox.Session) -> None:
     """Rewrite the reference pages that are made from the code; the tests say when this is due."""
     session.install(*CONSTRAINTS, "torch")  # `tierkv demo --help` is one of the pages
     session.install(*CONSTRAINTS, local(ROOT, "torch"))
-    session.run("python", "-I", "docs/_generate/pages.py", *session.posargs)
+    session.run("python", "-E", "-s", "docs/_generate/pages.py", *session.posargs)
 
 
 @nox.session

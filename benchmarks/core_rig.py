@@ -14,7 +14,8 @@ from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import load_plugins
-from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key

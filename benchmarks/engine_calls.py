@@ -32,6 +32,8 @@ from tierkv.types.tier_ops import TierOp
 
 BATCH = 128
 LIMIT_MS = 5.0
+COMPLETIONS_PER_STEP_MAX = 256
+"""The default of ``lookup.completions_per_step_max``."""
 QUEUE_CHUNKS = 4096
 """That may be written at a time: the default of 256 MiB in chunks of 64 KiB, smaller than most."""
 _PLAIN = "plain loop"
@@ -98,7 +100,7 @@ class Steps:
 
     def _take_in(self) -> None:
         self.core.manager.begin_step(time.monotonic())
-        for news in self.busy.dispatcher.drain(1024):
+        for news in self.busy.dispatcher.drain(COMPLETIONS_PER_STEP_MAX):
             self.core.manager.on_completion(news)
 
     def _submit(self, ops: Sequence[TierOp]) -> None:
@@ -122,6 +124,15 @@ def _plain_loop() -> int:
 def run(settings: Settings) -> Iterator[Row]:
     """A row per call, the slowest first; then what any of them may meet: a full garbage collection, and a reset."""
     resident = settings.pick(1_000_000, 4_096)
+    gc.collect()
+    gc.freeze()  # as engines do when they have started: what was there before tierkv is none of its business
+    try:
+        yield from _rows(resident, settings)
+    finally:
+        gc.unfreeze()
+
+
+def _rows(resident: int, settings: Settings) -> Iterator[Row]:
     collection_before = [timed(gc.collect).wall_s for _ in range(settings.rounds)]
     steps = Steps(resident)
     try:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tierkv.assembly import open_stack as open_stack
     from tierkv.stack import Stack as Stack
+    from tierkv.worker_setup import open_worker as open_worker
 
 __version__ = "0.1.0"
-__all__ = ["Stack", "__version__", "open_stack"]
+__all__ = ["Stack", "__version__", "open_stack", "open_worker"]
 
-_HOMES = {"open_stack": "tierkv.assembly", "Stack": "tierkv.stack"}
+_HOMES = {"open_stack": "tierkv.assembly", "open_worker": "tierkv.worker_setup", "Stack": "tierkv.stack"}
 
 
 def __getattr__(name: str) -> object:

@@ -12,28 +12,38 @@ from pathlib import Path
 from typing import Any
 
 from tierkv.abc import AsyncBackend, Backend, BackendContext
-from tierkv.codecs.frame import FrameSealer
+from tierkv.codecs.frame import PARTS_MAX, FrameSealer
 from tierkv.config.loading import load_config, parse_config
 from tierkv.config.resolving import ResolvedStack, ResolvedTier, resolve
 from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.limits import TierLimits
+from tierkv.errors import ConfigError
 from tierkv.events import Observers
+from tierkv.manager.contract import HOST
+from tierkv.manager.guarded_policy import guarded
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
-from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
+from tierkv.scheduler.block_events import BlockEvents
+from tierkv.scheduler.event_queue import EventQueue
+from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.plans.lazy import check_lazy
+from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack, StackParts
-from tierkv.tiers.arena import HostArena
+from tierkv.tiers.arena import HostArena, private_memory
 from tierkv.tiers.retry import RetryLimits, Timing
+from tierkv.tiers.shared_memory import SharedMemory
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
+from tierkv.worker.part_book import PartBook
 from tierkv.worker.worker import Worker
+from tierkv.worker_setup import WorkerSetup
 
 _log = logging.getLogger(__name__)
 
@@ -88,13 +98,24 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
         revision=named.revision if named.revision is not None else engine.revision,
         dtype=engine.dtype,
         layout=engine.layout,
-        groups=tuple((group.block_tokens, group.page_bytes) for group in engine.groups),
+        groups=tuple((group.block_tokens, group.page_bytes * engine.num_workers) for group in engine.groups),
         blocks_per_chunk=geometry.blocks_per_chunk,
         hash_block_tokens=engine.hash_block_tokens,
         rank=engine.rank,
         world_size=engine.world_size,
         epoch=named.epoch,
     )
+
+
+def _check_store_plan(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> None:
+    if config.store.plan != "lazy":
+        return
+    if not engine.capabilities.shows_free_blocks:
+        raise ConfigError(
+            'store.plan = "lazy": this engine does not show its free blocks (EngineCapabilities.shows_free_blocks); '
+            'use "immediate" or "eager"'
+        )
+    check_lazy(geometry)
 
 
 class _Assembly:
@@ -117,12 +138,20 @@ class _Assembly:
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
         self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
+        _check_store_plan(self.config, engine, self.geometry)
+        self.verify_loads = self.config.host.verify and verify_frames
+        self.shared = SharedMemory() if engine.capabilities.worker_processes else None
+        if engine.num_workers > PARTS_MAX:
+            raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
 
     def build(self) -> Stack:
         """The wired stack."""
         with contextlib.ExitStack() as undo:
-            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max)
+            memory = private_memory if self.shared is None else self.shared.map
+            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
             undo.callback(arena.close)
+            if self.shared is not None:
+                undo.callback(self.shared.close)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(arena, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
@@ -134,8 +163,9 @@ class _Assembly:
 
     def _wire(self, arena: HostArena, dispatcher: Dispatcher) -> Stack:
         config, counters = self.config, CoreCounters()
-        lower = [self._lower_tier(i, tier, arena) for i, tier in enumerate(self.resolved.tiers)]
-        host = HostIndex(arena.num_slots, self.resolved.host_policy.open(arena.num_slots))
+        lower = [self._lower_tier(i, tier, arena, counters) for i, tier in enumerate(self.resolved.tiers)]
+        host_policy = self.resolved.host_policy.open(arena.num_slots)
+        host = HostIndex(arena.num_slots, guarded(host_policy, HOST, counters))
         manager = OffloadManager(
             host,
             lower,
@@ -144,6 +174,11 @@ class _Assembly:
             counters,
         )
         self._recover(lower, dispatcher)
+        events = config.events
+        described = events.enabled and events.self_describing
+        block_events = BlockEvents(
+            self.geometry, counters, _log.warning, active=described, snapshots_max=events.payloads_max
+        )
         scheduler = OffloadScheduler(
             manager,
             self.geometry,
@@ -151,31 +186,68 @@ class _Assembly:
                 lookup_deadline_s=config.lookup.deadline_s,
                 store_chunks_per_step_max=config.store.chunks_per_step_max,
                 prompt_only=config.store.prompt_only,
-                num_workers=1,
+                num_workers=self.engine.num_workers,
                 gpu_prefix_caching=self.engine.capabilities.prefix_caching,
+                store_plan=config.store.plan,
+                store_policy=StorePolicy(config.store.policy),
+                holds_blocks_of_finished=self.engine.capabilities.holds_blocks_of_finished,
             ),
             counters,
             _log.warning,
+            block_events=block_events,
         )
-        copies = CopyPool(threads=config.host.copy_threads)
-        verify_loads = config.host.verify and self.sealer.verify
-        worker = Worker(arena, self.sealer, self.geometry, copies.submit, verify_loads=verify_loads)
+        workers, copies = self._workers(arena)
         return Stack(
             StackParts(
                 scheduler=scheduler,
                 manager=manager,
                 dispatcher=dispatcher,
-                worker=worker,
+                workers=workers,
                 copies=copies,
                 arena=arena,
+                shared=self.shared,
+                setup=self._setup(arena),
+                part_book=None if len(workers) == 1 else PartBook(arena, self.sealer, self.geometry),
                 namespace=self.namespace,
                 geometry=self.geometry,
                 counters=counters,
                 observers=self._observers(),
+                events=EventQueue(block_events, counters, kept=events.enabled),
                 tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
                 completions_per_step_max=config.lookup.completions_per_step_max,
             ),
             self.clock,
+        )
+
+    def _workers(self, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
+        """The workers of this process and their threads: one pool each, since each belongs to a thread of its own."""
+        if self.shared is not None:
+            return (), ()
+        threads = self.config.host.copy_threads
+        names = (
+            ["tierkv-copy"]
+            if self.engine.num_workers == 1
+            else [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
+        )
+        pools = tuple(CopyPool(threads, name=name) for name in names)
+        workers = tuple(
+            Worker(arena, self.sealer, self.geometry, pool.submit, rank=rank, verify_loads=self.verify_loads)
+            for rank, pool in enumerate(pools)
+        )
+        return workers, pools
+
+    def _setup(self, arena: HostArena) -> WorkerSetup | None:
+        """What workers in other processes must know, for rank 0."""
+        if self.shared is None:
+            return None
+        return WorkerSetup(
+            rank=0,
+            geometry=self.geometry,
+            namespace=self.sealer.namespace,
+            arena=self.shared.handle(arena),
+            copy_threads=self.config.host.copy_threads,
+            verify_frames=self.sealer.verify,
+            verify_loads=self.verify_loads,
         )
 
     def _observers(self) -> Observers:
@@ -200,7 +272,7 @@ class _Assembly:
             )  # fmt: skip
         return tiers
 
-    def _lower_tier(self, index: int, tier: ResolvedTier, arena: HostArena) -> LowerTier:
+    def _lower_tier(self, index: int, tier: ResolvedTier, arena: HostArena, counters: CoreCounters) -> LowerTier:
         config = tier.config
         share = max(1, int(arena.num_slots * HELD_BY_CASCADES_SHARE) // len(self.resolved.tiers))
         limits = LowerTierLimits(
@@ -216,7 +288,8 @@ class _Assembly:
             presence_keys_max=config.presence_keys_max,
         )
         frames = None if config.capacity is None else config.capacity // arena.slot_bytes
-        return LowerTier(index, config.name, tier.backend.capabilities, limits, tier.policy.open(frames))
+        policy = guarded(tier.policy.open(frames), config.name, counters)
+        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
 
     def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:
         """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""

@@ -9,31 +9,34 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.errors import EngineProtocolError
 from tierkv.events import Observers
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
+from tierkv.tiers.shared_memory import SharedMemory
+from tierkv.types.account import RequestAccount
+from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+from tierkv.worker.part_book import PartBook
 from tierkv.worker.worker import Worker
+from tierkv.worker_setup import WorkerSetup
 
 VALIDATE = "TIERKV_VALIDATE"
 """Environment variable: 1 checks every invariant after every step (slow; for tests and for reports of bugs)."""
-
-OBSERVED_EVENTS_MAX = 4096
-"""Events kept, where there are observers, for an engine that never takes them; older ones are dropped and counted."""
 
 _POLL_S = 0.001
 
@@ -42,26 +45,32 @@ _POLL_S = 0.001
 class StackParts:
     """What a stack is made of.
 
-    tier_names: lower tiers in order. completions_per_step_max: I/O results taken in per step; the rest waits for the
-    next.
+    workers: those of this process, by rank, and copies: their threads; none where workers are other processes.
+    shared: the arena's memory for those, and setup: what they need to know. part_book: where workers are several, or
+    other processes. tier_names: lower tiers in order. completions_per_step_max: I/O results taken in per step; the
+    rest waits for the next.
     """
 
     scheduler: OffloadScheduler
     manager: OffloadManager
     dispatcher: Dispatcher
-    worker: Worker
-    copies: CopyPool
+    workers: tuple[Worker, ...]
+    copies: tuple[CopyPool, ...]
     arena: HostArena
+    shared: SharedMemory | None
+    setup: WorkerSetup | None
+    part_book: PartBook | None
     namespace: Namespace
     geometry: Geometry
     counters: CoreCounters
     observers: Observers
+    events: EventQueue
     tier_names: tuple[str, ...]
     completions_per_step_max: int
 
 
 class Stack:
-    """An open stack. Scheduler calls belong to the engine's scheduler thread, ``worker`` to its worker's thread.
+    """An open stack. Scheduler calls belong to the engine's scheduler thread, each worker to that worker's thread.
 
     None of the calls waits for a tier, and none raises because of one: a broken tier is a miss, and counted. Errors of
     the kind EngineProtocolError mean that the engine called out of order.
@@ -73,7 +82,7 @@ class Stack:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.worker = parts.worker
+        self.workers = parts.workers
         self.namespace = parts.namespace
         self.geometry = parts.geometry
         self.tier_names = parts.tier_names
@@ -86,7 +95,50 @@ class Stack:
         self._validate = os.environ.get(VALIDATE) == "1"
         self._in_step = False
         self._closed = False
-        self._observed: deque[CacheEvent] = deque(maxlen=OBSERVED_EVENTS_MAX)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def worker(self) -> Worker:
+        """The worker of rank 0, or the only one.
+
+        Raises:
+            EngineProtocolError: the workers are other processes.
+        """
+        if not self.workers:
+            raise EngineProtocolError(
+                "this stack has no worker in its own process: the engine said worker_processes=True. Give "
+                "stack.worker_setup(rank) to each worker's process and call open_worker with it there"
+            )
+        return self.workers[0]
+
+    def worker_setup(self, rank: int) -> WorkerSetup:
+        """What the process of that worker must know; it pickles. See :func:`tierkv.worker_setup.open_worker`.
+
+        Raises:
+            EngineProtocolError: there is no such rank, or the workers live in this process.
+        """
+        setup = self._parts.setup
+        if setup is None:
+            raise EngineProtocolError(
+                "the workers of this stack live in its own process; an engine whose workers do not says so with "
+                "EngineCapabilities(worker_processes=True)"
+            )
+        if not 0 <= rank < self.geometry.num_workers:
+            raise EngineProtocolError(f"worker {rank}: this stack has workers 0 to {self.geometry.num_workers - 1}")
+        return replace(setup, rank=rank)
+
+    def worker_lost(self, rank: int) -> LoadReport:
+        """A worker's process has ended: whatever it had not reported has failed, and is reported here in its place.
+
+        Call it only when the process is gone for good: slots that it wrote to may be used again at once.
+
+        Raises:
+            EngineProtocolError: there is no such rank, or a stack of one worker in this process, which cannot be lost.
+        """
+        if self._parts.part_book is None:
+            raise EngineProtocolError("the only worker of this stack lives in its own process: it cannot be lost alone")
+        return self.update_connector_output(self._parts.part_book.report_of_lost(rank))
 
     # -- the step loop -----------------------------------------------------------------------------------------------
 
@@ -106,19 +158,22 @@ class Stack:
         """Give dispatch its instructions, and observers what happened."""
         for op in self._manager.take_ops():
             self._dispatcher.submit(op)
-        self._observe()
+        if self._parts.observers.any or self._parts.events.needs_every_step:
+            self._observe()
         if self._validate:
             self._scheduler.validate()
 
     def _observe(self) -> None:
-        """Pass events to observers and keep them for the engine. Without observers they stay where they are bounded."""
-        if self._parts.observers.any:
-            events = self._scheduler.take_events()
-            self.counters.events_dropped += max(0, len(self._observed) + len(events) - OBSERVED_EVENTS_MAX)
-            self._observed.extend(events)
-            self._parts.observers.notify(events)
+        """Pass events to observers and keep them for the engine."""
+        events = self._scheduler.take_events()
+        self._parts.events.put(events)
+        self._parts.observers.notify(events)
 
     # -- what an engine calls ----------------------------------------------------------------------------------------
+
+    def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
+        """Show the engine's free blocks; see :meth:`OffloadScheduler.register_free_queue`."""
+        self._scheduler.register_free_queue(queue, max_batched_tokens)
 
     def on_new_request(self, request: Request) -> None:
         """A request has arrived; see :meth:`OffloadScheduler.on_new_request`."""
@@ -140,11 +195,15 @@ class Stack:
         self._begin_step()
         meta = self._scheduler.build_connector_meta(step)
         self._in_step = False
+        if self._parts.part_book is not None:
+            self._parts.part_book.hand_out(meta)
         self._hand_out()
         return meta
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
-        """What workers reported; see :meth:`OffloadScheduler.update_connector_output`."""
+        """What a worker reported, or several; see :meth:`OffloadScheduler.update_connector_output`."""
+        if self._parts.part_book is not None:
+            output = self._parts.part_book.take_in(output)
         report = self._scheduler.update_connector_output(output)
         if not output.is_empty:
             self._hand_out()
@@ -154,12 +213,22 @@ class Stack:
         """A request ended; see :meth:`OffloadScheduler.request_finished`."""
         return self._scheduler.request_finished(request, block_ids)
 
+    def request_account(self, request_id: str) -> RequestAccount | None:
+        """Which tier served which tokens of a request, what it stored and what it waited for.
+
+        Of a request that has ended it can be had until some thousands more have ended. None: unknown, or too long ago.
+        """
+        return self._scheduler.request_account(request_id)
+
     def take_events(self) -> list[CacheEvent]:
-        """What became available or left, in which tier, since the last call."""
+        """What became available or left, in which tier, since the last call. Empty where events are disabled."""
         self._observe()
-        events = [*self._observed, *self._scheduler.take_events()]
-        self._observed.clear()
-        return events
+        return self._parts.events.take()
+
+    def take_block_events(self) -> list[BlockEvent]:
+        """The same, described by hash blocks and tokens; what one of the two calls takes, the other does not get."""
+        self._observe()
+        return self._parts.events.take_described()
 
     def reset_cache(self) -> None:
         """Empty the host tier, between steps; see :meth:`OffloadScheduler.reset_cache`."""
@@ -187,12 +256,15 @@ class Stack:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.
 
+        Workers in other processes are the engine's to drain, and their reports its to hand in, before.
+
         Returns:
             Whether all of it got there in time.
         """
         deadline = self._clock() + timeout_s
-        self.worker.drain()
-        self.update_connector_output(self.worker.get_finished())
+        for worker in self.workers:
+            worker.drain()
+        self.update_connector_output(WorkerOutput.aggregate(worker.get_finished() for worker in self.workers))
         while True:
             self._take_in()
             self._hand_out()
@@ -214,11 +286,15 @@ class Stack:
         try:
             flushed = self.flush(timeout_s)
         finally:
-            self.worker.shutdown()
+            for worker in self.workers:
+                worker.shutdown()
             self._dispatcher.close(timeout_s)
-            self._parts.copies.close(timeout_s)
+            for copies in self._parts.copies:
+                copies.close(timeout_s)
             self._parts.observers.finish(timeout_s)
             self._parts.arena.close()
+            if self._parts.shared is not None:
+                self._parts.shared.close()
         return flushed
 
     def __enter__(self) -> Self:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import behaviour
+
 from tierkv import errors, hookspecs
 from tierkv.abc import capabilities
 from tierkv.cli.reference import render_reference as cli_page
@@ -168,12 +170,19 @@ def described_fields(docstring: str) -> dict[str, str]:
     return {name: plain(" ".join(text.split())) for name, text in found}
 
 
+def behaviour_page() -> str:
+    """``behaviour.md``."""
+    title = head("Behaviour, case by case", "docs/_generate/behaviour.toml and the names of the tests")
+    return f"{title}\n{behaviour.body()}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "errors.md": errors_page,
     "capabilities.md": capabilities_page,
     "configuration.md": configuration_page,
     "cli.md": cli_page,
+    "behaviour.md": behaviour_page,
 }
 
 

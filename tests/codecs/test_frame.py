@@ -17,9 +17,11 @@ from tierkv.codecs.frame import (
     _FIXED,
     HEADER_BYTES,
     KEY_BYTES_MAX,
+    PARTS_MAX,
     FrameHeader,
     FrameSealer,
     checksum,
+    checksum_of_parts,
     frame_bytes,
     pack_header,
     parse_header,
@@ -50,11 +52,13 @@ def golden_cases() -> list[str]:
 def golden_header(name: str) -> FrameHeader:
     """The fields that a golden page was made from."""
     fields = json.loads((GOLDEN / f"{name}.json").read_text())
+    parts = tuple(bytes.fromhex(part) for part in fields.pop("part_checksums", ()))
     return FrameHeader(
         **{
             field: value if field in {"codec", "raw_bytes", "stored_bytes"} else bytes.fromhex(value)
             for field, value in fields.items()
-        }
+        },
+        part_checksums=parts,
     )
 
 
@@ -75,7 +79,7 @@ def test_golden_header_is_read_as_ever(name: str) -> None:
 
 def test_there_are_golden_files() -> None:
     """A glob that finds nothing would make the two tests above pass for ever."""
-    assert golden_cases() == ["longest", "none", "zstd"]
+    assert golden_cases() == ["longest", "none", "parts", "zstd"]
 
 
 def test_header_stands_at_the_documented_offsets() -> None:
@@ -95,6 +99,17 @@ def test_header_stands_at_the_documented_offsets() -> None:
     assert page[322:338] == header.stored_checksum
     assert page[338:354] == header.raw_checksum
     assert page[362:] == bytes(4096 - 362)
+
+
+def test_the_part_table_stands_at_the_documented_offsets() -> None:
+    """The same for a frame that several workers wrote."""
+    page = (GOLDEN / "parts.bin").read_bytes()
+    header = golden_header("parts")
+    assert int.from_bytes(page[10:12], "little") == 1
+    assert int.from_bytes(page[362:364], "little") == len(header.part_checksums) == 4
+    assert page[364:428] == b"".join(header.part_checksums)
+    assert page[428:] == bytes(4096 - 428)
+    assert header.raw_checksum == checksum(page[364:428])
 
 
 def test_the_reference_page_leaves_no_gap(root: Path) -> None:
@@ -131,18 +146,40 @@ def test_any_header_comes_back(header: FrameHeader) -> None:
     assert parse_header(page) == header
 
 
+@given(digests=st.lists(st.binary(min_size=16, max_size=16), min_size=2, max_size=PARTS_MAX))
+def test_any_part_table_comes_back(digests: list[bytes]) -> None:
+    """From two parts to as many as a page holds, none is lost and none is added."""
+    raw = checksum_of_parts(digests)
+    header = FrameHeader("none", NAMESPACE, KEY, 4096, 4096, raw, raw, tuple(digests))
+    page = memoryview(bytearray(b"\xee" * HEADER_BYTES))
+    pack_header(header, page)
+    assert parse_header(page) == header
+
+
+@pytest.mark.parametrize("digests", [[bytes(16)], [bytes(16)] * (PARTS_MAX + 1), [bytes(16), bytes(15)]])
+def test_pack_refuses_a_part_table_that_does_not_fit(digests: list[bytes]) -> None:
+    """One part is no part, and a table must not run over its page."""
+    with pytest.raises(ValueError, match="parts"):
+        pack_header(
+            FrameHeader("none", NAMESPACE, KEY, 1, 1, bytes(16), bytes(16), tuple(digests)),
+            memoryview(bytearray(HEADER_BYTES)),
+        )
+
+
+@pytest.mark.parametrize("name", ["zstd", "parts"])
 @given(data=st.data())
-def test_any_damaged_header_byte_is_seen(data: st.DataObject) -> None:
+def test_any_damaged_header_byte_is_seen(name: str, data: st.DataObject) -> None:
     """Promise 1: no single wrong byte in a header page, not even in its unused rest, may pass."""
-    page = bytearray((GOLDEN / "zstd.bin").read_bytes())
+    page = bytearray((GOLDEN / f"{name}.bin").read_bytes())
     page[data.draw(st.integers(0, HEADER_BYTES - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptFrameError):
         parse_header(memoryview(page))
 
 
-def test_every_header_byte_is_looked_at() -> None:
+@pytest.mark.parametrize("name", ["zstd", "parts"])
+def test_every_header_byte_is_looked_at(name: str) -> None:
     """The same, without luck: each of the 4096 bytes once."""
-    good = (GOLDEN / "zstd.bin").read_bytes()
+    good = (GOLDEN / f"{name}.bin").read_bytes()
     for offset in range(HEADER_BYTES):
         page = bytearray(good)
         page[offset] ^= 0x01
@@ -158,6 +195,55 @@ def test_any_damaged_payload_byte_is_seen(offset: int, flip: int) -> None:
     slot[HEADER_BYTES + offset] ^= flip
     with pytest.raises(CorruptFrameError, match="stored checksum"):
         SEALER.check(memoryview(slot), KEY)
+
+
+def sealed_in_parts(parts: int = 4) -> bytearray:
+    """A slot whose parts were checksummed one by one."""
+    slot = sealed()
+    size = RAW_BYTES // parts
+    digests = [checksum(memoryview(slot)[start : start + size]) for start in range(4096, 4096 + RAW_BYTES, size)]
+    SEALER.seal_parts(memoryview(slot), KEY, RAW_BYTES, digests)
+    return slot
+
+
+@given(offset=st.integers(0, RAW_BYTES - 1), flip=st.integers(1, 255))
+def test_any_damaged_payload_byte_is_seen_in_its_part(offset: int, flip: int) -> None:
+    """Promise 1, for a payload of four parts: who checks all sees it, and of those who check one, exactly its owner."""
+    slot = memoryview(sealed_in_parts())
+    header = SEALER.check(slot, KEY)
+    assert header.raw_checksum == checksum_of_parts(header.part_checksums)
+    slot[HEADER_BYTES + offset] ^= flip
+    with pytest.raises(CorruptFrameError, match=f"checksum of part {offset // 1250}"):
+        SEALER.check(slot, KEY)
+    with pytest.raises(CorruptFrameError, match="checksum of part"):
+        SEALER.check_raw(slot, header)
+    for part in range(4):
+        if part == offset // 1250:
+            with pytest.raises(CorruptFrameError):
+                SEALER.check_parts(slot, header, (part,))
+        else:
+            SEALER.check_parts(slot, header, (part,))
+
+
+def test_parts_that_do_not_divide_the_payload() -> None:
+    """A header that says so is nonsense, and a worker that would make one is told."""
+    slot = memoryview(sealed())
+    digests = (bytes(16),) * 3
+    with pytest.raises(ValueError, match="no 3 parts of one length"):
+        SEALER.seal_parts(slot, KEY, RAW_BYTES, digests)
+    SEALER.seal_as(slot, KEY, RAW_BYTES, checksum_of_parts(digests), digests)
+    with pytest.raises(CorruptFrameError, match="no 3 parts of one length"):
+        SEALER.check(slot, KEY)
+
+
+@pytest.mark.parametrize("count", [0, 1, PARTS_MAX + 1, 2**16 - 1])
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_part_count_that_cannot_be(count: int, verify: bool) -> None:
+    """Also without checksums a table is never read beyond its page, nor a payload divided by nothing."""
+    slot = memoryview(sealed_in_parts())
+    slot[362:364] = count.to_bytes(2, "little")
+    with pytest.raises(CorruptFrameError, match="part count"):
+        FrameSealer(NAMESPACE, verify=verify).check(slot, KEY)
 
 
 @given(length=st.integers(0, frame_bytes(RAW_BYTES) - 1))

@@ -76,7 +76,7 @@ def test_tokens_instead_of_blocks() -> None:
         ({"host": {}}, r"host\.capacity: missing, and required; write .*\"8GiB\""),
         (
             {"host": HOST, "tier": []},
-            r"tier = \[\]: unknown key; did you mean 'tiers'\?; allowed here: chunk, host, .*version",
+            r"tier = \[\]: unknown key; did you mean 'tiers'\?; allowed here: chunk, .*host, .*version",
         ),
         ({"host": {**HOST, "polcy": "lru"}}, r"host\.polcy = \"lru\": unknown key; did you mean 'policy'\?; allowed"),
         ({"host": {**HOST, "zzz": 1}}, r"host\.zzz = 1: unknown key; allowed here: capacity, "),

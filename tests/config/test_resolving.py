@@ -47,12 +47,12 @@ def test_names_become_plugins(registry: PluginRegistry) -> None:
         ({**DISK, "backend": "Disk"}, "tiers[0].backend = \"Disk\": unknown backend 'Disk'; did you mean 'disk'?"),
         (
             {**DISK, "codec": "zstdd"},
-            "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?; installed: fp8, none, zstd",
+            "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?; installed: bf16, fp8, none, zstd",
         ),
         ({**DISK, "policy": "lur"}, "tiers[0].policy = \"lur\": unknown policy 'lur'; did you mean 'lru'?"),
         (
             {**DISK, "codec": "fp8"},
-            'tiers[0].codec = "fp8": is lossy: bytes would not come back as they were; lossless codecs: none, zstd',
+            'tiers[0].codec = "fp8": is lossy: bytes would not come back as they were; lossless codecs: bf16, none',
         ),
         (
             {"backend": "disk", "path": "/x"},

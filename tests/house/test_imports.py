@@ -14,20 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 PURE = {
-    *(
-        "__future__",
-        "abc",
-        "array",
-        "bisect",
-        "collections",
-        "contextlib",
-        "copy",
-        "dataclasses",
-        "enum",
-        "functools",
-        "heapq",
-    ),
-    *("itertools", "math", "operator", "types", "typing", "tierkv"),
+    *("__future__", "abc", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum", "functools"),
+    *("heapq", "itertools", "math", "operator", "types", "typing", "tierkv"),
 }
 """What the scheduler and the manager may import. Clocks, randomness and I/O reach them as values and instructions."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tierkv.reference import Engine, EngineConfig, ModelConfig
-from tierkv.types.engine import BlockTables, LoadReport, Request, StepOutput
+from tierkv.types.engine import NULL_BLOCK_ID, BlockTables, LoadReport, Request, StepOutput
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 
@@ -24,6 +24,56 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How the layers of the small model attend, and into how many KV groups they fall."""
+
+    name: str
+    num_groups: int
+    layers: int = 2
+    windows: tuple[int | None, ...] = ()
+
+    def model(self, dtype: str = "bfloat16") -> ModelConfig:
+        """The small model of this shape."""
+        return ModelConfig(
+            layers=self.layers, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=64, vocab=512, dtype=dtype,
+            windows=self.windows,
+        )  # fmt: skip
+
+    def config(self, dtype: str = "bfloat16") -> dict[str, Any]:
+        """The fields of the engine's configuration that it decides."""
+        return {"model": self.model(dtype), "num_groups": self.num_groups}
+
+    @property
+    def group_windows(self) -> tuple[int | None, ...]:
+        """Per KV group."""
+        return EngineConfig(**self.config()).windows
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("full", 1),
+        Shape("full-2", 2),
+        Shape("hybrid", 3, layers=3, windows=(9, 9, None)),
+        Shape("windows", 2, windows=(5, 14)),
+    )
+}
+"""Windows that end inside blocks of four tokens, shorter than the prompts; beside full attention and alone."""
+
+
+@pytest.fixture
+def shapes() -> dict[str, Shape]:
+    """All of them by name."""
+    return SHAPES
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    """Each shape in turn."""
+    return SHAPES[request.param]
+
+
 @pytest.fixture(scope="session")
 def expected() -> Callable[..., list[int]]:
     """The tokens that a model gives to a prompt: alone, in one piece, with nothing cached."""
@@ -32,10 +82,12 @@ def expected() -> Callable[..., list[int]]:
     def tokens(model: ModelConfig, prompt: Sequence[int], count: int, *, block_tokens: int = 4) -> list[int]:
         key = (model, tuple(prompt), count, block_tokens)
         if key not in known:
+            groups = model.layers if model.windows else 1
             config = EngineConfig(
                 model=model,
-                num_blocks=2 + (len(prompt) + count) // block_tokens,
+                num_blocks=2 + groups * (1 + (len(prompt) + count) // block_tokens),
                 block_tokens=block_tokens,
+                num_groups=groups,
                 max_batched_tokens=len(prompt),
                 prefix_caching=False,
             )
@@ -103,7 +155,8 @@ class HostConnector:
 
     It is no tierkv: it has no tiers, no bounds and no chunks. It stands for any connector, so that the engine's side of
     the protocol is tested by itself: it defers each lookup ``deferrals`` times, lets loads take ``load_steps`` steps in
-    which their blocks hold NaN, and fails the keys that ``fails`` says. ``calls`` is the story.
+    which their blocks hold NaN, and fails the keys that ``fails`` says. ``calls`` is the story. ``windows``: per group,
+    in tokens; none given: all groups attend to everything.
     """
 
     def __init__(
@@ -113,13 +166,17 @@ class HostConnector:
         deferrals: int = 0,
         load_steps: int = 1,
         fails: Callable[[Key], bool] = lambda key: False,
+        windows: Sequence[int | None] = (),
+        ranks: int = 1,
     ) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.worker = HostWorker(load_steps, fails, self.calls)
+        self.workers = [HostWorker(load_steps, fails, self.calls) for _ in range(ranks)]
+        self.worker = self.workers[0]
         self.deferrals = deferrals
         self.live_jobs: dict[int, TransferJob] = {}
         self.preempted: list[str] = []
         self._block_tokens = block_tokens
+        self._windows = windows
         self._requests: dict[str, Request] = {}
         self._asked: dict[str, int] = {}
         self._local: dict[str, int] = {}
@@ -142,12 +199,14 @@ class HostConnector:
             self.calls.append(("get_num_new_matched_tokens", name, num_computed_tokens, None))
             return None, False
         self._local[name] = first = num_computed_tokens // self._block_tokens
-        count = 0
-        for block_hash in request.block_hashes[first:]:
-            if not all(make_key(block_hash, group) in self.worker.host for group in self.groups):
-                break
-            count += 1
-        tokens = count * self._block_tokens
+        end = len(request.block_hashes)
+        while end > first and not all(
+            make_key(request.block_hashes[i], group) in self.worker.host
+            for group in self.groups
+            for i in range(self._first_needed(request, group, end), end)
+        ):
+            end -= 1
+        tokens = (end - first) * self._block_tokens
         self.calls.append(("get_num_new_matched_tokens", name, num_computed_tokens, tokens))
         return tokens, bool(tokens)
 
@@ -158,13 +217,15 @@ class HostConnector:
         self._tables[name] = [[] for _ in self.groups]
         end = first + num_external_tokens // self._block_tokens
         self._num_stored[name] = end
-        for table in blocks:
-            assert all(block.block_hash is not None for block in table[:first]), "local blocks are computed"
-            assert all(block.block_hash is None and not block.is_null for block in table[first:])
+        starts = [self._first_needed(request, group, end) for group in self.groups]
+        for start, needed, table in zip(starts, self._needed(request, end), blocks, strict=True):
+            assert all(block.is_null for block in table[:needed]), "what no token will see takes no block"
+            assert all(block.block_hash is not None for block in table[needed:first]), "local blocks are computed"
+            assert all(block.block_hash is None and not block.is_null for block in table[start:])
             assert len(table) >= end
         if num_external_tokens:
-            ids = [[block.block_id for block in table[first:end]] for table in blocks]
-            self._new_loads.append(self._job(request, first, ids, is_store=False))
+            ids = [[block.block_id for block in table[start:end]] for start, table in zip(starts, blocks, strict=True)]
+            self._new_loads.append(self._job(request, starts, ids, is_store=False))
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
         self.preempted += step.preempted
@@ -177,14 +238,19 @@ class HostConnector:
         for entry in step.scheduled:
             table = self._tables[entry.request_id]
             assert entry.replaces_table == (not table[0]), "the whole table, exactly when we know of none"
-            for ids, more in zip(table, entry.block_ids, strict=True):
+            seen = [self._first_visible(group, entry.num_computed_tokens) for group in self.groups]
+            for ids, more, start in zip(table, entry.block_ids, seen, strict=True):
                 ids.extend(more)
-                assert not being_loaded.intersection(ids), "computed in blocks that a load writes"
+                assert NULL_BLOCK_ID not in ids[start:], "computed in the block that stands for nothing"
+                assert not being_loaded.intersection(ids[start:]), "computed in blocks that a load writes"
             full = (entry.num_computed_tokens + entry.num_scheduled_tokens) // self._block_tokens
             first = self._num_stored[entry.request_id]
             if full > first:
                 request = self._requests[entry.request_id]
-                stores.append(self._job(request, first, [ids[first:full] for ids in table], is_store=True))
+                starts = [first + sum(i == NULL_BLOCK_ID for i in ids[first:full]) for ids in table]
+                new = [ids[start:full] for start, ids in zip(starts, table, strict=True)]
+                assert not any(NULL_BLOCK_ID in ids for ids in new), "placeholders stand before the blocks only"
+                stores.append(self._job(request, starts, new, is_store=True))
                 self._num_stored[entry.request_id] = full
         meta = ConnectorMeta(tuple(self._new_loads), tuple(stores))
         self._new_loads.clear()
@@ -194,7 +260,8 @@ class HostConnector:
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         self.calls.append(("update_connector_output", output))
         names, invalid = set(), set()
-        for job_id in output.finished:
+        for job_id, count in output.finished.items():
+            assert count == len(self.workers), "reports of all ranks, joined"
             job = self.live_jobs.pop(job_id)
             if not job.is_store:
                 names.add(job.request_id)
@@ -235,19 +302,33 @@ class HostConnector:
         """What each step was said to be."""
         return [call[1] for call in self.told("build_connector_meta")]
 
-    def _job(self, request: Request, first: int, ids: list[list[int]], *, is_store: bool) -> TransferJob:
-        hashes = request.block_hashes[first : first + len(ids[0])]
-        keys = tuple(make_key(block_hash, group) for group in self.groups for block_hash in hashes)
+    def _needed(self, request: Request, end: int) -> list[int]:
+        """Per group, the first block that the token behind ``end`` blocks sees; or the last token, if it is no more."""
+        position = min(end * self._block_tokens, request.num_tokens - 1)
+        return [self._first_visible(group, position) for group in self.groups]
+
+    def _first_visible(self, group: int, position: int) -> int:
+        """The first block that the token at this position attends to."""
+        window = self._windows[group] if self._windows else None
+        return 0 if window is None else max(0, position - window + 1) // self._block_tokens
+
+    def _first_needed(self, request: Request, group: int, end: int) -> int:
+        """The first block to load, if the blocks up to ``end`` are."""
+        return max(self._local[request.request_id], self._needed(request, end)[group])
+
+    def _job(self, request: Request, starts: list[int], ids: list[list[int]], *, is_store: bool) -> TransferJob:
+        parts = [(group, i) for group in self.groups for i in range(starts[group], starts[group] + len(ids[group]))]
+        keys = tuple(make_key(request.block_hashes[i], group) for group, i in parts)
         job = TransferJob(
             job_id=self._num_jobs,
             request_id=request.request_id,
             is_store=is_store,
             keys=keys,
             slots=(),
-            chunk_groups=tuple(group for group in self.groups for _ in hashes),
+            chunk_groups=tuple(group for group, _ in parts),
             block_ids=tuple(i for group in ids for i in group),
             group_sizes=tuple(len(group) for group in ids),
-            block_indices=tuple(first for _ in ids),
+            block_indices=tuple(starts),
         )
         self._num_jobs += 1
         self.live_jobs[job.job_id] = job

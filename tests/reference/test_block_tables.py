@@ -10,7 +10,7 @@ from tierkv.reference.request import Request, RequestRecord
 
 def keeper(pool: BlockPool, *, num_groups: int = 1, prefix_caching: bool = True) -> TableKeeper:
     """Blocks of two tokens, so that a few tokens make several."""
-    return TableKeeper(pool, num_groups=num_groups, block_tokens=2, prefix_caching=prefix_caching)
+    return TableKeeper(pool, windows=(None,) * num_groups, block_tokens=2, prefix_caching=prefix_caching)
 
 
 def request(prompt: list[int], num_groups: int = 1) -> Request:
@@ -22,7 +22,7 @@ def request(prompt: list[int], num_groups: int = 1) -> Request:
 def computed(tables: TableKeeper, prompt: list[int], num_groups: int = 1) -> Request:
     """A request that went all the way: found, allocated, computed."""
     r = request(prompt, num_groups)
-    assert tables.open(r, tables.find_prefix(r), len(prompt))
+    assert tables.open(r, tables.find_prefix(r), 0, len(prompt))
     tables.register_computed(r, len(prompt))
     return r
 
@@ -41,7 +41,7 @@ def test_only_computed_full_blocks_are_found() -> None:
     """A block that is allocated, or half full, holds bytes of somebody else."""
     tables = keeper(BlockPool(9))
     r = request([1, 2, 3, 4, 5])
-    assert tables.open(r, [[]], 5)
+    assert tables.open(r, [[]], 0, 5)
     tables.register_computed(r, 3)
     assert tables.find_prefix(request([1, 2, 3, 4, 5])) == [r.tables[0][:1]]
     assert r.tables[0][1].block_hash is None
@@ -70,11 +70,11 @@ def test_opening_is_all_or_nothing() -> None:
     r = request([1, 2, 3, 4, 5, 6, 7, 8])
     prefix = tables.find_prefix(r)
     assert len(prefix[0]) == 2
-    assert not tables.open(r, prefix, 8), "three are free, two of them are the prefix itself, and two more are needed"
+    assert not tables.open(r, prefix, 4, 8), "three are free, two of them are the prefix, and two more are needed"
     assert r.tables == [[]]
     assert pool.num_free == 3
     pool.release(held)
-    assert tables.open(r, prefix, 8)
+    assert tables.open(r, prefix, 4, 8)
     assert r.tables[0][:2] == prefix[0]
     assert [block.block_hash is None for block in r.tables[0]] == [False, False, True, True]
     assert not tables.extend(r, 9)

@@ -145,21 +145,23 @@ def test_preempted_requests_are_told(host_connector: Any) -> None:
     assert len(connector.preempted) == sum(record.preemptions for record in records) >= 1
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("number", range(4))
-def test_any_weather(expected: Expected, host_connector: Any, rng: random.Random, num_groups: int, number: int) -> None:
+def test_any_weather(expected: Expected, host_connector: Any, rng: random.Random, shape: Any, number: int) -> None:
     """Deferrals, slow and failing loads, aborts, preemption and shared prefixes, all at once.
 
     No token may differ, every call must be in order (HostConnector asserts), and in the end every block must be back.
     """
     fail_rate = rng.choice([0.0, 0.2])
     connector = host_connector(
-        deferrals=rng.randrange(3), load_steps=rng.randint(1, 5), fails=lambda key: rng.random() < fail_rate
+        deferrals=rng.randrange(3),
+        load_steps=rng.randint(1, 5),
+        fails=lambda key: rng.random() < fail_rate,
+        windows=shape.group_windows,
     )
     engine = engine_with(
         connector,
-        num_blocks=1 + num_groups * rng.randint(12, 24),
-        num_groups=num_groups,
+        num_blocks=1 + shape.num_groups * rng.randint(12, 24),
+        **shape.config(),
         max_batched_tokens=rng.randint(3, 40),
         max_running=rng.randint(1, 6),
     )
@@ -183,7 +185,7 @@ def test_any_weather(expected: Expected, host_connector: Any, rng: random.Random
     aborted = 0
     for name, (prompt, count) in wanted.items():
         record = engine.record(name)
-        tokens = expected(MODEL, prompt, count)
+        tokens = expected(shape.model(), prompt, count)
         assert record.output_tokens == tokens[: len(record.output_tokens)]
         assert record.aborted or len(record.output_tokens) == count
         aborted += record.aborted

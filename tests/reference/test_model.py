@@ -14,16 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tierkv.reference.configs import ModelConfig
-from tierkv.reference.model import NORM_EPS, ROPE_BASE, Decoder, TokenRange, kv_tensors
+from tierkv.reference.configs import EngineConfig, ModelConfig
+from tierkv.reference.kv_pool import kv_tensors
+from tierkv.reference.model import NORM_EPS, ROPE_BASE, Decoder, TokenRange
 
 BLOCK = 8
 DTYPES = ["float32", "bfloat16"]
 
+Windows = tuple[int | None, ...]
+WINDOWS: list[Windows] = [(), (5, None), (None, BLOCK), (2 * BLOCK + 1, BLOCK + 2), (1, 1)]
+"""Of layers: inside a block, one block, and over blocks; beside full attention and alone."""
 
-def small(dtype: str) -> ModelConfig:
+
+def small(dtype: str, windows: Windows = ()) -> ModelConfig:
     """Two query heads to a key head, and sizes that are no powers of two."""
-    return ModelConfig(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=48, vocab=256, dtype=dtype)
+    return ModelConfig(
+        layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=48, vocab=256, dtype=dtype, windows=windows
+    )
 
 
 def words(count: int, vocab: int, seed: int = 0) -> list[int]:
@@ -35,14 +42,22 @@ def words(count: int, vocab: int, seed: int = 0) -> list[int]:
 class Sequences:
     """A decoder and a pool full of NaN, in which several sequences live."""
 
-    def __init__(self, config: ModelConfig, *, block_tokens: int = BLOCK, num_blocks: int = 24) -> None:
-        self.decoder = Decoder(config, block_tokens=block_tokens)
-        self.cache = kv_tensors(config, num_blocks=num_blocks, block_tokens=block_tokens)
-        for tensor in self.cache:
-            tensor.fill_(float("nan"))
+    def __init__(
+        self, config: ModelConfig, *, block_tokens: int = BLOCK, num_groups: int = 1, tensor_parallel: int = 1
+    ) -> None:
+        sizes = {"block_tokens": block_tokens, "num_groups": num_groups, "tensor_parallel": tensor_parallel}
+        self.decoder = Decoder(config, **sizes)
+        self.pools = [kv_tensors(EngineConfig(model=config, num_blocks=24, **sizes)) for _ in range(tensor_parallel)]
+        self.cache = self.pools[0]
+        for pool in self.pools:
+            for tensor in pool:
+                tensor.fill_(float("nan"))
+
+    def forward(self, *batch: TokenRange) -> list[Tensor]:
+        return self.decoder.forward(batch, self.pools)
 
     def run(self, tokens: Sequence[int], table: Sequence[int], start: int = 0) -> Tensor:
-        return self.decoder.forward([TokenRange(start, tokens[start:], [table])], self.cache)[0]
+        return self.forward(TokenRange(start, tokens[start:], [table]))[0]
 
     def kv(self, table: Sequence[int], length: int) -> Tensor:
         """[layers, 2, length, kv_heads, head_dim] of the sequence in these blocks."""
@@ -74,34 +89,77 @@ def dense_logits(decoder: Decoder, config: ModelConfig, tokens: Sequence[int]) -
         return torch.cat((pairs.real, pairs.imag), dim=-1)
 
     x = decoder._embedding[list(tokens)].double()
-    causal = torch.ones(len(tokens), len(tokens)).tril().bool()
-    for layer in decoder._layers:
+    for number, layer in enumerate(decoder._layers):
+        window = config.windows[number % len(config.windows)] if config.windows else None
+        seen = torch.tensor(
+            [[j <= i and (window is None or i - j < window) for j in range(len(tokens))] for i in range(len(tokens))]
+        )
         h = norm(x, layer.attention_norm)
-        q, k, v = (h @ w.double().T for w in layer.qkv.split_with_sizes([rows, kv_rows, kv_rows]))
+        q, k, v = (h @ w.double().T for w in layer.attention[0].qkv.split_with_sizes([rows, kv_rows, kv_rows]))
         heads = []
         for head in range(config.heads):
             shared = head // (config.heads // config.kv_heads)
             mine = slice(head * config.head_dim, (head + 1) * config.head_dim)
             theirs = slice(shared * config.head_dim, (shared + 1) * config.head_dim)
             scores = turned(q[:, mine]) @ turned(k[:, theirs]).T / config.head_dim**0.5
-            heads.append(scores.masked_fill(~causal, -torch.inf).softmax(-1) @ v[:, theirs])
-        x = x + torch.cat(heads, -1) @ layer.output.double().T
+            heads.append(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v[:, theirs])
+        x = x + torch.cat(heads, -1) @ layer.attention[0].output.double().T
         gate, up = (norm(x, layer.mlp_norm) @ layer.gate_up.double().T).chunk(2, -1)
         x = x + (gate * torch.sigmoid(gate) * up) @ layer.down.double().T
     return norm(x[-1], decoder._final_norm) @ decoder._head.double().T
 
 
-def test_it_is_a_llama() -> None:
-    """Rotary embedding, grouped queries, causality, norms and gate must be those of the family, not something near."""
-    config = small("float32")
-    sequences = Sequences(config)
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_it_is_a_llama(windows: Windows) -> None:
+    """Rotary embedding, grouped queries, causality, windows, norms and gate must be those of the family exactly."""
+    config = small("float32", windows)
+    sequences = Sequences(config, num_groups=2)
     tokens = words(3 * BLOCK + 5, config.vocab)
+    tables = [[3, 9, 1, 4], [5, 2, 8, 7]]
     torch.testing.assert_close(
-        sequences.run(tokens, [3, 9, 1, 4]).double(),
+        sequences.forward(TokenRange(0, tokens, tables))[0].double(),
         dense_logits(sequences.decoder, config, tokens),
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+def test_ranks_share_the_heads() -> None:
+    """Each rank writes its own key and value heads into its own pool; together they are the same model."""
+    config = small("float32", (None, 5))
+    tokens, tables = words(3 * BLOCK + 5, config.vocab), [[3, 9, 1, 4], [5, 2, 8, 7]]
+    one, two = Sequences(config, num_groups=2), Sequences(config, num_groups=2, tensor_parallel=2)
+    (logits,), (summed,) = one.forward(TokenRange(0, tokens, tables)), two.forward(TokenRange(0, tokens, tables))
+    torch.testing.assert_close(summed, logits, rtol=1e-4, atol=1e-4)
+    joined = torch.cat([pool[0] for pool in two.pools], dim=-2)
+    assert [pool[0].shape[-2] for pool in two.pools] == [1, 1]
+    torch.testing.assert_close(joined, one.cache[0], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("windows", WINDOWS[1:])
+@settings(max_examples=15)
+@given(cuts=st.sets(st.integers(1, 3 * BLOCK + 2)))
+def test_windows_do_not_depend_on_how_a_prompt_is_cut(dtype: str, windows: Windows, cuts: set[int]) -> None:
+    """A block that the window has passed is free: here its pages are NaN, and no bit of what comes after may change."""
+    config = small(dtype, windows)
+    tokens = words(3 * BLOCK + 3, config.vocab)
+    tables = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    whole, pieces = Sequences(config, num_groups=2), Sequences(config, num_groups=2)
+    logits = whole.forward(TokenRange(0, tokens, tables))[0]
+    ends = [*sorted(cuts), len(tokens)]
+    last = torch.empty(0)
+    for start, end in zip([0, *ends], ends, strict=False):
+        last = pieces.forward(TokenRange(start, tokens[start:end], tables))[0]
+        for i in range(4):
+            for group, window in enumerate(windows):
+                mine, theirs = pieces.cache[0][tables[group][i]], whole.cache[0][tables[group][i]]
+                rows = slice(0, max(0, end - i * BLOCK))
+                if mine.isfinite().any():
+                    assert torch.equal(mine[:, rows], theirs[:, rows])
+                if window is not None and end - window + 1 >= (i + 1) * BLOCK:
+                    mine.fill_(float("nan"))
+    assert torch.equal(last, logits)
 
 
 def test_bfloat16_is_the_same_model_rounded() -> None:
@@ -133,7 +191,7 @@ def test_bytes_do_not_depend_on_how_a_prompt_is_cut(
         batch = [TokenRange(start, tokens[start:end], [table])]
         if other:
             batch.insert(0, TokenRange(0, words(end, config.vocab, seed=end), [list(range(9, 24))]))
-        last = pieces.decoder.forward(batch, pieces.cache)[-1]
+        last = pieces.forward(*batch)[-1]
     assert torch.equal(last, logits)
     assert torch.equal(pieces.kv(table, len(tokens)), whole.kv([1, 2, 3, 4], len(tokens)))
 
@@ -182,17 +240,16 @@ def test_only_the_asked_rows_are_written() -> None:
 
 
 def test_groups_use_their_own_tables() -> None:
-    """With two groups, each run of layers must read and write the blocks of its own table, and no other."""
+    """Groups share the pool's tensors: each must read and write the blocks of its own table, and no other."""
     tokens = words(2 * BLOCK, 256)
     one = Sequences(small("bfloat16"))
     logits = one.run(tokens, [1, 2])
-    two = Sequences(small("bfloat16"))
-    two.decoder = Decoder(small("bfloat16"), block_tokens=BLOCK, num_groups=2)
-    assert torch.equal(two.decoder.forward([TokenRange(0, tokens, [[5, 6], [7, 8]])], two.cache)[0], logits)
-    assert torch.equal(two.cache[0][[5, 6]], one.cache[0][[1, 2]])
-    assert torch.equal(two.cache[1][[7, 8]], one.cache[1][[1, 2]])
-    assert two.cache[0][[7, 8]].isnan().all()
-    assert two.cache[1][[5, 6]].isnan().all()
+    two = Sequences(small("bfloat16"), num_groups=2)
+    assert torch.equal(two.forward(TokenRange(0, tokens, [[5, 6], [7, 8]]))[0], logits)
+    (pool,) = two.cache
+    assert torch.equal(pool[[5, 6]], one.cache[0][[1, 2]])
+    assert torch.equal(pool[[7, 8]], one.cache[1][[1, 2]])
+    assert pool[[0, 1, 2, 3, 4, *range(9, 24)]].isnan().all()
 
 
 def test_seeds_make_different_models() -> None:
@@ -243,7 +300,7 @@ from tierkv.reference import Engine, EngineConfig, ModelConfig
 engine = Engine(EngineConfig(model=ModelConfig(layers=2)))
 engine.generate([list(range(1, 60))], 8)
 digest = hashlib.blake2b()
-for tensor in engine.kv_caches[0]:
+for tensor in engine.kv_caches()[0]:
     digest.update(tensor.view(torch.uint8).numpy().tobytes())
 print(digest.hexdigest())
 """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from core_parts import Core, disk, make_core, objects
 from core_pool import blocks
 from core_truth import BedRequest
+from group_parts import full, window
 
 from tierkv.manager.contract import RequestContext
-from tierkv.scheduler.scheduler import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import StepOutput
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind
 from tierkv.types.transfers import TransferJob
@@ -165,3 +166,38 @@ def test_a_hit_that_cannot_be_partial_in_chunks_of_two_sizes() -> None:
     core.scheduler.update_state_after_alloc(request, [blocks([1, 2]), blocks([3, 4])], 4)
     (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
     assert load.keys == (*fine[:2], *coarse[:2])
+
+
+def test_a_window_is_not_cut_at_the_deadline() -> None:
+    """The tier hangs with the window's last chunk. What is readable by then serves a shorter hit with an earlier window
+    of its own: that is the answer, held and loadable; a prefix without its window would be wrong bytes."""
+    core = make_core(groups=[full(), window(8)], tiers=[disk()])
+    request = core.arrive(41)
+    prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    core.put([*prefix, *recent[3:5], recent[8]])
+    core.keep_below([recent[9]])
+    assert core.ask(request) is None
+    core.begin(DEADLINE_S)
+    assert core.ask(request) == 20
+    tables = [blocks(range(1, 7)), blocks([0, 0, 0, 14, 15, 16])]
+    core.scheduler.update_state_after_alloc(request, tables, 20)
+    (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    assert load.keys == (*prefix[:5], *recent[3:5])
+
+
+def test_a_window_of_which_not_all_may_be_held_at_the_deadline() -> None:
+    """All that a request needs is readable, but others hold so many chunks that it may hold three of four only: the
+    answer is what those three serve, the rule applied to them, and loadable."""
+    core = make_core(groups=[full(), window(8)], reserved=8)
+    keeper, request = core.arrive(range(100, 113), "k"), core.arrive(13)
+    core.put([key for one in (keeper, request) for group in (0, 1) for key in core.truth.keys(one, group)])
+    assert core.ask(keeper) == 12
+    assert core.ask(request, computed=4) is None
+    core.begin(DEADLINE_S / 2)
+    assert core.ask(keeper) == 12, "it is still interested"
+    core.begin(DEADLINE_S)
+    assert core.ask(request, computed=4) == 4
+    tables = [blocks([1, 2, 3], filled=1), blocks([11, 12, 13], filled=1)]
+    core.scheduler.update_state_after_alloc(request, tables, 4)
+    (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    assert load.keys == (core.truth.keys(request, 0)[1], core.truth.keys(request, 1)[1])

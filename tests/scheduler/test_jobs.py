@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.jobs import Fences, JobTable
-from tierkv.scheduler.scheduler import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import LoadReport, StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput

@@ -8,10 +8,15 @@ import pytest
 from core_parts import Core, disk, make_core
 from core_pool import BedBlock, blocks
 from core_truth import BedRequest
+from group_parts import attended, first_block, full, local, ssm, window
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.load_plan import plan_load
-from tierkv.types.engine import ScheduledRequest, StepOutput
+from tierkv.scheduler.search import wanted_keys
+from tierkv.types.engine import GroupSpec, ScheduledRequest, StepOutput
+from tierkv.types.geometry import cdiv
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 
 
@@ -67,13 +72,92 @@ def test_s57_a_chunk_is_loaded_from_its_middle() -> None:
     assert chunk_blocks(job, 4) == [(2, (7, 8)), (0, (9, 10, 11, 12))]
 
 
+def test_s37_windowed_model_all_chunks_are_loaded() -> None:
+    """S37: 16 of 16 tokens are there, 15 are answered, and all four chunks are loaded; of the window its last two."""
+    core = make_core(groups=[full(), window(8)])
+    request = core.request(16)
+    assert offered(core, request) == 15
+    job = load(core, request, [blocks([1, 2, 3, 4]), blocks([0, 0, 7, 8])], 15)
+    assert job.keys == (*core.truth.keys(request, 0), *core.truth.keys(request, 1)[2:])
+    assert (job.block_ids, job.group_sizes, job.block_indices) == ((1, 2, 3, 4, 7, 8), (4, 2), (0, 2))
+
+
 def test_s58_leading_placeholders_are_skipped() -> None:
-    """S58: null blocks before the first real one get nothing."""
-    core = make_core()
-    record = core.record(core.request(16))
-    plan = plan_load(record, core.geometry, [blocks([0, 0, 5, 6])], 0, 16)
-    assert (plan.block_ids, plan.block_indices) == ((5, 6), (2,))
-    assert plan.keys == tuple(record.groups[0].keys[2:])
+    """S58: a window's table begins with null blocks: they get nothing, and no chunk of theirs is loaded."""
+    core = make_core(groups=[window(8)])
+    request = core.request(17)
+    assert offered(core, request) == 16
+    job = load(core, request, [blocks([0, 0, 5, 6, 0])], 16)
+    assert (job.block_ids, job.block_indices) == ((5, 6), (2,))
+    assert job.keys == tuple(core.truth.keys(request)[2:4])
+
+
+def test_s58_a_window_is_entered_in_the_middle_of_a_chunk() -> None:
+    """S58: F=4 and a window of two blocks: of its last chunk only the second half is loaded."""
+    core = make_core(factor=4, groups=[window(8)])
+    request = core.request(33)
+    assert offered(core, request) == 32
+    job = load(core, request, [blocks([0, 0, 0, 0, 0, 0, 5, 6, 0])], 32)
+    assert job.keys == (core.truth.keys(request)[1],)
+    assert (job.block_ids, job.block_indices) == ((5, 6), (6,))
+    assert chunk_blocks(job, 4) == [(2, (5, 6))]
+
+
+def test_a_window_with_too_many_blocks_is_refused() -> None:
+    """A window of two chunks of two blocks that begins inside a block has five. With six the engine and we disagree
+    about the window, and would load what nobody asked for."""
+    core = make_core(factor=2, groups=[full(), window(16)])
+    request = core.request(33)
+    assert offered(core, request) == 32
+    rest = blocks(range(1, 10))
+    with pytest.raises(EngineProtocolError, match=r"'a', group 1: 6 blocks are to be loaded.* needs 5 at most"):
+        core.scheduler.update_state_after_alloc(request, [rest, blocks([0, 0, 13, 14, 15, 16, 17, 18, 0])], 32)
+    job = load(core, request, [rest, blocks([0, 0, 0, 0, 15, 16, 17, 18, 0])], 32)
+    assert job.group_sizes == (8, 4)
+
+
+def test_a_part_of_a_windowed_offer_is_refused() -> None:
+    """A shorter hit needs an earlier window, which was not asked for and need not be there: the engine takes all that
+    was offered or nothing. It is told so, and nothing has changed."""
+    core = make_core(groups=[full(), window(4)], tiers=[disk()])
+    request = core.request(17)
+    core.put([*core.truth.keys(request, 0), core.truth.keys(request, 1)[3]])
+    assert core.ask(request) == 16
+    with pytest.raises(EngineProtocolError, match="load only what get_num_new_matched_tokens answered"):
+        core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3]), blocks([0, 5, 6])], 8)
+    assert len(load(core, request, [blocks([1, 2, 3, 4, 9]), blocks([0, 0, 0, 7, 8])], 16).keys) == 5
+
+
+@st.composite
+def allocations(draw: st.DrawFn) -> tuple[list[GroupSpec], int, int, int]:
+    """Any groups, blocks per chunk, C in whole coarsest blocks, and the end of a hit."""
+    sizes, windows = st.sampled_from([2, 4, 6]), st.integers(1, 30)
+    kinds = st.builds(full, sizes) | st.builds(ssm, sizes) | st.builds(window, windows, sizes)
+    groups = draw(st.lists(kinds | st.builds(local, windows, sizes), min_size=1, max_size=3))
+    return groups, draw(st.integers(1, 3)), 12 * draw(st.integers(0, 4)), draw(st.integers(1, 100))
+
+
+@given(allocations())
+def test_s58_what_is_wanted_is_what_the_blocks_need(allocation: tuple[list[GroupSpec], int, int, int]) -> None:
+    """The search and the engine each know the window: for every hit that the search allows, the chunks that the
+    engine's blocks ask for are among those that were gathered, and hold all that the next token attends to."""
+    groups, factor, computed, end = allocation
+    core = make_core(groups=groups, factor=factor, hash_block_tokens=2)
+    record = core.record(core.request(101))
+    assume(end > computed)
+    assume(all(group.window_chunks is None or group.allowed_end(end) == end for group in record.search_groups))
+    assume(all(end <= len(group.keys) * group.chunk_tokens for group in record.search_groups))
+    tables = []
+    for group in groups:
+        kept = range(first_block(group, end), cdiv(end + 1, group.block_tokens))
+        ids = [i + 1 if i in kept else 0 for i in range(kept.stop)]
+        tables.append(blocks(ids, filled=computed // group.block_tokens))
+    plan = plan_load(record, core.geometry, tables, computed, end - computed)
+    assert set(plan.keys) <= set(wanted_keys(record.search_groups, computed, end - computed))
+    for index, group in enumerate(groups):
+        keys = record.groups[index].keys
+        for token in attended(group, end):
+            assert token < computed or keys[token // (group.block_tokens * factor)] in plan.keys
 
 
 def test_s59_a_placeholder_behind_computed_blocks() -> None:
@@ -200,6 +284,29 @@ def test_tokens_are_accounted_to_the_tier_they_came_from() -> None:
     assert core.ask(request) == 16
     load(core, request, [blocks([1, 2, 3, 4])], 16)
     assert core.counters.tokens_loaded == {"host": 8, "disk": 8}
+
+
+@pytest.mark.parametrize(
+    ("groups", "served"),
+    [
+        pytest.param([window(4), full()], {"host": 4, "disk": 12}, id="by-full-attention"),
+        pytest.param([window(4), window(8)], {"host": 12, "disk": 4}, id="by-the-widest-window"),
+    ],
+)
+def test_tokens_of_windowed_models_are_accounted(groups: list[GroupSpec], served: dict[str, int]) -> None:
+    """Each token counts once, for the tier that served it; what lies before all windows was saved by the first chunk
+    that was loaded."""
+    core = make_core(groups=groups, tiers=[disk()])
+    request = core.request(17)
+    keys = core.truth.keys(request, 1)
+    core.put([keys[2]])
+    core.keep_below([*core.truth.keys(request, 0), *keys[:2], keys[3]])
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request) == 16
+    tables = [blocks([i + 1 if i >= first_block(group, 16) else 0 for i in range(5)]) for group in groups]
+    load(core, request, tables, 16)
+    assert core.counters.tokens_loaded == served
 
 
 def test_prefix_hits_are_not_stored_again() -> None:

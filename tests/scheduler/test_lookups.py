@@ -9,7 +9,7 @@ from core_parts import Core, disk, make_core, objects
 from core_pool import blocks
 from core_truth import BedRequest
 
-from tierkv.scheduler.scheduler import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import StepOutput
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 from tierkv.types.transfers import TransferJob

@@ -10,7 +10,7 @@ import random
 
 import pytest
 from core_bed import BedSpec
-from core_moves import FAULTS, PROMPTS, SPECS, Moves, drive
+from core_moves import FAULTS, HINTS, PROMPTS, SPECS, Moves, drive
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -32,11 +32,11 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(
         family=st.integers(0, PROMPTS - 1), shared=st.integers(0, 40), own=st.integers(0, 12), new=st.integers(1, 12),
-        cap=st.sampled_from([-1, -1, -1, 0, 9]),
+        cap=st.sampled_from([-1, -1, -1, 0, 9]), wish=st.integers(0, len(HINTS) - 1),
     )  # fmt: skip
-    def arrive(self, family: int, shared: int, own: int, new: int, cap: int) -> None:
+    def arrive(self, family: int, shared: int, own: int, new: int, cap: int, wish: int) -> None:
         if len(self.moves.bed.engine.seats) < 12:
-            self.moves.arrive(family, shared, own, new, cap)
+            self.moves.arrive(family, shared, own, new, cap, wish)
 
     @rule(family=st.integers(0, PROMPTS - 1), tokens=st.integers(8, 64), tier=st.integers(0, 1), gap=st.integers(0, 40))
     def preload(self, family: int, tokens: int, tier: int, gap: int) -> None:
@@ -122,10 +122,14 @@ def test_random_days(spec: int, rng: random.Random) -> None:
 def test_random_days_reach_every_state(rng: random.Random) -> None:
     """A driver that never loads, defers, drops, evicts, fails or expires anything would prove nothing."""
     totals: dict[str, int] = {}
+    payloads = 0
     for spec in SPECS * 3:
         moves = Moves(spec)
         drive(moves, rng, 300)
+        payloads += moves.bed.mirror.payloads
         for name, value in moves.bed.core.counters.as_dict().items():
             totals[name] = totals.get(name, 0) + (value if isinstance(value, int) else sum(value.values()))
-    never = {name for name, value in totals.items() if not value} - {"events_dropped", "admissions_refused"}
+    unlikely = {"admissions_refused", "events_dropped", "payloads_forgotten", "sightings_failed"}
+    never = {name for name, value in totals.items() if not value} - unlikely
     assert not never
+    assert payloads

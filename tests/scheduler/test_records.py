@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from core_parts import make_core
+from core_parts import Core, make_core
+from group_parts import window
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.errors import EngineProtocolError, IllegalTransitionError
 from tierkv.scheduler.request_state import TRANSITIONS, RequestEvent, RequestState, next_state
-from tierkv.types.keys import make_key
+from tierkv.types.keys import Key, make_key
 
 
 def test_s3_a_chunk_is_named_by_its_last_hash() -> None:
@@ -72,6 +73,52 @@ def test_s13_one_record_per_group() -> None:
     record = core.record(core.request(8))
     assert [group.chunk_tokens for group in record.groups] == [4, 8]
     assert record.groups[0] is not record.groups[1]
+
+
+def test_s15_hits_are_counted_in_whole_chunks() -> None:
+    """S15: what was answered is remembered per group, in chunks of its own size; at an answer of 0, what is local."""
+    core = make_core(block_tokens=(4, 8), hash_block_tokens=4)
+    request = core.arrive(21)
+    core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
+    assert core.ask(request) == 16
+    assert [group.hit_chunks for group in core.record(request).groups] == [4, 2]
+    assert core.ask(request, computed=12) == 0
+    assert [group.hit_chunks for group in core.record(request).groups] == [3, 1]
+
+
+def touched(core: Core, monkeypatch: pytest.MonkeyPatch) -> list[Key]:
+    """What the manager is told to touch from now on."""
+    keys: list[Key] = []
+    monkeypatch.setattr(core.manager, "touch", keys.extend)
+    return keys
+
+
+def test_s53_touch_full_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S53: once, when the request ends, and all that it has computed: nothing is touched while it runs."""
+    core = make_core()
+    request = core.arrive(19)
+    keys = touched(core, monkeypatch)
+    assert core.ask(request) == 0
+    core.schedule(request, computed=0, scheduled=19, ids=[range(1, 6)])
+    assert not keys
+    core.scheduler.request_finished(request, [])
+    assert keys == core.truth.keys(request)[:4]
+
+
+@pytest.mark.parametrize(("hit", "first"), [(0, 0), (4, 0), (12, 1), (20, 3)])
+def test_s53_touch_window(hit: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S53: of a window of two chunks, those that the hit needed and everything computed since. What lies before served
+    nobody, and would crowd out what does."""
+    core = make_core(groups=[window(8)])
+    request = core.arrive(29)
+    if hit:
+        core.put(core.truth.keys(request)[max(0, hit // 4 - 2) : hit // 4])
+    assert core.ask(request) == hit
+    keys = touched(core, monkeypatch)
+    ids = [i + 1 if 4 * i >= hit - 8 else 0 for i in range(8)]
+    core.schedule(request, computed=hit, scheduled=29 - hit, ids=[ids])
+    core.scheduler.request_finished(request, [])
+    assert keys == core.truth.keys(request)[first:]
 
 
 def test_block_ids_of_the_wrong_number_of_groups() -> None:

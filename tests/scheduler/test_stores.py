@@ -5,33 +5,16 @@ from __future__ import annotations
 import pytest
 from core_parts import Core, make_core
 from core_pool import blocks
-from core_truth import BedRequest
+from group_parts import window
 from hypothesis import given
 from hypothesis import strategies as st
+from store_parts import chunk_indices, only_store
 
 from tierkv.manager.contract import RequestContext, StoreGrant
+from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
-from tierkv.scheduler.scheduler import FINAL_PASSES_MAX, SchedulerLimits
-from tierkv.scheduler.store_plan import Candidate, candidates, plan_store
+from tierkv.scheduler.store_plan import Candidate, candidates, source_blocks
 from tierkv.types.engine import StepOutput
-from tierkv.types.transfers import ConnectorMeta, TransferJob
-
-
-def only_store(meta: ConnectorMeta) -> TransferJob:
-    """The one store of a step."""
-    (job,) = meta.stores
-    return job
-
-
-def chunk_indices(core: Core, request: BedRequest, meta: ConnectorMeta, group: int = 0) -> list[int]:
-    """Which chunks of a request a step stores, in a group."""
-    keys = core.truth.keys(request, group)
-    return [
-        keys.index(key)
-        for job in meta.stores
-        for key, of_group in zip(job.keys, job.chunk_groups, strict=True)
-        if of_group == group
-    ]
 
 
 def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
@@ -120,12 +103,13 @@ def test_s69_a_chunk_is_judged_by_its_last_block() -> None:
 
 
 def test_s70_null_blocks_before_the_first_real_one() -> None:
-    """S70: F=3, [0 0 6]: the chunk is offered with its one block, and the index points at it."""
-    core = make_core(factor=3)
+    """S70: F=3, [0 0 6] and a window of one block: the chunk is offered with its one block, and the index points at
+    it."""
+    core = make_core(groups=[window(4)], factor=3)
     record = record_of(core, [0, 0, 6], tokens=12)
     (candidate,) = candidates(record, core.geometry, 12, 99)
-    plan = plan_store(record, core.geometry, [candidate])
-    assert (plan.block_ids, plan.group_sizes, plan.block_indices) == ((6,), (1,), (2,))
+    (sources,) = source_blocks(record, core.geometry, [candidate])
+    assert (sources.block_ids, sources.group_sizes, sources.block_indices) == ((6,), (1,), (2,))
 
 
 def test_s71_no_room_twice_then_room() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core_engine import BedEngine, Seat, Whims
+from core_mirror import BlockMirror
 from core_parts import Core, TierSpec, make_core
 from core_pool import BedPool
 from core_tiers import GARBAGE, ScriptedTiers
@@ -19,8 +20,8 @@ from core_worker import ScriptedWorker
 
 from tierkv.manager.chunk import Chunk
 from tierkv.manager.chunk_state import ChunkState
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.request_state import RequestState
-from tierkv.scheduler.scheduler import SchedulerLimits
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
@@ -78,6 +79,7 @@ class Bed:
             core.scheduler, self.worker, self.pool, core.geometry, core.truth, self.audit, self._on_answer
         )
         self.residents: dict[str, set[Key]] = {"host": set(), **{tier.name: set() for tier in spec.tiers}}
+        self.mirror = BlockMirror(core.geometry, core.block_events)
         self._indexed = {"host", *(tier.name for tier in spec.tiers if tier.capabilities.authoritative_index)}
         self.offers = 0
         self._ids = 0
@@ -108,7 +110,9 @@ class Bed:
     def _hand_out(self) -> None:
         for op in self.core.manager.take_ops():
             self.tiers.submit(op)
-        for event in self.core.scheduler.take_events():
+        events = self.core.scheduler.take_events()
+        self.mirror.take(events)
+        for event in events:
             residents = self.residents[event.tier]
             match event.kind:
                 case CacheEventKind.STORED:
@@ -258,6 +262,7 @@ class Bed:
         """Events replayed give exactly the resident set (as soon as they are drained)."""
         if not self.core.manager._events._runs:
             assert self.core.ready() == self.residents["host"]
+            self.mirror.check(self.residents)
 
     def check_end(self) -> None:
         """Everything that holds once all requests ended and all I/O is done: nothing leaked."""
@@ -273,8 +278,11 @@ class Bed:
         assert core.manager._gathering._held == 0
         assert not core.manager._traffic._in_flight
         assert not core.manager.has_pending_writes
+        self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"
         assert self.pool.num_free == self.spec.gpu_blocks
+        assert sum(core.counters.tokens_loaded.values()) == self.engine.tokens_external
+        assert not scheduler._accounts._open
         for chunk in core.host.visible():
             assert chunk.holders == 0
             if chunk.slot not in self.worker.damaged:
@@ -283,8 +291,8 @@ class Bed:
             assert tier.reserved_bytes == 0
             assert tier.is_quiet
             if tier.capabilities.authoritative_index:
-                assert set(store.frames) <= set(tier.keys()), "bytes at rest that nobody accounts for"
-                assert self.residents[tier.name] == set(tier.keys())
+                assert set(store.frames) <= set(tier), "bytes at rest that nobody accounts for"
+                assert self.residents[tier.name] == set(tier)
 
     def states(self) -> Counter[RequestState]:
         """How many requests are in which state."""

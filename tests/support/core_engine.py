@@ -69,6 +69,7 @@ class BedEngine:
         self.orphans: dict[str, Seat] = {}
         self.done = 0
         self.tokens_computed = 0
+        self.tokens_external = 0
         self._scheduler = scheduler
         self._worker = worker
         self._pool = pool
@@ -180,6 +181,7 @@ class BedEngine:
             seat.computed, seat.load_end = local, local + external
             tables = [[self._pool.view(block_id) for block_id in table] for table in seat.tables]
             self._scheduler.update_state_after_alloc(request, tables, external)
+            self.tokens_external += external
             if external:
                 self.loading[request.request_id] = seat
             else:

@@ -48,6 +48,16 @@ PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
 
 
+HINTS: tuple[dict[str, object], ...] = (
+    {}, {}, {},
+    {"load_tiers": ["host"]}, {"load_tiers": ["disk"]}, {"load_tiers": ["objects", "host"], "store": ["objects"]},
+    {"ttl_s": 0.7}, {"ttl_s": 30, "max_load_tokens": 8}, {"one_shot": True}, {"store": False, "priority": -1},
+    {"store": ["disk"], "session": "s", "continues": "yes"}, {"one_shot": True, "ttl_s": 3, "closed": True},
+    {"load_tiers": ["moon"], "retains": True},
+)  # fmt: skip
+"""What requests may say; the last says it wrongly."""
+
+
 class Moves:
     """Single events on a bed. A pick that points at nothing does nothing."""
 
@@ -55,12 +65,13 @@ class Moves:
         self.bed = Bed(spec)
         self._unique = 1000
 
-    def arrive(self, family: int, shared: int, own: int, new: int, cap: int = -1) -> None:
+    def arrive(self, family: int, shared: int, own: int, new: int, cap: int = -1, wish: int = 0) -> None:
         """A request arrives: ``shared`` tokens of a family, then ``own`` tokens of its own."""
         self._unique += 1
         tokens = [family * 100 + i for i in range(shared)] + [self._unique * 100 + i for i in range(own)]
         if tokens and self._fits(len(tokens) + new):
-            self.bed.add(tokens, new, {"max_offload_tokens": cap} if cap >= 0 else None)
+            params = {"max_offload_tokens": cap if cap >= 0 else None, "tierkv": HINTS[wish]}
+            self.bed.add(tokens, new, params)
 
     def _fits(self, tokens: int) -> bool:
         """Whether the engine has blocks for such a request at all, beside those that an aborted load still fills."""
@@ -149,7 +160,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
     """A day in the life of a bed: ``count`` random moves, everything checked after each, then the end."""
     menu: list[tuple[int, Callable[[], None]]] = [
         (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.randrange(12), rng.randrange(1, 12),
-                                 rng.choice([-1, -1, -1, 0, 9]))),
+                                 rng.choice([-1, -1, -1, 0, 9]), rng.randrange(len(HINTS)))),
         (1, lambda: moves.preload(rng.randrange(PROMPTS), rng.randrange(8, 64), rng.randrange(2), rng.randrange(40))),
         (30, lambda: moves.step(rng.choice([0, 0, 1, 1, 10]), budget=rng.choice([4, 16, 16, 64]),
                                 asks=rng.choice([0, 1, 100, 100]), accepts=rng.choice([50, 100, 100, 100]),
@@ -179,4 +190,4 @@ def spec_of(rng: Random) -> BedSpec:
     return rng.choice(SPECS)
 
 
-__all__ = ["FAULTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
+__all__ = ["FAULTS", "HINTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]

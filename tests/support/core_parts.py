@@ -15,9 +15,11 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
+from tierkv.scheduler.block_events import BlockEvents
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
-from tierkv.scheduler.scheduler import OffloadScheduler, SchedulerLimits
-from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.types.engine import GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierOp, Verb
@@ -68,6 +70,7 @@ class Core:
     geometry: Geometry
     truth: Truth
     warnings: list[str]
+    block_events: BlockEvents
     now: float = 0.0
 
     def begin(self, now: float | None = None) -> None:
@@ -149,17 +152,28 @@ def make_core(
     reserved: int | None = None,
     tiers: Sequence[TierSpec] = (),
     limits: SchedulerLimits | None = None,
+    groups: Sequence[GroupSpec] | None = None,
 ) -> Core:
-    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out)."""
-    geometry = Geometry.of(engine_spec(block_tokens, hash_block_tokens or min(block_tokens)), blocks=factor)
+    """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out).
+
+    groups: the engine's groups, instead of full attention with ``block_tokens``.
+    """
+    if groups is not None:
+        block_tokens = [group.block_tokens for group in groups]
+    engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), groups)
+    geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
     host = HostIndex(slots, LruPolicy())
     lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
     group_bytes = [group.payload_bytes for group in geometry.groups]
     manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)
     warnings: list[str] = []
-    scheduler = OffloadScheduler(manager, geometry, limits or SchedulerLimits(), counters, warnings.append)
-    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings)
+    event_warnings: list[str] = []
+    block_events = BlockEvents(geometry, counters, event_warnings.append, active=True)
+    scheduler = OffloadScheduler(
+        manager, geometry, limits or SchedulerLimits(), counters, warnings.append, block_events=block_events
+    )
+    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings, block_events)
     core.begin(0.0)
     return core
 

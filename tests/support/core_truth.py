@@ -18,14 +18,23 @@ TOKEN_BYTES = 4
 """KV bytes of one token in one group."""
 
 
-def engine_spec(block_tokens: Sequence[int], hash_block_tokens: int) -> EngineSpec:
-    """An engine with one full-attention group per entry of ``block_tokens``."""
+def engine_spec(
+    block_tokens: Sequence[int], hash_block_tokens: int, groups: Sequence[GroupSpec] | None = None
+) -> EngineSpec:
+    """An engine with one full-attention group per entry of ``block_tokens``, or with the groups given."""
+    if groups is not None:
+        return EngineSpec("model", "float32", tuple(groups), hash_block_tokens)
     groups = tuple(GroupSpec(size, (size * TOKEN_BYTES,)) for size in block_tokens)
     return EngineSpec("model", "float32", groups, hash_block_tokens)
 
 
+def link(parent: bytes, token: int) -> bytes:
+    """The next hash of a chain."""
+    return hashlib.blake2b(parent + token.to_bytes(8, "big"), digest_size=8).digest()
+
+
 class BedRequest:
-    """A request made of token numbers; satisfies :class:`tierkv.types.engine.Request`.
+    """A request made of token numbers; satisfies :class:`tierkv.types.engine.TokenizedRequest`.
 
     hashes_withheld: how many of the last block hashes the engine does not tell yet (S5).
     """
@@ -42,6 +51,9 @@ class BedRequest:
         self.kv_transfer_params = params
         self.num_prompt_tokens = len(tokens) if prompt_tokens is None else prompt_tokens
         self.hashes_withheld = 0
+        self.all_token_ids: list[int] = []
+        self.lora_id: int | None = None
+        self.lora_name: str | None = None
         self._hash_block_tokens = hash_block_tokens
         self._chain: list[bytes] = []
         self.extend(tokens)
@@ -62,7 +74,8 @@ class BedRequest:
         """Append tokens."""
         for token in tokens:
             parent = self._chain[-1] if self._chain else b""
-            self._chain.append(hashlib.blake2b(parent + token.to_bytes(8, "big"), digest_size=8).digest())
+            self._chain.append(link(parent, token))
+            self.all_token_ids.append(token)
 
     def kv(self, group: int, start: int, stop: int) -> bytes:
         """The KV bytes of tokens ``start`` to ``stop`` in a group."""

@@ -12,7 +12,7 @@ from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
 
 from tierkv.abc import BackendContext, Capabilities, Codec
 from tierkv.codecs import CODEC_PLUGINS
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, checksum
 from tierkv.testing.faults import FaultyBackend
 from tierkv.testing.stepping import ManualClock
 from tierkv.tiers.arena import HostArena
@@ -49,11 +49,16 @@ class Bench:
         changes.setdefault("timing", Timing(self.clock))
         return Tier("files", backend, declared, codec, codecs, sealer, self.arena, **changes)
 
-    def fill(self, slot: int, key: Key, payload: bytes) -> SlotRef:
-        """Store a chunk in a slot, as the worker does."""
+    def fill(self, slot: int, key: Key, payload: bytes, parts: int = 1) -> SlotRef:
+        """Store a chunk in a slot, as the worker does, or several of them."""
         view = self.arena.slot(slot)
         view[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
-        self.sealer.seal(view, key, len(payload))
+        if parts == 1:
+            self.sealer.seal(view, key, len(payload))
+        else:
+            size = len(payload) // parts
+            digests = [checksum(payload[start : start + size]) for start in range(0, len(payload), size)]
+            self.sealer.seal_parts(view, key, len(payload), digests)
         return SlotRef(slot, 1)
 
     def payload(self, slot: int, key: Key) -> bytes:

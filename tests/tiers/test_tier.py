@@ -89,6 +89,42 @@ def test_an_encoded_frame_is_shorter_and_says_so(bench: Bench, compressible: Mak
     assert len(at_rest) == HEADER_BYTES + header.stored_bytes < RAW_FRAME_BYTES
 
 
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_checksums_of_parts_travel_with_the_payload(bench: Bench, compressible: Make, codec: str) -> None:
+    """What each worker vouched for comes back through any codec; damage in one part is seen on the way in."""
+    ref = bench.fill(0, KEYS[0], compressible(0), parts=4)
+    tier = bench.tier(codec)
+    assert kinds(tier.write(KEYS[:1], [ref])) == [OutcomeKind.OK]
+    origin = bench.sealer.check(bench.arena.slot(0), KEYS[0])
+    at_rest = parse_header(memoryview(bench.file(KEYS[0]).read_bytes()))
+    assert (at_rest.codec, at_rest.part_checksums) == (codec, origin.part_checksums)
+    assert kinds(tier.read(KEYS[:1], bench.stale([1]))) == [OutcomeKind.OK]
+    assert bytes(bench.arena.slot(1)[:RAW_FRAME_BYTES]) == bytes(bench.arena.slot(0)[:RAW_FRAME_BYTES])
+    damaged = bytearray(bench.file(KEYS[0]).read_bytes())
+    damaged[HEADER_BYTES + at_rest.stored_bytes // 2] ^= 1
+    bench.file(KEYS[0]).write_bytes(damaged)
+    assert kinds(tier.read(KEYS[:1], bench.stale([1]))) == [OutcomeKind.CORRUPT]
+
+
+class OneByteOff:
+    """A codec that gives back all but the last byte."""
+
+    encode = staticmethod(CODECS["zstd"].encode)
+
+    def decode(self, stored: memoryview, out: memoryview) -> None:
+        CODECS["zstd"].decode(stored, out)
+        out[-1] ^= 1
+
+
+def test_a_codec_that_changes_one_part_is_found_out(bench: Bench, compressible: Make) -> None:
+    """The stored checksum speaks for the encoded bytes; only the parts' own speak for what the workers wrote."""
+    bench.tier("zstd").write(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0), parts=4)])
+    (outcome,) = bench.tier("zstd", codecs={"zstd": OneByteOff()}).read(KEYS[:1], bench.stale([1]))
+    assert outcome.kind is OutcomeKind.CORRUPT
+    assert "did not give back" in outcome.error
+    assert "checksum of part 3" in outcome.error
+
+
 def test_padding_at_rest_is_zero(bench: Bench, compressible: Make) -> None:
     """Staging is used again and again: what another chunk left there must not go out with this one."""
     tier = bench.tier("zstd", capabilities=Capabilities(alignment=4096, preferred_batch=1))

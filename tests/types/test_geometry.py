@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from core_truth import engine_spec
+from group_parts import attended, full, local, ssm, window
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.errors import ConfigError
-from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 from tierkv.types.geometry import Geometry, cdiv
 
 
@@ -22,9 +23,102 @@ def test_sizes_of_several_groups() -> None:
     assert (geometry.payload_bytes_max, geometry.chunk_tokens_max) == (1200, 128)
 
 
-def test_s8_groups_may_differ() -> None:
-    """S8: two full groups with different chunks are served; no hit is shorter than the coarser one."""
-    assert Geometry.of(engine_spec([4, 6], 2)).chunk_tokens_max == 6
+def geometry_of(*groups: GroupSpec, blocks: int = 1) -> Geometry:
+    """The geometry of an engine with these groups."""
+    return Geometry.of(EngineSpec("m", "bf16", groups, hash_block_tokens=1), blocks=blocks)
+
+
+@pytest.mark.parametrize(
+    ("group", "factor", "chunks"),
+    [
+        pytest.param(window(4096, 16), 1, 256, id="s6-fits"),
+        pytest.param(window(4097, 16), 1, 257, id="s6-one-more"),
+        pytest.param(window(4096, 16), 5, 52, id="s6-larger-chunks"),
+        pytest.param(window(1, 16), 4, 1, id="s6-inside-a-chunk"),
+        pytest.param(local(8192, 16), 2, 256, id="s6-local"),
+        pytest.param(ssm(16), 4, 1, id="s7"),
+        pytest.param(full(16), 4, None, id="full"),
+    ],
+)
+def test_s6_s7_chunks_of_a_window(group: GroupSpec, factor: int, chunks: int | None) -> None:
+    """S6, S7: a window is rounded up to whole chunks, a state is one chunk, full attention has no window."""
+    geometry = geometry_of(group, blocks=factor)
+    assert geometry.groups[0].window_chunks == chunks
+    assert geometry.has_windows == (chunks is not None)
+
+
+SIZES = st.sampled_from([1, 2, 4, 16])
+WINDOWS = st.integers(1, 40)
+
+
+@given(
+    st.builds(ssm, SIZES) | st.builds(window, WINDOWS, SIZES) | st.builds(local, WINDOWS, SIZES),
+    st.integers(1, 4),
+    st.integers(1, 40),
+)
+def test_s6_w_chunks_cover_the_window(spec: GroupSpec, factor: int, stop: int) -> None:
+    """S6: wherever a hit may end, at the end of a chunk or so little before it as ``end_slack`` says, its last W chunks
+    hold every token that the next one attends to; of each chunk the ``tail_blocks``, which is what is stored of it for
+    certain, are enough."""
+    group = geometry_of(spec, blocks=factor).groups[0]
+    assert group.window_chunks is not None
+    assert group.end_slack is not None
+    for end in range(stop * group.chunk_tokens - group.end_slack, stop * group.chunk_tokens + 1):
+        first = max(0, stop - group.window_chunks) * group.chunk_tokens
+        for token in attended(spec, end):
+            assert token >= first
+            assert token // spec.block_tokens % factor >= factor - group.tail_blocks
+
+
+def test_a_hit_ends_where_its_window_does() -> None:
+    """Why there is an ``end_slack``: 2 tokens before the end of its chunk a window as long as a chunk needs two."""
+    assert attended(window(16, 16), 48 - 2).start < 32
+    assert [group.end_slack for group in geometry_of(window(16), local(16), ssm(), full()).groups] == [1, 1, 0, None]
+
+
+def test_s8_two_full_groups_with_different_chunks() -> None:
+    """S8: no hit is shorter than the coarser chunk; and hits end anywhere, so no chunk of a window is useless."""
+    geometry = geometry_of(full(4), full(6), window(2, 2))
+    assert geometry.chunk_tokens_max == 6
+    assert [group.aligned_chunks for group in geometry.groups] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "aligned"),
+    [
+        pytest.param([full(256), window(64, 64)], [None, 4], id="s9"),
+        pytest.param([full(256), window(256, 64)], [None, None], id="all-of-it-is-needed"),
+        pytest.param([full(256), window(192, 64)], [None, 4], id="three-of-four"),
+        pytest.param([full(256), ssm(64), full(256)], [None, 4, None], id="two-alike"),
+        pytest.param([full(96), ssm(64)], [None, None], id="does-not-divide"),
+        pytest.param([full(64), ssm(256)], [None, None], id="coarser-than-full"),
+        pytest.param([window(64, 64), ssm(64)], [None, None], id="windows-only"),
+    ],
+)
+def test_s9_aligned_chunks(groups: list[GroupSpec], aligned: list[int | None]) -> None:
+    """S9: where hits end with a chunk of full attention, only the last W of so many chunks of a window are of use."""
+    assert [group.aligned_chunks for group in geometry_of(*groups).groups] == aligned
+
+
+def test_s10_lookup_order() -> None:
+    """S10: full attention first, then windows by their chunks, the widest first; among equals the first comes first."""
+    groups = [ssm(), window(16), full(), window(8), local(16), full(), window(4)]
+    assert geometry_of(*groups).lookup_order == (2, 5, 1, 4, 3, 0, 6)
+
+
+@pytest.mark.parametrize("kind", [GroupKind.SLIDING_WINDOW, GroupKind.CHUNKED_LOCAL])
+@pytest.mark.parametrize("length", [None, 0])
+def test_a_window_has_a_length(kind: GroupKind, length: int | None) -> None:
+    """A window of which nobody says how long it is cannot be served."""
+    with pytest.raises(ConfigError, match="group 1: window_tokens"):
+        geometry_of(full(), GroupSpec(4, (16,), kind, length))
+
+
+@pytest.mark.parametrize("kind", [GroupKind.FULL_ATTENTION, GroupKind.SSM])
+def test_only_windows_have_a_length(kind: GroupKind) -> None:
+    """A length where there is no window means that the kind is wrong: it would load too much, or too little."""
+    with pytest.raises(ConfigError, match="has no window"):
+        geometry_of(GroupSpec(4, (16,), kind, 32))
 
 
 def test_s11_one_block_where_nothing_is_said() -> None:

@@ -62,6 +62,10 @@ def test_s89_aggregate_sums_and_leaves_its_sources() -> None:
     assert joined == WorkerOutput({1: 3, 2: 1}, {1: frozenset({KEYS[0], KEYS[1]})})
     assert first == WorkerOutput({1: 1, 2: 1}, {1: frozenset({KEYS[0]})})
     assert WorkerOutput.aggregate([]).is_empty
+    parts = [WorkerOutput({1: 1}, {}, {1: {rank: (bytes([rank]) * 16,)}}) for rank in (1, 0)]
+    both = WorkerOutput.aggregate(parts)
+    assert both.parts == {1: {0: (bytes(16),), 1: (b"\x01" * 16,)}}
+    assert parts[0].parts == {1: {1: (b"\x01" * 16,)}}
     assert not joined.is_empty
 
 
@@ -69,3 +73,5 @@ def test_instructions_pickle() -> None:
     """Workers may be other processes: what they are told survives the way there."""
     meta = ConnectorMeta((job([0], [1], [1], [0]),), (), frozenset({1, 2}))
     assert pickle.loads(pickle.dumps(meta)) == meta
+    output = WorkerOutput({1: 1}, {1: frozenset(KEYS[:1])}, {1: {0: (bytes(16), b"")}})
+    assert pickle.loads(pickle.dumps(output)) == output

@@ -26,6 +26,7 @@ from tierkv.abc import (
 )
 from tierkv.errors import BackendUnavailableError, TierKVError
 from tierkv.hookspecs import hookimpl
+from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, StepOutput
 from tierkv.types.keys import Key, make_key, split_key
@@ -66,6 +67,7 @@ def an_engine_drives_a_stack(spec: EngineSpec, request: MyRequest, blocks: list[
     assert_type(stack.build_connector_meta(StepOutput()), ConnectorMeta)
     assert_type(stack.update_connector_output(stack.worker.get_finished()), LoadReport)
     assert_type(stack.take_events(), list[CacheEvent])
+    assert_type(stack.take_block_events(), list[BlockEvent])
     assert_type(stack.close(), bool)
 
 

@@ -18,6 +18,7 @@ from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, Finding, PolicyPlugin
 from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy
+from tierkv.abc.sighting import SightingPolicy
 
 __all__ = [
     "SPI_VERSION",
@@ -36,6 +37,7 @@ __all__ = [
     "ReadRequest",
     "ReadResult",
     "Scannable",
+    "SightingPolicy",
     "WriteRequest",
     "WriteResult",
 ]

@@ -7,7 +7,7 @@ offset  bytes field               meaning
 ====== ====== =================== ==============================================================================
      0      8 magic               ``89 54 49 45 52 4B 56 0A`` (``\x89TIERKV\n``)
      8      2 format version      1
-    10      2 flags               0; every bit is reserved
+    10      2 flags               bit 0: checksum by parts, see below; every other bit is reserved
     12      4 header length       4096
     16     16 codec               name of the codec of the stored payload, ASCII, NUL padded; ``none`` is raw
     32     16 namespace           fingerprint of the namespace (:mod:`tierkv.types.namespace`)
@@ -16,14 +16,18 @@ offset  bytes field               meaning
    306      8 raw bytes           length of the payload before the codec
    314      8 stored bytes        length of the payload as it lies here
    322     16 stored checksum     XXH3-128 of the stored payload, canonical (big-endian) digest
-   338     16 raw checksum        XXH3-128 of the raw payload; equal to the stored checksum for ``none``
+   338     16 raw checksum        the same of the raw payload; equal to the stored checksum for ``none``
    354      8 header checksum     XXH3-64 of the bytes 0 to 353
-   362   3734 zero                reserved, all zero
+   362   3734 zero                reserved, all zero (behind the part table, where there is one)
   4096      * stored payload      ``stored bytes`` long
      *      * padding             zeros: to a multiple of 4096 for ``none``, else to the alignment of the tier
 ====== ====== =================== ==============================================================================
 
 The raw checksum is computed once, when the payload leaves the GPU, and travels through every tier and codec.
+
+Where several workers write one payload, each computes the checksum of its own part, all parts being of one length.
+Such a frame has flag bit 0 set and a part table at offset 362: the number of parts (2 bytes, at least 2), then one
+XXH3-128 digest per part, in order. Its raw checksum is the XXH3-128 of these digests: nobody reads the payload twice.
 
 All functions are pure and may be called on any thread; those that hash or fill a payload release the GIL meanwhile.
 """
@@ -31,6 +35,7 @@ All functions are pure and may be called on any thread; those that hash or fill 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -44,6 +49,7 @@ HEADER_BYTES = 4096
 FORMAT_VERSION = 1
 KEY_BYTES_MAX = 256
 CODEC_BYTES_MAX = 16
+CHECKSUM_BYTES = 16
 NO_CODEC = "none"
 """Name of the codec that stores the raw payload: the only one that may lie in a slot of the host arena."""
 
@@ -52,11 +58,21 @@ _FIXED = struct.Struct("<8sHHI16s16sH256sQQ16s16s")
 _HEADER_CHECKSUM = struct.Struct("<Q")
 _USED_BYTES = _FIXED.size + _HEADER_CHECKSUM.size
 _ZEROS = bytes(HEADER_BYTES)
+_FLAG_PARTS = 1
+_PART_COUNT = struct.Struct("<H")
+_PART_TABLE = _USED_BYTES + _PART_COUNT.size
+
+PARTS_MIN = 2
+PARTS_MAX = (HEADER_BYTES - _PART_TABLE) // CHECKSUM_BYTES
+"""Parts that one header page has room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests."""
+    """The fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests.
+
+    part_checksums: one per part; empty where the payload was checksummed as a whole.
+    """
 
     codec: str
     namespace: bytes
@@ -65,11 +81,17 @@ class FrameHeader:
     stored_bytes: int
     stored_checksum: bytes
     raw_checksum: bytes
+    part_checksums: tuple[bytes, ...] = ()
 
 
 def checksum(buffer: bytes | memoryview) -> bytes:
     """XXH3-128 of some bytes, as sixteen bytes. Finds damage; it is no defence against forgery."""
     return xxhash.xxh3_128_digest(buffer)
+
+
+def checksum_of_parts(part_checksums: Sequence[bytes]) -> bytes:
+    """The raw checksum of a payload of several parts."""
+    return checksum(b"".join(part_checksums))
 
 
 def pad(length: int, alignment: int) -> int:
@@ -96,12 +118,13 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
     digests = (header.namespace, header.stored_checksum, header.raw_checksum)
     if not len(header.namespace) == len(header.stored_checksum) == len(header.raw_checksum) == FINGERPRINT_BYTES:
         raise ValueError(f"namespace and checksums have {FINGERPRINT_BYTES} bytes each, got {digests}")
+    parts = _pack_parts(header.part_checksums) if header.part_checksums else b""
     if len(out) < HEADER_BYTES:
         raise ValueError(f"a header needs {HEADER_BYTES} bytes, the buffer has {len(out)}")
     fixed = _FIXED.pack(
         MAGIC,
         FORMAT_VERSION,
-        0,
+        _FLAG_PARTS if parts else 0,
         HEADER_BYTES,
         codec,
         header.namespace,
@@ -114,7 +137,19 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
     )
     out[: len(fixed)] = fixed
     _HEADER_CHECKSUM.pack_into(out, len(fixed), xxhash.xxh3_64_intdigest(fixed))
-    out[_USED_BYTES:HEADER_BYTES] = _ZEROS[_USED_BYTES:]
+    end = _USED_BYTES + len(parts)
+    if parts:
+        out[_USED_BYTES:end] = parts
+    out[end:HEADER_BYTES] = _ZEROS[end:]
+
+
+def _pack_parts(part_checksums: Sequence[bytes]) -> bytes:
+    """The part table."""
+    if not PARTS_MIN <= len(part_checksums) <= PARTS_MAX:
+        raise ValueError(f"a frame has {PARTS_MIN} to {PARTS_MAX} parts, or none, got {len(part_checksums)}")
+    if any(len(digest) != CHECKSUM_BYTES for digest in part_checksums):
+        raise ValueError(f"checksums of parts have {CHECKSUM_BYTES} bytes each, got {part_checksums!r}")
+    return _PART_COUNT.pack(len(part_checksums)) + b"".join(part_checksums)
 
 
 def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
@@ -131,7 +166,8 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
     )
     _expect("magic", magic, MAGIC)
     _expect("format version", version, FORMAT_VERSION)
-    _expect("flags", flags, 0)
+    if flags != _FLAG_PARTS:
+        _expect("flags", flags, 0)
     _expect("header length", length, HEADER_BYTES)
     if verify:
         (header_sum,) = _HEADER_CHECKSUM.unpack_from(page, _FIXED.size)
@@ -139,10 +175,23 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
     if not 1 <= key_bytes <= KEY_BYTES_MAX:
         raise CorruptFrameError(f"frame field 'key length' is {key_bytes}, allowed are 1 to {KEY_BYTES_MAX}")
     # bytes() first: comparing a memoryview goes item by item and is thirty times slower than copy and compare.
-    for field, rest in (("key", key[key_bytes:]), ("zero", bytes(page[_USED_BYTES:HEADER_BYTES]))):
+    parts = _parse_parts(page) if flags else ()
+    if parts and verify:
+        _expect("raw checksum", raw_sum, checksum_of_parts(parts))
+    used = _PART_TABLE + CHECKSUM_BYTES * len(parts) if parts else _USED_BYTES
+    for field, rest in (("key", key[key_bytes:]), ("zero", bytes(page[used:HEADER_BYTES]))):
         if rest != _ZEROS[: len(rest)]:
             raise CorruptFrameError(f"frame field {field!r} is not zero to its end")
-    return FrameHeader(_codec_name(codec), namespace, key[:key_bytes], raw, stored, stored_sum, raw_sum)
+    return FrameHeader(_codec_name(codec), namespace, key[:key_bytes], raw, stored, stored_sum, raw_sum, parts)
+
+
+def _parse_parts(page: memoryview) -> tuple[bytes, ...]:
+    """The digests of the part table. They are covered by the raw checksum, and that by the header's."""
+    (count,) = _PART_COUNT.unpack_from(page, _USED_BYTES)
+    if not PARTS_MIN <= count <= PARTS_MAX:
+        raise CorruptFrameError(f"frame field 'part count' is {count}, allowed are {PARTS_MIN} to {PARTS_MAX}")
+    table = bytes(page[_PART_TABLE : _PART_TABLE + CHECKSUM_BYTES * count])
+    return tuple(table[start : start + CHECKSUM_BYTES] for start in range(0, len(table), CHECKSUM_BYTES))
 
 
 class FrameSealer:
@@ -176,12 +225,29 @@ class FrameSealer:
         self._require_room(slot, raw_bytes)
         self.seal_as(slot, key, raw_bytes, checksum(slot[HEADER_BYTES : HEADER_BYTES + raw_bytes]))
 
-    def seal_as(self, slot: memoryview, key: bytes, raw_bytes: int, raw_checksum: bytes) -> None:
-        """Like :meth:`seal`, with a checksum that came with the payload, so that it still speaks for the origin."""
+    def seal_parts(self, slot: memoryview, key: bytes, raw_bytes: int, part_checksums: Sequence[bytes]) -> None:
+        """Like :meth:`seal` for a payload whose parts were checksummed by those who wrote them. Reads no payload.
+
+        Raises:
+            ValueError: fewer than two parts, too many, not of one length; or as :meth:`seal`.
+        """
+        if raw_bytes % max(1, len(part_checksums)):
+            raise ValueError(f"a payload of {raw_bytes} bytes has no {len(part_checksums)} parts of one length")
+        self.seal_as(slot, key, raw_bytes, checksum_of_parts(part_checksums), tuple(part_checksums))
+
+    def seal_as(
+        self, slot: memoryview, key: bytes, raw_bytes: int, raw_checksum: bytes, part_checksums: tuple[bytes, ...] = ()
+    ) -> None:
+        """Like :meth:`seal`, with checksums that came with the payload, so that they still speak for the origin."""
         end = self._require_room(slot, raw_bytes)
         payload_end = HEADER_BYTES + raw_bytes
         slot[payload_end:end] = _ZEROS[: end - payload_end]
-        pack_header(FrameHeader(NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum), slot)
+        pack_header(
+            FrameHeader(
+                NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum, part_checksums
+            ),
+            slot,
+        )
 
     def check(self, slot: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
         """Make sure that a slot holds the raw frame of ``key``. ``payload=False`` leaves the payload unread.
@@ -212,9 +278,43 @@ class FrameSealer:
         if self.verify:
             if header.codec == NO_CODEC:
                 _expect("stored checksum", header.stored_checksum, header.raw_checksum)
-            if payload:
+            if payload and header.codec == NO_CODEC and header.part_checksums:
+                self.check_parts(frame, header)
+            elif payload:
                 _expect("stored checksum", header.stored_checksum, checksum(frame[HEADER_BYTES:end]))
         return header
+
+    def check_raw(self, slot: memoryview, header: FrameHeader) -> None:
+        """Make sure that a payload in a slot is the raw one that ``header`` speaks of.
+
+        Raises:
+            CorruptFrameError: it is not.
+        """
+        if header.part_checksums:
+            self.check_parts(slot, header)
+        elif self.verify:
+            raw = slot[HEADER_BYTES : HEADER_BYTES + header.raw_bytes]
+            _expect("raw checksum", checksum(raw), header.raw_checksum)
+
+    def check_parts(self, slot: memoryview, header: FrameHeader, parts: Iterable[int] | None = None) -> None:
+        """Make sure that parts of a raw payload are undamaged: all, or those of the given numbers.
+
+        Raises:
+            CorruptFrameError: one is not, or the payload cannot be cut into parts of one length.
+        """
+        part_bytes, rest = divmod(header.raw_bytes, len(header.part_checksums))
+        if rest:
+            raise CorruptFrameError(
+                f"a payload of {header.raw_bytes} bytes has no {len(header.part_checksums)} parts of one length"
+            )
+        for part in range(len(header.part_checksums)) if parts is None else parts:
+            start = HEADER_BYTES + part * part_bytes
+            if self.verify:
+                _expect(
+                    f"checksum of part {part}",
+                    checksum(slot[start : start + part_bytes]),
+                    header.part_checksums[part],
+                )
 
     @staticmethod
     def _require_room(slot: memoryview, raw_bytes: int) -> int:

@@ -187,10 +187,37 @@ class LookupConfig(_Model):
 
 
 class StoreConfig(_Model):
-    """What is stored, and how fast."""
+    """What is stored, when, and how fast."""
 
+    plan: Literal["immediate", "eager", "lazy"] = Field(
+        default="immediate",
+        description="When blocks are stored. `immediate`: in the step that completes a chunk. `eager`: a step later, "
+        "when its tokens are certain; of a request that finds the host tier full, the part that fits. `lazy`: when the "
+        "engine is about to reuse the blocks; the engine must show its free blocks, and `chunk.blocks` must be 1.",
+    )
+    policy: Literal["block_level", "request_level"] = Field(
+        default="block_level",
+        description="Whether chunks that were loaded for a request are stored again with it. `block_level`: no. "
+        "`request_level`: yes, where the host tier has lost them meanwhile. A request chooses `request_level` with "
+        "`do_remote_decode = true` in its `kv_transfer_params`.",
+    )
     chunks_per_step_max: Count = Field(default=256, description="Chunks whose store may start per engine step.")
     prompt_only: bool = Field(default=False, description="Store chunks of prompts only, not of generated tokens.")
+
+
+class EventsConfig(_Model):
+    """What the engine is told about chunks that came and went."""
+
+    enabled: bool = Field(
+        default=True, description="Keep events for the engine. Observers among the plugins hear of them in any case."
+    )
+    self_describing: bool = Field(
+        default=False,
+        description="Events carry tokens, parent and all hashes of their blocks. Takes memory: about 5 KiB per chunk.",
+    )
+    payloads_max: Count = Field(
+        default=100_000, description="Chunks whose tokens are remembered for that; beyond it the oldest are forgotten."
+    )
 
 
 class StackConfig(_Model):
@@ -205,6 +232,7 @@ class StackConfig(_Model):
     )
     lookup: LookupConfig = Field(default_factory=LookupConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
+    events: EventsConfig = Field(default_factory=EventsConfig)
 
     @field_validator("tiers")
     @classmethod

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
@@ -15,10 +16,11 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Who asks. ``kv_transfer_params`` is what the engine's user attached to the request."""
+    """Who asks. ``kv_transfer_params``: what the engine's user attached; ``hints``: what we read in it."""
 
     request_id: str
     kv_transfer_params: Mapping[str, Any] = field(default_factory=dict)
+    hints: RequestHints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)

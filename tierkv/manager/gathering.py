@@ -7,6 +7,7 @@ chunks together stay under a cap that leaves room for stores.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tierkv.errors import require
@@ -17,6 +18,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import NOT_GRANTED, Reservation
 from tierkv.manager.tier_traffic import TierTraffic
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
 
@@ -30,11 +32,11 @@ class Gathering:
         self._by_owner: dict[str, Reservation] = {}
         self._held = 0
 
-    def reserve(self, owner: str, keys: tuple[Key, ...]) -> Reservation:
-        """The owner's reservation for ``keys``, granted as far as the rules allow now."""
+    def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
+        """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
         reservation = self._by_owner.get(owner)
         if reservation is None:
-            reservation = self._by_owner[owner] = Reservation(owner, keys, self._host)
+            reservation = self._by_owner[owner] = Reservation(owner, keys, self._host, hints)
         elif reservation.failed or reservation.keys != keys:
             self._replace(reservation, keys)
         if not reservation.complete and self._may_take(reservation):
@@ -70,7 +72,7 @@ class Gathering:
                 continue
             if self._host.room <= len(missing):
                 break
-            tier = self._traffic.source_of(keys[position])
+            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers)
             if tier is None:
                 reservation.failed = True
                 break
@@ -107,7 +109,8 @@ class Gathering:
             positions.setdefault(tier.index, []).append(position)
         tiers = {tier.index: tier for _, tier in missing}
         for index, wanted in positions.items():
-            slots = self._traffic.promote([reservation.keys[position] for position in wanted], tiers[index])
+            keys = [reservation.keys[position] for position in wanted]
+            slots = self._traffic.promote(keys, tiers[index], reservation.hints.route)
             for position, slot in zip(wanted, slots or (), strict=slots is not None):
                 self._add(reservation, position, slot)
 
@@ -148,6 +151,11 @@ class Gathering:
             for ref in self._host.refs([slot])
         }
         return {key: (chunk, origin) for key, (chunk, origin) in chunks.items() if chunk is not None}
+
+    def sources(self, owner: str) -> Counter[str]:
+        """How many of the owner's granted chunks came from which tier."""
+        reservation = self._by_owner.get(owner)
+        return Counter() if reservation is None else reservation.count_sources()
 
     def hand_over(self, owner: str, keys: tuple[Key, ...]) -> tuple[list[int], list[str]] | Key:
         """End the owner's reservation, and let the caller have its holds on ``keys``.

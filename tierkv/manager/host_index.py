@@ -38,6 +38,11 @@ class HostIndex(SlotTable):
         self._evictable = 0
 
     @property
+    def policy(self) -> EvictionPolicy:
+        """In which order chunks leave."""
+        return self._policy
+
+    @property
     def room(self) -> int:
         """Slots that can be had now: free ones and those of evictable chunks."""
         return len(self._free) + self._evictable

@@ -191,6 +191,10 @@ class LowerTier(TierTable):
             missing -= self._deleting_bytes - before
         return chosen
 
+    def may_delete(self, key: Key, now: float) -> bool:
+        """Whether ``key`` is here and nobody reads, writes or deletes it."""
+        return self.is_idle(key) and self.presence(key, now) is LookupResult.HIT
+
     def condemn(self, key: Key) -> None:
         """``key`` is about to be deleted for another reason than room (its frame is bad)."""
         row = self._row(key)

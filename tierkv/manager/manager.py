@@ -7,6 +7,7 @@ All calls are made on the engine's scheduler thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tierkv.errors import EngineProtocolError
@@ -17,11 +18,13 @@ from tierkv.manager.gathering import Gathering
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
+from tierkv.manager.sightings import SightingFeed
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
+from tierkv.types.sighting import Sighting
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
 
@@ -53,6 +56,9 @@ class OffloadManager:
         self._tiers = tiers
         self._events = EventLog(counters)
         self._traffic = TierTraffic(host, tiers, group_bytes, self._events, counters)
+        self._terms = self._traffic.terms
+        self._admissions = self._traffic.admissions
+        self._sightings = SightingFeed([(HOST, host.policy), *((tier.name, tier.policy) for tier in tiers)], counters)
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -61,6 +67,7 @@ class OffloadManager:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._traffic.now = now
         self._host.sweep(SWEPT_PER_STEP_MAX)
+        self._traffic.sweep_ended()
 
     def on_completion(self, news: Completion | TierHealth) -> None:
         """Take in what dispatch reports."""
@@ -69,6 +76,11 @@ class OffloadManager:
     def take_ops(self) -> list[TierOp]:
         """What dispatch shall do now. Loads come before stores."""
         return self._traffic.take_ops()
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """All tiers, the host tier first."""
+        return (HOST, *(tier.name for tier in self._tiers))
 
     @property
     def version(self) -> int:
@@ -90,22 +102,34 @@ class OffloadManager:
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
-    def resident_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
-        """How many of ``keys[start:stop]``, from the front, are readable in the host tier."""
-        return len(self._host.ready_prefix(tuple(keys[start:stop])))
+    def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
+        """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
+        count = len(self._host.ready_prefix(tuple(keys[start:stop])))
+        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.any):
+            for i in range(start, start + count):
+                if self.lookup(keys[i], ctx) is not LookupResult.HIT:
+                    return i - start
+        return count
 
-    def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:  # noqa: ARG002 - hints will be read from ctx
-        """Whether a chunk is anywhere in the stack. Moves nothing; RETRY queues a probe."""
-        readable = self._host.is_readable(key)
-        if readable is None:
-            return self._traffic.presence(key)
-        return LookupResult.HIT if readable else LookupResult.PENDING
+    def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
+        """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
+        if self._terms.any and self._terms.has_ended(key, self._traffic.now):
+            return LookupResult.MISS
+        allowed = ctx.hints.load_tiers
+        ready = self._host.is_readable(key)
+        if ready is None:
+            return self._traffic.presence(key, allowed)
+        if allowed is not None and not (HOST in allowed and (ready or self._host.origin_of(key) in allowed)):
+            answer = self._traffic.presence(key, allowed)
+            if answer is not LookupResult.HIT:
+                return answer
+        return LookupResult.HIT if ready else LookupResult.PENDING
 
     # -- reservations ------------------------------------------------------------------------------------------------
 
     def reserve(self, keys: tuple[Key, ...], ctx: RequestContext) -> Reservation:
         """Gather ``keys`` (in prefix order) for a request. Call again in later steps: it goes on where it stopped."""
-        return self._gathering.reserve(ctx.request_id, keys)
+        return self._gathering.reserve(ctx.request_id, keys, ctx.hints)
 
     def trim(self, keys: tuple[Key, ...], ctx: RequestContext) -> None:
         """Let go of every reserved chunk that is not in ``keys``."""
@@ -114,6 +138,21 @@ class OffloadManager:
     def release(self, ctx: RequestContext) -> None:
         """Give up the request's reservation, if it has one."""
         self._gathering.release(ctx.request_id)
+
+    def sources(self, ctx: RequestContext) -> Counter[str]:
+        """How many of the request's reserved chunks came from which tier."""
+        return self._gathering.sources(ctx.request_id)
+
+    # -- sightings ---------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_sightings(self) -> bool:
+        """Whether the policy of any tier listens to :meth:`sighted`."""
+        return self._sightings.wanted
+
+    def sighted(self, sighting: Sighting) -> None:
+        """A request arrived or finished: tell the policies of all tiers."""
+        self._sightings.tell(sighting)
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
@@ -135,6 +174,7 @@ class OffloadManager:
                 "get_num_new_matched_tokens answered",
                 key=handed,
             )
+        self._terms.used(keys, ctx.hints, self._traffic.now)
         slots, sources = handed
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
@@ -154,7 +194,7 @@ class OffloadManager:
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
-    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:  # noqa: ARG002 - hints
+    def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
         """Slots for those of ``keys`` (key, group) that the host tier does not have yet, and that its policy lets in.
 
         Returns:
@@ -167,22 +207,22 @@ class OffloadManager:
         if len(missing) < len(offered):  # what is asked for must not be evicted to make room for its neighbours
             present = [slot for slot in map(host.find, offered) if slot is not None]
             host.hold(present)
-        wanted = self._admitted(missing)
-        evicted = self._traffic.make_room(len(wanted))
+        wanted = self._admissions.let_in(missing)
+        evicted = self._admissions.make_room(len(wanted))
         host.release(reversed(present))
         if evicted is None:
             self.counters.stores_refused += 1
             return None
-        slots = host.admit(wanted, ChunkState.STORING)
+        slots = self._admissions.admit(wanted, ChunkState.STORING, HOST, ctx.hints.route)
+        if ctx.hints.has_terms or self._terms.any:
+            self._agree(ctx, [host.key(slot) for slot in present], wanted)
         return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
 
-    def _admitted(self, keys: list[Key]) -> list[Key]:
-        """Those of ``keys`` that the host tier's policy lets in."""
-        refused = self._host.refused(keys)
-        if not refused:
-            return keys
-        self.counters.admissions_refused[HOST] += len(refused)
-        return [key for i, key in enumerate(keys) if i not in refused]
+    def _agree(self, ctx: RequestContext, present: Sequence[Key], new: Sequence[Key]) -> None:
+        """Note on what terms the request keeps chunks that are there already, and those that it stores."""
+        now = self._traffic.now
+        self._terms.used(present, ctx.hints, now)
+        self._terms.stored(new, ctx.hints, now, lambda key: self._traffic.source_of(key) is not None)
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
@@ -220,6 +260,7 @@ class OffloadManager:
         """
         self._gathering.release_all()
         self._host.reset()
+        self._terms.forget_one_shots()
         self._events.cleared(HOST)
 
     @property

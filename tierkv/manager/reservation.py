@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import HOST
 from tierkv.manager.host_index import HostIndex
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
 NOT_GRANTED = -1
@@ -28,6 +30,7 @@ class Reservation:
         "_host",
         "_origins",
         "failed",
+        "hints",
         "keys",
         "num_granted",
         "outstanding",
@@ -37,8 +40,9 @@ class Reservation:
         "slots",
     )
 
-    def __init__(self, owner: str, keys: tuple[Key, ...], host: HostIndex) -> None:
+    def __init__(self, owner: str, keys: tuple[Key, ...], host: HostIndex, hints: RequestHints = NO_HINTS) -> None:
         self.owner = owner
+        self.hints = hints
         self.outstanding = 0
         self._host = host
         self.want(keys, {})
@@ -83,6 +87,13 @@ class Reservation:
         for position, origin in self._origins.items():
             sources[position] = origin
         return sources
+
+    def count_sources(self) -> Counter[str]:
+        """How many of the granted chunks came from which tier."""
+        counts = Counter(self._origins.values())
+        if self.num_granted > len(self._origins):
+            counts[HOST] = self.num_granted - len(self._origins)
+        return counts
 
     @property
     def complete(self) -> bool:

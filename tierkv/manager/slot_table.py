@@ -65,6 +65,10 @@ class SlotTable:
             return False
         return self.find(self._keys[slot]) != slot
 
+    def is_idle(self, slot: int) -> bool:
+        """Whether the chunk in a slot is READY and nobody holds it."""
+        return self.state(slot) is ChunkState.READY and not self._holders[slot]
+
     def key(self, slot: int) -> Key:
         """The key of the chunk that owns a slot."""
         return self._keys[slot]
@@ -76,6 +80,11 @@ class SlotTable:
     def origin(self, slot: int) -> str:
         """The tier that a chunk's bytes come from, while they are on their way."""
         return self._origins.get(slot, HOST)
+
+    def origin_of(self, key: Key) -> str:
+        """The same of a visible chunk by its key."""
+        slot = self.find(key)
+        return HOST if slot is None else self.origin(slot)
 
     def refs(self, slots: Sequence[int]) -> tuple[SlotRef, ...]:
         """The leases on these slots."""

@@ -32,11 +32,16 @@ class TierTable:
         self._deleting_bytes = 0
         self._frame_bytes_max = 1
 
+    @property
+    def policy(self) -> EvictionPolicy:
+        """In which order chunks leave."""
+        return self._policy
+
     def __len__(self) -> int:
         """Chunks known to be stored here. Walks over all of them."""
-        return sum(1 for _ in self.keys())
+        return sum(1 for _ in self)
 
-    def keys(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[Key]:
         """The chunks known to be stored here."""
         return (key for key, row in self._rows.items() if self._flags[row] & STORED)
 
@@ -56,6 +61,15 @@ class TierTable:
         """Give up a row that nothing is true of any more."""
         if not self._flags[row] and not self._uses[row]:
             self._rows.discard(row)
+
+    def holds(self, key: Key) -> bool:
+        """Whether bytes of ``key`` are on this tier's account, or on their way to it."""
+        return self._flagged(key, STORED | WRITING)
+
+    def is_idle(self, key: Key) -> bool:
+        """Whether ``key`` is stored here, and nobody reads, writes or deletes it."""
+        row = self._rows.find(key)
+        return row is not None and self._is_listed(row) and not self._uses[row]
 
     def _flagged(self, key: Key, flag: int) -> bool:
         row = self._rows.find(key)

@@ -6,17 +6,19 @@ touches are held. Outcomes are per key: one bad frame fails one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tierkv.errors import require
+from tierkv.manager.admissions import Admissions
 from tierkv.manager.chunk import Filled
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.terms import Terms
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import GROUP_BYTES, Key
@@ -25,7 +27,7 @@ from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, 
 
 _T = TypeVar("_T")
 
-CASCADES_PER_STEP_MAX = 1024
+CASCADES_PER_STEP_MAX = 512
 """Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
 
 FRAME_PAGE_BYTES = 4096
@@ -61,6 +63,8 @@ class TierTraffic:
         self._tiers = tiers
         self._events = events
         self._counters = counters
+        self._terms = Terms(host.num_slots)
+        self.admissions = Admissions(host, self._terms, events, counters)
         self._in_flight: dict[int, _OpInFlight] = {}
         self._promotions: dict[int, list[int]] = {}
         self._deletions: dict[int, list[Key]] = {}
@@ -75,10 +79,12 @@ class TierTraffic:
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
-    def presence(self, key: Key) -> LookupResult:
-        """Whether any lower tier has ``key``. Stops at the first that does; asks those that must be asked."""
+    def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
+        """Whether any lower tier, of those allowed, has ``key``. Stops at the first; asks those that must be asked."""
         answer = LookupResult.MISS
         for tier in self._tiers:
+            if allowed is not None and tier.name not in allowed:
+                continue
             here = tier.presence(key, self.now)
             if here is LookupResult.HIT:
                 return here
@@ -87,53 +93,82 @@ class TierTraffic:
                 answer = here
         return answer
 
-    def source_of(self, key: Key) -> LowerTier | None:
-        """The fastest tier known to have ``key``."""
+    def source_of(self, key: Key, allowed: Collection[str] | None = None) -> LowerTier | None:
+        """The fastest tier, of those allowed, that is known to have ``key``."""
         for tier in self._tiers:
-            if tier.presence(key, self.now) is LookupResult.HIT:
+            if (allowed is None or tier.name in allowed) and tier.presence(key, self.now) is LookupResult.HIT:
                 return tier
         return None
 
+    # -- terms -------------------------------------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> Terms:
+        """On what terms chunks are kept."""
+        return self._terms
+
+    def sweep_ended(self) -> None:
+        """Delete some chunks whose time has ended, where nobody uses them at present."""
+        self._terms.sweep(self.now, self._remove_ended)
+
+    def _remove_ended(self, key: Key) -> bool:
+        """Whether the chunk is gone from everywhere. A deletion that failed is tried again later."""
+        slot = self._host.find(key)
+        if slot is not None:
+            if not self._host.is_idle(slot):
+                return False
+            self._host.drop([slot])
+            self._events.add(CacheEventKind.REMOVED, HOST, key)
+        gone = True
+        for tier in self._tiers:
+            if tier.holds(key):
+                gone = False
+                if tier.may_delete(key, self.now):
+                    tier.condemn(key)
+                    self._deletions.setdefault(tier.index, []).append(key)
+        return gone
+
     # -- host slots --------------------------------------------------------------------------------------------------
 
-    def make_room(self, count: int) -> list[Key] | None:
-        """Evict until ``count`` slots are free; see :meth:`HostIndex.make_room`."""
-        evicted = self._host.make_room(count)
-        if evicted:
-            self._counters.evictions[HOST] += len(evicted)
-            self._events.extend(CacheEventKind.REMOVED, HOST, evicted)
-        return evicted
-
-    def promote(self, keys: Sequence[Key], tier: LowerTier) -> list[int] | None:
+    def promote(self, keys: Sequence[Key], tier: LowerTier, route: frozenset[str] | None = None) -> list[int] | None:
         """Start to bring ``keys`` from ``tier`` into the host tier. The caller holds them on top of the I/O's own hold.
 
         Returns:
             Their slots; None if none of them can have one now.
         """
-        if self.make_room(len(keys)) is None:
+        if self.admissions.make_room(len(keys)) is None:
             return None
-        slots = self._host.admit(keys, ChunkState.PROMOTING, tier.name)
+        slots = self.admissions.admit(keys, ChunkState.PROMOTING, tier.name, route)
         self._host.hold(slots)
         tier.begin_read(keys)
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
 
     def became_ready(self, filled: Filled) -> None:
-        """Chunks are readable in the host tier: say so, and let them cascade to every tier that wants them."""
+        """Chunks are readable in the host tier: let them cascade to every tier that wants and may have them. Say so."""
         self.version += 1
         self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
+        routes = self.admissions.take_routes(filled.slots)
         for tier in self._tiers:
             if tier.limits.writes and filled.keys:
-                self._cascade(tier, filled)
+                self._cascade(tier, filled, routes)
 
-    def _cascade(self, tier: LowerTier, filled: Filled) -> None:
+    def _may_have(self, tier: LowerTier, key: Key, route: frozenset[str] | None) -> bool:
+        if route is not None and tier.name not in route:
+            return False
+        # Of a chunk with an end no other process would know when.
+        return not (tier.capabilities.shared and self._terms.ends(key))
+
+    def _cascade(self, tier: LowerTier, filled: Filled, routes: Mapping[int, frozenset[str] | None]) -> None:
         wanted = [(slot, key) for slot, key in zip(*filled, strict=True) if tier.wants(key, self.now)]
+        if routes or self._terms.any:
+            wanted = [(slot, key) for slot, key in wanted if self._may_have(tier, key, routes.get(slot))]
         if not wanted:
             return
         keys = [key for _, key in wanted]
         if refused := tier.refused(keys, self._frame_bound(keys[0])):
-            self._counters.admissions_refused[tier.name] += len(refused)
             wanted = [pair for i, pair in enumerate(wanted) if i not in refused]
+            self._counters.admissions_refused[tier.name] += len(keys) - len(wanted)
         generation = self._host.generation
         tier.cascades.extend((slot, generation(slot)) for slot, _ in wanted)
         # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field, fields
 class CoreCounters:
     """Counters of scheduler and manager. They only grow.
 
-    lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again".
-    deadlines_expired: lookups ended by their deadline. tokens_loaded: by the tier whose bytes were used.
-    stores_refused: store batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get
-    because its queue was full or it was unusable, by tier. admissions_refused: chunks that a tier's policy did not let
-    in. promotions, cascades: chunks read from and written to a tier. chunks_corrupt: frames that failed their check, by
-    tier. evictions: by tier. reads_failed, writes_failed: by tier, for any other reason. probes: existence questions,
-    by tier. events_dropped: cache events that nobody took in time. loads_failed: chunks a worker could not load.
+    lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again". deadlines_expired:
+    lookups ended by their deadline. tokens_loaded: by the tier whose bytes were used. stores_refused: store batches the
+    host tier had no room for. cascades_dropped: chunks that a lower tier did not get because its queue was full or it
+    was unusable, by tier. admissions_refused: chunks that a tier's policy did not let in. promotions, cascades: chunks
+    read from and written to a tier. chunks_corrupt: frames that failed their check, by tier. evictions: by tier.
+    reads_failed, writes_failed: by tier, for any other reason. probes: existence questions, by tier. events_dropped:
+    cache events that nobody took in time. events_undescribed: chunks in events without a payload, where payloads were
+    asked for. payloads_forgotten: payloads dropped because too many were remembered. loads_failed: chunks a worker
+    could not load. hints_ignored: hints of requests that could not be used. tokens_local: found in the engine's own
+    cache, once per request. tokens_stored: copied to the host tier. deferred_ms: time that lookups were deferred for.
+    policies_failed: policies that raised or chose what was held, and are asked no more, by tier. sightings_failed:
+    policies that raised and are told no more, by tier.
     """
 
     lookups: int = 0
@@ -37,7 +42,15 @@ class CoreCounters:
     reads_failed: Counter[str] = field(default_factory=Counter)
     writes_failed: Counter[str] = field(default_factory=Counter)
     events_dropped: int = 0
+    events_undescribed: int = 0
+    payloads_forgotten: int = 0
     probes: Counter[str] = field(default_factory=Counter)
+    hints_ignored: int = 0
+    tokens_local: int = 0
+    tokens_stored: int = 0
+    deferred_ms: int = 0
+    policies_failed: Counter[str] = field(default_factory=Counter)
+    sightings_failed: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """A copy as plain JSON values. Any thread: each field is copied in one go."""

@@ -22,13 +22,21 @@ _HELP = {
     "promotions": "Chunks read from a tier into the host tier",
     "cascades": "Chunks written from the host tier to a tier",
     "cascades_dropped": "Chunks a tier did not get because its queue was full or it was out of service",
+    "policies_failed": "Eviction policies that failed and are asked no more",
     "admissions_refused": "Chunks that a tier's eviction policy did not let in",
     "chunks_corrupt": "Frames that failed their check",
     "evictions": "Chunks evicted",
     "reads_failed": "Reads that failed for another reason than corruption",
     "writes_failed": "Writes that failed",
     "events_dropped": "Cache events dropped because the engine did not take them",
+    "events_undescribed": "Chunks in events that should carry their tokens and could not",
+    "payloads_forgotten": "Payloads of chunks forgotten because too many were remembered",
     "probes": "Existence questions put to a tier",
+    "hints_ignored": "Hints of requests that could not be used",
+    "tokens_local": "Tokens that the engine found in its own cache, once per request",
+    "tokens_stored": "Tokens copied from the GPU to the host tier",
+    "deferred_ms": "Milliseconds that lookups were deferred for",
+    "sightings_failed": "Policies that raised when told of a request, and are told no more",
 }
 
 

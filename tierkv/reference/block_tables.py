@@ -1,58 +1,115 @@
 """The block tables of requests: per KV group one list of blocks, all drawn from one pool.
 
-All groups hold full attention with the same block size, so the tables of a request have equal length and the block at
-index i of each covers the same tokens.
+All groups have the same block size, so the tables of a request have equal length and the block at index i of each
+covers the same tokens. A group with a window holds the blocks that its next token can see; before them its table has
+the null block. Blocks that a window has passed are freed when the next step is scheduled, not when they are computed:
+the step in which they were computed is over then, and whoever stores them knows of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from tierkv.reference.block_pool import Block, BlockPool
+from tierkv.reference.configs import first_visible
 from tierkv.reference.request import Request
 
 
 class TableKeeper:
     """Finds, grows, registers and frees the tables of requests. Used on the engine's thread."""
 
-    def __init__(self, pool: BlockPool, *, num_groups: int, block_tokens: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        windows: Sequence[int | None],
+        block_tokens: int,
+        prefix_caching: bool = True,
+    ) -> None:
+        """Keep tables of one group per entry of ``windows``: its window in tokens, None for full attention."""
         self._pool = pool
-        self._num_groups = num_groups
+        self._windows = tuple(windows)
         self._block_tokens = block_tokens
         self._prefix_caching = prefix_caching
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks, over all groups, that so many tokens of one request need."""
-        return -(-num_tokens // self._block_tokens) * self._num_groups
+    def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
+        """Blocks, over all groups, that a request of so many tokens holds at most, computing ``step_tokens`` a step."""
+        whole = -(-num_tokens // self._block_tokens)
+        return sum(
+            # A stretch of n tokens touches one block more than it fills, if it begins inside one.
+            whole if window is None else min(whole, 1 - (2 - window - step_tokens) // self._block_tokens)
+            for window in self._windows
+        )
+
+    def first_block(self, group: int, position: int) -> int:
+        """Index of the first block that the token at ``position`` attends to in a group."""
+        return first_visible(self._windows[group], position) // self._block_tokens
 
     def find_prefix(self, request: Request) -> list[list[Block]]:
-        """Per group, the computed blocks of the longest prefix that every group has. Nothing is taken.
+        """Per group, the computed blocks of the longest prefix that can be continued. Nothing is taken.
 
-        At least one token is left to compute, because the model must give the next one.
+        It can be continued if every group has what the token behind it attends to: full attention all of it, a window
+        the blocks within; the table has the null block before those. At least one token is left to compute, because
+        the model must give the next one.
         """
-        tables: list[list[Block]] = [[] for _ in range(self._num_groups)]
         if not self._prefix_caching:
-            return tables
-        for block_hash in request.block_hashes[: (request.num_tokens - 1) // self._block_tokens]:
-            found = [self._pool.find(block_hash, group) for group in range(self._num_groups)]
-            hits = [block for block in found if block is not None]
-            if len(hits) < self._num_groups:
-                break
-            for table, block in zip(tables, hits, strict=True):
-                table.append(block)
+            return [[] for _ in self._windows]
+        length = (request.num_tokens - 1) // self._block_tokens
+        gap = self._first_gap(request, length)
+        while gap is not None:
+            # Shorter prefixes need this block too, down to the one that ends before it: their windows begin earlier.
+            length = gap
+            gap = self._last_gap(request, length)
+        hashes = request.block_hashes
+        tables = []
+        for group in range(len(self._windows)):
+            first = self.first_block(group, length * self._block_tokens)
+            found = (self._pool.find(hashes[i], group) for i in range(first, length))
+            tables.append([self._pool.null_block] * first + [block for block in found if block is not None])
         return tables
 
-    def open(self, request: Request, prefix: list[list[Block]], num_tokens: int) -> bool:
+    def _first_gap(self, request: Request, length: int) -> int | None:
+        """The first of ``length`` blocks that a group of full attention lacks; none there: as :meth:`_last_gap`."""
+        full = [group for group, window in enumerate(self._windows) if window is None]
+        for index in range(length):
+            if any(self._pool.find(request.block_hashes[index], group) is None for group in full):
+                return index
+        return self._last_gap(request, length)
+
+    def _last_gap(self, request: Request, length: int) -> int | None:
+        """The last block that some window group lacks of those which it needs behind ``length`` blocks."""
+        gaps = []
+        for group, window in enumerate(self._windows):
+            if window is None:
+                continue
+            for index in range(length - 1, self.first_block(group, length * self._block_tokens) - 1, -1):
+                if self._pool.find(request.block_hashes[index], group) is None:
+                    gaps.append(index)
+                    break
+        return min(gaps, default=None)
+
+    def open(self, request: Request, prefix: list[list[Block]], start: int, num_tokens: int) -> bool:
         """Give a request that holds nothing the blocks of a found prefix and new ones up to ``num_tokens``.
+
+        Tokens before ``start`` are or will be there without being computed. Of them a window group gets the blocks
+        that it needs to go on from ``start``, and for the rest the null block.
 
         Returns:
             False if the pool has too few; then nothing changed.
         """
-        taken_from_queue = sum(block.ref_cnt == 0 for table in prefix for block in table)
-        new = self.blocks_for(num_tokens) - sum(len(table) for table in prefix)
+        length = -(-num_tokens // self._block_tokens)
+        tables = []
+        for group, found in enumerate(prefix):
+            first = self.first_block(group, min(start, request.num_tokens - 1))
+            tables.append([self._pool.null_block] * first + found[first:])
+        held = [_real(table) for table in tables]
+        taken_from_queue = sum(block.ref_cnt == 0 for table in held for block in table)
+        new = sum(max(0, length - len(table)) for table in tables)
         if taken_from_queue + new > self._pool.num_free:
             return False
-        for table in prefix:
+        for table in held:
             self._pool.hold(table)
-        request.tables = [list(table) for table in prefix]
+        request.tables = tables
         return self.extend(request, num_tokens)
 
     def extend(self, request: Request, num_tokens: int) -> bool:
@@ -64,6 +121,20 @@ class TableKeeper:
             table.extend(self._pool.allocate(max(0, length - len(table))))
         return True
 
+    def free_passed(self, request: Request) -> None:
+        """Give back the blocks that the request's next token and all later ones cannot see: windows have moved on.
+
+        They keep their content and can be found until the pool hands them out anew, which may be at once.
+        """
+        for group, table in enumerate(request.tables):
+            passed = []
+            for index in range(self.first_block(group, request.num_computed_tokens) - 1, -1, -1):
+                if table[index].is_null:
+                    break
+                passed.append(table[index])
+                table[index] = self._pool.null_block
+            self._pool.release(passed)
+
     def register_computed(self, request: Request, num_tokens: int) -> None:
         """Make the request's full blocks within its first ``num_tokens`` findable. Those tokens are computed."""
         if not self._prefix_caching:
@@ -72,12 +143,44 @@ class TableKeeper:
         for group, table in enumerate(request.tables):
             # From the back, because the tables of a long request are registered up to its last few blocks already.
             for index in range(full - 1, -1, -1):
-                if table[index].block_hash is not None:
+                if table[index].is_null or table[index].block_hash is not None:
                     break
                 self._pool.register(table[index], request.block_hashes[index], group)
 
+    def usable_tokens(self, request: Request, num_tokens: int, invalid: frozenset[int]) -> int:
+        """After how many of its first ``num_tokens`` a request can go on, if some of its blocks are invalid.
+
+        That is where every group has a valid block for all that the next token attends to. With full attention it is
+        the first invalid block. A window was filled for the end of the load only: before that it has no blocks, so a
+        single invalid one in it leaves, as a rule, nothing to go on from, and everything is computed.
+        """
+        bad = [
+            [block.is_null or block.block_id in invalid for block in table[: -(-num_tokens // self._block_tokens)]]
+            for table in request.tables
+        ]
+        tokens = num_tokens
+        while tokens and any(
+            any(table[self.first_block(group, min(tokens, request.num_tokens - 1)) : -(-tokens // self._block_tokens)])
+            for group, table in enumerate(bad)
+        ):
+            tokens = (tokens - 1) // self._block_tokens * self._block_tokens
+        return tokens
+
+    def truncate(self, request: Request, num_tokens: int) -> None:
+        """Give back all blocks behind the first ``num_tokens``."""
+        length = -(-num_tokens // self._block_tokens)
+        self._release_rows([table[length:] for table in request.tables])
+        request.tables = [table[:length] for table in request.tables]
+
     def close(self, request: Request) -> None:
         """Give a request's blocks back, tail first over all groups, so that the groups' heads are evicted last."""
-        for row in reversed(list(zip(*request.tables, strict=True))):
-            self._pool.release(reversed(row))
-        request.tables = [[] for _ in request.tables]
+        self.truncate(request, 0)
+
+    def _release_rows(self, tables: Sequence[Sequence[Block]]) -> None:
+        for row in reversed(list(zip(*tables, strict=True))):
+            self._pool.release(_real(reversed(row)))
+
+
+def _real(blocks: Iterable[Block]) -> list[Block]:
+    """Without the placeholders, which nobody holds."""
+    return [block for block in blocks if not block.is_null]

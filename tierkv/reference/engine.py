@@ -16,13 +16,14 @@ from torch import Tensor
 from tierkv.reference.block_pool import BlockPool
 from tierkv.reference.block_tables import TableKeeper
 from tierkv.reference.configs import EngineConfig
-from tierkv.reference.connector import KVConnector
-from tierkv.reference.model import Decoder, TokenRange, kv_tensors
+from tierkv.reference.connector import KVConnector, KVConnectorWorker
+from tierkv.reference.kv_pool import Allocate, kv_tensors
+from tierkv.reference.model import Decoder, TokenRange
 from tierkv.reference.request import Request, RequestRecord
 from tierkv.reference.scheduling import Scheduler
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import EngineSpec, StepOutput
-from tierkv.types.transfers import ConnectorMeta
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 IDLE_S = 0.0005
 """How long a step that computes nothing waits, so that waiting for a load does not take a whole core."""
@@ -50,11 +51,13 @@ class StepReport:
 class Engine:
     """A small paged engine with greedy sampling."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the configuration, and collaborators of which each can be left out
         self,
         config: EngineConfig,
         *,
         connector: KVConnector | None = None,
+        workers: Sequence[KVConnectorWorker] | None = None,
+        allocate: Allocate | None = None,
         clock: Callable[[], float] = time.monotonic,
         idle: Callable[[], None] = lambda: time.sleep(IDLE_S),
     ) -> None:
@@ -63,38 +66,53 @@ class Engine:
         Args:
             config: the engine's shape.
             connector: where KV comes from and goes to beyond the pool; None for none.
+            workers: the connector's worker of each rank; None: its only one.
+            allocate: where the pool's memory comes from; None: from torch.
             clock: seconds, for the records.
             idle: called in a step that computes nothing.
+
+        Raises:
+            ValueError: there is not one worker per rank.
         """
         self._config = config
         self._connector = connector
         self._clock = clock
         self._idle = idle
-        size, groups = config.block_tokens, config.num_groups
-        self._decoder = Decoder(config.model, block_tokens=size, num_groups=groups, device=config.device)
-        self._kv_cache = kv_tensors(config.model, num_blocks=config.num_blocks, block_tokens=size, device=config.device)
+        self._workers = _workers(config, connector, workers)
+        self._decoder = Decoder(
+            config.model,
+            block_tokens=config.block_tokens,
+            num_groups=config.num_groups,
+            tensor_parallel=config.tensor_parallel,
+            device=config.device,
+        )
+        self._kv_cache = [kv_tensors(config, allocate) for _ in range(config.tensor_parallel)]
         self._pool = BlockPool(config.num_blocks)
         self._keeper = TableKeeper(
-            self._pool, num_groups=groups, block_tokens=size, prefix_caching=config.prefix_caching
+            self._pool,
+            windows=config.windows,
+            block_tokens=config.block_tokens,
+            prefix_caching=config.prefix_caching,
         )
         self._scheduler = Scheduler(
             self._keeper,
             connector,
-            block_tokens=size,
+            block_tokens=config.block_tokens,
             max_batched_tokens=config.max_batched_tokens,
             max_running=config.max_running,
         )
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
         self._arrivals = count()
-        if connector is not None:
-            connector.worker.register_kv_caches(self.kv_caches)
+        for rank, worker in enumerate(self._workers):
+            worker.register_kv_caches(self.kv_caches(rank))
 
-    @property
-    def kv_caches(self) -> list[list[Tensor]]:
-        """Per group, the pool tensors [num_blocks, 2, block_tokens, kv_heads, head_dim] of its layers."""
-        n = self._config.layers_per_group
-        return [self._kv_cache[g * n : (g + 1) * n] for g in range(self._config.num_groups)]
+    def kv_caches(self, rank: int = 0) -> list[list[Tensor]]:
+        """Per group, the pool tensors [num_blocks, 2, block_tokens, kv_heads, head_dim] of its layers, of one rank.
+
+        All groups share them: a block id belongs to one group at a time, and its pages hold that group's layers.
+        """
+        return [list(self._kv_cache[rank]) for _ in range(self._config.num_groups)]
 
     @property
     def block_pool(self) -> BlockPool:
@@ -163,8 +181,8 @@ class Engine:
         step, requests = self._scheduler.schedule()
         meta = self._start_transfers(step)
         new_tokens = self._compute(step, requests)
-        if self._connector is not None:
-            self._connector.worker.queue_stores(meta)
+        for worker in self._workers:
+            worker.queue_stores(meta)
         finished = self._take_in(step, new_tokens)
         events = self._end_transfers()
         if not step.scheduled:
@@ -230,7 +248,7 @@ class Engine:
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens = {max_new_tokens} of request {name!r}; use 1 or more")
         # The last token is only handed out, never run.
-        needed = self._keeper.blocks_for(len(prompt) + max_new_tokens - 1)
+        needed = self._keeper.blocks_for(len(prompt) + max_new_tokens - 1, self._config.max_batched_tokens)
         if needed > self._config.num_blocks - 1:
             raise ValueError(
                 f"request {name!r} needs {needed} blocks and the pool has {self._config.num_blocks - 1}; "
@@ -241,7 +259,8 @@ class Engine:
         if self._connector is None:
             return ConnectorMeta()
         meta = self._connector.build_connector_meta(step)
-        self._connector.worker.start_step(meta)
+        for worker in self._workers:
+            worker.start_step(meta)
         return meta
 
     def _compute(self, step: StepOutput, requests: Sequence[Request]) -> dict[str, int]:
@@ -273,6 +292,20 @@ class Engine:
     def _end_transfers(self) -> tuple[CacheEvent, ...]:
         if self._connector is None:
             return ()
-        report = self._connector.update_connector_output(self._connector.worker.get_finished())
+        output = WorkerOutput.aggregate(worker.get_finished() for worker in self._workers)
+        report = self._connector.update_connector_output(output)
         self._scheduler.end_loads(report)
         return tuple(self._connector.take_events())
+
+
+def _workers(
+    config: EngineConfig, connector: KVConnector | None, workers: Sequence[KVConnectorWorker] | None
+) -> tuple[KVConnectorWorker, ...]:
+    if connector is None:
+        return ()
+    found = (connector.worker,) if workers is None else tuple(workers)
+    if len(found) != config.tensor_parallel:
+        raise ValueError(
+            f"tensor_parallel = {config.tensor_parallel} and {len(found)} workers were given; each rank needs its own"
+        )
+    return found

@@ -5,12 +5,17 @@ the library picks another kernel or another order of summation for another shape
 freely therefore gives KV bytes, and now and then tokens, that depend on what else happened to run. Then nobody can tell
 a damaged cache from bad luck. So here the unit of computation is the *tile*: the ``block_tokens`` positions of one
 block of one request. A tile is always computed with the same shapes: all of its rows (those that are not asked for are
-padding and are thrown away), against keys up to its own end (those not yet written are masked). Shapes depend
-on the tile's place in the sequence only, never on the batch, the chunk budget, or where a cached prefix ended; a row
-of such a product does not depend on its neighbours. Hence the promise, tested bit by bit: **the same tokens give the
-same KV bytes and the same logits**, computed at once, in pieces, in any batch, or after a load.
+padding and are thrown away), against keys from the first block that its first row can see to its own end (those not yet
+written, or out of a row's window, are masked). Shapes depend on the tile's place in the sequence only, never on the
+batch, the chunk budget, or where a cached prefix ended; a row of such a product does not depend on its neighbours.
+Hence the promise, tested bit by bit: **the same tokens give the same KV bytes and the same logits**, computed at once,
+in pieces, in any batch, or after a load.
 
 The price is that decoding one token computes a whole tile. It is a price that only a reference may pay.
+
+**Tensor parallel.** Each rank has a share of the heads: its rows of the projections, and a KV pool of its own. What the
+ranks give is added in the order of the ranks. The feed-forward has no KV, so it is not split. All ranks run here, one
+after the other. Another number of ranks adds in another order, and gives other bits: compare at equal numbers only.
 
 Numbers: weights and cached keys and values are rounded to the model's dtype, and so is the residual stream after each
 sublayer; arithmetic is float32. Equality across processes holds for the same torch build, CPU kind and thread count.
@@ -20,12 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tierkv.reference.configs import ModelConfig
+from tierkv.reference.configs import ModelConfig, first_visible
+from tierkv.reference.kv_pool import torch_dtype
 
 WEIGHT_STD = 0.2
 """Large for a network: attention is sharp and errors grow, so one wrong KV byte changes the greedy tokens."""
@@ -40,7 +47,8 @@ class TokenRange:
     """The work on one request in one step.
 
     tokens: the ids at positions ``start`` to ``start + len(tokens) - 1``; at least one.
-    block_tables: per group, the ids of the request's blocks from position 0 on; long enough for the range.
+    block_tables: per group, the ids of the request's blocks from position 0 on; long enough for the range. Where no
+        token of the range attends to, any id will do.
     """
 
     start: int
@@ -63,44 +71,72 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer: two norms, the attention and the gated feed-forward."""
+class View:
+    """What the rows of a tile see in layers of one window. Keys count from the start of ``first_block``.
 
-    attention_norm: Tensor
+    first_block: index of the first block within sight of any row.
+    hidden: [rows, keys], True where a row does not attend.
+    valid: the keys that some row which is asked for attends to; all others may hold anything.
+    """
+
+    first_block: int
+    hidden: Tensor
+    valid: slice
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShard:
+    """One rank's heads of one layer."""
+
     qkv: Tensor
     output: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: two norms, the attention of each rank and the gated feed-forward."""
+
+    attention_norm: Tensor
+    attention: tuple[AttentionShard, ...]
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
 
 
-def kv_tensors(config: ModelConfig, *, num_blocks: int, block_tokens: int, device: str = "cpu") -> list[Tensor]:
-    """The paged KV pool: per layer one contiguous [num_blocks, 2 (K, V), block_tokens, kv_heads, head_dim]."""
-    shape = (num_blocks, 2, block_tokens, config.kv_heads, config.head_dim)
-    return [torch.zeros(shape, dtype=torch_dtype(config), device=device) for _ in range(config.layers)]
-
-
-def torch_dtype(config: ModelConfig) -> torch.dtype:
-    """The torch dtype of weights and KV."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-
-
 class Decoder:
     """The weights, and the forward pass over a paged KV pool. Used on one thread."""
 
-    def __init__(self, config: ModelConfig, *, block_tokens: int, num_groups: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        block_tokens: int,
+        num_groups: int = 1,
+        tensor_parallel: int = 1,
+        device: str = "cpu",
+    ) -> None:
         """Draw the weights from ``config.seed`` (on the CPU, so that they are the same for every device).
 
         Args:
             config: the shape of the model.
             block_tokens: positions of a tile.
-            num_groups: KV groups; group g holds the g-th run of ``layers / num_groups`` layers.
+            num_groups: KV groups; see :meth:`ModelConfig.layer_groups`.
+            tensor_parallel: ranks among which the heads are split; divides ``kv_heads``.
             device: torch device of the weights; the KV pool must be there too.
         """
         self._config = config
         self._block_tokens = block_tokens
-        self._layers_per_group = config.layers // num_groups
+        groups = config.layer_groups(num_groups)
+        self._windows = {group.window_tokens for group in groups}
+        places = {
+            layer: (number, place, group.window_tokens)
+            for number, group in enumerate(groups)
+            for place, layer in enumerate(group.layers)
+        }
+        self._places = [places[layer] for layer in range(config.layers)]
+        """Per layer: its group, its tensor of the pool, its window."""
         self._device = device
+        self._ranks = tensor_parallel
         self._dtype = torch_dtype(config)
         generator = torch.Generator().manual_seed(config.seed)
 
@@ -114,8 +150,10 @@ class Decoder:
         self._layers = [
             LayerWeights(
                 attention_norm=1 + draw(config.hidden),
-                qkv=draw(q_rows + 2 * kv_rows, config.hidden),
-                output=draw(config.hidden, q_rows),
+                attention=self._shards(
+                    draw(q_rows + 2 * kv_rows, config.hidden).split_with_sizes([q_rows, kv_rows, kv_rows]),
+                    draw(config.hidden, q_rows),
+                ),
                 mlp_norm=1 + draw(config.hidden),
                 gate_up=draw(2 * config.intermediate, config.hidden),
                 down=draw(config.hidden, config.intermediate),
@@ -128,16 +166,20 @@ class Decoder:
         exponents = torch.arange(half, dtype=torch.float32) / half
         self._frequencies = (ROPE_BASE**-exponents).to(device)
 
+    def _shards(self, qkv: Sequence[Tensor], output: Tensor) -> tuple[AttentionShard, ...]:
+        parts = zip(*(rows.chunk(self._ranks) for rows in qkv), output.chunk(self._ranks, dim=1), strict=True)
+        return tuple(AttentionShard(torch.cat(parts[:3]), parts[3].contiguous()) for parts in parts)
+
     @torch.inference_mode()
-    def forward(self, batch: Sequence[TokenRange], kv_cache: Sequence[Tensor]) -> list[Tensor]:
-        """Compute the ranges, writing their keys and values into ``kv_cache`` (one tensor per layer).
+    def forward(self, batch: Sequence[TokenRange], kv_cache: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Compute the ranges, writing their keys and values into ``kv_cache``: per rank, its pool.
 
         Returns:
             Per range, the float32 logits [vocab] after its last token.
         """
         return [self._forward_range(work, kv_cache) for work in batch]
 
-    def _forward_range(self, work: TokenRange, kv_cache: Sequence[Tensor]) -> Tensor:
+    def _forward_range(self, work: TokenRange, kv_cache: Sequence[Sequence[Tensor]]) -> Tensor:
         tables = [torch.tensor(table, dtype=torch.int64, device=self._device) for table in work.block_tables]
         hidden = [self._forward_tile(tile, tables, kv_cache) for tile in self._tiles(work)]
         logits = functional.linear(self._normalised(hidden[-1], self._final_norm), self._head)
@@ -153,50 +195,64 @@ class Decoder:
             tokens[rows] = work.tokens[origin + rows.start - work.start : origin + rows.stop - work.start]
             yield Tile(index, tokens, rows)
 
-    def _forward_tile(self, tile: Tile, tables: Sequence[Tensor], kv_cache: Sequence[Tensor]) -> Tensor:
+    def _forward_tile(self, tile: Tile, tables: Sequence[Tensor], kv_cache: Sequence[Sequence[Tensor]]) -> Tensor:
         """Compute a tile, writing the keys and values of its rows. Returns the hidden states [tokens, hidden]."""
-        end = (tile.index + 1) * self._block_tokens
-        positions = torch.arange(end, device=self._device)
-        own = positions[-self._block_tokens :, None]
+        origin = tile.index * self._block_tokens
+        own = torch.arange(origin, origin + self._block_tokens, device=self._device)[:, None]
         angles = own.to(torch.float32) * self._frequencies
         rotation = (angles.cos()[:, None, :], angles.sin()[:, None, :])
-        future = positions[None, :] > own
+        views = {window: self._view(tile, own, window) for window in self._windows}
         hidden = self._embedding[torch.tensor(tile.tokens, device=self._device)]
-        for number, layer in enumerate(self._layers):
-            blocks = tables[number // self._layers_per_group][: tile.index + 1]
-            query, key, value = self._projections(layer, hidden, rotation)
-            page = kv_cache[number][int(blocks[-1])]
-            page[0, tile.rows] = key[tile.rows]
-            page[1, tile.rows] = value[tile.rows]
-            written = end - self._block_tokens + tile.rows.stop
-            mixed = self._attention(query, kv_cache[number][blocks], written, future)
-            hidden = self._rounded(hidden + functional.linear(mixed, layer.output))
+        for layer, (group, place, window) in zip(self._layers, self._places, strict=True):
+            view = views[window]
+            blocks = tables[group][view.first_block : tile.index + 1]
+            normalised = self._normalised(hidden, layer.attention_norm)
+            parts = []
+            for shard, pool in zip(layer.attention, kv_cache, strict=True):
+                query, key, value = self._projections(shard, normalised, rotation)
+                page = pool[place][int(blocks[-1])]
+                page[0, tile.rows] = key[tile.rows]
+                page[1, tile.rows] = value[tile.rows]
+                parts.append(functional.linear(self._attention(query, pool[place][blocks], view), shard.output))
+            hidden = self._rounded(hidden + reduce(torch.add, parts))
             gate, up = functional.linear(self._normalised(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             hidden = self._rounded(hidden + functional.linear(functional.silu(gate) * up, layer.down))
         return hidden
 
+    def _view(self, tile: Tile, own: Tensor, window: int | None) -> View:
+        """What the tile's rows, at the positions ``own`` [rows, 1], see."""
+        origin = tile.index * self._block_tokens
+        first_block = first_visible(window, origin) // self._block_tokens
+        start = first_block * self._block_tokens
+        keys = torch.arange(start, origin + self._block_tokens, device=self._device)[None, :]
+        hidden = keys > own
+        if window is not None:
+            hidden |= keys <= own - window
+        asked = first_visible(window, origin + tile.rows.start)
+        return View(first_block, hidden, slice(asked - start, origin + tile.rows.stop - start))
+
     def _projections(
-        self, layer: LayerWeights, hidden: Tensor, rotation: tuple[Tensor, Tensor]
+        self, shard: AttentionShard, normalised: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]; the last two in model dtype."""
-        c = self._config
-        joined = functional.linear(self._normalised(hidden, layer.attention_norm), layer.qkv)
-        heads = joined.view(self._block_tokens, c.heads + 2 * c.kv_heads, c.head_dim)
-        query, key, value = heads[:, : c.heads], heads[:, c.heads : -c.kv_heads], heads[:, -c.kv_heads :]
+        """A rank's query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim].
+
+        Key and value are in the model's dtype.
+        """
+        own, shared = self._config.heads // self._ranks, self._config.kv_heads // self._ranks
+        heads = functional.linear(normalised, shard.qkv).view(self._block_tokens, -1, self._config.head_dim)
+        query, key, value = heads.split_with_sizes([own, shared, shared], dim=1)
         return _rotated(query, rotation), _rotated(key, rotation).to(self._dtype), value.to(self._dtype)
 
-    def _attention(self, query: Tensor, pages: Tensor, written: int, future: Tensor) -> Tensor:
-        """Causal grouped-query attention of a tile against ``pages`` up to its end: [tokens, heads * head_dim].
-
-        Positions from ``written`` on hold whatever the block's last owner left there.
-        """
-        c = self._config
-        keys, values = (pages[:, i].to(torch.float32).reshape(-1, c.kv_heads, c.head_dim) for i in (0, 1))
-        # What was left may be NaN: the mask alone would not keep it out, because 0 * NaN is NaN.
-        values[written:] = 0
-        per_kv_head = query.view(self._block_tokens, c.kv_heads, -1, c.head_dim)
-        scores = torch.einsum("qgrd,kgd->grqk", per_kv_head, keys) * c.head_dim**-0.5
-        weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+    def _attention(self, query: Tensor, pages: Tensor, view: View) -> Tensor:
+        """A rank's causal grouped-query attention of a tile to the ``pages`` in view: [tokens, heads * head_dim]."""
+        shared, size = self._config.kv_heads // self._ranks, self._config.head_dim
+        keys, values = (pages[:, i].to(torch.float32).reshape(-1, shared, size) for i in (0, 1))
+        # What others left there may be NaN: the mask alone would not keep it out, because 0 * NaN is NaN.
+        values[: view.valid.start] = 0
+        values[view.valid.stop :] = 0
+        per_kv_head = query.view(self._block_tokens, shared, -1, size)
+        scores = torch.einsum("qgrd,kgd->grqk", per_kv_head, keys) * size**-0.5
+        weights = scores.masked_fill(view.hidden, -torch.inf).softmax(dim=-1)
         return torch.einsum("grqk,kgd->qgrd", weights, values).reshape(self._block_tokens, -1)
 
     def _normalised(self, hidden: Tensor, scale: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class RequestRecord:
 
 
 class Request:
-    """A request. Satisfies ``tierkv.types.engine.Request``; the rest is for scheduler and engine alone."""
+    """A request. Satisfies ``tierkv.types.engine.TokenizedRequest``; the rest is for scheduler and engine alone."""
 
     def __init__(
         self,
@@ -102,6 +102,21 @@ class Request:
     def tokens(self) -> Sequence[int]:
         """Prompt and output so far."""
         return self._tokens
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """The same, by the name under which events ask for it."""
+        return self._tokens
+
+    @property
+    def lora_id(self) -> int | None:
+        """None: this engine has no adapters."""
+        return None
+
+    @property
+    def lora_name(self) -> str | None:
+        """None: this engine has no adapters."""
+        return None
 
     @property
     def num_tokens(self) -> int:

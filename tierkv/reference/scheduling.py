@@ -142,6 +142,7 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue
             count = min(budget, request.num_tokens - request.num_computed_tokens)
+            self._keeper.free_passed(request)
             if not self._make_room(request, request.num_computed_tokens + count, preempted):
                 return budget, preempted, True
             budget -= count
@@ -179,7 +180,7 @@ class Scheduler:
                 deferred.append(request)
                 continue
             count = 0 if external else min(budget, request.num_tokens - local)
-            if not self._keeper.open(request, prefix, local + external + count):
+            if not self._keeper.open(request, prefix, local + external, local + external + count):
                 self._waiting.appendleft(request)
                 break
             request.num_computed_tokens = local
@@ -216,19 +217,21 @@ class Scheduler:
 
     def _end_load(self, request: Request, invalid: frozenset[int]) -> None:
         before = request.num_computed_tokens
-        valid = request.load_end_tokens
         for table in request.tables:
-            bad = (i for i, block in enumerate(table) if block.block_id in invalid)
-            valid = min(valid, next(bad, len(table)) * self._block_tokens)
-        if valid < before:
-            raise EngineProtocolError(
-                f"the connector reported a block of request {request.request_id!r} as invalid that it did not load: "
-                f"{before} tokens were local, {valid} are left"
-            )
+            local = {block.block_id for block in table[: before // self._block_tokens] if not block.is_null}
+            if local & invalid:
+                raise EngineProtocolError(
+                    f"the connector reported blocks {sorted(local & invalid)} of request {request.request_id!r} as "
+                    f"invalid that it did not load: {before} tokens were local"
+                )
+        valid = self._keeper.usable_tokens(request, request.load_end_tokens, invalid)
+        # What lies behind is computed again, and goes to new blocks: windows may have none there.
+        self._keeper.truncate(request, valid)
         self._keeper.register_computed(request, valid)
         # The model must run on the last token to give the next one, so that token is computed even if it was loaded.
         request.num_computed_tokens = min(valid, request.num_tokens - 1)
-        request.record.tokens_loaded += request.num_computed_tokens - before
+        request.record.tokens_loaded += max(0, request.num_computed_tokens - before)
+        request.record.tokens_cached -= max(0, before - request.num_computed_tokens)
         self._start_running(request)
 
     def _finish(self, request: Request) -> None:

@@ -26,9 +26,15 @@ def check_scheduler(
         what = f"request {request_id!r} ({record.state.value})"
         owned |= _check_jobs(what, record, live)
         require((request_id in in_lookup) == (record.state in _IN_LOOKUP), f"{what}: its lookup is out of step")
+        for i, group in enumerate(record.groups):
+            require(group.next_stored <= len(group.keys), f"{what}: the cursor of group {i} is behind its last chunk")
         if record.state is RequestState.FINISHED:
             require(record.has_jobs, f"{what} waits for nothing")
-            require(record.store_jobs <= fences.job_ids, f"{what}: blocks of its stores are not fenced")
+            for job_id in record.store_jobs:
+                require(fences.covers(jobs.job(job_id)), f"{what}: blocks of job {job_id} are not fenced")
+    for job_id in jobs.ownerless_ids():
+        require(fences.covers(jobs.job(job_id)), f"blocks of job {job_id}, which is no request's, are not fenced")
+        owned.add(job_id)
     require(owned == live, f"jobs {sorted(live - owned)} belong to no request")
     require(fences.job_ids <= live, f"jobs {sorted(fences.job_ids - live)} have ended and still fence blocks")
     require(set(in_lookup) <= records.keys(), "an open lookup belongs to no request")

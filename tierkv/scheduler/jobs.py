@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from tierkv.errors import EngineProtocolError
+from tierkv.errors import EngineProtocolError, require
 from tierkv.types.engine import NULL_BLOCK_ID
 from tierkv.types.keys import Key
-from tierkv.types.transfers import TransferJob
+from tierkv.types.transfers import NO_REQUEST, TransferJob
 
 
 @dataclass(slots=True)
@@ -70,6 +70,10 @@ class JobTable:
         """Ids of all jobs in flight."""
         return frozenset(self._live)
 
+    def ownerless_ids(self) -> frozenset[int]:
+        """Those that belong to no request."""
+        return frozenset(job_id for job_id, status in self._live.items() if status.job.request_id == NO_REQUEST)
+
     def mark_stale(self) -> None:
         """The cache was reset: what these jobs bring counts for nothing.
 
@@ -87,7 +91,7 @@ class Fences:
 
     def __init__(self) -> None:
         self._jobs_by_block: dict[int, set[int]] = {}
-        self._blocks_by_job: dict[int, tuple[int, ...]] = {}
+        self._blocks_by_job: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
         """Fenced blocks."""
@@ -98,11 +102,17 @@ class Fences:
         """Jobs that fence blocks."""
         return self._blocks_by_job.keys()
 
-    def put(self, job: TransferJob) -> None:
-        """Fence every block of the job. Harmless when done twice."""
-        self._blocks_by_job[job.job_id] = job.block_ids
-        for block_id in job.block_ids:
-            self._jobs_by_block.setdefault(block_id, set()).add(job.job_id)
+    def put(self, job: TransferJob, block_ids: Iterable[int] | None = None) -> None:
+        """Fence blocks of the job, all of them if none are named. Harmless when done twice."""
+        fenced = set(job.block_ids if block_ids is None else block_ids)
+        if fenced:
+            self._blocks_by_job.setdefault(job.job_id, set()).update(fenced)
+            for block_id in fenced:
+                self._jobs_by_block.setdefault(block_id, set()).add(job.job_id)
+
+    def covers(self, job: TransferJob) -> bool:
+        """Whether every block of the job is fenced."""
+        return self._blocks_by_job.get(job.job_id, set()).issuperset(job.block_ids)
 
     def crossed(self, block_ids: Iterable[int]) -> set[int]:
         """Jobs that must end before these blocks are written."""
@@ -121,3 +131,14 @@ class Fences:
                 jobs.discard(job_id)
                 if not jobs:
                     del self._jobs_by_block[block_id]
+
+    def validate(self) -> None:
+        """Check that both maps say the same (I3: a fenced block has a job).
+
+        Raises:
+            InvariantError: they do not.
+        """
+        blocks = {(block_id, job_id) for block_id, jobs in self._jobs_by_block.items() for job_id in jobs}
+        fences = {(block_id, job_id) for job_id, ids in self._blocks_by_job.items() for block_id in ids}
+        require(blocks == fences, f"fences are out of step: {sorted(blocks ^ fences)[:3]}")
+        require(all(self._jobs_by_block.values()), "a block is fenced by no job")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.records import RequestRecord
 from tierkv.types.engine import Block, BlockTables
-from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
 from tierkv.types.keys import Key
 
 
@@ -29,7 +29,8 @@ def plan_load(
     """Destination of tokens C to C + external, group by group.
 
     Raises:
-        EngineProtocolError: a table is too short, or covers locally computed tokens with unfilled blocks.
+        EngineProtocolError: a table is too short, covers locally computed tokens with unfilled blocks, or has more
+            blocks to fill than a window needs.
     """
     total = computed_tokens + external_tokens
     keys: list[Key] = []
@@ -38,18 +39,12 @@ def plan_load(
     sizes: list[int] = []
     indices: list[int] = []
     for group, table in zip(geometry.groups, blocks, strict=True):
+        what = f"request {record.ctx.request_id!r}, group {group.index}"
         end = cdiv(total, group.block_tokens)
         if len(table) < end:
-            raise EngineProtocolError(
-                f"request {record.ctx.request_id!r}, group {group.index}: {len(table)} blocks for {total} tokens, "
-                f"{end} are needed"
-            )
-        first = _first_unfilled(table, computed_tokens // group.block_tokens, end)
-        if computed_tokens > first * group.block_tokens:
-            raise EngineProtocolError(
-                f"request {record.ctx.request_id!r}, group {group.index}: block {first} is unfilled, "
-                f"but {computed_tokens} tokens are said to be computed"
-            )
+            raise EngineProtocolError(f"{what}: {len(table)} blocks for {total} tokens, {end} are needed")
+        first = _first_to_load(what, group, table, computed_tokens, end)
+        _check_window(what, group, geometry.blocks_per_chunk, end - first)
         sizes.append(end - first)
         indices.append(first if end > first else 0)
         if end > first:
@@ -60,9 +55,30 @@ def plan_load(
     return LoadPlan(tuple(keys), tuple(chunk_groups), tuple(block_ids), tuple(sizes), tuple(indices))
 
 
-def _first_unfilled(table: Sequence[Block], start: int, end: int) -> int:
-    """Index of the first block to load: it is not a placeholder and its content is not computed (S58, S59)."""
-    for i in range(start, end):
-        if table[i].block_hash is None and not table[i].is_null:
+def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], computed_tokens: int, end: int) -> int:
+    """Index of the first block up to ``end`` to load: no placeholder, and its content not computed (S58, S59)."""
+    partly = computed_tokens // group.block_tokens
+    if computed_tokens % group.block_tokens and _is_unfilled(table[partly]):
+        raise EngineProtocolError(
+            f"{what}: block {partly} is unfilled, but {computed_tokens} tokens are said to be computed"
+        )
+    for i in range(cdiv(computed_tokens, group.block_tokens), end):
+        if _is_unfilled(table[i]):
             return i
     return end
+
+
+def _is_unfilled(block: Block) -> bool:
+    return block.block_hash is None and not block.is_null
+
+
+def _check_window(what: str, group: GroupGeometry, blocks_per_chunk: int, pending: int) -> None:
+    """A window that begins inside a block touches one block more than it fills."""
+    if group.window_chunks is None:
+        return
+    pending_max = group.window_chunks * blocks_per_chunk + 1
+    if pending > pending_max:
+        raise EngineProtocolError(
+            f"{what}: {pending} blocks are to be loaded, but its {group.kind.value} group needs {pending_max} at most: "
+            "put the null block for those before the window"
+        )

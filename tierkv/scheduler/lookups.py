@@ -7,7 +7,6 @@ asked again while nothing has changed costs O(1).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 
@@ -16,15 +15,11 @@ from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
-from tierkv.scheduler.search import Hit, find_hit, ready_tokens, tokens_covered, wanted_keys
+from tierkv.scheduler.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
 _DEFERRED = (RequestState.ASKING, RequestState.GATHERING)
-
-
-def _absent(key: Key) -> LookupResult:  # noqa: ARG001 - the signature of a lookup
-    return LookupResult.MISS
 
 
 class Lookups:
@@ -74,7 +69,7 @@ class Lookups:
 
     def answer(self, record: RequestRecord, computed_tokens: int) -> int | None:
         """Tokens beyond ``computed_tokens`` that can be loaded; None: ask again next step."""
-        about = (computed_tokens, len(record.groups[0].keys))
+        about = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
         record.asked_at_s = self.now_s
         self._open[record.ctx.request_id] = record
         self._open.move_to_end(record.ctx.request_id)
@@ -105,7 +100,7 @@ class Lookups:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
                 return self._miss(record, expired=expired)
-            wanted = wanted_keys(record.search_groups(), computed_tokens, hit.tokens)
+            wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
             record.wanted, record.hit_tokens = wanted, hit.tokens
             reservation = self._manager.reserve(wanted, record.ctx)
             if reservation.ready and (expired or not self._is_being_loaded(wanted)):
@@ -121,15 +116,27 @@ class Lookups:
 
         After the deadline only what is readable in the host tier counts, and nobody else is asked any more.
         """
-        groups = record.search_groups()
-        tokens_max = min(
-            record.request.num_tokens, tokens_covered(groups, computed_tokens, self._manager.reserved_chunks_max)
+        cap = tokens_covered(
+            record.search_groups, computed_tokens, record.hit_end_max, self._manager.reserved_chunks_max
         )
-        lookup = _absent if expired else partial(self._manager.lookup, ctx=record.ctx)
-        return find_hit(groups, computed_tokens, tokens_max, lookup, self._manager.resident_prefix)
+        if record.ctx.hints.max_load_tokens is not None:
+            cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
+        return self._longest(record, computed_tokens, cap, expired=expired)
+
+    def _longest(self, record: RequestRecord, computed_tokens: int, tokens_max: int, *, expired: bool) -> Hit:
+        """The longest hit that ends at ``tokens_max`` or before; a shorter one can need other chunks (windows)."""
+        ctx = record.ctx
+        resident_prefix = partial(self._manager.resident_prefix, ctx=ctx)
+
+        def readable(key: Key) -> LookupResult:
+            """A lookup that knows the host tier only."""
+            return LookupResult.HIT if resident_prefix((key,), 0, 1) else LookupResult.MISS
+
+        lookup = readable if expired else partial(self._manager.lookup, ctx=ctx)
+        return find_hit(record.search_groups, computed_tokens, tokens_max, lookup, resident_prefix)
 
     def _is_being_loaded(self, wanted: tuple[Key, ...]) -> bool:
-        return bool(self._loading) and any(key in self._loading for key in wanted)
+        return bool(self._loading) and not self._loading.keys().isdisjoint(wanted)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -143,6 +150,7 @@ class Lookups:
 
     def _miss(self, record: RequestRecord, *, expired: bool) -> int:
         self._count_deadline(record, expired=expired)
+        record.note_hit(record.computed_tokens)
         # What the deadline has ended stays ended: until the request runs it is not deferred again (S47).
         self._let_go(record, keeps_time=expired)
         record.apply(RequestEvent.MISSED)
@@ -152,6 +160,7 @@ class Lookups:
         self._count_deadline(record, expired=expired)
         record.apply(RequestEvent.ANSWERED)
         record.hit_tokens = tokens
+        record.note_hit(record.computed_tokens + tokens)
         return tokens
 
     def _count_deadline(self, record: RequestRecord, *, expired: bool) -> None:
@@ -161,20 +170,16 @@ class Lookups:
         self, record: RequestRecord, computed_tokens: int, tokens: int, reservation: Reservation
     ) -> int:
         """The deadline has passed, and not all that is readable may be held: the part that is held is the answer."""
-        groups = record.search_groups()
         granted = reservation.granted_ready()
 
-        def held_prefix(keys: Sequence[Key], start: int, stop: int) -> int:
-            count = 0
-            while start + count < stop and keys[start + count] in granted:
-                count += 1
-            return count
+        def held(key: Key) -> LookupResult:
+            return LookupResult.HIT if key in granted else LookupResult.MISS
 
-        ready = ready_tokens(groups, computed_tokens, tokens, held_prefix)
-        if not ready:
+        hit = find_hit(record.search_groups, computed_tokens, computed_tokens + tokens, held)
+        if not hit.tokens:
             return self._miss(record, expired=True)
-        self._manager.trim(wanted_keys(groups, computed_tokens, ready), record.ctx)
-        return self._offer(record, ready, expired=True)
+        self._manager.trim(wanted_keys(record.search_groups, computed_tokens, hit.tokens), record.ctx)
+        return self._offer(record, hit.tokens, expired=True)
 
     def close(self, record: RequestRecord) -> None:
         """The lookup is over: allocated, missed, lapsed, or the request is gone. Does not release chunks."""

@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
+from tierkv.scheduler.ledger import Ledger
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.scheduler.request_state import RequestEvent, RequestState, next_state
 from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, GroupGeometry
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys
+from tierkv.types.sighting import Sighting
 
 
 class GroupRecord:
-    """One request in one group: its chunk keys, its GPU blocks, and the first chunk not yet offered for storing."""
+    """One request in one group.
 
-    __slots__ = ("block_ids", "chunk_tokens", "keys", "next_stored")
+    keys, block_ids: of its chunks and GPU blocks, in order. next_stored: the first chunk not yet offered for storing.
+    hit_chunks: whole chunks that were there already when the request was answered, on the GPU or to be loaded.
+    """
 
-    def __init__(self, chunk_tokens: int) -> None:
-        self.chunk_tokens = chunk_tokens
+    __slots__ = ("block_ids", "chunk_tokens", "hit_chunks", "keys", "next_stored", "window_chunks")
+
+    def __init__(self, geometry: GroupGeometry) -> None:
+        self.chunk_tokens = geometry.chunk_tokens
+        self.window_chunks = geometry.window_chunks
         self.keys: list[Key] = []
         self.block_ids: list[int] = []
         self.next_stored = 0
+        self.hit_chunks = 0
+
+    def useful_keys(self, computed_tokens: int) -> list[Key]:
+        """The chunks that were of use to this request, or will be to one like it (S53).
+
+        All of them with full attention. Of a window, those that the hit needed, and everything computed since.
+        """
+        start = 0 if self.window_chunks is None else max(0, self.hit_chunks - self.window_chunks)
+        return self.keys[start : computed_tokens // self.chunk_tokens]
 
 
 class RequestRecord:
     """One request over all groups. Invariant I1: its jobs are one load, or stores, or none."""
 
-    def __init__(self, request: Request, geometry: Geometry, warn: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, ledger: Ledger | None = None
+    ) -> None:
         self.request = request
-        params = request.kv_transfer_params or {}
-        self.ctx = RequestContext(request.request_id, params)
+        self.ctx = RequestContext(request.request_id, request.kv_transfer_params or {}, hints)
         self.state = RequestState.IDLE
-        self.groups = [GroupRecord(group.chunk_tokens) for group in geometry.groups]
+        self.groups = [GroupRecord(group) for group in geometry.groups]
+        self.search_groups = _search_groups(self.groups, geometry)
+        self._windows = geometry.has_windows
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
-        self.offload_tokens_max = _offload_tokens_max(self.ctx, warn)
+        self.ledger = Ledger(request.request_id) if ledger is None else ledger
+        self.arrival: Sighting | None = None
+        self.has_arrived = False
+        self.store_policy = StorePolicy.BLOCK_LEVEL
+        self.held_for_stores = False  # finished; its engine keeps its blocks until its stores have ended
+        self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
         # The lookup in progress: since when it is deferred, what it was about, and what it found.
         self.asked_since_s: float | None = None
         self.asked_at_s = 0.0
-        self.asked_about: tuple[int, int] | None = None
+        self.asked_about: tuple[int, ...] | None = None
         self.asked_version = -1
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
@@ -59,12 +85,23 @@ class RequestRecord:
         hashes = self.request.block_hashes
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
-            new = hashes[per_chunk * (len(record.keys) + 1) - 1 :: per_chunk]
-            record.keys.extend(make_keys(new, group.index))
+            first = per_chunk * (len(record.keys) + 1) - 1
+            if first < len(hashes):
+                record.keys += make_keys(hashes[first::per_chunk], group.index)
 
-    def search_groups(self) -> list[SearchGroup]:
-        """The groups as the search wants them."""
-        return [SearchGroup(group.chunk_tokens, group.keys) for group in self.groups]
+    @property
+    def hit_end_max(self) -> int:
+        """The last token at which a hit may end.
+
+        The engine computes the last token of a prompt in any case, to have something to sample from. Where a group has
+        a window the hit ends before that token: else the window would have to end one token earlier than it does.
+        """
+        return self.request.num_tokens - self._windows
+
+    def note_hit(self, tokens: int) -> None:
+        """The request was answered: its first ``tokens`` tokens are local or can be loaded (S15)."""
+        for group in self.groups:
+            group.hit_chunks = tokens // group.chunk_tokens
 
     def replace_blocks(self, block_ids: tuple[tuple[int, ...], ...], *, whole_table: bool) -> None:
         """Take over block ids that the engine scheduled.
@@ -98,16 +135,22 @@ class RequestRecord:
         for group in self.groups:
             group.next_stored = 0
 
+    def skip_loaded(self, tokens: int) -> None:
+        """Chunks that cover the first ``tokens`` came from a tier: they are not offered for storing."""
+        for group in self.groups:
+            group.next_stored = max(group.next_stored, -(-tokens // group.chunk_tokens))
+
     @property
     def has_jobs(self) -> bool:
         """Whether a transfer of this request is in flight."""
         return self.load_job is not None or bool(self.store_jobs)
 
 
-def _offload_tokens_max(ctx: RequestContext, warn: Callable[[str], None]) -> int | None:
-    """``kv_transfer_params["max_offload_tokens"]``: a true int of at least 0; anything else is ignored aloud (S12)."""
-    value = ctx.kv_transfer_params.get("max_offload_tokens")
-    if value is None or (type(value) is int and value >= 0):
-        return value
-    warn(f"request {ctx.request_id!r}: max_offload_tokens = {value!r} is ignored: give an integer of 0 or more")
-    return None
+def _search_groups(groups: Sequence[GroupRecord], geometry: Geometry) -> tuple[SearchGroup, ...]:
+    """The groups as the search wants them, in lookup order. Their lists of keys are the records' own, and grow."""
+    return tuple(
+        SearchGroup(
+            groups[i].chunk_tokens, groups[i].keys, geometry.groups[i].window_chunks, geometry.groups[i].end_slack
+        )
+        for i in geometry.lookup_order
+    )

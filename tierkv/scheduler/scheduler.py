@@ -7,72 +7,72 @@ performs no I/O: chunks move because :class:`~tierkv.manager.manager.OffloadMana
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.contract import LoadGrant, StoreGrant
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.accounts import Accounts
+from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
+from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
+from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.lookups import Lookups
+from tierkv.scheduler.plans import make_store_plan
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
-from tierkv.scheduler.store_plan import StorePlan, candidates, plan_store
+from tierkv.scheduler.sightings import arrival_of, end_of
+from tierkv.scheduler.store_policy import store_policy
+from tierkv.scheduler.stores import Stores
+from tierkv.scheduler.tables import Tables
+from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.engine import BlockTables, LoadReport, Request, ScheduledRequest, StepOutput
+from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
-
-FINAL_PASSES_MAX = 4
-"""Store passes when a request ends, each of at most ``store_chunks_per_step_max`` chunks: its blocks will not come
-back, so this is the last chance; and still a bounded one, because the engine waits for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of the scheduler.
-
-    lookup_deadline_s: a lookup is answered at the latest this long after it was first asked.
-    store_chunks_per_step_max: chunks of one request offered for storing in one step.
-    prompt_only: store no chunk that holds a generated token.
-    num_workers: workers that report each job.
-    gpu_prefix_caching: the engine shares computed blocks between requests, so that a prefix that one request is just
-        loading is waited for instead of being loaded twice.
-    """
-
-    lookup_deadline_s: float = 5.0
-    store_chunks_per_step_max: int = 256
-    prompt_only: bool = False
-    num_workers: int = 1
-    gpu_prefix_caching: bool = True
 
 
 class OffloadScheduler:
     """See the module's docstring. Every method belongs to the engine's scheduler thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root hands everything in
         self,
         manager: OffloadManager,
         geometry: Geometry,
         limits: SchedulerLimits,
         counters: CoreCounters,
         warn: Callable[[str], None] = lambda _: None,
+        *,
+        block_events: BlockEvents | None = None,
     ) -> None:
-        """Wire the scheduler. ``warn`` is told what a request's parameters got wrong."""
+        """Wire the scheduler.
+
+        ``warn`` is told what a request's parameters got wrong, ``block_events`` what is stored and for whom.
+        """
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
         self._counters = counters
-        self._warn = warn
+        self._hints = HintReader(manager.tier_names, counters, warn)
         self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
+        self._accounts = Accounts(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self._fences = Fences()
+        if block_events is None:
+            block_events = BlockEvents(geometry, counters, warn, active=False)
+        self._block_events = block_events
+        self._stores = Stores(manager, geometry, limits, self._jobs, self._fences, block_events)
+        self._plan = make_store_plan(manager, geometry, limits, self._stores)
+        self._tables = Tables(geometry, self._fences, self._plan.overwritten)
         self._new_loads: list[TransferJob] = []
-        self._new_stores: list[TransferJob] = []
         self._to_flush: set[int] = set()
+        self._sent: set[str] = set()
+
+    def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
+        """Show the engine's free blocks; once, before the first step. Needed by ``store.plan = "lazy"`` only."""
+        self._plan.register_free_queue(queue, max_batched_tokens)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,11 @@ class OffloadScheduler:
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
-            record = self._records[request.request_id] = RequestRecord(request, self._geometry, self._warn)
+            hints = self._hints.read(request.request_id, request.kv_transfer_params)
+            record = self._records[request.request_id] = RequestRecord(
+                request, self._geometry, hints, self._accounts.open(request.request_id)
+            )
+            record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
                 f"request {request.request_id!r} has finished and still has transfers in flight: use another id"
@@ -114,11 +118,29 @@ class OffloadScheduler:
             self._start_over(record)  # allocated and never scheduled, or preempted without notice
         if record.has_jobs:
             self._counters.deferrals += 1
+            self._accounts.deferred(record.ledger, self._lookups.now_s)
             return None, False
         record.extend_keys(self._geometry)
         record.computed_tokens = num_computed_tokens
         tokens = self._lookups.answer(record, num_computed_tokens)
+        self._note_answer(record, tokens)
         return tokens, bool(tokens)
+
+    def _note_answer(self, record: RequestRecord, tokens: int | None) -> None:
+        """Keep the request's account, and tell policies of its arrival when it is first answered."""
+        ledger, now_s = record.ledger, self._lookups.now_s
+        if tokens is None:
+            self._accounts.deferred(ledger, now_s)
+            return
+        self._accounts.settled(ledger, now_s)
+        ledger.local_tokens = record.computed_tokens
+        if record.has_arrived:
+            return
+        record.has_arrived = True
+        self._counters.tokens_local += record.computed_tokens
+        if self._manager.wants_sightings:
+            record.arrival = arrival_of(record, tokens, self._manager.sources(record.ctx), now_s)
+            self._manager.sighted(record.arrival)
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Blocks were allocated for the local and ``num_external_tokens`` external tokens: start the load.
@@ -143,26 +165,10 @@ class OffloadScheduler:
 
     def _start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
         grant = self._manager.prepare_load(plan.keys, record.ctx)
-        job = self._new_job(record, plan, grant, is_store=False)
-        self._account(record, plan, grant.sources, external_tokens)
-        self._lookups.close(record)
-        record.apply(RequestEvent.LOAD_STARTED)
-        record.load_job = job.job_id
-        self._jobs.start(job)
-        self._lookups.loading_started(job.keys)
-        self._to_flush |= self._fences.crossed(job.block_ids)
-        total = record.computed_tokens + external_tokens
-        for group in record.groups:  # prefix hits are in the tiers already
-            group.next_stored = max(group.next_stored, -(-total // group.chunk_tokens))
-        self._new_loads.append(job)
-
-    def _new_job(
-        self, record: RequestRecord, plan: LoadPlan | StorePlan, grant: LoadGrant | StoreGrant, *, is_store: bool
-    ) -> TransferJob:
-        return TransferJob(
+        job = TransferJob(
             job_id=self._jobs.new_id(),
             request_id=record.ctx.request_id,
-            is_store=is_store,
+            is_store=False,
             keys=grant.keys,
             slots=grant.slots,
             chunk_groups=plan.chunk_groups,
@@ -170,42 +176,50 @@ class OffloadScheduler:
             group_sizes=plan.group_sizes,
             block_indices=plan.block_indices,
         )
-
-    def _account(self, record: RequestRecord, plan: LoadPlan, sources: Sequence[str], external_tokens: int) -> None:
-        """Which tier served which tokens, told by the first group's chunks."""
-        start, end = record.computed_tokens, record.computed_tokens + external_tokens
-        size = record.groups[0].chunk_tokens
-        chunk = start // size
-        for group, source in zip(plan.chunk_groups, sources, strict=True):
-            if group == 0:
-                tokens = min(end, (chunk + 1) * size) - max(start, chunk * size)
-                self._counters.tokens_loaded[source] += tokens
-                chunk += 1
+        start = record.computed_tokens
+        self._accounts.loading(record.ledger, plan, grant.sources, start, start + external_tokens)
+        self._lookups.close(record)
+        record.apply(RequestEvent.LOAD_STARTED)
+        record.load_job = job.job_id
+        self._jobs.start(job)
+        self._lookups.loading_started(job.keys)
+        self._to_flush |= self._tables.overwritten(job.block_ids)
+        if record.store_policy is StorePolicy.BLOCK_LEVEL:  # prefix hits are in the tiers already
+            record.skip_loaded(start + external_tokens)
+        self._new_loads.append(job)
 
     def _close_lookup(self, record: RequestRecord) -> None:
         self._manager.release(record.ctx)
         self._lookups.close(record)
+        self._accounts.settled(record.ledger, self._lookups.now_s)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002 - contract
-        """The request ended, in whatever way: its blocks may be reused at once, fences guard what is in flight.
+        """The request ended, in whatever way.
 
         The tables known from scheduling are used; ``block_ids`` is part of the contract that engines follow.
+
+        Returns:
+            (False, None): its blocks may be reused at once, fences guard what is in flight. (True, None), to an engine
+            with ``holds_blocks_of_finished`` only: not before :class:`LoadReport` names the request.
         """
         record = self._records.get(request.request_id)
         if record is None or record.state is RequestState.FINISHED:
             return False, None
         self._close_lookup(record)
         if record.state is RequestState.RUNNING and record.load_job is None:
-            for _ in range(FINAL_PASSES_MAX):
-                if not self._store(record, record.computed_tokens):
-                    break
+            self._plan.finished(record)
         for job_id in self._job_ids(record):
             self._fences.put(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
+        self._tables.clear(record)
+        hold = self._limits.holds_blocks_of_finished and record.has_jobs
+        record.held_for_stores = hold and record.load_job is None
         for group in record.groups:
-            self._manager.touch(group.keys[: record.computed_tokens // group.chunk_tokens])
+            self._manager.touch(group.useful_keys(record.computed_tokens))
+        if self._manager.wants_sightings:
+            self._manager.sighted(end_of(record, self._lookups.now_s))
         self._forget_if_done(record)
-        return False, None
+        return hold, None
 
     @staticmethod
     def _job_ids(record: RequestRecord) -> Iterable[int]:
@@ -214,6 +228,13 @@ class OffloadScheduler:
     def _forget_if_done(self, record: RequestRecord) -> None:
         if record.state is RequestState.FINISHED and not record.has_jobs:
             self._records.pop(record.ctx.request_id, None)
+            if record.held_for_stores:
+                self._sent.add(record.ctx.request_id)
+            self._accounts.close(record.ctx.request_id)
+
+    def request_account(self, request_id: str) -> RequestAccount | None:
+        """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
+        return self._accounts.of(request_id)
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
@@ -221,12 +242,16 @@ class OffloadScheduler:
         """This step's loads, stores and flushes, for every worker. Called once per step, after scheduling."""
         for request_id in step.preempted:
             self._preempt(request_id)
-        for scheduled in step.scheduled:
-            self._schedule(scheduled)
-        if self._records and all(record.state is RequestState.FINISHED for record in self._records.values()):
+        # All tables first: what one request is given may stand in another's.
+        running = [(self._schedule(scheduled), scheduled) for scheduled in step.scheduled]
+        for record, scheduled in running:
+            if record is not None:
+                self._plan.scheduled(record, scheduled)
+        self._plan.end_step()
+        if all(record.state is RequestState.FINISHED for record in self._records.values()):
             self._to_flush |= self._jobs.live_ids()  # no later step may come (S81)
-        meta = ConnectorMeta(tuple(self._new_loads), tuple(self._new_stores), frozenset(self._to_flush))
-        self._new_loads, self._new_stores, self._to_flush = [], [], set()
+        meta = ConnectorMeta(tuple(self._new_loads), self._stores.take_jobs(), frozenset(self._to_flush))
+        self._new_loads, self._to_flush = [], set()
         return meta
 
     def _preempt(self, request_id: str) -> None:
@@ -238,55 +263,26 @@ class OffloadScheduler:
         """A running request has lost its blocks; whoever gets them must not overwrite what is still being stored."""
         self._to_flush |= set(self._job_ids(record))
         record.apply(RequestEvent.PREEMPTED)
-        record.replace_blocks(tuple(() for _ in record.groups), whole_table=True)
+        self._tables.clear(record)
 
-    def _schedule(self, scheduled: ScheduledRequest) -> None:
+    def _schedule(self, scheduled: ScheduledRequest) -> RequestRecord | None:
         record = self._records.get(scheduled.request_id)
-        if record is None or record.state is RequestState.FINISHED:
-            return
+        if record is None or record.state is RequestState.FINISHED:  # a stranger; yet it writes to the GPU
+            self._to_flush |= self._tables.overwritten(self._tables.written_ids(scheduled))
+            return None
         if record.state is RequestState.LOADING:
             raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
         record.apply(RequestEvent.SCHEDULED)
-        record.replace_blocks(scheduled.block_ids, whole_table=scheduled.replaces_table)
-        for ids in scheduled.block_ids:
-            self._to_flush |= self._fences.crossed(ids)
+        self._to_flush |= self._tables.update(record, scheduled)
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        self._store(record, record.computed_tokens)
-
-    def _store(self, record: RequestRecord, computed_tokens: int) -> bool:
-        """Offer what is computed and not yet offered. If the host tier has no room, the same is offered again later."""
-        record.extend_keys(self._geometry)
-        offload_tokens = min(computed_tokens, record.request.num_tokens)
-        if self._limits.prompt_only:
-            offload_tokens = min(offload_tokens, record.request.num_prompt_tokens)
-        if record.offload_tokens_max is not None:
-            offload_tokens = min(offload_tokens, record.offload_tokens_max)
-        chunks_max = min(self._limits.store_chunks_per_step_max, self._manager.store_chunks_max)
-        offered = candidates(record, self._geometry, offload_tokens, chunks_max)
-        if not offered:
-            return False
-        grant = self._manager.prepare_store([(c.key, c.group) for c in offered], record.ctx)
-        if grant is None:
-            return False
-        for candidate in offered:
-            group = record.groups[candidate.group]
-            group.next_stored = max(group.next_stored, candidate.index + 1)
-        if not grant.keys:
-            return True
-        wanted = set(grant.keys)
-        plan = plan_store(record, self._geometry, [c for c in offered if c.key in wanted])
-        job = self._new_job(record, plan, grant, is_store=True)
-        self._jobs.start(job)
-        record.store_jobs.add(job.job_id)
-        self._new_stores.append(job)
-        return True
+        return record
 
     # -- results -----------------------------------------------------------------------------------------------------
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
-        """Workers ended jobs. Tells which requests' loads are over and which blocks of theirs hold no valid data."""
+        """Workers ended jobs. Tells which loads and last stores are over, and which blocks hold no valid data."""
         finished: set[str] = set()
         invalid: set[int] = set()
         for job_id, count in output.finished.items():
@@ -295,6 +291,8 @@ class OffloadScheduler:
                 continue
             if status.job.is_store:
                 self._manager.complete_store(status.job.slots, frozenset(status.failed))
+                if not status.stale:
+                    self._accounts.stored(status.job, status.failed)
             else:
                 if not status.stale:
                     self._lookups.loading_ended(status.job.keys)
@@ -302,7 +300,8 @@ class OffloadScheduler:
                 finished.add(status.job.request_id)
                 invalid |= self._invalid_blocks(status)
             self._end_job(status)
-        return LoadReport(frozenset(finished), frozenset(invalid))
+        sent, self._sent = frozenset(self._sent), set()
+        return LoadReport(frozenset(finished), frozenset(invalid), sent)
 
     def _invalid_blocks(self, status: JobStatus) -> set[int]:
         """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past."""
@@ -316,6 +315,8 @@ class OffloadScheduler:
     def _end_job(self, status: JobStatus) -> None:
         job = status.job
         self._fences.lift(job.job_id)
+        if job.is_store:
+            self._block_events.ended(job.keys)
         record = self._records.get(job.request_id)
         if record is None:
             return
@@ -348,13 +349,13 @@ class OffloadScheduler:
             )
         self._lookups.reset()
         self._manager.reset_cache()
-        for job in self._new_stores:
+        for job in self._stores.take_jobs():
             self._take_back(job)
-        self._new_stores = []
         self._jobs.mark_stale()
         self._to_flush |= self._jobs.live_ids()
         for record in self._records.values():
             record.offer_again()
+        self._plan.reset()
 
     def _take_back(self, job: TransferJob) -> None:
         self._manager.complete_store(job.slots)  # its chunks were dropped: this only frees their slots
@@ -362,8 +363,8 @@ class OffloadScheduler:
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether a transfer between GPU and host is in flight."""
-        return bool(self._jobs)
+        """Whether a transfer between GPU and host is in flight, or the end of one is still to be told."""
+        return bool(self._jobs) or bool(self._sent)
 
     def validate(self) -> None:
         """Check every invariant of scheduler and manager.
@@ -372,4 +373,5 @@ class OffloadScheduler:
             InvariantError: one is broken; names it.
         """
         self._manager.validate()
+        self._tables.validate()
         check_scheduler(self._records, self._jobs, self._fences, self._lookups.open_ids)

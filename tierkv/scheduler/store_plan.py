@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.records import GroupRecord, RequestRecord
 from tierkv.types.engine import NULL_BLOCK_ID
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.keys import Key
 
 
@@ -21,51 +22,108 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlan:
-    """Source blocks of granted chunks; fields as in :class:`~tierkv.types.transfers.TransferJob`."""
+class SourceBlocks:
+    """Source blocks of some granted chunks; fields as in :class:`~tierkv.types.transfers.TransferJob`.
 
+    chunks: the granted chunks, as indices into what was granted.
+    """
+
+    chunks: tuple[int, ...]
     chunk_groups: tuple[int, ...]
     block_ids: tuple[int, ...]
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
 
 
-def candidates(record: RequestRecord, geometry: Geometry, offload_tokens: int, chunks_max: int) -> list[Candidate]:
-    """Chunks not yet offered that end within ``offload_tokens``, ordered by group.
+def storable_chunks(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) -> Iterator[int]:
+    """Chunks not yet offered that end within ``tokens`` and can be of use to a later request, in order.
 
-    At most ``chunks_max``: those nearest to the start. Chunks whose last block is a placeholder are skipped.
+    Left out are chunks that no hit can end in (S68), and those of which a block is missing that a hit would need: the
+    request was given placeholders for what its window has left behind, or the engine has reused the block (S69, S78).
     """
-    found: list[Candidate] = []
+    aligned, useful = group.aligned_chunks or 1, group.window_chunks or 1
+    for i in range(state.next_stored, _stop(group, state, factor, tokens)):
+        if i % aligned < aligned - useful:
+            continue
+        end = (i + 1) * factor
+        if NULL_BLOCK_ID not in state.block_ids[end - group.tail_blocks : end]:
+            yield i
+
+
+def _stop(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) -> int:
+    return min(tokens // group.chunk_tokens, len(state.keys), len(state.block_ids) // factor)
+
+
+def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> None:
+    """Move each group's cursor to its first storable chunk, so that what lies before it is looked at only once."""
     factor = geometry.blocks_per_chunk
     for group, state in zip(geometry.groups, record.groups, strict=True):
-        stop = min(offload_tokens // group.chunk_tokens, len(state.keys), len(state.block_ids) // factor)
-        for i in range(state.next_stored, min(stop, state.next_stored + chunks_max)):
-            if state.block_ids[(i + 1) * factor - 1] != NULL_BLOCK_ID:
-                found.append(Candidate(state.keys[i], group.index, i, (i + 1) * group.chunk_tokens))
+        stop = _stop(group, state, factor, tokens)
+        if state.next_stored < stop:
+            state.next_stored = next(storable_chunks(group, state, factor, tokens), stop)
+
+
+def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> list[Candidate]:
+    """Storable chunks within ``tokens``, ordered by group; at most ``chunks_max``: those nearest to the start."""
+    found: list[Candidate] = []
+    for group, state in zip(geometry.groups, record.groups, strict=True):
+        room = chunks_max
+        for i in storable_chunks(group, state, geometry.blocks_per_chunk, tokens):
+            found.append(Candidate(state.keys[i], group.index, i, (i + 1) * group.chunk_tokens))
+            room -= 1
+            if not room:
+                break
     found.sort(key=lambda candidate: candidate.end_token)
     return sorted(found[:chunks_max], key=lambda candidate: (candidate.group, candidate.index))
 
 
-def plan_store(record: RequestRecord, geometry: Geometry, granted: list[Candidate]) -> StorePlan:
-    """Source blocks of the granted candidates, group by group.
+def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[Candidate]) -> list[SourceBlocks]:
+    """Source blocks of the granted candidates (ordered by group), one entry per job.
 
-    Leading placeholder blocks of a chunk are left out, and the sizes count what is really there.
+    Of a chunk with placeholders only the blocks behind the last one are taken, and the sizes count what is really
+    there. A job can leave out blocks only at the front of a group (S70), so a later chunk with placeholders begins
+    another job.
     """
-    factor = geometry.blocks_per_chunk
+    tails = [_tail(record.groups[c.group], c.index, geometry.blocks_per_chunk) for c in granted]
+    return [_one_job(granted, tails, part, len(geometry.groups)) for part in _split(granted, tails, geometry)]
+
+
+def _tail(state: GroupRecord, index: int, factor: int) -> tuple[int, tuple[int, ...]]:
+    """Position in the table, and ids, of a chunk's blocks behind its last placeholder."""
+    first = end = (index + 1) * factor
+    while first > index * factor and state.block_ids[first - 1] != NULL_BLOCK_ID:
+        first -= 1
+    return first, tuple(state.block_ids[first:end])
+
+
+def _split(
+    granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], geometry: Geometry
+) -> list[list[int]]:
+    """Indices of the granted chunks, job by job."""
+    parts: list[list[int]] = []
+    group = part = -1
+    for i, candidate in enumerate(granted):
+        if candidate.group != group:
+            group, part = candidate.group, 0
+        elif len(tails[i][1]) < geometry.blocks_per_chunk:
+            part += 1
+        if part == len(parts):
+            parts.append([])
+        parts[part].append(i)
+    return parts
+
+
+def _one_job(
+    granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], part: Sequence[int], num_groups: int
+) -> SourceBlocks:
     block_ids: list[int] = []
-    sizes: list[int] = []
-    indices: list[int] = []
-    for group, state in zip(geometry.groups, record.groups, strict=True):
-        ids: list[int] = []
-        first: int | None = None
-        for candidate in granted:
-            if candidate.group != group.index:
-                continue
-            for i in range(candidate.index * factor, (candidate.index + 1) * factor):
-                if state.block_ids[i] != NULL_BLOCK_ID:
-                    first = i if first is None else first
-                    ids.append(state.block_ids[i])
+    sizes, indices = [0] * num_groups, [0] * num_groups
+    for i in part:
+        first, ids = tails[i]
+        group = granted[i].group
+        if not sizes[group]:
+            indices[group] = first
+        sizes[group] += len(ids)
         block_ids += ids
-        sizes.append(len(ids))
-        indices.append(first or 0)
-    return StorePlan(tuple(candidate.group for candidate in granted), tuple(block_ids), tuple(sizes), tuple(indices))
+    groups = tuple(granted[i].group for i in part)
+    return SourceBlocks(tuple(part), groups, tuple(block_ids), tuple(sizes), tuple(indices))

@@ -1,13 +1,15 @@
-"""The host tier's memory: one private anonymous mmap, cut into slots that have the shape of a frame.
+"""The host tier's memory: one mapping, cut into slots that have the shape of a frame.
 
-Private and anonymous, because only such memory gets transparent huge pages. Every slot starts on a 4096-byte boundary
-and has a length that is a multiple of it, so that O_DIRECT can use it in place.
+Private and anonymous unless other processes need it (:mod:`tierkv.tiers.shared_memory`), because only such memory gets
+transparent huge pages everywhere. Every slot starts on a 4096-byte boundary and has a length that is a multiple of it,
+so that O_DIRECT can use it in place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,11 @@ from tierkv.errors import ConfigError
 Bytes = npt.NDArray[np.uint8]
 
 
+def private_memory(length: int) -> mmap.mmap:
+    """Memory of this process alone."""
+    return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class HostArena:
     """Memory for the slots of the host tier.
 
@@ -26,6 +33,7 @@ class HostArena:
     Args:
         capacity_bytes: memory to take; what does not fill a whole slot is left over.
         payload_bytes_max: the longest payload of any chunk.
+        memory: maps that many bytes.
 
     Attributes:
         num_slots: how many slots there are.
@@ -35,7 +43,9 @@ class HostArena:
         ConfigError: the capacity does not hold one slot, or the system does not give that much memory.
     """
 
-    def __init__(self, capacity_bytes: int, payload_bytes_max: int) -> None:
+    def __init__(
+        self, capacity_bytes: int, payload_bytes_max: int, memory: Callable[[int], mmap.mmap] = private_memory
+    ) -> None:
         if payload_bytes_max <= 0:
             raise ConfigError(f"a chunk must have at least one byte, not {payload_bytes_max}")
         self.slot_bytes = frame_bytes(payload_bytes_max)
@@ -46,7 +56,7 @@ class HostArena:
                 "(header page included); raise the capacity or make chunks smaller"
             )
         try:
-            self._mmap = mmap.mmap(-1, self.num_slots * self.slot_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._mmap = memory(self.num_slots * self.slot_bytes)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"the system does not give the host tier {capacity_bytes} bytes of memory ({error}); lower its capacity"

@@ -118,6 +118,7 @@ class Framer:
                 stored_bytes,
                 stored_checksum,
                 header.raw_checksum,
+                header.part_checksums,
             ),
             staging,
         )
@@ -137,6 +138,10 @@ class Framer:
             codec.decode(staging[HEADER_BYTES:stored_end].toreadonly(), slot[HEADER_BYTES:raw_end])
         finally:
             self.give_back(staging)
-        if self._sealer.verify and checksum(slot[HEADER_BYTES:raw_end]) != header.raw_checksum:
-            raise CorruptFrameError(f"codec {header.codec!r} did not give back the payload that was stored")
-        self._sealer.seal_as(slot, header.key, header.raw_bytes, header.raw_checksum)
+        try:
+            self._sealer.check_raw(slot, header)
+        except CorruptFrameError as error:
+            raise CorruptFrameError(
+                f"codec {header.codec!r} did not give back the payload that was stored: {error}"
+            ) from error
+        self._sealer.seal_as(slot, header.key, header.raw_bytes, header.raw_checksum, header.part_checksums)

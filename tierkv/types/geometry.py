@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierkv.errors import ConfigError
-from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 
 
 def cdiv(dividend: int, divisor: int) -> int:
@@ -18,8 +18,14 @@ class GroupGeometry:
     """One group's sizes.
 
     block_tokens: tokens per GPU block. chunk_tokens: tokens per chunk (T in the specification).
-    hashes_per_chunk: hash blocks per chunk. page_bytes: bytes of one block in each tensor.
-    payload_bytes: bytes of one chunk: for each tensor in turn, the pages of all its blocks.
+    hashes_per_chunk: hash blocks per chunk. page_bytes: bytes of one block in each tensor of one worker.
+    worker_bytes: one worker's part of a chunk: for each tensor in turn, the pages of all its blocks.
+    payload_bytes: bytes of one chunk: the parts of all workers, one after the other.
+    kind: what the group attends to. window_chunks: how many chunks at its end a hit needs (W); None: all of them.
+    aligned_chunks: every hit of the engine ends at a multiple of this many chunks (A); None: anywhere.
+    end_slack: how many tokens before the end of a chunk a hit may end, so that W chunks are enough; None: anywhere.
+    tail_blocks: blocks at its end without which a chunk is of no use to any hit; only the others may be missing when
+        it is stored.
     """
 
     index: int
@@ -27,7 +33,13 @@ class GroupGeometry:
     chunk_tokens: int
     hashes_per_chunk: int
     page_bytes: tuple[int, ...]
+    worker_bytes: int
     payload_bytes: int
+    kind: GroupKind = GroupKind.FULL_ATTENTION
+    window_chunks: int | None = None
+    aligned_chunks: int | None = None
+    end_slack: int | None = None
+    tail_blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class Geometry:
     blocks_per_chunk: int
     hash_block_tokens: int
     groups: tuple[GroupGeometry, ...]
+    num_workers: int = 1
 
     @property
     def payload_bytes_max(self) -> int:
@@ -47,6 +60,20 @@ class Geometry:
     def chunk_tokens_max(self) -> int:
         """Tokens of the coarsest group's chunk: no hit is shorter (S43, S44)."""
         return max(group.chunk_tokens for group in self.groups)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some group needs only the end of a prefix."""
+        return any(group.window_chunks is not None for group in self.groups)
+
+    @property
+    def lookup_order(self) -> tuple[int, ...]:
+        """Group indices: full attention first, then windows, the widest first; ties keep their order (S10)."""
+
+        def rank(group: GroupGeometry) -> tuple[bool, int]:
+            return group.window_chunks is not None, -(group.window_chunks or 0)
+
+        return tuple(group.index for group in sorted(self.groups, key=rank))
 
     @classmethod
     def of(cls, engine: EngineSpec, *, blocks: int | None = None, tokens: int | None = None) -> Geometry:
@@ -61,21 +88,79 @@ class Geometry:
         for i, group in enumerate(engine.groups):
             _check_group(i, group, engine.hash_block_tokens)
         factor = _blocks_per_chunk(engine, blocks, tokens)
-        return cls(
-            factor,
-            engine.hash_block_tokens,
-            tuple(
-                GroupGeometry(
-                    index=i,
-                    block_tokens=group.block_tokens,
-                    chunk_tokens=group.block_tokens * factor,
-                    hashes_per_chunk=group.block_tokens * factor // engine.hash_block_tokens,
-                    page_bytes=group.page_bytes,
-                    payload_bytes=factor * sum(group.page_bytes),
-                )
-                for i, group in enumerate(engine.groups)
-            ),
+        if engine.num_workers < 1:
+            raise ConfigError(f"num_workers = {engine.num_workers}: give 1 or more")
+        aligned_tokens = _aligned_tokens(engine.groups, factor)
+        groups = tuple(
+            _group_geometry(i, group, factor, engine, aligned_tokens) for i, group in enumerate(engine.groups)
         )
+        return cls(factor, engine.hash_block_tokens, groups, engine.num_workers)
+
+
+def _group_geometry(
+    index: int, group: GroupSpec, factor: int, engine: EngineSpec, aligned_tokens: int | None
+) -> GroupGeometry:
+    chunk_tokens = group.block_tokens * factor
+    window = _window_chunks(group, chunk_tokens)
+    worker_bytes = factor * sum(group.page_bytes)
+    return GroupGeometry(
+        index=index,
+        block_tokens=group.block_tokens,
+        chunk_tokens=chunk_tokens,
+        hashes_per_chunk=chunk_tokens // engine.hash_block_tokens,
+        page_bytes=group.page_bytes,
+        worker_bytes=worker_bytes,
+        payload_bytes=worker_bytes * engine.num_workers,
+        kind=group.kind,
+        window_chunks=window,
+        aligned_chunks=_aligned_chunks(chunk_tokens, window, aligned_tokens),
+        end_slack=_END_SLACK[group.kind],
+        tail_blocks=_tail_blocks(group, factor),
+    )
+
+
+_END_SLACK = {
+    GroupKind.FULL_ATTENTION: None,
+    # A token sees itself and window_tokens - 1 before it. If the hit ends with a chunk, or one token before that (the
+    # engine computes the last token of a prompt in any case), W chunks cover them; if earlier, one more can be needed,
+    # and a chunk of several blocks may have been stored without the front ones that it would be needed for.
+    GroupKind.SLIDING_WINDOW: 1,
+    GroupKind.CHUNKED_LOCAL: 1,
+    # A state is that of one token, the last of its chunk: one token earlier it is another.
+    GroupKind.SSM: 0,
+}
+
+
+def _window_chunks(group: GroupSpec, chunk_tokens: int) -> int | None:
+    """W (S6, S7)."""
+    if group.kind is GroupKind.FULL_ATTENTION:
+        return None
+    if group.kind is GroupKind.SSM:
+        return 1
+    return cdiv(group.window_tokens or 1, chunk_tokens)
+
+
+def _tail_blocks(group: GroupSpec, factor: int) -> int:
+    """What a hit that ends with the chunk, or one token before it, needs of the chunk."""
+    if group.kind is GroupKind.SSM:
+        return 1
+    if group.window_tokens is None:
+        return factor
+    return min(factor, cdiv(group.window_tokens, group.block_tokens))
+
+
+def _aligned_tokens(groups: tuple[GroupSpec, ...], factor: int) -> int | None:
+    """Where every hit ends at a multiple of one chunk size, that size: all full-attention groups share it (S8)."""
+    sizes = {group.block_tokens * factor for group in groups if group.kind is GroupKind.FULL_ATTENTION}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _aligned_chunks(chunk_tokens: int, window: int | None, aligned_tokens: int | None) -> int | None:
+    """A, where it leaves out any chunk at all (S9)."""
+    if window is None or aligned_tokens is None or aligned_tokens % chunk_tokens:
+        return None
+    aligned = aligned_tokens // chunk_tokens
+    return aligned if aligned > window else None
 
 
 def _check_group(index: int, group: GroupSpec, hash_block_tokens: int) -> None:
@@ -86,6 +171,15 @@ def _check_group(index: int, group: GroupSpec, hash_block_tokens: int) -> None:
         )
     if not group.page_bytes or min(group.page_bytes) < 1:
         raise ConfigError(f"group {index}: page_bytes {group.page_bytes} must name a tensor of 1 byte or more")
+    windowed = group.kind in (GroupKind.SLIDING_WINDOW, GroupKind.CHUNKED_LOCAL)
+    if windowed and (group.window_tokens is None or group.window_tokens < 1):
+        raise ConfigError(
+            f"group {index}: window_tokens {group.window_tokens} of a {group.kind.value} group must be 1 or more"
+        )
+    if not windowed and group.window_tokens is not None:
+        raise ConfigError(
+            f"group {index}: window_tokens {group.window_tokens} is given, but a {group.kind.value} group has no window"
+        )
 
 
 def _blocks_per_chunk(engine: EngineSpec, blocks: int | None, tokens: int | None) -> int:

@@ -16,7 +16,8 @@ FINGERPRINT_BYTES = 16
 class Namespace:
     """Two processes may share KV bytes exactly when all of these are equal.
 
-    ``groups`` holds, per KV cache group, (tokens per GPU block, bytes of one block in each tensor). ``epoch`` is the
+    ``groups`` holds, per KV cache group, (tokens per GPU block, bytes of one block in each tensor, worker by
+    worker). ``epoch`` is the
     user's: bump it when weights change under the same name.
     """
 

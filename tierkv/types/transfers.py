@@ -5,11 +5,14 @@ All of it is plain data that pickles, because workers may be other processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tierkv.types.keys import Key
+
+NO_REQUEST = ""
+"""The request id of a job that belongs to no request."""
 
 
 class SlotRef(NamedTuple):
@@ -26,6 +29,7 @@ class SlotRef(NamedTuple):
 class TransferJob:
     """One store (GPU to host) or load (host to GPU) of some chunks of one request.
 
+    request_id: whose chunks they are; ``NO_REQUEST`` where a store concerns blocks that nobody uses any more.
     keys, slots: one per chunk, groups in order.
     chunk_groups: the group of each chunk.
     block_ids: GPU blocks of all groups, flat, groups in order.
@@ -43,6 +47,17 @@ class TransferJob:
     block_ids: tuple[int, ...]
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
+
+
+def blocks_of_groups(job: TransferJob, groups: Container[int]) -> list[int]:
+    """The GPU blocks of a job that belong to some groups."""
+    ids: list[int] = []
+    offset = 0
+    for group, size in enumerate(job.group_sizes):
+        if group in groups:
+            ids += job.block_ids[offset : offset + size]
+        offset += size
+    return ids
 
 
 def chunk_blocks(job: TransferJob, blocks_per_chunk: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -82,10 +97,13 @@ class WorkerOutput:
 
     finished: job id -> number of workers that ended it since the last report.
     failed_keys: job id -> keys of it that failed (absent: none failed).
+    parts: job id -> rank -> checksum of that worker's part of each chunk, in the job's order (empty bytes: failed; no
+        checksums at all: a load). Only where several workers share a stack, which seals a chunk from all of them.
     """
 
     finished: Mapping[int, int] = field(default_factory=dict)
     failed_keys: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+    parts: Mapping[int, Mapping[int, tuple[bytes, ...]]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -94,12 +112,15 @@ class WorkerOutput:
 
     @staticmethod
     def aggregate(outputs: Iterable[WorkerOutput]) -> WorkerOutput:
-        """Sum the counts and join the failures; the sources are left as they are (S89)."""
+        """Sum the counts, join failures and parts; the sources are left as they are (S89)."""
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
+        parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
         for output in outputs:
             for job_id, count in output.finished.items():
                 finished[job_id] = finished.get(job_id, 0) + count
             for job_id, keys in output.failed_keys.items():
                 failed[job_id] = failed.get(job_id, frozenset()) | keys
-        return WorkerOutput(finished, failed)
+            for job_id, by_rank in output.parts.items():
+                parts.setdefault(job_id, {}).update(by_rank)
+        return WorkerOutput(finished, failed, parts)

@@ -1,8 +1,8 @@
-"""Pages of the engine's KV tensors as bytes: gather them into a chunk's payload, scatter them back.
+"""Pages of the engine's KV tensors as bytes: gather them into a part of a chunk's payload, scatter them back.
 
-A chunk's payload holds, for each tensor of the group in turn, the pages of all its blocks one after the other. One
-``numpy.take`` a tensor, never a Python loop over pages: it is 1.5 to 3 times as fast as a loop of copies, and releases
-the interpreter's lock.
+A worker's part of a chunk holds, for each tensor of the group in turn, the pages of all its blocks. One ``numpy.take``
+a tensor, never a Python loop over pages: it is 1.5 to 3 times as fast as a loop of copies, and releases the
+interpreter's lock.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class HostPages:
         self._num_blocks = [min(map(len, pages)) for pages in self._pages]
         self._places = [_places(pages, geometry.blocks_per_chunk) for pages in self._pages]
 
-    def gather(self, group: int, skip: int, block_ids: Sequence[int], payload: Bytes) -> None:
-        """Copy blocks into a chunk's payload.
+    def gather(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
+        """Copy blocks into this worker's part of a chunk.
 
         The first ``skip`` blocks of the chunk, and those behind the last one given, are written as zeros: nothing of
         the slot's former chunk stays.
         """
         if self._blocks_per_chunk == len(block_ids) == 1:  # one page a tensor: a take costs as much as its copy
-            for pages, part in self._parts(group, payload):
-                np.copyto(part, pages[block_ids[0]])
+            for pages, stretch in self._stretches(group, part):
+                np.copyto(stretch, pages[block_ids[0]])
             return
         ids = np.asarray(block_ids, dtype=np.intp)
         end = skip + len(ids)
-        for pages, part in self._parts(group, payload):
-            rows = part.reshape(self._blocks_per_chunk, -1)
+        for pages, stretch in self._stretches(group, part):
+            rows = stretch.reshape(self._blocks_per_chunk, -1)
             if skip:
                 rows[:skip] = 0
             if end < self._blocks_per_chunk:
@@ -63,15 +63,15 @@ class HostPages:
             # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
             pages.take(ids, axis=0, out=rows[skip:end], mode="clip")
 
-    def scatter(self, group: int, skip: int, block_ids: Sequence[int], payload: Bytes) -> None:
-        """Copy a chunk's payload to blocks, leaving out its first ``skip`` blocks and what is behind the last one."""
+    def scatter(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
+        """Copy a part to blocks, leaving out its first ``skip`` blocks and what is behind the last one."""
         if self._blocks_per_chunk == len(block_ids) == 1:
-            for pages, part in self._parts(group, payload):
-                np.copyto(pages[block_ids[0]], part)
+            for pages, stretch in self._stretches(group, part):
+                np.copyto(pages[block_ids[0]], stretch)
             return
         ids = np.asarray(block_ids, dtype=np.intp)
-        for pages, part in self._parts(group, payload):
-            pages[ids] = part.reshape(self._blocks_per_chunk, -1)[skip : skip + len(ids)]
+        for pages, stretch in self._stretches(group, part):
+            pages[ids] = stretch.reshape(self._blocks_per_chunk, -1)[skip : skip + len(ids)]
 
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
         """Make sure that block ids exist.
@@ -83,13 +83,13 @@ class HostPages:
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < num_blocks:
             raise EngineProtocolError(f"group {group}: block ids {block_ids} are not all within 0..{num_blocks - 1}")
 
-    def _parts(self, group: int, payload: Bytes) -> list[tuple[Bytes, Bytes]]:
-        """Each tensor's pages with its part of the payload."""
-        return [(pages, payload[start:end]) for pages, start, end in self._places[group]]
+    def _stretches(self, group: int, part: Bytes) -> list[tuple[Bytes, Bytes]]:
+        """Each tensor's pages with its stretch of the part."""
+        return [(pages, part[start:end]) for pages, start, end in self._places[group]]
 
 
 def _places(tensors: Sequence[Bytes], blocks_per_chunk: int) -> list[tuple[Bytes, int, int]]:
-    """Each tensor's pages with the ends of its part of the payload."""
+    """Each tensor's pages with the ends of its stretch of a part."""
     sizes = [pages.shape[1] * blocks_per_chunk for pages in tensors]
     ends = list(accumulate(sizes))
     return [(pages, end - size, end) for pages, size, end in zip(tensors, sizes, ends, strict=True)]

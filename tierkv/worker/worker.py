@@ -7,23 +7,19 @@ the forward pass they depend on. A failed transfer is a report, never an excepti
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tierkv.codecs.frame import FrameSealer
-from tierkv.errors import CorruptFrameError, EngineProtocolError
+from tierkv.errors import EngineProtocolError
 from tierkv.tiers.arena import HostArena
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
-from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
+from tierkv.worker.host_copies import HostCopies
 from tierkv.worker.pages import HostPages
-
-_log = logging.getLogger(__name__)
-
-Submit = Callable[[Callable[[], frozenset[Key]]], "Future[frozenset[Key]]"]
-"""Runs a transfer somewhere else and gives a future of the keys that failed."""
+from tierkv.worker.slot_parts import SlotParts
+from tierkv.worker.transfers import Copies, Submit, Transfer
 
 
 class Worker:
@@ -34,29 +30,38 @@ class Worker:
         sealer: writes and checks frames.
         geometry: sizes of groups and chunks.
         submit: runs transfers; loads and stores may run in any order, fences are the scheduler's work.
+        rank: which of the workers that share the stack this is.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
 
     Attributes:
-        bytes_stored, bytes_loaded: payload of chunks that were copied and sealed, or checked and copied, so far.
+        bytes_stored, bytes_loaded: this worker's parts of chunks that were copied, and checked where that is its work.
     """
 
-    def __init__(
-        self, arena: HostArena, sealer: FrameSealer, geometry: Geometry, submit: Submit, *, verify_loads: bool = True
+    def __init__(  # noqa: PLR0913 - a worker is where memory, frames, sizes and threads meet
+        self,
+        arena: HostArena,
+        sealer: FrameSealer,
+        geometry: Geometry,
+        submit: Submit,
+        *,
+        rank: int = 0,
+        verify_loads: bool = True,
     ) -> None:
-        self._arena = arena
-        self._sealer = sealer
-        self._geometry = geometry
-        self._submit = submit
-        self._verify_loads = verify_loads
+        self.rank = rank
         self.bytes_stored = 0
         self.bytes_loaded = 0
-        self._pages: HostPages | None = None
+        self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
+        self._geometry = geometry
+        self._submit = submit
+        self._copies: Copies | None = None
         self._queued: dict[int, TransferJob] = {}
-        self._running: dict[int, tuple[TransferJob, Future[frozenset[Key]]]] = {}
+        self._running: dict[int, tuple[TransferJob, Transfer]] = {}
 
     def register_kv_caches(self, caches: Sequence[Sequence[Any]]) -> None:
         """The engine's KV tensors, per group, each ``[num_blocks, ...]``; see :class:`HostPages` for rules."""
-        self._pages = HostPages(self._geometry, caches)
+        if self._copies is not None:
+            self._copies.close()
+        self._copies = HostCopies(self._slots, HostPages(self._geometry, caches), self._submit)
 
     def start_step(self, meta: ConnectorMeta) -> None:
         """Before the forward pass: flush what must be flushed, then submit queued stores and this step's loads."""
@@ -80,19 +85,22 @@ class Worker:
         """What has ended since the last call. Does not wait."""
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
-        for job_id in [job_id for job_id, (_, future) in self._running.items() if future.done()]:
-            job, future = self._running.pop(job_id)
+        parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
+        for job_id in [job_id for job_id, (_, transfer) in self._running.items() if transfer.done()]:
+            job, transfer = self._running.pop(job_id)
+            result = transfer.result()
             finished[job_id] = 1
-            bad = _failed_keys(job, future)
-            if bad:
-                failed[job_id] = bad
-            self._count(job, bad)
-        return WorkerOutput(finished, failed)
+            if result.failed:
+                failed[job_id] = result.failed
+            if not self._slots.is_alone:
+                parts[job_id] = {self.rank: result.checksums}
+            self._count(job, result.failed)
+        return WorkerOutput(finished, failed, parts)
 
     def _count(self, job: TransferJob, failed: frozenset[Key]) -> None:
         groups = self._geometry.groups
         copied = sum(
-            groups[g].payload_bytes for key, g in zip(job.keys, job.chunk_groups, strict=True) if key not in failed
+            groups[g].worker_bytes for key, g in zip(job.keys, job.chunk_groups, strict=True) if key not in failed
         )
         if job.is_store:
             self.bytes_stored += copied
@@ -101,14 +109,14 @@ class Worker:
 
     def wait(self, job_ids: Iterable[int]) -> None:
         """Until these jobs have ended; unknown and ended ids are fine (S112). Queued ones are submitted first."""
-        futures = []
-        for job_id in job_ids:
+        waited = list(job_ids)
+        for job_id in waited:
             if job_id in self._queued:
                 self._start(self._queued.pop(job_id))
+        for job_id in waited:
             running = self._running.get(job_id)
             if running is not None:
-                futures.append(running[1])
-        wait(futures)
+                running[1].wait()
 
     def drain(self) -> None:
         """Submit queued stores and wait for everything: nothing that was accepted is lost. For an orderly end."""
@@ -118,57 +126,10 @@ class Worker:
         """Drop queued stores, wait for running copies. Idempotent."""
         self._queued.clear()
         self.wait(list(self._running))
+        if self._copies is not None:
+            self._copies.close()
 
     def _start(self, job: TransferJob) -> None:
-        if self._pages is None:
+        if self._copies is None:
             raise EngineProtocolError("register_kv_caches must be called before the first transfer")
-        self._running[job.job_id] = (job, self._submit(lambda: self._transfer(job)))
-
-    # -- on the copy thread ------------------------------------------------------------------------------------------
-
-    def _transfer(self, job: TransferJob) -> frozenset[Key]:
-        """Copy chunk by chunk; returns the keys that failed."""
-        failed: set[Key] = set()
-        parts = chunk_blocks(job, self._geometry.blocks_per_chunk)
-        for key, ref, group, (skip, block_ids) in zip(job.keys, job.slots, job.chunk_groups, parts, strict=True):
-            try:
-                if job.is_store:
-                    self._store(key, ref.slot, group, skip, block_ids)
-                else:
-                    self._load(key, ref.slot, group, skip, block_ids)
-            except CorruptFrameError as error:
-                _log.warning("chunk %s is refused on its way to the GPU: %s", key.hex(), error)
-                failed.add(key)
-            except Exception:  # noqa: BLE001 - see below
-                # Whatever else a copy can raise concerns this chunk alone: the engine recomputes it (promise 3).
-                _log.exception("chunk %s could not be copied", key.hex())
-                failed.add(key)
-        return frozenset(failed)
-
-    def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> None:
-        raw_bytes = self._geometry.groups[group].payload_bytes
-        pages = self._registered()
-        pages.check_ids(group, block_ids)
-        pages.gather(group, skip, block_ids, self._arena.payload(slot)[:raw_bytes])
-        self._sealer.seal(self._arena.slot(slot), key, raw_bytes)
-
-    def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> None:
-        raw_bytes = self._geometry.groups[group].payload_bytes
-        header = self._sealer.check(self._arena.slot(slot), key, payload=self._verify_loads)
-        if header.raw_bytes != raw_bytes:
-            raise CorruptFrameError(f"chunk of {header.raw_bytes} bytes, this group's chunks have {raw_bytes}", key=key)
-        pages = self._registered()
-        pages.check_ids(group, block_ids)
-        pages.scatter(group, skip, block_ids, self._arena.payload(slot)[:raw_bytes])
-
-    def _registered(self) -> HostPages:
-        if self._pages is None:
-            raise EngineProtocolError("register_kv_caches must be called before the first transfer")
-        return self._pages
-
-
-def _failed_keys(job: TransferJob, future: Future[frozenset[Key]]) -> frozenset[Key]:
-    """What a finished copy says; a copy that could not run at all failed for every key."""
-    if future.cancelled() or future.exception() is not None:
-        return frozenset(job.keys)
-    return future.result()
+        self._running[job.job_id] = (job, self._copies.start(job))

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tierkv.assembly import open_stack
 from tierkv.cli.demo.damage import corrupt_at_rest
+from tierkv.cli.demo.engines import MODELS, TENSOR_PARALLEL_MAX, engine_of
 from tierkv.cli.demo.phases import Phase, PhaseResult
 from tierkv.cli.demo.processes import run_in_new_process
 from tierkv.cli.demo.report import DemoReport
@@ -26,23 +27,27 @@ from tierkv.config.loading import default_mapping, parse_config
 from tierkv.config.reading import read_mapping
 from tierkv.config.resolving import resolve
 from tierkv.plugins import load_plugins
-from tierkv.reference.configs import EngineConfig, ModelConfig
-
-ENGINE = EngineConfig(
-    model=ModelConfig(
-        layers=4, heads=8, kv_heads=4, head_dim=32, hidden=256, intermediate=512, vocab=512, dtype="bfloat16"
-    ),
-    num_blocks=96,
-    block_tokens=16,
-    max_batched_tokens=256,
-    max_running=4,
-)
-"""A pool of 1,520 tokens: about three conversations of the ten fit."""
+from tierkv.reference.configs import EngineConfig
 
 WORKLOAD = WorkloadConfig()
 
 
 @click.command()
+@click.option(
+    "--model",
+    type=click.Choice(list(MODELS)),
+    default="tiny",
+    show_default=True,
+    help="tiny: full attention. hybrid: layers with a sliding window beside full ones, three KV groups.",
+)
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(1, TENSOR_PARALLEL_MAX),
+    default=1,
+    show_default=True,
+    metavar="RANKS",
+    help="Split the heads: each rank has a KV pool, and copies between it and the one host tier.",
+)
 @click.option(
     "--stack",
     "stack_file",
@@ -73,6 +78,8 @@ WORKLOAD = WorkloadConfig()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(  # noqa: PLR0913 - one argument per option
     *,
+    model: str,
+    tensor_parallel: int,
     stack_file: Path | None,
     object_url: str | None,
     workdir: Path | None,
@@ -93,15 +100,21 @@ def demo(  # noqa: PLR0913 - one argument per option
     Examples:
       tierkv demo
       tierkv demo --corrupt                     damage at rest is refused and recomputed
+      tierkv demo --model hybrid                sliding windows: what they need is loaded, no more
+      tierkv demo --tensor-parallel 2           two ranks, one host tier
       tierkv demo --object-url s3://my-bucket/demo
       tierkv demo --stack lmdb.toml --json
     """  # noqa: D301 - click reads the control character: what follows is not wrapped
     if stack_file is not None and (object_url is not None or workdir is not None):
         raise click.UsageError("--stack brings its own places: leave out --object-url and --workdir")
+    try:
+        engine = engine_of(model, tensor_parallel)
+    except ValueError as error:
+        raise click.UsageError(f"--tensor-parallel {tensor_parallel}: {error}") from None
     with _directory(workdir) as place:
-        stack = _stack(stack_file, place, object_url)
+        stack = _stack(stack_file, place, object_url, engine)
         workload = replace(WORKLOAD, conversations=conversations, seed=seed)
-        report = _run(stack, workload, corrupt=corrupt)
+        report = _run(stack, engine, workload, corrupt=corrupt)
     if as_json:
         print_json(report.as_json())
     else:
@@ -122,7 +135,7 @@ def _directory(workdir: Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _stack(stack_file: Path | None, place: Path, object_url: str | None) -> dict[str, Any]:
+def _stack(stack_file: Path | None, place: Path, object_url: str | None, engine: EngineConfig) -> dict[str, Any]:
     """The stack as plain values, validated and opened once before any process starts."""
     described = dict(read_mapping(stack_file)) if stack_file is not None else default_mapping(place)
     if object_url is not None:
@@ -131,11 +144,11 @@ def _stack(stack_file: Path | None, place: Path, object_url: str | None) -> dict
     plugins = load_plugins()
     config = parse_config(described, source)
     resolve(config, plugins, source)
-    open_stack(config, ENGINE.engine_spec(), plugins=plugins).close()
+    open_stack(config, engine.engine_spec(), plugins=plugins).close()
     return described
 
 
-def _run(stack: dict[str, Any], workload: WorkloadConfig, *, corrupt: bool) -> DemoReport:
+def _run(stack: dict[str, Any], engine: EngineConfig, workload: WorkloadConfig, *, corrupt: bool) -> DemoReport:
     talks, before = workload.conversations, tuple(range(workload.turns))
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -153,12 +166,12 @@ def _run(stack: dict[str, Any], workload: WorkloadConfig, *, corrupt: bool) -> D
 
         def phase(name: str, **fields: Any) -> Phase:  # noqa: ANN401 - fields of Phase
             fields.setdefault("conversations", make_conversations(workload))
-            return Phase(name=name, engine=ENGINE, answer_tokens=workload.answer_tokens, **fields)
+            return Phase(name=name, engine=engine, answer_tokens=workload.answer_tokens, **fields)
 
         plain = run("plain", phase("plain", turns=before))
         returning = phase("cold", turns=(workload.turns,), conversations=plain.conversations, one_by_one=True)
         plain.served += run("plain", returning, len(plain.served)).served
         fill = run("fill", phase("fill", turns=before, stack=stack))
-        damaged = corrupt_at_rest(stack, ENGINE.engine_spec(), fill.keys_at_rest) if corrupt else 0
+        damaged = corrupt_at_rest(stack, engine.engine_spec(), fill.keys_at_rest) if corrupt else 0
         again = run("again", replace(returning, name="again", conversations=fill.conversations, stack=stack))
-    return DemoReport(plain, fill, again, damaged, corrupt)
+    return DemoReport(engine, plain, fill, again, damaged, corrupt)

@@ -11,12 +11,14 @@ from rich.text import Text
 from tierkv.cli.demo.phases import PhaseResult, Served
 from tierkv.cli.output import BAD, GOOD, console, print_table
 from tierkv.config.units import round_size
+from tierkv.reference.configs import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
     """All three phases side by side. frames_damaged: what ``--corrupt`` flipped (0 without it)."""
 
+    engine: EngineConfig
     plain: PhaseResult
     fill: PhaseResult
     again: PhaseResult
@@ -72,6 +74,11 @@ class DemoReport:
             ),
             "ttft_cold_s": median(s.ttft_s for s in cold.values()),
             "ttft_warm_s": median(s.ttft_s for s in self.again.served),
+            "engine": {
+                "model": self.engine.model.name,
+                "tensor_parallel": self.engine.tensor_parallel,
+                "windows": list(self.engine.windows),
+            },
             "frames_damaged": self.frames_damaged,
             "problems": self.problems,
             "phases": {

@@ -1,0 +1,106 @@
+"""A backend to learn from: frames as rows of an SQLite file. Everything that a tier of tierkv needs is on this page."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierkv.abc import (
+    BackendContext,
+    BackendPlugin,
+    Capabilities,
+    Entry,
+    ReadRequest,
+    ReadResult,
+    WriteRequest,
+    WriteResult,
+)
+from tierkv.errors import BackendError, OutOfSpaceError
+from tierkv.hookspecs import hookimpl
+from tierkv.types.keys import Key
+
+TIERKV_SPI = 1
+"""The version of the plugin interface that this module was written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleOptions:
+    """What users may write in the tier's table. path: a directory for the database files, one per namespace."""
+
+    path: str
+
+
+class ExampleBackend:
+    """The five verbs and ``scan``. A batch is one transaction: SQLite makes it whole and durable, or undoes it."""
+
+    def __init__(self, context: BackendContext, options: ExampleOptions) -> None:
+        self._lock = threading.Lock()
+        pages = (context.capacity_bytes or 0) // 4096 * 2  # twice the capacity: room for tree and half-used pages
+        try:
+            Path(options.path).mkdir(parents=True, exist_ok=True)
+            file = Path(options.path) / f"{context.namespace.fingerprint().hex()}.sqlite"
+            self._db = sqlite3.connect(file, check_same_thread=False, isolation_level=None, timeout=1)
+            self._db.executescript(
+                "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=FULL; BEGIN EXCLUSIVE; CREATE TABLE IF NOT EXISTS"
+                f" frames (key BLOB PRIMARY KEY, frame BLOB); COMMIT; PRAGMA max_page_count={pages or 2**32 - 2}"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise BackendError(f"{options.path}: {error}; give a writable directory that no other uses") from error
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether each key has a row."""
+        with self._lock:
+            return [bool(self._db.execute("SELECT 1 FROM frames WHERE key = ?", (key,)).fetchone()) for key in keys]
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        """Each frame into its caller's buffer; None where there is no such row."""
+        with self._lock:
+            return [self._read(request) for request in requests]
+
+    def _read(self, request: ReadRequest) -> ReadResult:
+        row = self._db.execute("SELECT frame FROM frames WHERE key = ?", (request.key,)).fetchone()
+        if row is None:
+            return None
+        request.buffer[: len(row[0])] = row[0]
+        return len(row[0])
+
+    def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        """All frames of the batch in one transaction."""
+        return self._change("REPLACE INTO frames VALUES (?, ?)", [(item.key, item.frame) for item in requests])
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        """Absent keys are no error."""
+        return self._change("DELETE FROM frames WHERE key = ?", [(key,) for key in keys])
+
+    def _change(self, statement: str, rows: Sequence[tuple[object, ...]]) -> list[WriteResult]:
+        with self._lock, self._db:
+            try:
+                self._db.execute("BEGIN")
+                self._db.executemany(statement, rows)
+            except sqlite3.OperationalError as error:
+                self._db.rollback()
+                return [OutOfSpaceError(f"SQLite: {error}")] * len(rows)
+        return [None] * len(rows)
+
+    def scan(self) -> Iterable[Entry]:
+        """Everything stored, oldest first: the framework keeps the index from then on."""
+        with self._lock:
+            rows = self._db.execute("SELECT key, length(frame) FROM frames ORDER BY rowid").fetchall()
+        return [Entry(Key(key), size) for key, size in rows]
+
+    def close(self) -> None:
+        """Release the file and its lock."""
+        self._db.close()
+
+
+CAPABILITIES = Capabilities(durable=True, authoritative_index=True, scan=True, preferred_concurrency=1)
+PLUGIN = BackendPlugin("example", "frames as rows of an SQLite file", ExampleOptions, CAPABILITIES, ExampleBackend)
+
+
+@hookimpl
+def tierkv_backends() -> list[BackendPlugin]:
+    """Register the backend: `backend = "example"` is enough from then on."""
+    return [PLUGIN]

@@ -1,0 +1,46 @@
+"""The tutorial backend keeps the published contract, and fits on a page."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sqlite3
+from pathlib import Path
+
+import tierkv_example
+from tierkv.testing import BackendConformance
+from tierkv.types.keys import Key
+from tierkv_example import ExampleOptions
+
+LINES_MAX = 60
+
+
+class TestExample(BackendConformance):
+    """All of the kit that its capabilities call for."""
+
+    plugin = tierkv_example.PLUGIN
+
+    def make_options(self, place: Path) -> ExampleOptions:
+        return ExampleOptions(path=str(place))
+
+    def damage(self, place: Path, key: Key) -> None:
+        """Change a byte in the middle of the frame, past the backend."""
+        (file,) = place.glob("*.sqlite")
+        with sqlite3.connect(file) as database:
+            (frame,) = database.execute("SELECT frame FROM frames WHERE key = ?", (key,)).fetchone()
+            middle = len(frame) // 2
+            damaged = frame[:middle] + bytes([frame[middle] ^ 0xFF]) + frame[middle + 1 :]
+            database.execute("UPDATE frames SET frame = ? WHERE key = ?", (damaged, key))
+        database.close()
+
+
+def test_it_fits_on_a_page() -> None:
+    """A backend in a page is what the plugin interface promises: code, without docstrings, imports and blank lines."""
+    source = inspect.getsource(tierkv_example)
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code = [line for number, line in enumerate(source.splitlines(), 1) if line.strip() and number not in skipped]
+    assert len(code) <= LINES_MAX, f"{len(code)} lines"

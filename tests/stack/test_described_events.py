@@ -1,0 +1,86 @@
+"""Events of an open stack, as a router would hear them: described by tokens, from a real engine, over a real disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack_bed import ANSWER, ENGINE, opened, prompts_of, stack_config
+
+from tierkv.stack import Stack
+from tierkv.types.block_events import BlockEvent, BlockRemoved, BlockStored
+
+pytest.importorskip("torch")
+
+
+def events_of(stack: Stack, prompts: list[list[int]]) -> list[BlockEvent]:
+    """Serve and listen, as an engine does that publishes its events after each step.
+
+    The reference engine takes events in their raw form by itself; here it gets none of them.
+    """
+    from tierkv.reference.engine import Engine  # noqa: PLC0415 - torch
+
+    stack.take_events = list  # type: ignore[method-assign]
+    engine = Engine(ENGINE, connector=stack)
+    heard: list[BlockEvent] = []
+    for prompt in prompts:
+        engine.add_request(prompt, ANSWER)
+    while engine.has_work:
+        engine.step()
+        heard += stack.take_block_events()
+    stack.flush()
+    return heard + stack.take_block_events()
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    """The switch."""
+    return {"events": {"self_describing": True, **changes}}
+
+
+def test_a_router_hears_tokens_and_tiers(tmp_path: Path) -> None:
+    """From tokens in events alone it finds which prompt lies where; what the host tier evicts stays known on disk."""
+    prompts = prompts_of(3, 6)
+    with opened(stack_config(tmp_path, host_slots=12, **described())) as stack:
+        events = events_of(stack, prompts)
+    stored = [event for event in events if isinstance(event, BlockStored)]
+    assert {event.medium for event in stored} == {"host", "disk", "objects"}
+    for prompt in prompts:
+        chunks = {tuple(prompt[i : i + 16]) for i in range(0, 112, 16)}
+        assert chunks <= {event.token_ids for event in stored if event.medium == "host"}
+    gone = {block for event in events if isinstance(event, BlockRemoved) and event.medium == "host"
+            for block in event.block_hashes}  # fmt: skip
+    assert gone
+    assert gone <= {block for event in stored if event.medium == "host" for block in event.block_hashes}
+    assert all(len(event.block_hashes) == 2 and event.block_size == 8 for event in stored)
+
+
+def test_a_later_process_tells_what_it_can(tmp_path: Path) -> None:
+    """It finds chunks on disk that it never saw being made: their events name their own hash and claim no tokens."""
+    prompts = prompts_of(4, 2)
+    with opened(stack_config(tmp_path)) as stack:
+        events_of(stack, prompts)
+    with opened(stack_config(tmp_path, **described())) as stack:
+        events = events_of(stack, prompts)
+        undescribed = stack.counters.events_undescribed
+    placeholders = [event for event in events if isinstance(event, BlockStored) and not event.token_ids]
+    assert placeholders
+    assert {(event.block_size, len(event.block_hashes)) for event in placeholders} == {(0, 1)}
+    assert undescribed >= len(placeholders)
+
+
+def test_without_the_switch_events_are_placeholders(tmp_path: Path) -> None:
+    """The default costs nothing, and whoever asks for described events all the same hears hashes."""
+    with opened(stack_config(tmp_path)) as stack:
+        events = events_of(stack, prompts_of(5, 1))
+        assert not stack.counters.events_undescribed
+    assert events
+    assert all(event.block_size == 0 for event in events if isinstance(event, BlockStored))
+
+
+def test_disabled_events_reach_nobody(tmp_path: Path) -> None:
+    """An engine that never asks leaves no list behind."""
+    with opened(stack_config(tmp_path, **described(enabled=False))) as stack:
+        assert events_of(stack, prompts_of(6, 1)) == []
+        assert Stack.take_events(stack) == []
+        assert not stack.counters.events_dropped

@@ -1,0 +1,287 @@
+"""Workers that share one stack, in this process and in others: one chunk of all parts, or none."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_ranks import Driver, LocalRank, RemoteRank, config_of, remote_ranks, spec_of
+
+import tierkv
+from tierkv.codecs.frame import HEADER_BYTES, PARTS_MAX
+from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.stack import Stack
+from tierkv.types.transfers import WorkerOutput
+
+PROMPT = range(64)
+SOURCE, TARGET = [1, 2, 3, 4], [9, 8, 7, 6]
+
+
+@pytest.fixture(params=["threads", "processes"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """An engine of two workers, either way."""
+    processes = request.param == "processes"
+    with tierkv.open_stack(config_of(), spec_of(2, processes=processes)) as stack:
+        if not processes:
+            yield Driver(stack, [LocalRank(worker) for worker in stack.workers])
+            return
+        with remote_ranks(stack, 2) as ranks:
+            yield Driver(stack, ranks)
+
+
+def assert_loaded(driver: Driver, source: list[int], target: list[int]) -> None:
+    """Each rank has in ``target`` what it had in ``source``."""
+    for rank in driver.ranks:
+        for old, new in zip(source, target, strict=True):
+            assert rank.block(new) == rank.block(old)
+
+
+def test_s120_two_workers_store_and_load_their_own_parts(driver: Driver) -> None:
+    """S120: through one stack each worker gets back its own bytes, and a job ends when both have reported."""
+    before = [rank.block(9) for rank in driver.ranks]
+    driver.store(driver.request(PROMPT), SOURCE)
+    assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
+    assert_loaded(driver, SOURCE, TARGET)
+    assert before != [rank.block(9) for rank in driver.ranks]
+    assert driver.ranks[0].block(9) != driver.ranks[1].block(9)
+
+
+def test_chunks_of_two_workers_go_down_and_come_back(tmp_path: Path) -> None:
+    """Tiers see frames of two parts: all are checked on the way in, and each worker gets back its own."""
+    disk = {"backend": "disk", "path": str(tmp_path / "disk"), "capacity": "8MiB", "min_free_bytes": 0}
+    config = config_of(tiers=[disk])
+    with tierkv.open_stack(config, spec_of(2)) as stack:
+        first = Driver(stack, [LocalRank(worker) for worker in stack.workers])
+        expected = [[rank.block(i) for i in SOURCE] for rank in first.ranks]
+        first.store(first.request(PROMPT), SOURCE)
+        assert stack.flush()
+    with tierkv.open_stack(config, spec_of(2)) as stack:
+        second = Driver(stack, [LocalRank(worker, seed=2) for worker in stack.workers])
+        assert second.load(second.request(PROMPT), TARGET) == (64, frozenset())
+        assert [[rank.block(i) for i in TARGET] for rank in second.ranks] == expected
+        assert not stack.counters.chunks_corrupt
+
+
+def two(**more: Any) -> tuple[Stack, list[LocalRank], Driver]:
+    """Two workers in this process."""
+    stack = tierkv.open_stack(config_of(**more), spec_of(2))
+    ranks = [LocalRank(worker) for worker in stack.workers]
+    return stack, ranks, Driver(stack, ranks)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_chunk_is_visible_when_the_last_part_is_in(order: tuple[int, int]) -> None:
+    """Promise 1: with one of two reports in, the chunk is no hit; with both, whichever comes first, it is."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.begin_store(driver.request(PROMPT), SOURCE)
+        for rank in ranks:
+            rank.worker.drain()
+        asker = driver.request(PROMPT)
+        stack.update_connector_output(ranks[order[0]].finished())
+        assert stack.get_num_new_matched_tokens(asker, 0)[0] is None, "being written: known, but not readable"
+        assert not any(stack._parts.arena.slot(slot)[0] for slot in range(4)), "no header before the last part"
+        stack.build_connector_meta(tierkv.types.engine.StepOutput())
+        stack.update_connector_output(ranks[order[1]].finished())
+        assert stack.get_num_new_matched_tokens(asker, 0) == (64, True)
+
+
+def test_a_worker_that_fails_its_part_fails_the_chunk() -> None:
+    """One rank's bytes without the other's are worth nothing: the chunk is gone, its neighbour stays."""
+    stack, ranks, driver = two()
+    with stack:
+        gather, calls = ranks[1].worker._copies._pages.gather, []  # type: ignore[union-attr]
+
+        def failing(*arguments: Any) -> None:
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise OSError("no more")
+            gather(*arguments)
+
+        ranks[1].worker._copies._pages.gather = failing  # type: ignore[union-attr]
+        driver.store(driver.request(PROMPT), SOURCE)
+        assert driver.load(driver.request(PROMPT), TARGET) == (32, frozenset())
+        assert_loaded(driver, SOURCE[:2], TARGET[:2])
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_each_worker_checks_its_own_part(damaged: int) -> None:
+    """Damage in one part is seen by its worker alone, and the engine hears of the blocks; the other chunk is fine."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.store(driver.request(PROMPT), SOURCE)
+        stack._parts.arena.slot(0)[HEADER_BYTES + damaged * 704 + 5] ^= 1
+        before = [rank.block(9) for rank in ranks]
+        assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset(TARGET[:2]))
+        after = [rank.block(9) for rank in ranks]
+        assert after[damaged] == before[damaged]
+        assert after[1 - damaged] == ranks[1 - damaged].block(1)
+        assert_loaded(driver, SOURCE[2:], TARGET[2:])
+
+
+def test_a_rank_that_reports_twice_counts_once() -> None:
+    """An engine that hands in one report twice must not end a job that another worker still copies for."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.begin_store(driver.request(PROMPT), SOURCE)
+        ranks[0].worker.drain()
+        report = ranks[0].finished()
+        stack.update_connector_output(report)
+        stack.update_connector_output(report)
+        assert stack.has_pending_work()
+        driver.settle()
+        assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
+
+
+@pytest.mark.parametrize("checksums", [(), (b"", b""), (bytes(16),)])
+def test_a_part_that_was_not_reported_fails_its_chunk(checksums: tuple[bytes, ...]) -> None:
+    """A report that was cut off on its way, though it names no failure, must not make a chunk visible."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.begin_store(driver.request(PROMPT), SOURCE)
+        for rank in ranks:
+            rank.worker.drain()
+        stack.update_connector_output(ranks[0].finished())
+        report = ranks[1].finished()
+        parts = {job: {1: checksums} for job in report.finished}
+        stack.update_connector_output(WorkerOutput(report.finished, {}, parts))
+        assert not stack.has_pending_work()
+        hit = 32 if checksums == (bytes(16),) else 0  # a checksum that is wrong: found when the part is loaded
+        assert driver.load(driver.request(PROMPT), TARGET) == (hit, frozenset(TARGET[:2] if hit else ()))
+
+
+def test_reports_without_ranks_are_refused() -> None:
+    """A number alone does not say who is done: an engine author who sums counts himself learns of it at once."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.begin_store(driver.request(PROMPT), SOURCE)
+        ranks[0].worker.drain()
+        counts = ranks[0].finished().finished
+        with pytest.raises(EngineProtocolError, match="do not say which workers"):
+            stack.update_connector_output(WorkerOutput(counts))
+        with pytest.raises(EngineProtocolError, match="worker 2: this stack has workers 0 to 1"):
+            stack.update_connector_output(WorkerOutput(counts, {}, {job: {2: ()} for job in counts}))
+
+
+@pytest.mark.parametrize("copy", ["gather", "scatter"])
+def test_s84_a_killed_worker_fails_its_jobs(copy: str) -> None:
+    """S84, S120: killed in the middle of a copy. The engine says so, the jobs fail, and no half chunk is ever a hit."""
+    with (
+        tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack,
+        remote_ranks(stack, 2, stall={1: copy}) as ranks,
+    ):
+        driver = Driver(stack, ranks)
+        if copy == "gather":
+            driver.begin_store(driver.request(PROMPT), SOURCE)
+            driver.collect()
+        else:
+            driver.store(driver.request(PROMPT), SOURCE)
+            asker = driver.request(PROMPT)
+            assert driver.begin_load(asker, TARGET) == 64
+            assert not driver.collect().finished
+        assert stack.has_pending_work()
+        ranks[1].kill()
+        driver.ranks = ranks[:1]
+        ranks[0].ask("drain")
+        driver.collect()
+        report = stack.worker_lost(1)
+        assert not stack.has_pending_work()
+        if copy == "gather":
+            assert driver.stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
+            return
+        assert report.invalid_block_ids == frozenset(TARGET)
+        # A failed load is a miss from then on. A new process takes the dead one's place, and all is well.
+        successor = RemoteRank(stack.worker_setup(1), seed=3)
+        driver.ranks = [ranks[0], successor]
+        driver.store(driver.request(PROMPT), SOURCE)
+        assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
+        assert_loaded(driver, SOURCE, TARGET)
+        successor.close()
+
+
+def test_a_late_report_of_a_lost_worker_is_ignored() -> None:
+    """What still lay in the pipe of a dead process must not be counted twice."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.begin_store(driver.request(PROMPT), SOURCE)
+        for rank in ranks:
+            rank.worker.drain()
+        late = ranks[1].finished()
+        stack.worker_lost(1)
+        stack.update_connector_output(late)
+        assert stack.has_pending_work(), "rank 0 has not reported yet"
+        driver.collect()
+        assert not stack.has_pending_work()
+        assert stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
+
+
+def test_s122_reset_with_parts_in_flight() -> None:
+    """S122: jobs that a reset overtook end when both workers have reported, and what they brought is not cached."""
+    stack, ranks, driver = two()
+    with stack:
+        driver.begin_store(driver.request(PROMPT), SOURCE)
+        ranks[0].worker.drain()
+        driver.collect()
+        stack.reset_cache()
+        driver.settle()
+        assert stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
+        assert len(stack._parts.part_book or ()) == 0
+        driver.store(driver.request(PROMPT), SOURCE)
+        assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
+
+
+def test_one_worker_in_a_process_of_its_own() -> None:
+    """An engine core with a single worker process is the most common one; its frames are as of one in process."""
+    with tierkv.open_stack(config_of(), spec_of(1, processes=True)) as stack, remote_ranks(stack, 1) as ranks:
+        driver = Driver(stack, ranks)
+        driver.store(driver.request(PROMPT), SOURCE)
+        assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
+        assert_loaded(driver, SOURCE, TARGET)
+        assert stack._parts.arena.slot(0)[10] == 0, "flags: no parts"
+
+
+def test_the_engine_survives_when_every_worker_is_killed() -> None:
+    """Landscape G15: the jobs fail, the engine's process goes on, and its shared memory has no name that could stay."""
+    with tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack:
+        with remote_ranks(stack, 2, stall={0: "gather", 1: "gather"}) as ranks:
+            driver = Driver(stack, ranks)
+            driver.begin_store(driver.request(PROMPT), SOURCE)
+            shared = [line for line in Path("/proc/self/maps").read_text().splitlines() if "tierkv-arena" in line]
+            assert shared
+            assert all("/memfd:tierkv-arena" in line for line in shared)
+            for rank in ranks:
+                rank.kill()
+        stack.worker_lost(0)
+        stack.worker_lost(1)
+        assert not stack.has_pending_work()
+        assert stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
+    assert "tierkv-arena" not in Path("/proc/self/maps").read_text()
+
+
+def test_where_the_workers_live_is_said() -> None:
+    """Asking for the wrong kind of worker names the right way."""
+    with tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack:
+        assert stack.workers == ()
+        with pytest.raises(EngineProtocolError, match="open_worker"):
+            _ = stack.worker
+        with pytest.raises(EngineProtocolError, match="workers 0 to 1"):
+            stack.worker_setup(2)
+        setup = pickle.loads(pickle.dumps(stack.worker_setup(1)))
+        assert setup == stack.worker_setup(1)
+        assert setup.rank == 1
+    with pytest.raises(EngineProtocolError, match="ended or closed its stack"):
+        tierkv.open_worker(setup)
+    with tierkv.open_stack(config_of(), spec_of(1)) as stack:
+        with pytest.raises(EngineProtocolError, match="worker_processes=True"):
+            stack.worker_setup(0)
+        with pytest.raises(EngineProtocolError, match="cannot be lost"):
+            stack.worker_lost(0)
+
+
+def test_more_workers_than_a_header_has_room_for() -> None:
+    """A limit with a name, told when the stack is opened, not when the first chunk is sealed."""
+    with pytest.raises(ConfigError, match=f"parts of {PARTS_MAX}"):
+        tierkv.open_stack(config_of(), spec_of(PARTS_MAX + 1))

@@ -1,0 +1,84 @@
+"""Small looks at store jobs, for tests of the store half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core_parts import Core, make_core
+from core_pool import BedBlock
+from core_truth import BedRequest
+
+from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.types.engine import Block
+from tierkv.types.transfers import ConnectorMeta, TransferJob
+
+
+def only_store(meta: ConnectorMeta) -> TransferJob:
+    """The one store of a step."""
+    (job,) = meta.stores
+    return job
+
+
+def chunk_indices(core: Core, request: BedRequest, meta: ConnectorMeta, group: int = 0) -> list[int]:
+    """Which chunks of a request a step stores, in a group."""
+    keys = core.truth.keys(request, group)
+    return [
+        keys.index(key)
+        for job in meta.stores
+        for key, of_group in zip(job.keys, job.chunk_groups, strict=True)
+        if of_group == group and key in keys
+    ]
+
+
+class FreeQueue:
+    """An engine's queue of free blocks that a test fills and empties by hand."""
+
+    def __init__(self) -> None:
+        self._order: list[BedBlock] = []
+        self._entries: dict[int, int] = {}
+        self._joined = 0
+        self.asked = 0
+
+    def free(self, *queued: BedBlock) -> None:
+        """These blocks join the queue, in this order."""
+        for block in queued:
+            self._joined += 1
+            self._order.append(block)
+            self._entries[block.block_id] = self._joined
+
+    def take(self, *block_ids: int) -> None:
+        """These blocks are used again, wherever they stood."""
+        self._order = [block for block in self._order if block.block_id not in block_ids]
+        for block_id in block_ids:
+            del self._entries[block_id]
+
+    def __len__(self) -> int:
+        """Blocks in the queue."""
+        return len(self._order)
+
+    def head(self) -> BedBlock | None:
+        """The block that is handed out next."""
+        return self._order[0] if self._order else None
+
+    def after(self, block: Block) -> BedBlock | None:
+        """The one behind a block that is in the queue."""
+        self.asked += 1
+        place = [one.block_id for one in self._order].index(block.block_id)
+        return self._order[place + 1] if place + 1 < len(self._order) else None
+
+    def entry(self, block: Block) -> int | None:
+        """When it joined."""
+        return self._entries.get(block.block_id)
+
+
+def lazy_core(max_batched_tokens: int = 8, slots: int = 64, **limits: object) -> tuple[Core, FreeQueue]:
+    """A core that stores lazily, with its engine's queue. Blocks of 4 tokens: 2 visits per 4 batched tokens."""
+    core = make_core(slots=slots, limits=SchedulerLimits(store_plan="lazy", **limits))  # type: ignore[arg-type]
+    queue = FreeQueue()
+    core.scheduler.register_free_queue(queue, max_batched_tokens)
+    return core, queue
+
+
+def computed_blocks(request: BedRequest, ids: Sequence[int]) -> list[BedBlock]:
+    """Blocks of 4 tokens that hold the front of a request."""
+    return [BedBlock(block_id, request.block_hashes[i]) for i, block_id in enumerate(ids)]

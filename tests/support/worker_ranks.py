@@ -1,0 +1,259 @@
+"""A small engine of several workers, in threads' reach or in processes of their own, over one stack.
+
+Every page of a rank is filled from rank, block and a seed, so that a wrong byte anywhere shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import numpy as np
+
+import tierkv
+from tierkv.stack import Stack
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+from tierkv.worker.pages import HostPages
+from tierkv.worker.worker import Worker
+from tierkv.worker_setup import WorkerSetup
+
+BLOCK_TOKENS, NUM_BLOCKS = 16, 32
+PAGE_BYTES = (256, 96)
+PATIENCE_S = 20.0
+
+
+def spec_of(num_workers: int, *, processes: bool = False) -> EngineSpec:
+    """An engine whose chunks of two blocks have 704 bytes per worker."""
+    return EngineSpec(
+        "m", "float32", (GroupSpec(BLOCK_TOKENS, PAGE_BYTES),), BLOCK_TOKENS, num_workers=num_workers,
+        capabilities=EngineCapabilities(worker_processes=processes),
+    )  # fmt: skip
+
+
+def config_of(**more: Any) -> dict[str, Any]:
+    """A stack of sixteen slots or so."""
+    return {"host": {"capacity": "128KiB"}, "chunk": {"blocks": 2}, **more}
+
+
+def pages_of(rank: int, seed: int) -> list[np.ndarray]:
+    """The tensors of one rank, full of bytes that no other rank or seed has."""
+    rng = np.random.default_rng((rank, seed))
+    return [rng.integers(0, 256, (NUM_BLOCKS, size), dtype=np.uint8) for size in PAGE_BYTES]
+
+
+class Rank(Protocol):
+    """One worker, wherever it runs."""
+
+    def step(self, meta: ConnectorMeta) -> None:
+        """A whole step: start, forward pass, queue."""
+
+    def finished(self) -> WorkerOutput:
+        """What ended."""
+
+    def block(self, block_id: int) -> bytes:
+        """The bytes of one block in all tensors."""
+
+
+class LocalRank:
+    """A worker in this process."""
+
+    def __init__(self, worker: Worker, seed: int = 1) -> None:
+        self.worker = worker
+        self.pages = pages_of(worker.rank, seed)
+        worker.register_kv_caches([self.pages])
+
+    def step(self, meta: ConnectorMeta) -> None:
+        self.worker.start_step(meta)
+        self.worker.queue_stores(meta)
+
+    def finished(self) -> WorkerOutput:
+        return self.worker.get_finished()
+
+    def block(self, block_id: int) -> bytes:
+        return b"".join(pages[block_id].tobytes() for pages in self.pages)
+
+
+class RemoteRank:
+    """A worker in a process of its own."""
+
+    def __init__(self, setup: WorkerSetup, seed: int = 1, stall: str = "") -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self.process = context.Process(target=serve_rank, args=(other, setup, seed, stall), daemon=True)
+        self.process.start()
+        other.close()
+
+    def ask(self, *message: object) -> Any:
+        """One call in the worker's process."""
+        self._pipe.send(message)
+        if not self._pipe.poll(PATIENCE_S):
+            raise TimeoutError(f"{message[0]} was not answered")
+        return self._pipe.recv()
+
+    def step(self, meta: ConnectorMeta) -> None:
+        self.ask("step", meta)
+
+    def finished(self) -> WorkerOutput:
+        output: WorkerOutput = self.ask("finished")
+        return output
+
+    def block(self, block_id: int) -> bytes:
+        data: bytes = self.ask("block", block_id)
+        return data
+
+    def kill(self) -> None:
+        """End it as an out-of-memory killer would."""
+        self.process.kill()
+        self.process.join(PATIENCE_S)
+
+    def close(self) -> None:
+        """End it in order, if it still lives."""
+        with suppress(OSError, EOFError):
+            self.ask("quit")
+        self.process.join(PATIENCE_S)
+        self._pipe.close()
+
+
+def serve_rank(pipe: Connection, setup: WorkerSetup, seed: int, stall: str) -> None:
+    """The main function of a worker's process. ``stall``: which copies stop half-way, for ever."""
+    if stall:
+        setattr(HostPages, stall, _stalled(getattr(HostPages, stall)))
+    with tierkv.open_worker(setup) as worker:
+        rank = LocalRank(worker, seed)
+        calls: dict[str, Callable[..., object]] = {
+            "step": rank.step, "finished": rank.finished, "block": rank.block, "drain": worker.drain,
+            "quit": lambda: None,
+        }  # fmt: skip
+        name = ""
+        while name != "quit":
+            name, *arguments = pipe.recv()
+            pipe.send(calls[name](*arguments))
+
+
+def _stalled(copy: Callable[..., None]) -> Callable[..., None]:
+    def half(pages: HostPages, group: int, skip: int, block_ids: Sequence[int], part: Any) -> None:
+        copy(pages, group, skip, block_ids, part)
+        part[len(part) // 2 :] = 0xEE
+        time.sleep(10 * PATIENCE_S)
+
+    return half
+
+
+@dataclass
+class PagedRequest:
+    """A prompt."""
+
+    request_id: str
+    tokens: Sequence[int]
+    kv_transfer_params: None = None
+    block_hashes: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.num_tokens = self.num_prompt_tokens = len(self.tokens)
+        parent = b""
+        for start in range(0, len(self.tokens) // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS):
+            parent = hashlib.sha256(parent + bytes(self.tokens[start : start + BLOCK_TOKENS])).digest()
+            self.block_hashes.append(parent)
+
+
+@dataclass(frozen=True)
+class PagedBlock:
+    """A GPU block."""
+
+    block_id: int
+    block_hash: bytes | None = None
+    is_null: bool = False
+
+
+class Driver:
+    """Steps a stack and its workers."""
+
+    def __init__(self, stack: Stack, ranks: Sequence[Rank]) -> None:
+        self.stack = stack
+        self.ranks = ranks
+        self._count = 0
+
+    def request(self, tokens: Iterable[int]) -> PagedRequest:
+        """A new request."""
+        self._count += 1
+        request = PagedRequest(f"r{self._count}", list(tokens))
+        self.stack.on_new_request(request)
+        return request
+
+    def step(self, output: StepOutput | None = None) -> LoadReport:
+        """One step of everybody."""
+        meta = self.stack.build_connector_meta(output or StepOutput())
+        for rank in self.ranks:
+            rank.step(meta)
+        return self.collect()
+
+    def collect(self) -> LoadReport:
+        """Take in what the workers report."""
+        return self.stack.update_connector_output(WorkerOutput.aggregate(rank.finished() for rank in self.ranks))
+
+    def begin_store(self, request: PagedRequest, block_ids: Sequence[int]) -> None:
+        """Compute all of a prompt in one step, and let its store begin in the next. The request stays alive."""
+        self.stack.get_num_new_matched_tokens(request, 0)
+        self.stack.update_state_after_alloc(request, [[PagedBlock(i) for i in block_ids]], 0)
+        scheduled = ScheduledRequest(
+            request.request_id, 0, request.num_tokens, (tuple(block_ids),), replaces_table=True
+        )
+        self.step(StepOutput((scheduled,)))
+        meta = self.stack.build_connector_meta(StepOutput())
+        for rank in self.ranks:
+            rank.step(meta)
+
+    def store(self, request: PagedRequest, block_ids: Sequence[int]) -> None:
+        """Compute and store a prompt."""
+        self.begin_store(request, block_ids)
+        self.settle()
+        self.stack.request_finished(request, (tuple(block_ids),))
+
+    def settle(self) -> None:
+        """Step until nothing is in flight."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.stack.has_pending_work():
+            assert time.monotonic() < deadline, "transfers do not end"
+            self.step()
+
+    def begin_load(self, request: PagedRequest, block_ids: Sequence[int]) -> int:
+        """Ask, allocate and hand out the load. Returns how many tokens it brings."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (hit := self.stack.get_num_new_matched_tokens(request, 0)[0]) is None:
+            assert time.monotonic() < deadline, "a lookup stays deferred"
+            self.step()
+        self.stack.update_state_after_alloc(request, [[PagedBlock(i) for i in block_ids]], hit)
+        meta = self.stack.build_connector_meta(StepOutput())
+        for rank in self.ranks:
+            rank.step(meta)
+        return hit
+
+    def load(self, request: PagedRequest, block_ids: Sequence[int]) -> tuple[int, frozenset[int]]:
+        """Load a prompt. Returns its tokens that were found, and the blocks whose load failed."""
+        hit = self.begin_load(request, block_ids)
+        invalid: set[int] = set()
+        deadline = time.monotonic() + PATIENCE_S
+        report = self.collect()
+        while hit and request.request_id not in report.finished:
+            assert time.monotonic() < deadline, "a load does not end"
+            invalid |= report.invalid_block_ids
+            report = self.step()
+        return hit, frozenset(invalid | report.invalid_block_ids)
+
+
+@contextmanager
+def remote_ranks(stack: Stack, count: int, *, stall: dict[int, str] | None = None) -> Iterator[list[RemoteRank]]:
+    """Worker processes that end with the block."""
+    ranks = [RemoteRank(stack.worker_setup(rank), stall=(stall or {}).get(rank, "")) for rank in range(count)]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.close()

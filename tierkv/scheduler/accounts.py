@@ -1,0 +1,104 @@
+"""Accounts of requests: which tier served which tokens, what was stored, what was waited for. Sans-IO."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.ledger import Ledger
+from tierkv.scheduler.load_plan import LoadPlan
+from tierkv.types.account import RequestAccount
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key
+from tierkv.types.transfers import TransferJob
+
+ACCOUNTS_KEPT_MAX = 4096
+"""Accounts of requests that are over, kept for who asks late; older ones are dropped."""
+
+
+def tokens_by_tier(plan: LoadPlan, sources: Sequence[str], geometry: Geometry, start: int, end: int) -> Counter[str]:
+    """Which tier served which of the tokens from ``start`` to ``end``; adds up to ``end - start``.
+
+    Told by the chunks of one group, so that groups of different sizes count no token twice: the first in lookup order
+    (full attention first) that loads anything. What lies before its first chunk (blocks that the engine has, or tokens
+    outside a window) goes with that chunk.
+    """
+    tokens: Counter[str] = Counter()
+    lead = next((index for index in geometry.lookup_order if plan.group_sizes[index]), None)
+    if lead is None:
+        return tokens
+    size = geometry.groups[lead].chunk_tokens
+    chunk, told, source = plan.block_indices[lead] // geometry.blocks_per_chunk, start, ""
+    for group, name in zip(plan.chunk_groups, sources, strict=True):
+        if group == lead:
+            chunk += 1
+            upto, source = min(end, chunk * size), name
+            tokens[source] += upto - told
+            told = upto
+    tokens[source] += end - told
+    return tokens
+
+
+class Accounts:
+    """The ledgers of all requests that are known, and the last ones of those that are over."""
+
+    def __init__(self, geometry: Geometry, counters: CoreCounters) -> None:
+        self._geometry = geometry
+        self._counters = counters
+        self._open: dict[str, Ledger] = {}
+        self._closed: OrderedDict[str, RequestAccount] = OrderedDict()
+
+    def open(self, request_id: str) -> Ledger:
+        """A new ledger."""
+        ledger = self._open[request_id] = Ledger(request_id)
+        return ledger
+
+    def close(self, request_id: str) -> None:
+        """The request is over, and so are its transfers."""
+        ledger = self._open.pop(request_id, None)
+        if ledger is not None:
+            self._closed[request_id] = ledger.as_account()
+            self._closed.move_to_end(request_id)
+            if len(self._closed) > ACCOUNTS_KEPT_MAX:
+                self._closed.popitem(last=False)
+
+    def of(self, request_id: str) -> RequestAccount | None:
+        """The account of a request, as it stands or as it ended; None if it is unknown or long over."""
+        ledger = self._open.get(request_id)
+        return self._closed.get(request_id) if ledger is None else ledger.as_account()
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def deferred(self, ledger: Ledger, now_s: float) -> None:
+        """A lookup was answered "ask me again"."""
+        ledger.deferrals += 1
+        if ledger.deferred_since_s is None:
+            ledger.deferred_since_s = now_s
+
+    def settled(self, ledger: Ledger, now_s: float) -> None:
+        """The lookup was answered, or nobody waits for its answer any more."""
+        if ledger.deferred_since_s is not None:
+            waited_s = now_s - ledger.deferred_since_s
+            ledger.deferred_s += waited_s
+            ledger.deferred_since_s = None
+            self._counters.deferred_ms += round(waited_s * 1000)
+
+    def loading(self, ledger: Ledger, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
+        """A load of the tokens from ``start`` to ``end`` begins."""
+        tokens = tokens_by_tier(plan, sources, self._geometry, start, end)
+        ledger.loaded_tokens += tokens
+        self._counters.tokens_loaded += tokens
+        for group, source in zip(plan.chunk_groups, sources, strict=True):
+            ledger.loaded_bytes[source] += self._geometry.groups[group].payload_bytes
+
+    def stored(self, job: TransferJob, failed: AbstractSet[Key]) -> None:
+        """A store of the request's chunks has ended."""
+        ledger = self._open.get(job.request_id)
+        lead = self._geometry.lookup_order[0]
+        size = self._geometry.groups[lead].chunk_tokens
+        good = sum(g == lead and key not in failed for g, key in zip(job.chunk_groups, job.keys, strict=True))
+        self._counters.tokens_stored += good * size
+        if ledger is not None:
+            ledger.stored_tokens += good * size

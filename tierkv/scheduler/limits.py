@@ -1,0 +1,49 @@
+"""Bounds and options of the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+FINAL_PASSES_MAX = 4
+"""Store passes when a request ends, each of at most ``store_chunks_per_step_max`` chunks: its blocks will not come
+back, so this is the last chance; and still a bounded one, because the engine waits for it."""
+
+
+StorePlanName = Literal["immediate", "eager", "lazy"]
+"""When blocks are stored; see :mod:`tierkv.scheduler.plans`."""
+
+
+class StorePolicy(Enum):
+    """Whether a request's chunks that were loaded for it are offered for storing again (spec, sections 3 and 9)."""
+
+    BLOCK_LEVEL = "block_level"
+    """No: some tier has each of them."""
+    REQUEST_LEVEL = "request_level"
+    """Yes: all chunks of the request shall be in the host tier when it ends; those that still are cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of the scheduler.
+
+    lookup_deadline_s: a lookup is answered at the latest this long after it was first asked.
+    store_chunks_per_step_max: chunks of one request offered for storing in one step.
+    prompt_only: store no chunk that holds a generated token.
+    store_plan: when blocks are stored.
+    store_policy: of requests that do not say it themselves.
+    num_workers: workers that report each job.
+    gpu_prefix_caching: the engine shares computed blocks between requests, so that a prefix that one request is just
+        loading is waited for instead of being loaded twice.
+    holds_blocks_of_finished: the engine keeps a finished request's blocks until it is told that its stores ended.
+    """
+
+    lookup_deadline_s: float = 5.0
+    store_chunks_per_step_max: int = 256
+    prompt_only: bool = False
+    num_workers: int = 1
+    gpu_prefix_caching: bool = True
+    store_plan: StorePlanName = "immediate"
+    store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
+    holds_blocks_of_finished: bool = False

@@ -1,0 +1,64 @@
+"""The requests' block tables as the engine changes them, and what must end before a block is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tierkv.scheduler.jobs import Fences
+from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.window_blocks import WindowBlocks
+from tierkv.types.engine import ScheduledRequest
+from tierkv.types.geometry import Geometry
+
+
+class Tables:
+    """Keeps the tables in the requests' records. Sans-IO; every call O(1) per block that changes hands."""
+
+    def __init__(self, geometry: Geometry, fences: Fences, on_overwritten: Callable[[Sequence[int]], None]) -> None:
+        self._geometry = geometry
+        self._on_overwritten = on_overwritten
+        self._fences = fences
+        self._windows = WindowBlocks()
+        self._windowed = [group.index for group in geometry.groups if group.window_chunks is not None]
+
+    def overwritten(self, block_ids: Iterable[int]) -> set[int]:
+        """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
+        ids = list(block_ids)
+        self._windows.strike(ids)
+        self._on_overwritten(ids)
+        return self._fences.crossed(ids)
+
+    def update(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
+        """Take over what was scheduled. Returns the jobs that must end before this step writes.
+
+        Raises:
+            EngineProtocolError: the number of groups differs.
+        """
+        if scheduled.replaces_table:
+            self._leave(record)
+        starts = [0 if scheduled.replaces_table else len(group.block_ids) for group in record.groups]
+        record.replace_blocks(scheduled.block_ids, whole_table=scheduled.replaces_table)
+        jobs = self.overwritten(self.written_ids(scheduled))
+        for group in self._windowed:
+            self._windows.enter(record.groups[group], starts[group])
+        return jobs
+
+    def written_ids(self, scheduled: ScheduledRequest) -> Iterator[int]:
+        """Blocks that the request did not have before and will write. The front of a whole table is only read."""
+        for group, ids in zip(self._geometry.groups, scheduled.block_ids, strict=True):
+            read = scheduled.num_computed_tokens // group.block_tokens if scheduled.replaces_table else 0
+            yield from ids[read:]
+
+    def clear(self, record: RequestRecord) -> None:
+        """The request has lost its blocks, or needs them no more."""
+        self._leave(record)
+        record.replace_blocks(tuple(() for _ in record.groups), whole_table=True)
+
+    def _leave(self, record: RequestRecord) -> None:
+        for group in self._windowed:
+            self._windows.leave(record.groups[group])
+
+    def validate(self) -> None:
+        """See :meth:`WindowBlocks.validate` and :meth:`Fences.validate`."""
+        self._windows.validate()
+        self._fences.validate()

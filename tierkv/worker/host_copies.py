@@ -1,0 +1,97 @@
+"""Copies on the host's own cores: a job is a loop over its chunks, run on a copy thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+
+from tierkv.errors import CorruptFrameError
+from tierkv.types.keys import Key
+from tierkv.types.transfers import TransferJob, chunk_blocks
+from tierkv.worker.slot_parts import SlotParts
+from tierkv.worker.transfers import CopyResult, Pages, Submit, failed_result
+
+_log = logging.getLogger(__name__)
+
+
+class HostCopies:
+    """Gathers into slots and scatters from them.
+
+    Args:
+        slots: this worker's parts of the arena.
+        pages: its KV tensors.
+        submit: runs a job.
+    """
+
+    def __init__(self, slots: SlotParts, pages: Pages, submit: Submit) -> None:
+        self._slots = slots
+        self._pages = pages
+        self._submit = submit
+
+    def start(self, job: TransferJob) -> HostTransfer:
+        """Hand a job to a copy thread."""
+        return HostTransfer(job, self._submit(lambda: self._run(job)))
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+    # -- on a copy thread --------------------------------------------------------------------------------------------
+
+    def _run(self, job: TransferJob) -> CopyResult:
+        failed: set[Key] = set()
+        checksums: list[bytes] = []
+        parts = chunk_blocks(job, self._slots.geometry.blocks_per_chunk)
+        for key, ref, group, (skip, block_ids) in zip(job.keys, job.slots, job.chunk_groups, parts, strict=True):
+            digest = b""
+            try:
+                if job.is_store:
+                    digest = self._store(key, ref.slot, group, skip, block_ids)
+                else:
+                    self._load(key, ref.slot, group, skip, block_ids)
+            except Exception as error:  # noqa: BLE001 - whatever a copy can raise concerns this chunk alone (promise 3)
+                log_failure(key, error)
+                failed.add(key)
+            if job.is_store:
+                checksums.append(digest)
+        return CopyResult(frozenset(failed), tuple(checksums))
+
+    def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
+        self._pages.check_ids(group, block_ids)
+        self._pages.gather(group, skip, block_ids, self._slots.part(slot, group))
+        return self._slots.close_store(key, slot, group)
+
+    def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> None:
+        self._slots.check_load(key, slot, group)
+        self._pages.check_ids(group, block_ids)
+        self._pages.scatter(group, skip, block_ids, self._slots.part(slot, group))
+
+
+class HostTransfer:
+    """A job on a copy thread."""
+
+    def __init__(self, job: TransferJob, future: Future[CopyResult]) -> None:
+        self._job = job
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._future.done()
+
+    def wait(self) -> None:
+        """Until it has ended, whether well or not."""
+        wait((self._future,))
+
+    def result(self) -> CopyResult:
+        """How it ended; a job that could not run at all failed for every key."""
+        if self._future.cancelled() or self._future.exception() is not None:
+            return failed_result(self._job)
+        return self._future.result()
+
+
+def log_failure(key: Key, error: Exception) -> None:
+    """Damage is expected now and then and told in a line; anything else comes with its traceback."""
+    if isinstance(error, CorruptFrameError):
+        _log.warning("chunk %s is refused on its way to the GPU: %s", key.hex(), error)
+    else:
+        _log.error("chunk %s could not be copied", key.hex(), exc_info=error)
