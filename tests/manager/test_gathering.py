@@ -9,6 +9,7 @@ from core_parts import Core, disk, make_core
 
 from tierkv.errors import InvariantError
 from tierkv.manager.contract import RequestContext
+from tierkv.manager.gathering import Gathering
 from tierkv.manager.reservation import Reservation
 from tierkv.types.keys import Key, make_key
 from tierkv.types.tier_ops import OutcomeKind
@@ -202,3 +203,22 @@ def test_validate_sees_what_is_broken(breakage: Callable[[Core], None]) -> None:
     breakage(core)
     with pytest.raises(InvariantError):
         core.manager.validate()
+
+
+def test_many_reservations_end_in_steps() -> None:
+    """A reset ends every reservation, and they can fill the host tier: so many chunks are let go in one call, the rest
+    in the next steps; until then their slots stay held, and are counted as reserved."""
+    core = make_core(slots=8)
+    gathering = Gathering(core.host, core.manager._traffic, 8, let_go_per_step_max=3)
+    core.put(run(0, 8))
+    assert gathering.reserve("a", run(0, 5)).ready
+    assert gathering.reserve("b", run(5, 2)).ready
+    gathering.release_all()
+    gathering.validate()
+    assert (core.host.room, gathering._held) == (4, 4)
+    gathering.begin_step()
+    assert (core.host.room, gathering._held) == (7, 1)
+    gathering.begin_step()
+    gathering.validate()
+    assert (core.host.room, gathering._held) == (8, 0)
+    core.host.validate()

@@ -21,12 +21,20 @@ from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
+LET_GO_PER_STEP_MAX = 16_384
+"""Chunks of ended reservations that are let go in one step: three milliseconds' work. A reset ends all of them at once,
+and the host tier can be full of them; what is over waits for the next step, and stays held."""
+
 
 class Gathering:
     """All reservations, in order of arrival (a dict keeps it)."""
 
-    def __init__(self, host: HostIndex, traffic: TierTraffic, chunks_max: int) -> None:
+    def __init__(
+        self, host: HostIndex, traffic: TierTraffic, chunks_max: int, let_go_per_step_max: int = LET_GO_PER_STEP_MAX
+    ) -> None:
         self.chunks_max = chunks_max
+        self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
+        self._to_let_go: list[list[int]] = []
         self._host = host
         self._traffic = traffic
         self._by_owner: dict[str, Reservation] = {}
@@ -194,14 +202,30 @@ class Gathering:
         if reservation is not None:
             self._let_go(reservation, reservation.held_tail_first())
 
+    def begin_step(self) -> None:
+        """Let go of what was over the bound of the last steps."""
+        self._may_let_go = self._let_go_per_step_max
+        while self._to_let_go and self._may_let_go:
+            slots = self._to_let_go.pop(0)
+            if len(slots) > self._may_let_go:
+                self._to_let_go.insert(0, slots[self._may_let_go :])
+            self._release(slots[: self._may_let_go])
+
     def release_all(self) -> None:
         """End every reservation."""
         for owner in list(self._by_owner):
             self.release(owner)
 
-    def _let_go(self, reservation: Reservation, slots: Sequence[int]) -> None:
+    def _let_go(self, reservation: Reservation, slots: list[int]) -> None:
         if reservation.outstanding:
             reservation.outstanding -= sum(self._host.stop_waiting(slot, reservation) for slot in slots)
+        now = slots[: self._may_let_go]
+        if len(now) < len(slots):
+            self._to_let_go.append(slots[len(now) :])
+        self._release(now)
+
+    def _release(self, slots: list[int]) -> None:
+        self._may_let_go -= len(slots)
         self._host.release(slots)
         self._held -= len(slots)
 
@@ -214,7 +238,7 @@ class Gathering:
             InvariantError: one of it is not so.
         """
         reservations = self._by_owner.values()
-        held = sum(reservation.num_granted for reservation in reservations)
+        held = sum(reservation.num_granted for reservation in reservations) + sum(map(len, self._to_let_go))
         require(self._held == held, f"{self._held} reserved chunks are counted wrong")
         require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:

@@ -34,6 +34,7 @@ class HostIndex(SlotTable):
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
         super().__init__(num_slots)
         self._policy = policy
+        self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self._free = FreeNumbers(num_slots)
         self._evictable = 0
 
@@ -54,7 +55,7 @@ class HostIndex(SlotTable):
 
     def refused(self, keys: Sequence[Key]) -> Collection[int]:
         """Which of ``keys`` the policy does not let in, as positions."""
-        return self._policy.refuse(keys, len(self._free)) if isinstance(self._policy, AdmissionPolicy) else ()
+        return () if self._gate is None else self._gate.refuse(keys, len(self._free))
 
     # -- coming and going --------------------------------------------------------------------------------------------
 

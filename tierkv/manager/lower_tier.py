@@ -61,6 +61,7 @@ class LowerTier(TierTable):
         self.capabilities = capabilities
         self.limits = limits
         self.usable = True
+        self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self.cascades = LeaseQueue()
         self.unknown_to_ask: dict[Key, None] = {}
         self._answers = Answers(limits.presence_keys_max)
@@ -149,13 +150,13 @@ class LowerTier(TierTable):
 
     def refused(self, keys: Sequence[Key], frame_bytes: int) -> Collection[int]:
         """Which of ``keys`` the policy does not let in, as positions. frame_bytes: what each takes at most."""
-        if not isinstance(self._policy, AdmissionPolicy):
+        if self._gate is None:
             return ()
         capacity = self.limits.capacity_bytes
         if capacity is None:
-            return self._policy.refuse(keys, len(keys))
+            return self._gate.refuse(keys, len(keys))
         free = (capacity - self.used_bytes - self.reserved_bytes) // frame_bytes
-        return self._policy.refuse(keys, max(0, free - len(self.cascades)))
+        return self._gate.refuse(keys, max(0, free - len(self.cascades)))
 
     def may_get_room(self, frame_bytes: int) -> bool:
         """Whether room for a frame of that size may come about by work that is under way here."""

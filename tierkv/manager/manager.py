@@ -67,6 +67,7 @@ class OffloadManager:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._traffic.now = now
         self._host.sweep(SWEPT_PER_STEP_MAX)
+        self._gathering.begin_step()
         self._traffic.sweep_ended()
 
     def on_completion(self, news: Completion | TierHealth) -> None:

@@ -6,9 +6,10 @@ is no part of it: that is decided once, when it becomes readable.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 from collections.abc import Callable, Iterable
 
+from tierkv.manager.key_order import KeyOrder
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
@@ -31,13 +32,14 @@ class Terms:
 
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
-        self._ends: OrderedDict[Key, float] = OrderedDict()
-        self._one_shot: OrderedDict[Key, None] = OrderedDict()
+        self._limited = KeyOrder()
+        self._ends = array("d")
+        self._one_shot = KeyOrder()
 
     @property
     def any(self) -> bool:
         """Whether there is anything in the books."""
-        return bool(self._ends or self._one_shot)
+        return bool(self._limited or self._one_shot)
 
     def stored(self, keys: Iterable[Key], hints: RequestHints, now: float, is_below: Callable[[Key], bool]) -> None:
         """These are being stored and were not in the host tier.
@@ -45,19 +47,19 @@ class Terms:
         A chunk that a lower tier has without an end keeps having none, and is nobody's one-shot chunk.
         """
         for key in keys:
-            if key in self._ends or is_below(key):
+            if key in self._limited or is_below(key):
                 self._used(key, hints, now)
                 continue
             if hints.ttl_s is not None:
-                self._ends[key] = now + hints.ttl_s
-                if len(self._ends) > LIFETIMES_MAX:
-                    self._ends.popitem(last=False)
+                self._limit(key, now + hints.ttl_s)
+                if len(self._limited) > LIFETIMES_MAX:
+                    self._limited.pop()
             if hints.one_shot:
-                self._one_shot[key] = None
+                self._one_shot.put(key)
                 if len(self._one_shot) > self._chunks_max:
-                    self._one_shot.popitem(last=False)
+                    self._one_shot.pop()
             else:
-                self._one_shot.pop(key, None)
+                self._one_shot.discard(key)
 
     def used(self, keys: Iterable[Key], hints: RequestHints, now: float) -> None:
         """These are there and somebody wants them."""
@@ -67,31 +69,38 @@ class Terms:
 
     def _used(self, key: Key, hints: RequestHints, now: float) -> None:
         if not hints.one_shot:
-            self._one_shot.pop(key, None)
-        end = self._ends.get(key)
-        if end is not None:
+            self._one_shot.discard(key)
+        row = self._limited.find(key)
+        if row is not None:
             if hints.ttl_s is None:
-                del self._ends[key]
+                self._limited.discard(key)
             else:
-                self._ends[key] = max(end, now + hints.ttl_s)
+                self._ends[row] = max(self._ends[row], now + hints.ttl_s)
+
+    def _limit(self, key: Key, end: float) -> None:
+        row = self._limited.put(key)
+        if row >= len(self._ends):
+            self._ends.extend([0.0] * (self._limited.length - len(self._ends)))
+        self._ends[row] = end
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def ends(self, key: Key) -> bool:
         """Whether the chunk has an end, past or to come."""
-        return key in self._ends
+        return key in self._limited
 
     def has_ended(self, key: Key, now: float) -> bool:
         """Whether the chunk counts as absent."""
-        end = self._ends.get(key)
-        return end is not None and now >= end
+        row = self._limited.find(key)
+        return row is not None and now >= self._ends[row]
 
     def sweep(self, now: float, remove: Callable[[Key], bool]) -> None:
         """Remove some of what has ended. ``remove`` says whether the chunk is gone from everywhere by now."""
-        for _ in range(min(len(self._ends), SWEPT_PER_STEP_MAX)):
-            key, end = self._ends.popitem(last=False)
+        for _ in range(min(len(self._limited), SWEPT_PER_STEP_MAX)):
+            key, row = self._limited.pop()
+            end = self._ends[row]
             if now < end or not remove(key):
-                self._ends[key] = end
+                self._limit(key, end)
 
     # -- one-shot ----------------------------------------------------------------------------------------------------
 
@@ -100,16 +109,16 @@ class Terms:
         held: list[Key] = []
         found: Key | None = None
         while self._one_shot and found is None and len(held) < HELD_SKIPPED_MAX:
-            key, _ = self._one_shot.popitem(last=False)
+            key, _ = self._one_shot.pop()
             free = is_free(key)
             if free:
                 found = key
             elif free is False:
                 held.append(key)
         for key in held:
-            self._one_shot[key] = None
+            self._one_shot.put(key)
         return found
 
     def forget_one_shots(self) -> None:
         """The host tier was emptied."""
-        self._one_shot.clear()
+        self._one_shot = KeyOrder()
