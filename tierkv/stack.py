@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -20,6 +20,8 @@ from tierkv.errors import EngineProtocolError
 from tierkv.events import Observers
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
+from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
 from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
@@ -30,6 +32,7 @@ from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import Verb
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.part_book import PartBook
 from tierkv.worker.worker import Worker
@@ -87,6 +90,7 @@ class Stack:
         self.geometry = parts.geometry
         self.tier_names = parts.tier_names
         self._parts = parts
+        self._stats = StackStats()
         self._scheduler = parts.scheduler
         self._manager = parts.manager
         self._dispatcher = parts.dispatcher
@@ -183,7 +187,10 @@ class Stack:
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How much can be loaded; see :meth:`OffloadScheduler.get_num_new_matched_tokens`."""
         self._begin_step()
-        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        began_s = self._clock()
+        answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        self._stats.looked_up(request.request_id, began_s, self._clock(), answered=answer[0] is not None)
+        return answer
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Blocks were allocated; see :meth:`OffloadScheduler.update_state_after_alloc`."""
@@ -202,6 +209,7 @@ class Stack:
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """What a worker reported, or several; see :meth:`OffloadScheduler.update_connector_output`."""
+        self._stats.transferred(output.transfers)
         if self._parts.part_book is not None:
             output = self._parts.part_book.take_in(output)
         report = self._scheduler.update_connector_output(output)
@@ -211,6 +219,7 @@ class Stack:
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
         """A request ended; see :meth:`OffloadScheduler.request_finished`."""
+        self._stats.finished(request.request_id, self._clock())
         return self._scheduler.request_finished(request, block_ids)
 
     def request_account(self, request_id: str) -> RequestAccount | None:
@@ -250,6 +259,17 @@ class Stack:
         """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
         stats = self._dispatcher.stats.tiers
         return {name: asdict(stats[i]) for i, name in enumerate(self.tier_names)}
+
+    def series(self) -> Iterator[Series]:
+        """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
+        yield from self._stats.series()
+        for name, seconds in zip(self.tier_names, self._dispatcher.stats.seconds, strict=True):
+            yield Series(READ_SECONDS, (name,), seconds[Verb.READ])
+            yield Series(WRITE_SECONDS, (name,), seconds[Verb.WRITE])
+
+    def take_stats(self) -> ConnectorStats | None:
+        """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""
+        return self._stats.take(self.counters.stores_refused)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -116,6 +116,16 @@ def test_a_window_with_too_many_blocks_is_refused() -> None:
     assert job.group_sizes == (8, 4)
 
 
+def test_a_hole_in_a_window_is_refused() -> None:
+    """A placeholder behind a real block: a load would write into the block that everybody shares and nobody owns."""
+    core = make_core(groups=[window(12)])
+    request = core.request(17)
+    assert offered(core, request) == 16
+    with pytest.raises(EngineProtocolError, match="block 2 is the null block, but block 1 before it"):
+        core.scheduler.update_state_after_alloc(request, [blocks([0, 5, 0, 6, 7])], 16)
+    assert load(core, request, [blocks([0, 4, 5, 6, 7])], 16).block_ids == (4, 5, 6)
+
+
 def test_a_part_of_a_windowed_offer_is_refused() -> None:
     """A shorter hit needs an earlier window, which was not asked for and need not be there: the engine takes all that
     was offered or nothing. It is told so, and nothing has changed."""
@@ -166,6 +176,14 @@ def test_s59_a_placeholder_behind_computed_blocks() -> None:
     record = core.record(core.request(16))
     plan = plan_load(record, core.geometry, [blocks([3, 4, 0, 6], filled=2)], 8, 8)
     assert (plan.block_ids, plan.block_indices, plan.keys) == ((6,), (3,), (record.groups[0].keys[3],))
+
+
+def test_s59_what_is_local_is_not_loaded() -> None:
+    """S59: blocks before C are computed, also where an engine without a prefix cache gives them no hash."""
+    core = make_core()
+    record = core.record(core.request(16))
+    plan = plan_load(record, core.geometry, [blocks([3, 4, 5, 6])], 8, 8)
+    assert (plan.block_ids, plan.block_indices, plan.keys) == ((5, 6), (2,), tuple(record.groups[0].keys[2:]))
 
 
 def test_s63_groups_keep_their_order() -> None:

@@ -141,3 +141,24 @@ def test_s49_overlap_inside_the_window() -> None:
     assert core.ask(second) is None
     core.report(load.job_id)
     assert core.ask(second) == 16
+
+
+def test_any_group_can_change_the_question() -> None:
+    """Hashes come in late: a chunk of the second group becomes known, none of the first, and the hit grows with it."""
+    core = make_core(groups=[full(3), full(2)], hash_block_tokens=1)
+    request = core.arrive(10)
+    core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
+    request.hashes_withheld = 1
+    assert core.ask(request) == 8
+    request.hashes_withheld = 0
+    assert core.ask(request) == 9
+
+
+def test_a_further_token_changes_the_question() -> None:
+    """With a window the last token is left to the engine; when there is one more, the one before it is not the last."""
+    core = make_core(groups=[full(), window(8)])
+    request = core.arrive(16)
+    core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
+    assert core.ask(request) == 15
+    request.extend([16])
+    assert core.ask(request) == 16

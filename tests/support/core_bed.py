@@ -17,12 +17,14 @@ from core_pool import BedPool
 from core_tiers import GARBAGE, ScriptedTiers
 from core_truth import TOKEN_BYTES, Audit, BedRequest
 from core_worker import ScriptedWorker
+from group_parts import full
 
 from tierkv.manager.chunk import Chunk
 from tierkv.manager.chunk_state import ChunkState
-from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.engine import GroupSpec
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import TierHealth
@@ -43,12 +45,25 @@ class BedSpec:
     deadline_s: float = 5.0
     gpu_caching: bool = True
     prompt_only: bool = False
+    groups: tuple[GroupSpec, ...] = ()
+    store_plan: StorePlanName = "immediate"
+    store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
+    holds_finished: bool = False
+    prefill_tokens_per_s: float | None = 1000.0
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the scheduler's limits."""
+        """Derive the scheduler's limits and the groups: full attention, where nothing else is said."""
+        if not self.groups:
+            object.__setattr__(self, "groups", tuple(full(size) for size in self.block_tokens))
         limits = SchedulerLimits(
-            lookup_deadline_s=self.deadline_s, prompt_only=self.prompt_only, num_workers=self.num_workers
+            lookup_deadline_s=self.deadline_s,
+            prompt_only=self.prompt_only,
+            num_workers=self.num_workers,
+            store_plan=self.store_plan,
+            store_policy=self.store_policy,
+            holds_blocks_of_finished=self.holds_finished,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
         object.__setattr__(self, "limits", limits)
 
@@ -59,7 +74,7 @@ class Bed:
     def __init__(self, spec: BedSpec) -> None:
         self.spec = spec
         self.core: Core = make_core(
-            block_tokens=spec.block_tokens,
+            groups=spec.groups,
             factor=spec.factor,
             hash_block_tokens=spec.hash_block_tokens,
             slots=spec.slots,
@@ -71,13 +86,17 @@ class Bed:
         self.audit = Audit()
         self.memory = [GARBAGE] * spec.slots
         self.tiers = ScriptedTiers(spec.tiers, core.host, self.memory, core.truth, self.audit)
-        self.pool = BedPool(max(spec.block_tokens) * TOKEN_BYTES, spec.gpu_blocks, caching=spec.gpu_caching)
+        self.pool = BedPool(
+            max(group.block_tokens for group in spec.groups) * TOKEN_BYTES, spec.gpu_blocks, caching=spec.gpu_caching
+        )
         self.worker = ScriptedWorker(
             core.geometry, core.truth, self.memory, self.pool.memory, self.audit, spec.num_workers
         )
         self.engine = BedEngine(
-            core.scheduler, self.worker, self.pool, core.geometry, core.truth, self.audit, self._on_answer
-        )
+            core.scheduler, self.worker, self.pool, spec.groups, spec.hash_block_tokens, core.truth, self.audit,
+            self._on_answer,
+        )  # fmt: skip
+        core.scheduler.register_free_queue(self.pool, max_batched_tokens=16)
         self.residents: dict[str, set[Key]] = {"host": set(), **{tier.name: set() for tier in spec.tiers}}
         self.mirror = BlockMirror(core.geometry, core.block_events)
         self._indexed = {"host", *(tier.name for tier in spec.tiers if tier.capabilities.authoritative_index)}
@@ -154,8 +173,9 @@ class Bed:
         store = self.tiers.stores[tier]
         for group in core.geometry.groups:
             keys = core.truth.keys(request, group.index)
-            for i in range(len(keys)) if chunks is None else chunks:
-                store.frames[keys[i]] = core.truth.payloads[keys[i]]
+            for i, key in enumerate(keys):
+                if chunks is None or i in chunks:
+                    store.frames[key] = core.truth.payloads[key]
         if store.spec.capabilities.authoritative_index:
             core.lower[tier].load_index((key, 4096 + len(frame)) for key, frame in store.frames.items())
             self.residents[store.spec.name] |= set(store.frames)
@@ -192,6 +212,7 @@ class Bed:
             and not self.tiers.pending
             and not self.tiers.news
             and not self.engine.orphans
+            and not self.engine.held
             and not self.core.scheduler.has_pending_work
         )
 
@@ -210,18 +231,19 @@ class Bed:
             assert waited < self.spec.deadline_s, f"{seat.request.request_id} is deferred for {waited} s"
             return
         seat.deferred_since_s = None
-        assert answer in range(seat.request.num_tokens - local + 1)
+        assert answer in range(seat.request.num_tokens - local + 1 - self.core.geometry.has_windows)
         if not answer:
             return
         self.offers += 1
         for group in self.core.geometry.groups:
             assert answer >= group.chunk_tokens
             keys = self.core.truth.keys(seat.request, group.index)
-            for i in range(local // group.chunk_tokens, cdiv(local + answer, group.chunk_tokens)):
+            stop = cdiv(local + answer, group.chunk_tokens)
+            for i in range(max(local // group.chunk_tokens, stop - (group.window_chunks or stop)), stop):
                 chunk = self._offered_chunk(seat, keys[i])
                 assert chunk.holders > 0
                 if chunk.slot not in self.worker.damaged:
-                    assert self.memory[chunk.slot] == self.core.truth.payloads[keys[i]]
+                    assert self.core.truth.is_good(keys[i], self.memory[chunk.slot])
 
     def _offered_chunk(self, seat: Seat, key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
@@ -272,6 +294,8 @@ class Bed:
         assert not scheduler._records
         assert not len(scheduler._jobs)
         assert not len(scheduler._fences)
+        assert not len(scheduler._tables._windows)
+        assert not scheduler._sent
         assert not scheduler._lookups._open
         assert not scheduler._lookups._loading
         assert not core.manager._gathering._by_owner
@@ -286,7 +310,7 @@ class Bed:
         for chunk in core.host.visible():
             assert chunk.holders == 0
             if chunk.slot not in self.worker.damaged:
-                assert self.memory[chunk.slot] == core.truth.payloads[chunk.key]
+                assert core.truth.is_good(chunk.key, self.memory[chunk.slot])
         for tier, store in zip(core.lower, self.tiers.stores, strict=True):
             assert tier.reserved_bytes == 0
             assert tier.is_quiet

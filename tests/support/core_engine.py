@@ -5,17 +5,18 @@ It follows the contract of docs/how-to/drive-tierkv.md and looks at every byte t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from core_pool import BedPool
+from core_tables import BedTables
 from core_truth import TOKEN_BYTES, Audit, BedRequest, Truth
 from core_worker import ScriptedWorker
+from group_parts import attended
 
 from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
-from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.engine import NULL_BLOCK_ID, GroupSpec, LoadReport, ScheduledRequest, StepOutput
+from tierkv.types.geometry import cdiv
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +59,8 @@ class BedEngine:
         scheduler: OffloadScheduler,
         worker: ScriptedWorker,
         pool: BedPool,
-        geometry: Geometry,
+        groups: Sequence[GroupSpec],
+        hash_block_tokens: int,
         truth: Truth,
         audit: Audit,
         on_answer: Callable[[Seat, int, int | None], None],
@@ -67,18 +69,19 @@ class BedEngine:
         self.running: list[Seat] = []
         self.loading: dict[str, Seat] = {}
         self.orphans: dict[str, Seat] = {}
+        self.held: dict[str, Seat] = {}
         self.done = 0
         self.tokens_computed = 0
         self.tokens_external = 0
         self._scheduler = scheduler
         self._worker = worker
         self._pool = pool
-        self._geometry = geometry
+        self._tables = BedTables(pool, groups, hash_block_tokens)
+        self._windows = any(group.window_chunks is not None for group in scheduler._geometry.groups)
         self._truth = truth
         self._audit = audit
         self._on_answer = on_answer
         self._arrivals = 0
-        self._align = math.lcm(*(group.block_tokens for group in geometry.groups))
 
     @property
     def seats(self) -> list[Seat]:
@@ -100,10 +103,10 @@ class BedEngine:
         elif seat in self.running:
             self.running.remove(seat)
             self._finish(seat)
-            self._free(seat)
         else:
             del self.loading[seat.request.request_id]
-            self._finish(seat)
+            self._scheduler.request_finished(seat.request, seat.tables)
+            self.done += 1
             self.orphans[seat.request.request_id] = seat
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -139,7 +142,8 @@ class BedEngine:
             count = min(budget, seat.request.num_tokens - seat.computed)
             if seat not in self.running or not count:
                 continue
-            while not self._extend(seat, seat.computed + count):
+            self._tables.leave_behind(seat.tables, seat.computed)
+            while not self._tables.extend(seat.tables, seat.computed + count):
                 victim = self._preempt()
                 preempted.append(victim)
                 if victim is seat:
@@ -166,17 +170,19 @@ class BedEngine:
             if not budget:
                 return
             request = seat.request
-            prefix, local = self._local_prefix(seat)
+            prefix, local = self._tables.local_prefix(request)
             external, asynchronous = self._scheduler.get_num_new_matched_tokens(request, local)
             self._on_answer(seat, local, external)
             assert asynchronous == bool(external)
             if external is None:
                 continue
             if external and whims.accepts < 100:
-                external = max(0, (local + external * whims.accepts // 100) // self._align * self._align - local)
+                external = self._accepted(local, external, whims.accepts)
             count = 0 if external else min(budget, request.num_tokens - local)
-            if not self._open(seat, prefix, local + external + count):
+            opened = self._tables.open(prefix, local + external, local + external + count)
+            if opened is None:
                 return
+            seat.tables, seat.told = opened, [0] * len(opened)
             self.waiting.remove(seat)
             seat.computed, seat.load_end = local, local + external
             tables = [[self._pool.view(block_id) for block_id in table] for table in seat.tables]
@@ -189,6 +195,11 @@ class BedEngine:
                 scheduled[request.request_id] = (seat, count)
                 budget -= count
 
+    def _accepted(self, local: int, external: int, percent: int) -> int:
+        """A part of an offer; where there are windows, nothing: a shorter part would need an earlier window."""
+        align = self._tables.align
+        return 0 if self._windows else max(0, (local + external * percent // 100) // align * align - local)
+
     def _entry(self, seat: Seat, count: int) -> ScheduledRequest:
         first_time = not any(seat.told)
         ids = tuple(tuple(table[told:]) for table, told in zip(seat.tables, seat.told, strict=True))
@@ -200,29 +211,32 @@ class BedEngine:
     def _forward(self, seat: Seat, count: int) -> None:
         """Read every earlier token's bytes as attention would, and write those of the scheduled ones."""
         request, start, stop = seat.request, seat.computed, seat.computed + count
-        for group, table in zip(self._geometry.groups, seat.tables, strict=True):
-            size = group.block_tokens
-            for i in range(cdiv(stop, size)):
-                block_id = table[i]
-                memory = self._pool.memory[block_id]
-                first = i * size
-                known = min(start, first + size) - first
-                if known > 0:
-                    self._audit.begin_read(("gpu", block_id), "forward")
-                    right = request.kv(group.index, first, first + known)
-                    assert bytes(memory[: len(right)]) == right, (
-                        f"{request.request_id} computes from wrong bytes: group {group.index}, block {i}, id {block_id}"
-                    )
-                    self._audit.end_read(("gpu", block_id), "forward")
-                begin, end = max(start, first), min(stop, first + size)
-                place = slice((begin - first) * TOKEN_BYTES, (end - first) * TOKEN_BYTES)
-                new = request.kv(group.index, begin, end) if begin < end else b""
+        for index, (group, table) in enumerate(zip(self._tables.groups, seat.tables, strict=True)):
+            size, seen = group.block_tokens, attended(group, start)
+            for i in range(seen.start // size, cdiv(stop, size)):
+                self._read(request, index, table[i], max(seen.start, i * size), min(start, (i + 1) * size), i * size)
+                begin, end = max(start, i * size), min(stop, (i + 1) * size)
+                place = slice((begin - i * size) * TOKEN_BYTES, (end - i * size) * TOKEN_BYTES)
+                new = request.kv(index, begin, end) if begin < end else b""
+                memory = self._pool.memory[table[i]]
                 if new and memory[place] != new:  # computing a loaded last token again changes nothing
-                    self._audit.touch(("gpu", block_id), f"forward of {request.request_id}")
+                    self._audit.touch(("gpu", table[i]), f"forward of {request.request_id}")
                     memory[place] = new
         seat.computed = stop
         self.tokens_computed += count
-        self._register(seat, stop)
+        self._tables.register(request, seat.tables, stop)
+
+    def _read(self, request: BedRequest, group: int, block_id: int, start: int, stop: int, block_start: int) -> None:
+        """Read the bytes of tokens ``start`` to ``stop`` out of their block."""
+        if start >= stop:
+            return
+        assert block_id != NULL_BLOCK_ID, "the engine freed a block that it needs"
+        self._audit.begin_read(("gpu", block_id), "forward")
+        found = self._pool.memory[block_id][(start - block_start) * TOKEN_BYTES : (stop - block_start) * TOKEN_BYTES]
+        assert bytes(found) == request.kv(group, start, stop), (
+            f"{request.request_id} computes from wrong bytes: group {group}, tokens {start} to {stop}, block {block_id}"
+        )
+        self._audit.end_read(("gpu", block_id), "forward")
 
     def _sample(self, seat: Seat) -> None:
         request = seat.request
@@ -235,80 +249,34 @@ class BedEngine:
             return
         self.running.remove(seat)
         self._finish(seat)
-        self._free(seat)
 
     def _finish(self, seat: Seat) -> None:
+        """The request is over; its blocks are free at once, or when the core says that its stores have ended."""
         self.done += 1
-        result = self._scheduler.request_finished(seat.request, seat.tables)
-        assert result == (False, None)
+        hold, _ = self._scheduler.request_finished(seat.request, seat.tables)
+        if hold:
+            self.held[seat.request.request_id] = seat
+        else:
+            self._free(seat)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def _local_prefix(self, seat: Seat) -> tuple[list[list[int]], int]:
-        """Blocks that the GPU still has, and the tokens they cover in all groups: at least one token is computed."""
-        request = seat.request
-        found: list[list[int]] = []
-        tokens = request.num_tokens - 1
-        for group in self._geometry.groups:
-            size = group.block_tokens
-            table: list[int] = []
-            for i in range(tokens // size):
-                block_id = self._pool.find(group.index, self._block_hash(request, group.index, i))
-                if block_id is None:
-                    break
-                table.append(block_id)
-            tokens = min(tokens, len(table) * size)
-            found.append(table)
-        tokens = tokens // self._align * self._align
-        sizes = [group.block_tokens for group in self._geometry.groups]
-        return [table[: tokens // size] for table, size in zip(found, sizes, strict=True)], tokens
-
-    def _block_hash(self, request: BedRequest, group: int, index: int) -> bytes:
-        per_block = self._geometry.groups[group].block_tokens // self._geometry.hash_block_tokens
-        return request.block_hashes[per_block * (index + 1) - 1]
-
-    def _open(self, seat: Seat, prefix: list[list[int]], tokens: int) -> bool:
-        for table in prefix:
-            for block_id in table:
-                self._pool.hold(block_id)
-        seat.tables = [list(table) for table in prefix]
-        seat.told = [0] * len(prefix)
-        if self._extend(seat, tokens):
-            return True
-        self._free(seat)
-        return False
-
-    def _extend(self, seat: Seat, tokens: int) -> bool:
-        needs = [cdiv(tokens, group.block_tokens) for group in self._geometry.groups]
-        missing = [max(0, need - len(table)) for need, table in zip(needs, seat.tables, strict=True)]
-        if sum(missing) > self._pool.num_free:
-            return False
-        for count, table in zip(missing, seat.tables, strict=True):
-            table.extend(self._pool.take() for _ in range(count))
-        return True
-
     def _free(self, seat: Seat) -> None:
-        for table in seat.tables:
-            for block_id in reversed(table):
-                self._pool.release(block_id)
+        if seat.tables:  # one that only waited has none
+            self._tables.cut(seat.tables, 0)
         seat.tables, seat.told = [], []
 
-    def _register(self, seat: Seat, tokens: int) -> None:
-        for group, table in zip(self._geometry.groups, seat.tables, strict=True):
-            for i in range(tokens // group.block_tokens):
-                self._pool.register(group.index, self._block_hash(seat.request, group.index, i), table[i])
-
     def _end_loads(self, report: LoadReport) -> None:
+        for request_id in report.finished_sending:
+            self._free(self.held.pop(request_id))
         for request_id in report.finished:
             orphan = self.orphans.pop(request_id, None)
             if orphan is not None:
                 self._free(orphan)
                 continue
             seat = self.loading.pop(request_id)
-            valid = seat.load_end
-            for group, table in zip(self._geometry.groups, seat.tables, strict=True):
-                bad = (i for i, block_id in enumerate(table) if block_id in report.invalid_block_ids)
-                valid = min(valid, next(bad, len(table)) * group.block_tokens)
-            self._register(seat, valid)
+            valid = self._tables.usable_tokens(seat.tables, seat.load_end, report.invalid_block_ids)
+            self._tables.cut(seat.tables, valid)  # where a window had no blocks, some are needed now
+            self._tables.register(seat.request, seat.tables, valid)
             seat.computed = min(valid, seat.request.num_tokens - 1)
             self.running.append(seat)

@@ -8,9 +8,11 @@ from random import Random
 from core_bed import Bed, BedSpec
 from core_engine import Whims
 from core_parts import OBJECTS, TierSpec, disk, objects
+from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 
 FAULTS: tuple[OutcomeKind, ...] = (
@@ -40,9 +42,34 @@ SPECS: tuple[BedSpec, ...] = (
         tiers=(objects(), disk(frames=2)), num_workers=3,
     ),
     BedSpec(slots=16, reserved=16, tiers=(disk(frames=12), _FROZEN_OBJECTS), prompt_only=True, gpu_caching=False),
+    BedSpec(groups=(full(4), window(6, 4)), slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),)),
+    BedSpec(
+        groups=(window(7, 2), ssm(4), full(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=80,
+        tiers=(objects(probe_keys_max=8), disk(frames=12)), gpu_caching=False, num_workers=2,
+    ),
+    BedSpec(groups=(window(9, 4), window(4, 4)), slots=12, gpu_blocks=40, tiers=(disk(frames=9),), gpu_caching=False),
+    BedSpec(
+        groups=(local(10, 4), full(6), window(5, 3)), hash_block_tokens=1, slots=24, reserved=20, gpu_blocks=80,
+        tiers=(disk(), objects()),
+    ),
+    BedSpec(
+        groups=(full(8), window(5, 2), ssm(4)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
+        tiers=(disk(),), prompt_only=True, gpu_caching=False,
+    ),
+    BedSpec(
+        groups=(full(4), window(6, 2), ssm(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=60,
+        tiers=(disk(),), num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
+    ),
+    BedSpec(slots=12, tiers=(disk(frames=9),), store_plan="eager", holds_finished=True),
+    BedSpec(
+        groups=(window(7, 4), full(4)), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),),
+        num_workers=2, store_plan="lazy",
+    ),
 )  # fmt: skip
-"""One group and several; equal, dividing and non-dividing chunk sizes; tiers with an index before and behind shared
-ones, bounded, slow to make room, and read-only."""
+"""One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
+stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
+behind shared ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of
+finished requests."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
@@ -56,6 +83,10 @@ HINTS: tuple[dict[str, object], ...] = (
     {"load_tiers": ["moon"], "retains": True},
 )  # fmt: skip
 """What requests may say; the last says it wrongly."""
+
+
+PACES = (0.0, 0.0001, 0.002, 0.01, 5.0)
+"""Seconds that reads may take, beside a prefill of four tokens in 4 ms; 0: nobody measures."""
 
 
 class Moves:
@@ -89,8 +120,7 @@ class Moves:
         if capacity is not None or self.bed.core.manager._traffic._in_flight:
             return  # what lies in a bounded tier is told once, at the start
         request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
-        chunks = tokens // self.bed.core.geometry.chunk_tokens_max
-        self.bed.fill_below(request, tier, [i for i in range(chunks) if i != gap])
+        self.bed.fill_below(request, tier, [i for i in range(tokens) if i != gap])
 
     def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
         """An engine step, ``ticks`` tenths of a second after the last one."""
@@ -134,6 +164,11 @@ class Moves:
         if self.bed.spec.tiers:
             self.bed.set_health(tier % len(self.bed.spec.tiers), usable=usable)
 
+    def pace(self, tier: int, elapsed_s: float) -> None:
+        """A tier becomes slower or faster."""
+        if self.bed.spec.tiers:
+            self.bed.tiers.elapsed_s[tier % len(self.bed.spec.tiers)] = elapsed_s
+
     def damage(self, pick: int, tier: int) -> None:
         """Bytes rot: in the host tier (tier -1) or below."""
         if tier < 0:
@@ -175,6 +210,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
         (3, moves.all_io),
         (1, lambda: moves.health(rng.randrange(2), rng.random() < 0.6)),
         (1, lambda: moves.damage(rng.randrange(50), rng.randrange(-1, 2))),
+        (1, lambda: moves.pace(rng.randrange(2), rng.choice(PACES))),
         (1, moves.reset),
     ]  # fmt: skip
     weights, actions = [weight for weight, _ in menu], [action for _, action in menu]
@@ -190,4 +226,4 @@ def spec_of(rng: Random) -> BedSpec:
     return rng.choice(SPECS)
 
 
-__all__ = ["FAULTS", "HINTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
+__all__ = ["FAULTS", "HINTS", "OBJECTS", "PACES", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]

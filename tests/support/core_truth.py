@@ -12,7 +12,7 @@ from typing import Any
 
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
-from tierkv.types.keys import Key, make_key
+from tierkv.types.keys import Key, make_key, split_key
 
 TOKEN_BYTES = 4
 """KV bytes of one token in one group."""
@@ -26,6 +26,14 @@ def engine_spec(
         return EngineSpec("model", "float32", tuple(groups), hash_block_tokens)
     groups = tuple(GroupSpec(size, (size * TOKEN_BYTES,)) for size in block_tokens)
     return EngineSpec("model", "float32", groups, hash_block_tokens)
+
+
+MISSING = b"none"
+"""In place of a token's bytes: its block was not there when the chunk was stored."""
+
+
+def _tokens(payload: bytes) -> list[bytes]:
+    return [payload[i : i + TOKEN_BYTES] for i in range(0, len(payload), TOKEN_BYTES)]
 
 
 def link(parent: bytes, token: int) -> bytes:
@@ -99,6 +107,17 @@ class Truth:
                 if key not in self.payloads:
                     start = i * group.chunk_tokens
                     self.payloads[key] = request.kv(group.index, start, start + group.chunk_tokens)
+
+    def is_good(self, key: Key, payload: bytes) -> bool:
+        """Whether these are the bytes of a chunk. Of a window's chunk front blocks may be missing that no hit needs."""
+        truth, group = self.payloads[key], self._geometry.groups[split_key(key)[1]]
+        tail = group.tail_blocks * group.block_tokens * TOKEN_BYTES
+        pieces = zip(_tokens(payload[:-tail]), _tokens(truth[:-tail]), strict=False)
+        return (
+            len(payload) == len(truth)
+            and payload[-tail:] == truth[-tail:]
+            and all(piece in (MISSING, right) for piece, right in pieces)
+        )
 
     def keys(self, request: BedRequest, group: int = 0) -> list[Key]:
         """The chunk keys of a request in a group."""

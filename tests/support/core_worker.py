@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core_tiers import GARBAGE
-from core_truth import TOKEN_BYTES, Audit, Truth
+from core_truth import MISSING, TOKEN_BYTES, Audit, Truth
 
 from tierkv.types.engine import NULL_BLOCK_ID
 from tierkv.types.geometry import Geometry
@@ -104,24 +104,27 @@ class ScriptedWorker:
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int], fails: bool) -> bool:
         self.damaged.discard(slot)
-        assert skip == 0, "full attention has no placeholder at the front of a chunk"
-        block_bytes = self._geometry.groups[group].block_tokens * TOKEN_BYTES
-        payload = b"".join(bytes(self._gpu[block_id][:block_bytes]) for block_id in block_ids)
+        sizes = self._geometry.groups[group]
+        assert skip <= self._geometry.blocks_per_chunk - sizes.tail_blocks, "a hit would miss blocks"
+        block_tokens = sizes.block_tokens
+        payload = MISSING * (skip * block_tokens)
+        payload += b"".join(bytes(self._gpu[block_id][: block_tokens * TOKEN_BYTES]) for block_id in block_ids)
         if fails:
             self._memory[slot] = GARBAGE
             return False
-        assert payload == self._truth.payloads[key], f"foreign bytes are stored as chunk {key.hex()} of group {group}"
+        assert self._truth.is_good(key, payload), f"foreign bytes are stored as chunk {key.hex()} of group {group}"
         self._memory[slot] = payload
         return True
 
     def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int], fails: bool) -> bool:
         payload = self._memory[slot]
         block_bytes = self._geometry.groups[group].block_tokens * TOKEN_BYTES
-        if payload != self._truth.payloads[key]:
+        if not self._truth.is_good(key, payload):
             assert slot in self.damaged, f"slot {slot} holds foreign bytes as chunk {key.hex()}"
             fails = True
         for i, block_id in enumerate(block_ids):
             start = (skip + i) * block_bytes
+            assert fails or MISSING not in payload[start : start + block_bytes], "what was never stored is loaded"
             self._gpu[block_id][:block_bytes] = bytes(block_bytes) if fails else payload[start : start + block_bytes]
         return not fails
 

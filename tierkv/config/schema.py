@@ -100,7 +100,10 @@ class HostConfig(_Model):
         description="Check every chunk's checksum once more on its way from host memory to the GPU. Frames that "
         "come from a tier below are always checked.",
     )
-    copy_threads: Threads = Field(default=1, description="Threads that copy between GPU pages and host slots.")
+    copy_threads: Threads = Field(
+        default=1,
+        description="Threads of each worker that copy between GPU pages and host slots, or work beside a GPU that does.",
+    )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.8,
         description="Share of the slots that waiting requests may reserve together; the rest stays free for stores.",
@@ -184,6 +187,14 @@ class LookupConfig(_Model):
         default=5.0, description="Seconds after which a deferred request is answered with what is ready."
     )
     completions_per_step_max: Count = Field(default=256, description="Completions of I/O taken in per engine step.")
+    recompute: Literal["auto", "off"] = Field(
+        default="auto",
+        description="`auto`: a hit is cut where loading more of it is expected to take longer than computing it, once "
+        "the tier's speed and the engine's prefill rate are known. `off`: all of it is loaded.",
+    )
+    load_tokens_min: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0, description="Hits of fewer tokens are not loaded. 0: all are."
+    )
 
 
 class StoreConfig(_Model):

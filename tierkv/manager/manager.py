@@ -106,7 +106,7 @@ class OffloadManager:
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
         count = len(self._host.ready_prefix(tuple(keys[start:stop])))
-        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.any):
+        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
                     return i - start
@@ -114,7 +114,7 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
-        if self._terms.any and self._terms.has_ended(key, self._traffic.now):
+        if self._terms.lifetimes and self._terms.has_ended(key, self._traffic.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         ready = self._host.is_readable(key)
@@ -143,6 +143,26 @@ class OffloadManager:
     def sources(self, ctx: RequestContext) -> Counter[str]:
         """How many of the request's reserved chunks came from which tier."""
         return self._gathering.sources(ctx.request_id)
+
+    # -- cost of reads -----------------------------------------------------------------------------------------------
+
+    def read_costs(self) -> list[tuple[float, float] | None]:
+        """Per lower tier: expected seconds until the first byte of a read, and per byte; None: not measured yet."""
+        return [speed.expected() for speed in self._traffic.speeds]
+
+    def would_read(self, key: Key, ctx: RequestContext) -> int | None:
+        """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
+        readable = self._host.is_readable(key)
+        if readable is None:
+            tier = self._traffic.source_of(key, ctx.hints.load_tiers)
+            return None if tier is None else tier.index
+        origin = HOST if readable else self._host.origin_of(key)
+        return next((tier.index for tier in self._tiers if tier.name == origin), None)
+
+    def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
+        """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""
+        if self._host.find(key) is None and self.would_read(key, ctx) == tier:
+            self._traffic.remeasure(tier, key)
 
     # -- sightings ---------------------------------------------------------------------------------------------------
 

@@ -28,18 +28,21 @@ class Terms:
 
     Args:
         chunks_max: chunks of the host tier: more one-shot chunks than that cannot be there.
+
+    Attributes:
+        lifetimes: the chunks that end. Empty in most stacks, so that callers look here before they ask.
     """
 
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
-        self._limited = KeyOrder()
+        self.lifetimes = KeyOrder()
         self._ends = array("d")
         self._one_shot = KeyOrder()
 
     @property
     def any(self) -> bool:
         """Whether there is anything in the books."""
-        return bool(self._limited or self._one_shot)
+        return bool(self.lifetimes or self._one_shot)
 
     def stored(self, keys: Iterable[Key], hints: RequestHints, now: float, is_below: Callable[[Key], bool]) -> None:
         """These are being stored and were not in the host tier.
@@ -47,13 +50,13 @@ class Terms:
         A chunk that a lower tier has without an end keeps having none, and is nobody's one-shot chunk.
         """
         for key in keys:
-            if key in self._limited or is_below(key):
+            if key in self.lifetimes or is_below(key):
                 self._used(key, hints, now)
                 continue
             if hints.ttl_s is not None:
                 self._limit(key, now + hints.ttl_s)
-                if len(self._limited) > LIFETIMES_MAX:
-                    self._limited.pop()
+                if len(self.lifetimes) > LIFETIMES_MAX:
+                    self.lifetimes.pop()
             if hints.one_shot:
                 self._one_shot.put(key)
                 if len(self._one_shot) > self._chunks_max:
@@ -70,34 +73,34 @@ class Terms:
     def _used(self, key: Key, hints: RequestHints, now: float) -> None:
         if not hints.one_shot:
             self._one_shot.discard(key)
-        row = self._limited.find(key)
+        row = self.lifetimes.find(key)
         if row is not None:
             if hints.ttl_s is None:
-                self._limited.discard(key)
+                self.lifetimes.discard(key)
             else:
                 self._ends[row] = max(self._ends[row], now + hints.ttl_s)
 
     def _limit(self, key: Key, end: float) -> None:
-        row = self._limited.put(key)
+        row = self.lifetimes.put(key)
         if row >= len(self._ends):
-            self._ends.extend([0.0] * (self._limited.length - len(self._ends)))
+            self._ends.extend([0.0] * (self.lifetimes.length - len(self._ends)))
         self._ends[row] = end
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def ends(self, key: Key) -> bool:
         """Whether the chunk has an end, past or to come."""
-        return key in self._limited
+        return key in self.lifetimes
 
     def has_ended(self, key: Key, now: float) -> bool:
         """Whether the chunk counts as absent."""
-        row = self._limited.find(key)
+        row = self.lifetimes.find(key)
         return row is not None and now >= self._ends[row]
 
     def sweep(self, now: float, remove: Callable[[Key], bool]) -> None:
         """Remove some of what has ended. ``remove`` says whether the chunk is gone from everywhere by now."""
-        for _ in range(min(len(self._limited), SWEPT_PER_STEP_MAX)):
-            key, row = self._limited.pop()
+        for _ in range(min(len(self.lifetimes), SWEPT_PER_STEP_MAX)):
+            key, row = self.lifetimes.pop()
             end = self._ends[row]
             if now < end or not remove(key):
                 self._limit(key, end)

@@ -13,15 +13,17 @@ from typing import TypeVar
 from tierkv.errors import require
 from tierkv.manager.admissions import Admissions
 from tierkv.manager.chunk import Filled
+from tierkv.manager.chunk_sizes import ChunkSizes
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.terms import Terms
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
-from tierkv.types.keys import GROUP_BYTES, Key
+from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 
@@ -30,20 +32,13 @@ _T = TypeVar("_T")
 CASCADES_PER_STEP_MAX = 512
 """Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
 
-FRAME_PAGE_BYTES = 4096
-"""A frame is a header page and a payload padded to pages (decision 3)."""
-
-
-def frame_bytes_bound(raw_bytes: int) -> int:
-    """The most that a chunk of ``raw_bytes`` can take at rest."""
-    return FRAME_PAGE_BYTES * (1 + -(-raw_bytes // FRAME_PAGE_BYTES))
-
 
 @dataclass(slots=True)
 class _OpInFlight:
     op: TierOp
     slots: Sequence[int] = ()
     announced_late: bool = False
+    queue_bytes: int = 0
 
 
 class TierTraffic:
@@ -69,7 +64,8 @@ class TierTraffic:
         self._promotions: dict[int, list[int]] = {}
         self._deletions: dict[int, list[Key]] = {}
         self._last_op_id = 0
-        self._frame_bytes = [frame_bytes_bound(raw_bytes) for raw_bytes in group_bytes]
+        self._sizes = ChunkSizes(group_bytes)
+        self._speeds = [TierSpeed() for _ in tiers]
         self._ended: dict[Verb, Callable[[LowerTier, _OpInFlight, Sequence[Outcome]], None]] = {
             Verb.PROBE: self._probe_ended,
             Verb.READ: self._read_ended,
@@ -99,6 +95,18 @@ class TierTraffic:
             if (allowed is None or tier.name in allowed) and tier.presence(key, self.now) is LookupResult.HIT:
                 return tier
         return None
+
+    # -- speed -------------------------------------------------------------------------------------------------------
+
+    @property
+    def speeds(self) -> Sequence[TierSpeed]:
+        """How fast the tiers are, in order."""
+        return self._speeds
+
+    def remeasure(self, tier: int, key: Key) -> None:
+        """Read ``key``, which the tier has and the host tier has not, if the tier was not read for a while."""
+        if self._speeds[tier].is_stale(self.now) and self._host.room:
+            self._host.release(self.promote([key], self._tiers[tier]) or ())
 
     # -- terms -------------------------------------------------------------------------------------------------------
 
@@ -141,6 +149,7 @@ class TierTraffic:
         slots = self.admissions.admit(keys, ChunkState.PROMOTING, tier.name, route)
         self._host.hold(slots)
         tier.begin_read(keys)
+        self._speeds[tier.index].promised(self._sizes.raw(keys), self.now)
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
 
@@ -166,7 +175,7 @@ class TierTraffic:
         if not wanted:
             return
         keys = [key for _, key in wanted]
-        if refused := tier.refused(keys, self._frame_bound(keys[0])):
+        if refused := tier.refused(keys, self._sizes.frame_bound(keys[0])):
             wanted = [pair for i, pair in enumerate(wanted) if i not in refused]
             self._counters.admissions_refused[tier.name] += len(keys) - len(wanted)
         generation = self._host.generation
@@ -176,10 +185,6 @@ class TierTraffic:
         if over > 0:
             tier.cascades.drop_front(over)
             self._counters.cascades_dropped[tier.name] += over
-
-    def _frame_bound(self, key: Key) -> int:
-        """The most that a chunk can take at rest."""
-        return self._frame_bytes[int.from_bytes(key[-GROUP_BYTES:], "big")]
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
@@ -217,7 +222,7 @@ class TierTraffic:
             if not tier.usable or host.generation(slot) != generation or host.state(slot) is not ChunkState.READY:
                 self._counters.cascades_dropped[tier.name] += 1
             elif tier.wants(key, self.now):
-                size = self._frame_bound(key)
+                size = self._sizes.frame_bound(key)
                 if not self._has_room(tier, size):
                     if tier.may_get_room(size):
                         break
@@ -255,7 +260,9 @@ class TierTraffic:
             self._host.refs(slots),
             self.now + deadline_s,
         )
-        self._in_flight[op.op_id] = _OpInFlight(op, slots)
+        pending = self._in_flight[op.op_id] = _OpInFlight(op, slots)
+        if verb is Verb.READ:
+            pending.queue_bytes = self._speeds[tier.index].issued(self._sizes.raw(op.keys))
         return op
 
     # -- news --------------------------------------------------------------------------------------------------------
@@ -270,11 +277,22 @@ class TierTraffic:
         if pending is None:
             return
         tier = self._tiers[pending.op.tier]
+        if pending.op.verb is Verb.READ:
+            self._measure(pending, news)
         if not news.ended:
             self._announce_late(tier, pending)
             return
         del self._in_flight[news.op_id]
         self._ended[pending.op.verb](tier, pending, news.outcomes)
+
+    def _measure(self, pending: _OpInFlight, news: Completion) -> None:
+        """A read has shown how fast its tier is. One that failed at once shows nothing; one that was late, a lot."""
+        speed = self._speeds[pending.op.tier]
+        served = not news.ended or any(outcome.kind is OutcomeKind.OK for outcome in news.outcomes)
+        if served and not pending.announced_late:
+            speed.measured(pending.queue_bytes, news.elapsed_s)
+        if news.ended:
+            speed.ended(self._sizes.raw(pending.op.keys))
 
     def _announce_late(self, tier: LowerTier, pending: _OpInFlight) -> None:
         """The deadline passed while the I/O runs on: nobody waits for it any more; its slots stay held."""
@@ -335,7 +353,7 @@ class TierTraffic:
             if well:
                 tier.stored(key, outcome.frame_bytes, self.now)
                 stored.append(key)
-            tier.end_write(key, self._frame_bound(key))
+            tier.end_write(key, self._sizes.frame_bound(key))
             if not well:
                 self._counters.writes_failed[tier.name] += 1
                 if outcome.kind is OutcomeKind.NO_SPACE:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.records import RequestRecord
-from tierkv.types.engine import Block, BlockTables
+from tierkv.types.engine import NULL_BLOCK_ID, Block, BlockTables
 from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
 from tierkv.types.keys import Key
 
@@ -29,8 +29,8 @@ def plan_load(
     """Destination of tokens C to C + external, group by group.
 
     Raises:
-        EngineProtocolError: a table is too short, covers locally computed tokens with unfilled blocks, or has more
-            blocks to fill than a window needs.
+        EngineProtocolError: a table is too short, covers locally computed tokens with unfilled blocks, has more blocks
+            to fill than a window needs, or the null block among them.
     """
     total = computed_tokens + external_tokens
     keys: list[Key] = []
@@ -51,7 +51,13 @@ def plan_load(
             run = record.groups[group.index].keys[first // geometry.blocks_per_chunk : cdiv(total, group.chunk_tokens)]
             keys += run
             chunk_groups += [group.index] * len(run)
-            block_ids += [block.block_id for block in table[first:end]]
+            ids = [block.block_id for block in table[first:end]]
+            if NULL_BLOCK_ID in ids:
+                raise EngineProtocolError(
+                    f"{what}: block {first + ids.index(NULL_BLOCK_ID)} is the null block, but block {first} before it "
+                    "is to be loaded"
+                )
+            block_ids += ids
     return LoadPlan(tuple(keys), tuple(chunk_groups), tuple(block_ids), tuple(sizes), tuple(indices))
 
 

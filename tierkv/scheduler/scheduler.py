@@ -17,9 +17,11 @@ from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.plans import make_store_plan
+from tierkv.scheduler.prefill import PrefillRate
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
 from tierkv.scheduler.sightings import arrival_of, end_of
@@ -55,7 +57,11 @@ class OffloadScheduler:
         self._limits = limits
         self._counters = counters
         self._hints = HintReader(manager.tier_names, counters, warn)
-        self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
+        self._prefill = PrefillRate(limits.prefill_tokens_per_s)
+        choice = LoadChoice(manager, geometry, limits, counters, self._prefill)
+        self._lookups = Lookups(
+            manager, limits.lookup_deadline_s, counters, choice, waits_for_loads=limits.gpu_prefix_caching
+        )
         self._accounts = Accounts(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
@@ -79,6 +85,7 @@ class OffloadScheduler:
     def begin_step(self, now_s: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._lookups.now_s = now_s
+        self._prefill.step_began(now_s)
         self._lookups.sweep()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -274,6 +281,8 @@ class OffloadScheduler:
             raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
+        if scheduled.num_computed_tokens < record.request.num_prompt_tokens:
+            self._prefill.step_computes(scheduled.num_scheduled_tokens)
         record.apply(RequestEvent.SCHEDULED)
         self._to_flush |= self._tables.update(record, scheduled)
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens

@@ -22,6 +22,8 @@ from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
+_MISS, _RETRY = LookupResult.MISS, LookupResult.RETRY
+
 Lookup = Callable[[Key], LookupResult]
 
 ResidentPrefix = Callable[[Sequence[Key], int, int], int]
@@ -155,9 +157,9 @@ class _PrefixWalk:
         keys, lookup = self._group.keys, self._lookup
         for i in range(self._first + self._resident_prefix(keys, self._first, stop), stop):
             answer = lookup(keys[i])
-            if answer is LookupResult.MISS:
+            if answer is _MISS:
                 return i
-            if answer is LookupResult.RETRY and self._unknown is None:
+            if answer is _RETRY and self._unknown is None:
                 self._unknown = i
         return stop
 
@@ -215,10 +217,10 @@ class _WindowWalk:
         while low > start:
             answer = lookup(keys[low - 1])
             low -= 1
-            if answer is LookupResult.MISS:
+            if answer is _MISS:
                 self._low = low
                 return low
-            if answer is LookupResult.RETRY:
+            if answer is _RETRY:
                 self._unknown.append(low)
         self._low = low
         return None
@@ -229,12 +231,12 @@ class _WindowWalk:
         return any(start <= i < stop for i in self._unknown)
 
     def ask_on(self) -> None:
-        low = self._low or 0
+        keys, lookup, low = self._group.keys, self._lookup, self._low or 0
         sure = self._unknown[-1] - low
         while sure < self._window and low > self._first:  # down to a window of which nothing is unknown
             low -= 1
-            known = self._lookup(self._group.keys[low]) not in (LookupResult.MISS, LookupResult.RETRY)
-            sure = sure + 1 if known else 0
+            answer = lookup(keys[low])
+            sure = 0 if answer is _MISS or answer is _RETRY else sure + 1
 
 
 def tokens_covered(groups: Sequence[SearchGroup], computed_tokens: int, tokens_max: int, chunks_max: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
 from tierkv.errors import CorruptFrameError
@@ -22,12 +23,16 @@ class HostCopies:
         slots: this worker's parts of the arena.
         pages: its KV tensors.
         submit: runs a job.
+        clock: seconds, for the time that a job takes.
     """
 
-    def __init__(self, slots: SlotParts, pages: Pages, submit: Submit) -> None:
+    def __init__(
+        self, slots: SlotParts, pages: Pages, submit: Submit, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._slots = slots
         self._pages = pages
         self._submit = submit
+        self._clock = clock
 
     def start(self, job: TransferJob) -> HostTransfer:
         """Hand a job to a copy thread."""
@@ -39,6 +44,7 @@ class HostCopies:
     # -- on a copy thread --------------------------------------------------------------------------------------------
 
     def _run(self, job: TransferJob) -> CopyResult:
+        began_s = self._clock()
         failed: set[Key] = set()
         checksums: list[bytes] = []
         parts = chunk_blocks(job, self._slots.geometry.blocks_per_chunk)
@@ -54,7 +60,7 @@ class HostCopies:
                 failed.add(key)
             if job.is_store:
                 checksums.append(digest)
-        return CopyResult(frozenset(failed), tuple(checksums))
+        return CopyResult(frozenset(failed), tuple(checksums), self._clock() - began_s)
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
         self._pages.check_ids(group, block_ids)
