@@ -82,7 +82,7 @@ def test_an_unusable_tier_has_nothing() -> None:
 def test_a_suspect_is_absent_for_a_while(capabilities: Capabilities) -> None:
     """A chunk whose read failed is not read again in every step, and not given up for ever."""
     tier = tier_of(capabilities)
-    tier.stored(A, 10, 0.0)
+    tier.stored([(A, 10)], 0.0)
     tier.suspect(A, 0.0)
     assert tier.presence(A, 4.9) is MISS
     assert tier.presence(A, 5.0) is (HIT if capabilities is DISK else RETRY)
@@ -93,7 +93,7 @@ def test_a_deletion_that_fails(capabilities: Capabilities) -> None:
     """The frame was bad, and the tier refuses to delete it (read-only, or broken). Read again at once it would be bad
     again, once per step, so it counts as absent for a while. What an index accounts for stays on account."""
     tier = tier_of(capabilities)
-    tier.stored(A, 10, 0.0)
+    tier.stored([(A, 10)], 0.0)
     tier.condemn(A)
     assert tier.presence(A, 0.0) is MISS
     tier.deleted(A, ok=False, now=0.0)
@@ -131,8 +131,8 @@ def test_what_is_being_written_is_no_victim() -> None:
     tier.begin_write(old, FRAME_BYTES)
     assert old not in tier.victims(FRAME_BYTES)
     assert tier.next_victim() == []
-    tier.end_write(old, FRAME_BYTES)
-    tier.stored(old, FRAME_BYTES, 0.0)
+    tier.end_write([old], FRAME_BYTES)
+    tier.stored([(old, FRAME_BYTES)], 0.0)
     assert tier.next_victim() == [old]
 
 
@@ -168,9 +168,20 @@ def test_victims_are_counted_until_they_are_gone() -> None:
 def test_a_replaced_frame_is_counted_once() -> None:
     """A second write of a key replaces the first one's bytes on the account."""
     tier = tier_of(frames=2)
-    tier.stored(A, 100, 0.0)
-    tier.stored(A, 70, 0.0)
+    tier.stored([(A, 100)], 0.0)
+    tier.stored([(A, 70)], 0.0)
     assert tier.used_bytes == 70
     assert tier.forget(A, 0.0)
     assert tier.used_bytes == 0
     assert not tier.forget(A, 0.0)
+
+
+def test_a_chunk_that_vanishes_while_it_is_deleted() -> None:
+    """A read finds nothing where a deletion is under way: its bytes leave the account once, not twice."""
+    tier = filled(1, FRAME_BYTES)
+    (victim,) = tier.victims(FRAME_BYTES)
+    assert tier.forget(victim, 0.0)
+    tier.validate()
+    assert not tier.deleted(victim, ok=True, now=0.0)
+    tier.validate()
+    assert (tier.used_bytes, len(tier), tier.is_quiet) == (0, 0, True)

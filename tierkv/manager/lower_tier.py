@@ -116,13 +116,16 @@ class LowerTier(TierTable):
         while batch := list(islice(usual, _LOAD_KEYS)):
             self._store(batch)
 
-    def stored(self, key: Key, frame_bytes: int, now: float) -> None:
-        """A write was acknowledged."""
+    def stored(self, entries: Sequence[tuple[Key, int]], now: float) -> None:
+        """Writes were acknowledged: keys, each with the bytes of its frame."""
         if self.capabilities.authoritative_index:
-            self._answers.forget(key)
-            self._store([(key, frame_bytes)])
+            if len(self._answers):
+                for key, _ in entries:
+                    self._answers.forget(key)
+            self._store(entries)
         else:
-            self._answers.put(key, now + self.limits.presence_ttl_s, present=True)
+            for key, _ in entries:
+                self._answers.put(key, now + self.limits.presence_ttl_s, present=True)
 
     def forget(self, key: Key, now: float) -> bool:
         """``key`` is not here any more, or never was. Returns whether it was thought to be."""
@@ -134,6 +137,8 @@ class LowerTier(TierTable):
         if row is not None and self._flags[row] & STORED:
             if self._is_listed(row):
                 self._unlist(row)
+            else:
+                self._deleting_bytes -= self._frame_bytes[row]
             self._flags[row] &= ~STORED
             self.used_bytes -= self._frame_bytes[row]
             self._leave(row)
@@ -210,20 +215,10 @@ class LowerTier(TierTable):
         A deletion that failed leaves the bytes on the tier's account: they are still there. They are not read again at
         once: they may be bad, and refused for deletion every time.
         """
-        row = self._row(key)
-        if self._flags[row] & DELETING:
-            self._num_deleting -= 1
-            self._flags[row] &= ~DELETING
-            if self._flags[row] & STORED:
-                self._deleting_bytes -= self._frame_bytes[row]
-                self._list((row,))
-        if ok:
-            known = self.forget(key, now)
-        else:
+        known = self.forget(key, now) if ok else False  # while it is being deleted, the policy does not know it
+        if not ok:
             self.suspect(key, now)
-            known = False
-        if self._rows.find(key) is not None:
-            self._leave(row)
+        self._end_deletion(self._row(key))
         return known
 
     # -- check -------------------------------------------------------------------------------------------------------

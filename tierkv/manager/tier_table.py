@@ -131,13 +131,14 @@ class TierTable:
         self.num_writing += 1
         self.reserved_bytes += frame_bytes
 
-    def end_write(self, key: Key, frame_bytes: int) -> None:
-        """Undo :meth:`begin_write`."""
-        row = self._row(key)
+    def end_write(self, keys: Sequence[Key], frame_bytes: int) -> None:
+        """Undo :meth:`begin_write` for all of ``keys``, which were to take at most ``frame_bytes`` together."""
+        rows = [self._row(key) for key in keys]
         self.reserved_bytes -= frame_bytes
-        self.num_writing -= 1
-        self._flags[row] &= ~WRITING
-        self._end_use([row])
+        self.num_writing -= len(rows)
+        for row in rows:
+            self._flags[row] &= ~WRITING
+        self._end_use(rows)
 
     def is_writing(self, key: Key) -> bool:
         """Whether a chunk is being written here."""
@@ -183,3 +184,13 @@ class TierTable:
         if self._flags[row] & STORED:
             self._deleting_bytes += self._frame_bytes[row]
         self._flags[row] |= DELETING
+
+    def _end_deletion(self, row: int) -> None:
+        """A row is not being deleted any more, whether its frame is gone or not."""
+        if self._flags[row] & DELETING:
+            self._num_deleting -= 1
+            self._flags[row] &= ~DELETING
+            if self._flags[row] & STORED:
+                self._deleting_bytes -= self._frame_bytes[row]
+                self._list((row,))
+        self._leave(row)

@@ -347,20 +347,17 @@ class TierTraffic:
             tier.suspect(key, self.now)
 
     def _write_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        stored: list[Key] = []
-        for key, outcome in zip(pending.op.keys, outcomes, strict=True):
-            well = outcome.kind is OutcomeKind.OK
-            if well:
-                tier.stored(key, outcome.frame_bytes, self.now)
-                stored.append(key)
-            tier.end_write(key, self._sizes.frame_bound(key))
-            if not well:
-                self._counters.writes_failed[tier.name] += 1
-                if outcome.kind is OutcomeKind.NO_SPACE:
-                    self._evict(tier, tier.next_victim())
+        keys, well = pending.op.keys, OutcomeKind.OK
+        stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
         if stored:
+            tier.stored(stored, self.now)
             self._counters.cascades[tier.name] += len(stored)
-            self._events.extend(CacheEventKind.STORED, tier.name, stored)
+            self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
+        tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
+        for outcome in outcomes if len(stored) < len(keys) else ():
+            self._counters.writes_failed[tier.name] += outcome.kind is not well
+            if outcome.kind is OutcomeKind.NO_SPACE:
+                self._evict(tier, tier.next_victim())
         self._host.release(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
