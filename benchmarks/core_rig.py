@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tierkv.abc import EvictionPolicy
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
@@ -35,6 +36,11 @@ def random_hashes(count: int, seed: int) -> list[bytes]:
 def keys_of(hashes: Iterable[bytes]) -> list[Key]:
     """Keys of the one group; every call makes new objects, equal to those of the last."""
     return [make_key(chunk_hash, 0) for chunk_hash in hashes]
+
+
+def batches_of(keys: Sequence[Key], count: int) -> list[Sequence[Key]]:
+    """The keys, so many at a time."""
+    return [keys[i : i + count] for i in range(0, len(keys), count)]
 
 
 def copies_of(hashes: Iterable[bytes]) -> list[bytes]:
@@ -90,8 +96,7 @@ def make_core(slots: int, *, policy: str = "lru", lower: Sequence[LowerTier] = (
 
 def fill(host: HostIndex, keys: Iterable[Key]) -> None:
     """Make chunks readable in the host tier, past the manager: nothing cascades and no event is kept."""
-    raw_bytes = GEOMETRY.payload_bytes_max
-    for key in keys:
-        chunk, _ = host.admit(key, raw_bytes, ChunkState.STORING)
-        host.settle(chunk, ChunkEvent.STORED)
-        host.release(chunk)
+    keys = iter(keys)
+    while batch := list(islice(keys, 1024)):
+        host.make_room(len(batch))
+        host.filled(host.admit(batch, ChunkState.STORING), ChunkEvent.STORED)

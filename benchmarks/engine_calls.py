@@ -20,7 +20,7 @@ from statistics import median
 from typing import TypeVar
 
 from benchmarks.busy_tier import CAPABILITIES, COPY_BYTES, BusyTier
-from benchmarks.core_rig import GEOMETRY, Core, fill, keys_of, make_core, open_policy, random_hashes
+from benchmarks.core_rig import GEOMETRY, Core, batches_of, fill, keys_of, make_core, open_policy, random_hashes
 from benchmarks.measure import Settings, timed
 from benchmarks.rows import Row, Target
 from tierkv.codecs.frame import frame_bytes
@@ -32,6 +32,10 @@ from tierkv.types.tier_ops import TierOp
 
 BATCH = 128
 LIMIT_MS = 5.0
+COMPLETIONS_PER_STEP_MAX = 256
+"""The default of ``lookup.completions_per_step_max``."""
+QUEUE_CHUNKS = 4096
+"""That may be written at a time: the default of 256 MiB in chunks of 64 KiB, smaller than most."""
 _PLAIN = "plain loop"
 _T = TypeVar("_T")
 
@@ -56,18 +60,20 @@ class Steps:
     """One engine's worth of calls, step after step."""
 
     def __init__(self, resident: int, copy_bytes: int = COPY_BYTES) -> None:
-        host_keys = keys_of(random_hashes(resident, seed=1))
+        # In tuples of a batch, which the garbage collector soon passes over: its time shall be tierkv's.
+        host_keys = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=1)), BATCH)]
         # What the lower tier holds at first, and cannot give back: its reads are misses, its evictions are real.
-        below = keys_of(random_hashes(resident, seed=2))
+        below = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=2)), BATCH)]
         size = frame_bytes(GEOMETRY.payload_bytes_max)
-        limits = LowerTierLimits(capacity_bytes=resident * size, writes=True, queue_chunks_max=resident // 8)
+        queue = min(resident // 8, QUEUE_CHUNKS)
+        limits = LowerTierLimits(capacity_bytes=resident * size, writes=True, queue_chunks_max=queue)
         lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy("lru", resident))
         self.core: Core = make_core(resident, lower=[lower])
-        fill(self.core.host, host_keys)
-        lower.load_index((key, size) for key in below)
+        fill(self.core.host, itertools.chain.from_iterable(host_keys))
+        lower.load_index((key, size) for key in itertools.chain.from_iterable(below))
         self.busy = BusyTier(resident, copy_bytes)
-        self._readable = itertools.cycle([host_keys[i : i + BATCH] for i in range(resident // 2, resident, BATCH)])
-        self._below = itertools.cycle([below[i : i + BATCH] for i in range(resident // 2, resident, BATCH)])
+        self._readable = itertools.cycle(host_keys[len(host_keys) // 2 :])
+        self._below = itertools.cycle(below[len(below) // 2 :])
         self._numbers = itertools.count()
 
     def step(self, times: CallTimes) -> None:
@@ -77,7 +83,7 @@ class Steps:
         ctx = RequestContext(f"request-{number}")
         times.call("begin_step and drain", self._take_in)
         keys = [key for key in next(self._readable) if manager.lookup(key, ctx) is LookupResult.HIT]
-        times.call("lookup", partial(self._look_up, keys + next(self._below), ctx))
+        times.call("lookup", partial(self._look_up, [*keys, *next(self._below)], ctx))
         times.call("reserve", partial(manager.reserve, tuple(keys), ctx))
         load = times.call("prepare_load", partial(manager.prepare_load, keys, ctx))
         times.call("complete_load", partial(manager.complete_load, load.slots))
@@ -94,7 +100,7 @@ class Steps:
 
     def _take_in(self) -> None:
         self.core.manager.begin_step(time.monotonic())
-        for news in self.busy.dispatcher.drain(1024):
+        for news in self.busy.dispatcher.drain(COMPLETIONS_PER_STEP_MAX):
             self.core.manager.on_completion(news)
 
     def _submit(self, ops: Sequence[TierOp]) -> None:
@@ -118,6 +124,15 @@ def _plain_loop() -> int:
 def run(settings: Settings) -> Iterator[Row]:
     """A row per call, the slowest first; then what any of them may meet: a full garbage collection, and a reset."""
     resident = settings.pick(1_000_000, 4_096)
+    gc.collect()
+    gc.freeze()  # as engines do when they have started: what was there before tierkv is none of its business
+    try:
+        yield from _rows(resident, settings)
+    finally:
+        gc.unfreeze()
+
+
+def _rows(resident: int, settings: Settings) -> Iterator[Row]:
     collection_before = [timed(gc.collect).wall_s for _ in range(settings.rounds)]
     steps = Steps(resident)
     try:

@@ -1,7 +1,8 @@
 """``get_num_new_matched_tokens`` for a prompt that is resident whole, beside a plain loop over a dict of its keys.
 
-A new request brings its hashes in new objects, so both sides have to hash and compare every key. Ours also makes the
-keys, and holds every chunk for the request: what was answered may not be evicted before it is loaded.
+A new request brings its hashes in new objects, so both sides have to hash and compare every key; and two prompts take
+turns, so nothing is remembered of the question before. Ours also makes the keys, and holds every chunk for the request:
+what was answered may not be evicted before it is loaded.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from benchmarks.rows import Row, Target
 def run(settings: Settings) -> Iterator[Row]:
     """The first question of a request, and the same question again."""
     chunks = settings.pick(8192, 256)
-    hashes = random_hashes(chunks, seed=1)
-    core = make_core(2 * chunks)
-    fill(core.host, keys_of(hashes))
+    prompts = [random_hashes(chunks, seed=1), random_hashes(chunks, seed=2)]
+    core = make_core(4 * chunks)
+    for hashes in prompts:
+        fill(core.host, keys_of(hashes))
     scheduler, numbers = core.scheduler, itertools.count()
-    resident = {key: object() for key in keys_of(hashes)}
+    turns, plain_turns = itertools.cycle(prompts), itertools.cycle(prompts)
+    resident = {key: object() for hashes in prompts for key in keys_of(hashes)}
     arrivals: list[Cost] = []
     repeats: list[Cost] = []
     releases: list[Cost] = []
 
     def ask() -> Cost:
-        request = BenchRequest(f"request-{next(numbers)}", copies_of(hashes))
+        request = BenchRequest(f"request-{next(numbers)}", copies_of(next(turns)))
         arrivals.append(timed(lambda: scheduler.on_new_request(request)))
         answers: list[int | None] = []
         cost = timed(lambda: answers.append(scheduler.get_num_new_matched_tokens(request, 0)[0]))
@@ -38,7 +41,7 @@ def run(settings: Settings) -> Iterator[Row]:
         return cost
 
     def walk_dict() -> Cost:
-        keys = keys_of(copies_of(hashes))
+        keys = keys_of(copies_of(next(plain_turns)))
 
         def walk() -> None:
             for key in keys:

@@ -66,8 +66,7 @@ def _traced(build: Callable[[], object]) -> int:
 
 def _filled_policy(name: str, keys: list[Key]) -> EvictionPolicy:
     policy = open_policy(name, len(keys))
-    for key in keys:
-        policy.add(key)
+    policy.add(range(len(keys)), keys)
     return policy
 
 

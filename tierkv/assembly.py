@@ -23,6 +23,8 @@ from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
 from tierkv.events import Observers
+from tierkv.manager.contract import HOST
+from tierkv.manager.guarded_policy import guarded
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
@@ -167,8 +169,9 @@ class _Assembly:
 
     def _wire(self, arena: HostArena, dispatcher: Dispatcher) -> Stack:
         config, counters = self.config, CoreCounters()
-        lower = [self._lower_tier(i, tier, arena) for i, tier in enumerate(self.resolved.tiers)]
-        host = HostIndex(arena.num_slots, self.resolved.host_policy.open(arena.num_slots))
+        lower = [self._lower_tier(i, tier, arena, counters) for i, tier in enumerate(self.resolved.tiers)]
+        host_policy = self.resolved.host_policy.open(arena.num_slots)
+        host = HostIndex(arena.num_slots, guarded(host_policy, HOST, counters))
         manager = OffloadManager(
             host,
             lower,
@@ -294,7 +297,7 @@ class _Assembly:
             )  # fmt: skip
         return tiers
 
-    def _lower_tier(self, index: int, tier: ResolvedTier, arena: HostArena) -> LowerTier:
+    def _lower_tier(self, index: int, tier: ResolvedTier, arena: HostArena, counters: CoreCounters) -> LowerTier:
         config = tier.config
         share = max(1, int(arena.num_slots * HELD_BY_CASCADES_SHARE) // len(self.resolved.tiers))
         limits = LowerTierLimits(
@@ -310,7 +313,8 @@ class _Assembly:
             presence_keys_max=config.presence_keys_max,
         )
         frames = None if config.capacity is None else config.capacity // arena.slot_bytes
-        return LowerTier(index, config.name, tier.backend.capabilities, limits, tier.policy.open(frames))
+        policy = guarded(tier.policy.open(frames), config.name, counters)
+        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
 
     def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:
         """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""

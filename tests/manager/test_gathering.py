@@ -9,6 +9,7 @@ from core_parts import Core, disk, make_core
 
 from tierkv.errors import InvariantError
 from tierkv.manager.contract import RequestContext
+from tierkv.manager.gathering import Gathering
 from tierkv.manager.reservation import Reservation
 from tierkv.types.keys import Key, make_key
 from tierkv.types.tier_ops import OutcomeKind
@@ -43,12 +44,12 @@ def test_slots_are_granted_in_order_of_arrival() -> None:
     a, b, c = run(0, 4), run(10, 4), run(20, 4)
     core = with_chunks_below(a, b, c, slots=6)
     older, younger = reserve(core, "a", a), reserve(core, "b", b)
-    assert (older.complete, len(younger.granted)) == (True, 2)
+    assert (older.complete, younger.num_granted) == (True, 2)
     third = reserve(core, "c", c)
     core.finish_all()
     assert older.ready
     release(core, "a")
-    assert not reserve(core, "c", c).granted
+    assert not reserve(core, "c", c).num_granted
     assert reserve(core, "b", b).complete
     core.finish_all()
     assert younger.ready
@@ -88,7 +89,7 @@ def test_the_cap_leaves_room_for_stores() -> None:
     core = with_chunks_below(a, slots=6, reserved=4)
     core.put(b)
     assert reserve(core, "a", a).complete
-    assert len(reserve(core, "b", b).granted) == 1
+    assert reserve(core, "b", b).num_granted == 1
     core.manager.validate()
     core.put(run(50, 1))
 
@@ -102,7 +103,7 @@ def test_own_chunks_are_held_before_slots_are_taken() -> None:
     reservation = reserve(core, "a", keys)
     assert reservation.complete
     assert {key for op in core.finish_all() for key in op.keys} == set(keys[:2])
-    assert [source for key in keys for _, source in [reservation.granted[key]]] == ["disk", "disk", "host", "host"]
+    assert reservation.sources() == ["disk", "disk", "host", "host"]
 
 
 def test_a_chunk_that_another_is_fetching_is_shared() -> None:
@@ -115,7 +116,7 @@ def test_a_chunk_that_another_is_fetching_is_shared() -> None:
     core.finish(read)
     assert first.ready
     assert second.ready
-    assert {source for _, source in second.granted.values()} == {"disk"}
+    assert set(second.sources()) == {"disk"}
 
 
 def test_one_lost_chunk_fails_the_reservation_only() -> None:
@@ -183,9 +184,9 @@ def _unwanted(core: Core) -> None:
 
 
 def _not_held(core: Core) -> None:
-    chunk = core.host.get(run(1, 1)[0])
-    assert chunk is not None
-    core.host.release(chunk)
+    slot = core.host.find(run(1, 1)[0])
+    assert slot is not None
+    core.host.release([slot])
 
 
 def _waits_for_nothing(core: Core) -> None:
@@ -202,3 +203,22 @@ def test_validate_sees_what_is_broken(breakage: Callable[[Core], None]) -> None:
     breakage(core)
     with pytest.raises(InvariantError):
         core.manager.validate()
+
+
+def test_many_reservations_end_in_steps() -> None:
+    """A reset ends every reservation, and they can fill the host tier: so many chunks are let go in one call, the rest
+    in the next steps; until then their slots stay held, and are counted as reserved."""
+    core = make_core(slots=8)
+    gathering = Gathering(core.host, core.manager._traffic, 8, let_go_per_step_max=3)
+    core.put(run(0, 8))
+    assert gathering.reserve("a", run(0, 5)).ready
+    assert gathering.reserve("b", run(5, 2)).ready
+    gathering.release_all()
+    gathering.validate()
+    assert (core.host.room, gathering._held) == (4, 4)
+    gathering.begin_step()
+    assert (core.host.room, gathering._held) == (7, 1)
+    gathering.begin_step()
+    gathering.validate()
+    assert (core.host.room, gathering._held) == (8, 0)
+    core.host.validate()

@@ -47,10 +47,10 @@ def test_a_corrupt_frame_that_is_being_written_anew() -> None:
     core.put([key])
     write = only(core, Verb.WRITE)
     core.begin(6.0)
-    again = core.host.get(key)
+    again = core.host.find(key)
     assert again is not None
     core.manager.release(WHO)
-    core.host.drop(again)
+    core.host.drop([again])
     second = read_one(core)
     core.finish(second, OutcomeKind.CORRUPT)
     assert not core.manager.take_ops()

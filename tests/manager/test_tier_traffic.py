@@ -8,10 +8,10 @@ import pytest
 from core_parts import FRAME_BYTES, OBJECTS, Core, TierSpec, disk, make_core, objects, with_limits
 
 from tierkv.abc import Capabilities
+from tierkv.manager.chunk_sizes import ChunkSizes, frame_bytes_bound
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower_tier import LowerTierLimits
-from tierkv.manager.tier_traffic import frame_bytes_bound
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
@@ -197,7 +197,7 @@ def test_a_frame_that_can_never_fit() -> None:
     core = make_core(tiers=[disk(frames=1)])
     core.keep_below(run(0, 1))
     chunk_bytes = 3 * FRAME_BYTES
-    core.manager._group_bytes = [chunk_bytes]
+    core.manager._traffic._sizes = ChunkSizes([chunk_bytes])
     core.put(run(5, 1))
     assert not core.manager.take_ops()
     assert core.counters.cascades_dropped == {"disk": 1}

@@ -63,7 +63,7 @@ def test_kill_minus_nine_loses_nothing_that_was_acknowledged(
         assert stack.counters.tokens_loaded.keys() == {"disk"}
         manager = stack._manager
         disk = manager._tiers[0]
-        missing = [key for key in acknowledged if bytes.fromhex(key) not in disk._resident]
+        missing = [key for key in acknowledged if bytes.fromhex(key) not in set(disk)]
         assert not missing
 
 

@@ -19,8 +19,8 @@ from core_truth import TOKEN_BYTES, Audit, BedRequest
 from core_worker import ScriptedWorker
 from group_parts import full
 
+from tierkv.manager.chunk import Chunk
 from tierkv.manager.chunk_state import ChunkState
-from tierkv.manager.host_index import Chunk
 from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
@@ -268,16 +268,16 @@ class Bed:
         traffic = core.manager._traffic
         holds: Counter[int] = Counter()
         for reservation in core.manager._gathering._by_owner.values():
-            holds.update(id(chunk) for chunk, _ in core.manager._gathering.granted(reservation.owner).values())
+            holds.update(chunk.slot for chunk, _ in core.manager._gathering.granted(reservation.owner).values())
         for status in core.scheduler._jobs._live.values():
-            holds.update(id(core.host.owner(ref)) for ref in status.job.slots)
+            holds.update(core.host.leased(status.job.slots))
         for pending in traffic._in_flight.values():
-            holds.update(map(id, pending.chunks))
+            holds.update(pending.slots)
         for promotions in traffic._promotions.values():
-            holds.update(map(id, promotions))
-        for chunk in core.host._by_slot:
-            if chunk is not None:
-                assert holds.pop(id(chunk), 0) == chunk.holders, f"{chunk.key.hex()}: {core.host.story(chunk.key)}"
+            holds.update(promotions)
+        for slot, holders in enumerate(core.host._holders):
+            key = core.host.key(slot)
+            assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.story(key)}"
         assert not holds, "somebody holds a chunk that owns no slot"
 
     def _check_residents(self) -> None:
@@ -313,10 +313,10 @@ class Bed:
                 assert core.truth.is_good(chunk.key, self.memory[chunk.slot])
         for tier, store in zip(core.lower, self.tiers.stores, strict=True):
             assert tier.reserved_bytes == 0
-            assert not any((tier.cascading, tier.cascades, tier._in_use, tier._deleting, tier._asked))
+            assert tier.is_quiet
             if tier.capabilities.authoritative_index:
-                assert set(store.frames) <= set(tier._resident), "bytes at rest that nobody accounts for"
-                assert self.residents[tier.name] == set(tier._resident)
+                assert set(store.frames) <= set(tier), "bytes at rest that nobody accounts for"
+                assert self.residents[tier.name] == set(tier)
 
     def states(self) -> Counter[RequestState]:
         """How many requests are in which state."""

@@ -17,11 +17,12 @@ from tierkv.abc.backend import (
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, Finding, PolicyPlugin
-from tierkv.abc.policy import EvictionPolicy
+from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy
 from tierkv.abc.sighting import SightingPolicy
 
 __all__ = [
     "SPI_VERSION",
+    "AdmissionPolicy",
     "AsyncBackend",
     "Backend",
     "BackendContext",

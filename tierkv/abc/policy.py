@@ -1,39 +1,69 @@
-"""The eviction policy interface: in which order chunks leave a tier."""
+"""The eviction policy interface: in which order chunks leave a tier, and which may come in.
+
+A policy knows chunks by *handles*: small whole numbers without gaps, that the tier hands out and uses again. So a
+policy keeps what it knows in columns, not in an object per chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Protocol, runtime_checkable
 
 from tierkv.types.keys import Key
 
 
 class EvictionPolicy(Protocol):
-    """Orders the evictable chunks of one tier. Pure and single-threaded; each verb O(1) amortised.
+    """Orders the readable chunks of one tier. Pure and single-threaded: all verbs run on the engine's thread.
 
-    A resident chunk is either *evictable* or *held* (pinned, or in the middle of I/O). The manager tells which.
+    Each verb takes a batch, O(1) amortised per handle, and no verb takes over 1 ms for a batch of 128 at a million
+    handles. So keep no dict of a million entries, which stops to rebuild itself, and no list of them, which every full
+    garbage collection walks; an ``array`` or a ``memoryview`` does neither.
+
+    Handles are below the number that the policy was opened with; where that was None, or frames at rest are smaller
+    than at most, higher ones may come. A batch never names a handle twice. Every handle in it is known, except in
+    :meth:`add`, where none is.
     """
 
-    def add(self, key: Key) -> None:
-        """A chunk became resident, and evictable."""
+    def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
+        """Chunks became readable, the last one most recently. Their keys are told only here.
 
-    def hold(self, key: Key) -> None:
-        """A resident chunk must not be chosen until released."""
-
-    def release(self, key: Key) -> None:
-        """A held chunk is evictable again; it was just used."""
-
-    def touch(self, keys: Iterable[Key]) -> None:
-        """These were used, given tail first so that the head of a prefix outlives its tail (S54).
-
-        Unknown keys and held keys are ignored (S55).
+        Some may be held already. A key may have been here before: a policy that remembers what left sees it by its key.
         """
 
-    def remove(self, key: Key) -> None:
-        """A resident chunk is gone for another reason than this policy's choice. Unknown keys are ignored."""
+    def touch(self, handles: Sequence[int]) -> None:
+        """A request used these; tail first, so that the head of a prefix outlives its tail (S54)."""
 
-    def evict(self) -> Key | None:
-        """Choose and forget the next victim, or None if nothing is evictable."""
+    def release(self, handles: Sequence[int]) -> None:
+        """The last hold on each of these has ended; tail first. A hold is I/O or a request that was to load it.
+
+        A policy of recency takes that for a use. One that counts uses hears of them by :meth:`touch`.
+        """
+
+    def remove(self, handles: Sequence[int]) -> None:
+        """These are gone for another reason than this policy's choice: damaged, deleted, or the cache was emptied."""
+
+    def evict(self, count: int, holds: Sequence[int]) -> Sequence[int]:
+        """Choose ``count`` victims and forget them, the first to leave first.
+
+        ``holds[handle]`` is above 0 for what may not be chosen now: such a handle stays known. At least ``count``
+        handles are not held.
+
+        Returns:
+            Exactly ``count`` handles; or none, with nothing forgotten: not now, ask again (finding them would take too
+            long). Then the store is offered again in a later step.
+        """
 
     def __len__(self) -> int:
-        """How many chunks are evictable."""
+        """How many handles are known, held or not."""
+
+
+@runtime_checkable
+class AdmissionPolicy(Protocol):
+    """An ability of some policies: to say that a newcomer is worth less than what would leave for it."""
+
+    def refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:
+        """Which of ``keys`` shall not come in, as positions in it.
+
+        Asked before stores and cascades, never for what a request waits for. ``free``: how many could come in without
+        anything leaving.
+        """

@@ -61,6 +61,12 @@ TRANSITIONS: dict[tuple[ChunkState, ChunkEvent], ChunkState] = {
 }
 
 
+STATES: tuple[ChunkState, ...] = (_S.GONE, _S.STORING, _S.PROMOTING, _S.READY, _S.DOOMED)
+"""Every state by its code, the number that stands in a column of states; 0 is a slot without a chunk."""
+
+CODES: dict[ChunkState, int] = {state: code for code, state in enumerate(STATES)}
+
+
 def next_state(state: ChunkState, event: ChunkEvent, story: Callable[[], str]) -> ChunkState:
     """The state after ``event``.
 

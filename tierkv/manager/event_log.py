@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
@@ -23,21 +24,27 @@ class EventLog:
 
     def add(self, kind: CacheEventKind, tier: str, key: Key) -> None:
         """Note that something happened to ``key`` in ``tier``."""
+        self.extend(kind, tier, (key,))
+
+    def extend(self, kind: CacheEventKind, tier: str, keys: Sequence[Key]) -> None:
+        """Note that the same happened to all of ``keys``, in this order."""
+        if not keys:
+            return
         runs = self._runs
         if runs and runs[-1][0] is kind and runs[-1][1] == tier:
-            runs[-1][2].append(key)
+            runs[-1][2].extend(keys)
         else:
-            runs.append((kind, tier, [key]))
-        self._grown()
+            runs.append((kind, tier, list(keys)))
+        self._grown(len(keys))
 
     def cleared(self, tier: str) -> None:
         """Note that everything left ``tier`` at once."""
         self._runs.append((CacheEventKind.CLEARED, tier, []))
-        self._grown()
+        self._grown(1)
 
-    def _grown(self) -> None:
-        self._size += 1
-        if self._size > self._keys_max:
+    def _grown(self, count: int) -> None:
+        self._size += count
+        while self._size > self._keys_max:
             lost = max(1, len(self._runs.popleft()[2]))
             self._size -= lost
             self._counters.events_dropped += lost

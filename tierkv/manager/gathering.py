@@ -7,26 +7,36 @@ chunks together stay under a cap that leaves room for stores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from tierkv.errors import require
+from tierkv.manager.chunk import Chunk
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import HOST
-from tierkv.manager.host_index import Chunk, HostIndex
-from tierkv.manager.reservation import Reservation
+from tierkv.manager.host_index import HostIndex
+from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.reservation import NOT_GRANTED, Reservation
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.types.hints import NO_HINTS, RequestHints
-from tierkv.types.keys import Key, split_key
+from tierkv.types.keys import Key
+
+LET_GO_PER_STEP_MAX = 16_384
+"""Chunks of ended reservations that are let go in one step: three milliseconds' work. A reset ends all of them at once,
+and the host tier can be full of them; what is over waits for the next step, and stays held."""
 
 
 class Gathering:
     """All reservations, in order of arrival (a dict keeps it)."""
 
-    def __init__(self, host: HostIndex, traffic: TierTraffic, group_bytes: Sequence[int], chunks_max: int) -> None:
+    def __init__(
+        self, host: HostIndex, traffic: TierTraffic, chunks_max: int, let_go_per_step_max: int = LET_GO_PER_STEP_MAX
+    ) -> None:
         self.chunks_max = chunks_max
+        self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
+        self._to_let_go: list[list[int]] = []
         self._host = host
         self._traffic = traffic
-        self._group_bytes = group_bytes
         self._by_owner: dict[str, Reservation] = {}
         self._held = 0
 
@@ -34,8 +44,8 @@ class Gathering:
         """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
         reservation = self._by_owner.get(owner)
         if reservation is None:
-            reservation = self._by_owner[owner] = Reservation(owner, keys, hints)
-        elif reservation.keys != keys or reservation.failed:
+            reservation = self._by_owner[owner] = Reservation(owner, keys, self._host, hints)
+        elif reservation.failed or reservation.keys != keys:
             self._replace(reservation, keys)
         if not reservation.complete and self._may_take(reservation):
             self._grant(reservation)
@@ -48,68 +58,90 @@ class Gathering:
                 return True
             if not other.complete and not other.failed:
                 break
-        first, wanted = reservation.position, len(reservation.keys)
-        return self._host.resident_prefix(reservation.keys, first, wanted) == wanted - first
+        left = reservation.keys[reservation.position :]
+        return len(self._host.ready_prefix(left)) == len(left)
+
+    # -- granting ----------------------------------------------------------------------------------------------------
 
     def _grant(self, reservation: Reservation) -> None:
         if not reservation.pinned:
             self._hold_what_is_there(reservation)
-        if reservation.complete:  # the hot path: everything was in the host tier already
-            reservation.position = len(reservation.keys)
-        while reservation.position < len(reservation.keys):
-            key = reservation.keys[reservation.position]
-            if key not in reservation.granted and not self._take(reservation, key):
-                return
+        keys, slots = reservation.keys, reservation.slots
+        missing: list[tuple[int, LowerTier]] = []
+        for position in range(reservation.position, 0 if reservation.complete else len(keys)):
+            if slots[position] != NOT_GRANTED:
+                continue
+            if self._held + len(missing) >= self.chunks_max:
+                break
+            slot = self._host.find(keys[position])
+            if slot is not None:
+                self._host.hold((slot,))
+                self._add(reservation, position, slot)
+                continue
+            if self._host.room <= len(missing):
+                break
+            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers)
+            if tier is None:
+                reservation.failed = True
+                break
+            missing.append((position, tier))
+        self._fetch(reservation, missing)
+        while reservation.position < len(keys) and slots[reservation.position] != NOT_GRANTED:
             reservation.position += 1
 
     def _hold_what_is_there(self, reservation: Reservation) -> None:
         """Before any slot is taken: it must not be taken from a chunk that the same request wants further on (G3)."""
         reservation.pinned = True
-        granted, ready = reservation.granted, ChunkState.READY
-        missing = [key for key in reservation.keys if key not in granted] if granted else reservation.keys
-        for chunk in self._host.hold_present(missing, self.chunks_max - self._held):
-            if chunk.state is ready:
-                granted[chunk.key] = (chunk, HOST)
-                self._held += 1
-            else:
-                self._add(reservation, chunk)
+        keys, host = reservation.keys, self._host
+        budget = self.chunks_max - self._held
+        if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier already
+            slots = host.ready_prefix(keys)
+            if len(slots) == len(keys):
+                host.hold(slots)
+                reservation.grant_all(slots)
+                reservation.position = len(keys)
+                self._held += len(slots)
+                return
+        for position, key in enumerate(keys):
+            if self._held >= self.chunks_max:
+                break
+            slot = host.find(key) if reservation.slots[position] == NOT_GRANTED else None
+            if slot is not None:
+                host.hold((slot,))
+                self._add(reservation, position, slot)
 
-    def _take(self, reservation: Reservation, key: Key) -> bool:
-        """Hold the chunk of ``key``, or give it a slot and start to fetch it; False if neither can be done now."""
-        if self._held >= self.chunks_max:
-            return False
-        chunk = self._host.get(key)
-        if chunk is not None:
-            self._host.hold(chunk)
-            self._add(reservation, chunk)
-            return True
-        if not self._host.room:
-            return False
-        tier = self._traffic.source_of(key, reservation.hints.load_tiers)
-        if tier is None:
-            reservation.failed = True
-            return False
-        raw_bytes = self._group_bytes[split_key(key)[1]]
-        self._add(reservation, self._traffic.promote(key, raw_bytes, tier, reservation.hints.route))
-        return True
+    def _fetch(self, reservation: Reservation, missing: Sequence[tuple[int, LowerTier]]) -> None:
+        """Give the missing chunks slots, and start to bring them from their tiers."""
+        positions: dict[int, list[int]] = {}
+        for position, tier in missing:
+            positions.setdefault(tier.index, []).append(position)
+        tiers = {tier.index: tier for _, tier in missing}
+        for index, wanted in positions.items():
+            keys = [reservation.keys[position] for position in wanted]
+            slots = self._traffic.promote(keys, tiers[index], reservation.hints.route)
+            for position, slot in zip(wanted, slots or (), strict=slots is not None):
+                self._add(reservation, position, slot)
 
-    def _add(self, reservation: Reservation, chunk: Chunk) -> None:
+    def _add(self, reservation: Reservation, position: int, slot: int) -> None:
         """Count a chunk that is held as granted. What is not readable yet will have come from where it is read."""
-        ready = chunk.state is ChunkState.READY
+        ready = self._host.state(slot) is ChunkState.READY
         if not ready:
             reservation.outstanding += 1
-            chunk.waiters = [*(chunk.waiters or ()), reservation]
-        reservation.granted[chunk.key] = (chunk, HOST if ready else chunk.origin)
+            self._host.wait_for(slot, reservation)
+        reservation.grant(position, slot, HOST if ready else self._host.origin(slot))
         self._held += 1
+
+    # -- letting go --------------------------------------------------------------------------------------------------
 
     def _replace(self, reservation: Reservation, keys: tuple[Key, ...]) -> None:
         """Other chunks are wanted now, or one was lost. What is still wanted and good stays held, with its source."""
-        wanted = set(keys)
-        for key in reversed(reservation.keys):
-            granted = reservation.granted.get(key)
-            if granted is not None and (key not in wanted or granted[0].state is ChunkState.DOOMED):
-                self._let_go(reservation, key)
-        reservation.want(keys)
+        wanted, state, doomed = set(keys), self._host.state, ChunkState.DOOMED
+        granted = reservation.granted()
+        lost = [key for key, (slot, _) in granted.items() if key not in wanted or state(slot) is doomed]
+        self._let_go(reservation, reservation.held_tail_first(lost))
+        for key in lost:
+            del granted[key]
+        reservation.want(keys, granted)
 
     def trim(self, owner: str, keys: tuple[Key, ...]) -> None:
         """Shrink the owner's reservation to ``keys``, a part of what it was granted."""
@@ -117,31 +149,87 @@ class Gathering:
         if reservation is not None:
             self._replace(reservation, keys)
 
-    def granted(self, owner: str) -> Mapping[Key, tuple[Chunk, str]]:
-        """The owner's granted chunks, each with the tier it came from."""
+    def granted(self, owner: str) -> dict[Key, tuple[Chunk, str]]:
+        """The owner's granted chunks as they are now, each with the tier it came from."""
         reservation = self._by_owner.get(owner)
-        return {} if reservation is None else reservation.granted
+        pairs = {} if reservation is None else reservation.granted()
+        chunks = {
+            key: (self._host.owner(ref), origin)
+            for key, (slot, origin) in pairs.items()
+            for ref in self._host.refs([slot])
+        }
+        return {key: (chunk, origin) for key, (chunk, origin) in chunks.items() if chunk is not None}
+
+    def sources(self, owner: str) -> Counter[str]:
+        """How many of the owner's granted chunks came from which tier."""
+        reservation = self._by_owner.get(owner)
+        return Counter() if reservation is None else reservation.count_sources()
+
+    def hand_over(self, owner: str, keys: tuple[Key, ...]) -> tuple[list[int], list[str]] | Key:
+        """End the owner's reservation, and let the caller have its holds on ``keys``.
+
+        A reserved chunk that was dropped meanwhile is handed over all the same: its slot is still held. Of chunks that
+        were not reserved, those that are readable are held now.
+
+        Returns:
+            Slots and sources; or the first key that is neither reserved nor readable: then nothing has changed.
+        """
+        reservation = self._by_owner.get(owner)
+        if (
+            reservation is not None
+            and reservation.keys == keys
+            and reservation.complete
+            and not reservation.outstanding
+        ):
+            del self._by_owner[owner]
+            self._held -= len(keys)
+            return reservation.slots, reservation.sources()
+        reserved = {} if reservation is None else reservation.granted()
+        slots, sources = [], []
+        for key in keys:
+            slot, source = reserved.get(key) or (self._host.find(key), HOST)
+            if slot is None or self._host.state(slot) not in (ChunkState.READY, ChunkState.DOOMED):
+                return key
+            slots.append(slot)
+            sources.append(source)
+        self._host.hold(slots)
+        self.release(owner)
+        return slots, sources
 
     def release(self, owner: str) -> None:
         """End the owner's reservation."""
         reservation = self._by_owner.pop(owner, None)
         if reservation is not None:
-            for key in reversed(reservation.keys):  # tail first: the head of a prefix stays longest (S54)
-                if key in reservation.granted:
-                    self._let_go(reservation, key)
+            self._let_go(reservation, reservation.held_tail_first())
+
+    def begin_step(self) -> None:
+        """Let go of what was over the bound of the last steps."""
+        self._may_let_go = self._let_go_per_step_max
+        while self._to_let_go and self._may_let_go:
+            slots = self._to_let_go.pop(0)
+            if len(slots) > self._may_let_go:
+                self._to_let_go.insert(0, slots[self._may_let_go :])
+            self._release(slots[: self._may_let_go])
 
     def release_all(self) -> None:
         """End every reservation."""
         for owner in list(self._by_owner):
             self.release(owner)
 
-    def _let_go(self, reservation: Reservation, key: Key) -> None:
-        chunk, _ = reservation.granted.pop(key)
-        if chunk.waiters and reservation in chunk.waiters:
-            chunk.waiters.remove(reservation)
-            reservation.outstanding -= 1
-        self._host.release(chunk)
-        self._held -= 1
+    def _let_go(self, reservation: Reservation, slots: list[int]) -> None:
+        if reservation.outstanding:
+            reservation.outstanding -= sum(self._host.stop_waiting(slot, reservation) for slot in slots)
+        now = slots[: self._may_let_go]
+        if len(now) < len(slots):
+            self._to_let_go.append(slots[len(now) :])
+        self._release(now)
+
+    def _release(self, slots: list[int]) -> None:
+        self._may_let_go -= len(slots)
+        self._host.release(slots)
+        self._held -= len(slots)
+
+    # -- check -------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
         """Check that every granted chunk is held, and that together they keep the cap.
@@ -150,17 +238,19 @@ class Gathering:
             InvariantError: one of it is not so.
         """
         reservations = self._by_owner.values()
-        require(
-            self._held == sum(len(r.granted) for r in reservations), f"{self._held} reserved chunks are counted wrong"
-        )
+        held = sum(reservation.num_granted for reservation in reservations) + sum(map(len, self._to_let_go))
+        require(self._held == held, f"{self._held} reserved chunks are counted wrong")
         require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:
             what = f"reservation of {reservation.owner!r}"
-            require(reservation.granted.keys() <= set(reservation.keys), f"{what} holds what it does not want")
+            require(len(reservation.slots) == len(reservation.keys), f"{what} holds what it does not want")
+            granted = self.granted(reservation.owner)
+            require(len(granted) == reservation.num_granted, f"{what}: its granted chunks are counted wrong")
             waiting = 0
-            for chunk, _ in reservation.granted.values():
-                require(chunk.holders > 0, f"{what}: chunk {chunk.key.hex()} is granted, but not held")
-                waiting += bool(chunk.waiters and reservation in chunk.waiters)
+            for key, (chunk, _) in granted.items():
+                require(chunk.holders > 0, f"{what}: chunk {key.hex()} is granted, but not held")
+                require(chunk.key == key, f"{what}: the slot of chunk {key.hex()} has another owner")
+                waiting += self._host.is_waited_for(chunk.slot, reservation)
             require(
                 waiting == reservation.outstanding, f"{what} waits for {reservation.outstanding} chunks, not {waiting}"
             )

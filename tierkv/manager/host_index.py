@@ -2,70 +2,41 @@
 
 A chunk is *held* by everybody who needs its slot to stay: a store or load job, a promotion in flight, a cascade that
 reads it, a reservation. A READY chunk that nobody holds is evictable. A slot has one owner and a generation; it
-returns to the free list only when its chunk is gone, so no late completion can touch another chunk's memory.
+is free again only when its chunk is gone, so no late completion can touch another chunk's memory.
+
+All is kept in columns by slot (see :mod:`tierkv.manager.columns`), and every verb takes a batch. The eviction policy
+knows exactly the READY chunks. It is not told who holds them: it is given the column of holders when it chooses.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Sequence
 
-from tierkv.abc import EvictionPolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy
 from tierkv.errors import InvariantError, require
-from tierkv.manager.chunk_state import ChunkEvent, ChunkState, next_state
+from tierkv.manager.chunk import Filled
+from tierkv.manager.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, ChunkState
+from tierkv.manager.columns import PAGE_KEYS, SHARD_BYTE, FreeNumbers, new_shards
 from tierkv.manager.contract import HOST
+from tierkv.manager.slot_table import SlotTable
 from tierkv.types.keys import Key
-from tierkv.types.transfers import SlotRef
 
-STORY_EVENTS_MAX = 4096
-"""Events kept, over all chunks, to explain an illegal transition."""
+_READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
+_EVICTED = CODES[TRANSITIONS[ChunkState.READY, ChunkEvent.EVICTED]]
+_FILLING = {ChunkEvent.STORED: ChunkState.STORING, ChunkEvent.ARRIVED: ChunkState.PROMOTING}
 
-
-class Waiter(Protocol):
-    """Somebody who holds a chunk that is not readable yet."""
-
-    def settled(self, *, readable: bool) -> None:
-        """The chunk became readable, or never will."""
+_GENERATIONS = 1 << 32
 
 
-class Chunk:
-    """One chunk that owns a slot. Fields are changed by :class:`HostIndex` only.
-
-    origin: the tier its bytes came from. listed: the eviction policy knows it.
-    """
-
-    __slots__ = ("generation", "holders", "key", "listed", "origin", "raw_bytes", "slot", "state", "waiters")
-
-    def __init__(  # noqa: PLR0913, PLR0917 - made in one place
-        self, key: Key, slot: int, generation: int, raw_bytes: int, state: ChunkState, origin: str
-    ) -> None:
-        self.key = key
-        self.slot = slot
-        self.generation = generation
-        self.raw_bytes = raw_bytes
-        self.state = state
-        self.origin = origin
-        self.holders = 0
-        self.listed = False
-        self.waiters: list[Waiter] | None = None
-
-    @property
-    def ref(self) -> SlotRef:
-        """The lease on its slot."""
-        return SlotRef(self.slot, self.generation)
-
-
-class HostIndex:
+class HostIndex(SlotTable):
     """Slots, chunks and holds of the host tier. Sans-IO; every call O(1) amortised per chunk."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
+        super().__init__(num_slots)
         self._policy = policy
-        self._by_key: dict[Key, Chunk] = {}
-        self._by_slot: list[Chunk | None] = [None] * num_slots
-        self._generations = [0] * num_slots
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._story: deque[tuple[Key, ChunkEvent | None, ChunkState]] = deque(maxlen=STORY_EVENTS_MAX)
+        self._gate = policy if isinstance(policy, AdmissionPolicy) else None
+        self._free = FreeNumbers(num_slots)
+        self._evictable = 0
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -73,179 +44,268 @@ class HostIndex:
         return self._policy
 
     @property
-    def num_slots(self) -> int:
-        """Slots in all."""
-        return len(self._by_slot)
+    def room(self) -> int:
+        """Slots that can be had now: free ones and those of evictable chunks."""
+        return len(self._free) + self._evictable
 
     @property
     def free(self) -> int:
-        """Slots that nobody owns."""
+        """Slots without a chunk."""
         return len(self._free)
 
-    @property
-    def room(self) -> int:
-        """Slots that can be had now: free ones and those of evictable chunks."""
-        return len(self._free) + len(self._policy)
+    def refused(self, keys: Sequence[Key]) -> Collection[int]:
+        """Which of ``keys`` the policy does not let in, as positions."""
+        return () if self._gate is None else self._gate.refuse(keys, len(self._free))
 
-    def __len__(self) -> int:
-        """Chunks that are visible (STORING, PROMOTING or READY)."""
-        return len(self._by_key)
+    # -- coming and going --------------------------------------------------------------------------------------------
 
-    def get(self, key: Key) -> Chunk | None:
-        """The visible chunk of a key."""
-        return self._by_key.get(key)
-
-    def owner(self, ref: SlotRef) -> Chunk | None:
-        """The chunk that a lease names, visible or doomed; None if the lease is void."""
-        chunk = self._by_slot[ref.slot]
-        return chunk if chunk is not None and chunk.generation == ref.generation else None
-
-    def resident_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
-        """How many of ``keys[start:stop]``, from the front, are READY. The hot path: one dict probe per key."""
-        get, ready = self._by_key.get, ChunkState.READY
-        for i in range(start, stop):
-            chunk = get(keys[i])
-            if chunk is None or chunk.state is not ready:
-                return i - start
-        return max(0, stop - start)
-
-    def admit(self, key: Key, raw_bytes: int, state: ChunkState, origin: str = HOST) -> tuple[Chunk, Key | None]:
-        """Give ``key`` a slot, held once by the caller; evicts one chunk if no slot is free.
-
-        The caller has made sure that ``room`` is at least 1 and that ``key`` is not visible.
+    def make_room(self, count: int) -> list[Key] | None:
+        """Evict as many chunks as it takes that ``count`` slots are free.
 
         Returns:
-            The chunk, and the key that was evicted for it, if any.
+            The keys that were evicted; None if that cannot be done now: then nothing has changed.
         """
-        evicted: Key | None = None
-        if not self._free:
-            evicted = self._policy.evict()
-            if evicted is None:
-                raise InvariantError("admit() was called without room")
-            self._apply(self._by_key[evicted], ChunkEvent.EVICTED)
-        slot = self._free.pop()
-        chunk = Chunk(key, slot, self._generations[slot], raw_bytes, state, origin)
-        chunk.holders = 1
-        self._by_key[key] = self._by_slot[slot] = chunk
-        self._story.append((key, None, state))
-        return chunk, evicted
+        short = count - len(self._free)
+        if short <= 0:
+            return []
+        victims = self._policy.evict(short, self._holders) if short <= self._evictable else ()
+        if not victims:
+            return None
+        self.removals += 1
+        self._evictable -= len(victims)
+        if self._stale:
+            victims = self._without_stale(victims)
+        states, pages, shards = self._states, self._keys.pages, self._slots
+        evicted = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in victims]
+        for key, slot in zip(evicted, victims, strict=True):
+            if shards[key[SHARD_BYTE]].pop(key, None) != slot:  # READY chunks only are known to the policy
+                raise InvariantError(f"slot {slot} was chosen as a victim, but it is not readable: {self.story(key)}")
+            states[slot] = _EVICTED
+        self._free.give_back(victims)
+        self._story.note(ChunkEvent.EVICTED, STATES[_EVICTED], evicted)
+        return evicted
 
-    def hold(self, chunk: Chunk) -> None:
-        """Keep the chunk's slot until :meth:`release`."""
-        if chunk.holders == 0 and chunk.state is ChunkState.READY:
-            self._policy.hold(chunk.key)
-        chunk.holders += 1
+    def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST) -> list[int]:
+        """Give each key a slot, held once by the caller, to be filled.
 
-    def hold_present(self, keys: Iterable[Key], chunks_max: int) -> list[Chunk]:
-        """Hold those of ``keys`` that are visible, at most ``chunks_max``, in one go."""
-        get, ready, hold = self._by_key.get, ChunkState.READY, self._policy.hold
-        held: list[Chunk] = []
-        for key in keys:
-            if len(held) >= chunks_max:
-                break
-            chunk = get(key)
-            if chunk is not None:
-                if chunk.holders == 0 and chunk.state is ready:
-                    hold(key)
-                chunk.holders += 1
-                held.append(chunk)
-        return held
+        The caller has made room, and sure that no key is visible.
 
-    def release(self, chunk: Chunk) -> None:
-        """Undo one hold. The last one makes a READY chunk evictable and lets a DOOMED one go."""
-        if chunk.holders <= 0:
-            raise InvariantError(
-                f"chunk {chunk.key.hex()} was released more often than held. Its story: {self.story(chunk.key)}"
-            )
-        chunk.holders -= 1
-        if chunk.holders:
-            return
-        if chunk.state is ChunkState.READY:
-            if chunk.listed:
-                self._policy.release(chunk.key)
-            else:
-                chunk.listed = True
-                self._policy.add(chunk.key)
-        elif chunk.state is ChunkState.DOOMED:
-            self._apply(chunk, ChunkEvent.RELEASED)
+        Raises:
+            InvariantError: there are not so many free slots.
+        """
+        if len(keys) > len(self._free):
+            raise InvariantError(f"admit() was called for {len(keys)} chunks, without room")
+        slots = self._free.take(len(keys))
+        # One number for the whole batch tells its chunks from all that owned the slots before.
+        self._generation = generation = (self._generation + 1) % _GENERATIONS
+        code, pages, shards = CODES[state], self._keys.pages, self._slots
+        states, holders, generations = self._states, self._holders, self._generations
+        for key, slot in zip(keys, slots, strict=True):
+            generations[slot] = generation
+            pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = key
+            shards[key[SHARD_BYTE]][key] = slot
+            states[slot] = code
+            holders[slot] = 1
+        self._filling.update(slots)
+        if origin != HOST:
+            self._origins.update(dict.fromkeys(slots, origin))
+        self._story.note(None, state, keys)
+        return slots
 
-    def settle(self, chunk: Chunk, event: ChunkEvent) -> bool:
-        """The I/O that filled the slot ended: STORED, ARRIVED or FAILED. The filler's hold stays to be released.
+    def filled(self, slots: Sequence[int], event: ChunkEvent) -> Filled:
+        """The I/O that fills these slots went well (STORED or ARRIVED), and its hold ends.
+
+        Those that were given up meanwhile let their slots go.
 
         Returns:
-            Whether the chunk is READY now.
+            The chunks that are READY now, in the order in which they were named.
         """
-        was_visible = chunk.state is not ChunkState.DOOMED
-        self._apply(chunk, event)
-        if chunk.state is ChunkState.READY:
-            self._tell_waiters(chunk, readable=True)
-            return True
-        if was_visible:
-            del self._by_key[chunk.key]
-        self._tell_waiters(chunk, readable=False)
-        return False
+        if self._stale:
+            self._doom_stale(slots)
+        before = CODES[_FILLING[event]]
+        after = CODES[TRANSITIONS[_FILLING[event], event]]
+        states, holders, pages = self._states, self._holders, self._keys.pages
+        done = [slot for slot in slots if states[slot] == before]
+        if len(done) < len(slots):
+            for slot in slots:
+                if states[slot] != before:
+                    self._ended_for_nobody(slot, event)
+        keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
+        idle = 0
+        for slot in done:
+            states[slot] = after
+            left = holders[slot] - 1
+            holders[slot] = left
+            if not left:
+                idle += 1
+        self._filling.difference_update(done)
+        self._evictable += idle
+        self._policy.add(done, keys)
+        self._story.note(event, STATES[after], keys)
+        if event is ChunkEvent.ARRIVED:
+            for slot in done:
+                self._origins.pop(slot, None)
+        if self._waiters:
+            self._tell_waiters(done, readable=True)
+        return Filled(done, keys)
 
-    @staticmethod
-    def _tell_waiters(chunk: Chunk, *, readable: bool) -> None:
-        if chunk.waiters is not None:
-            waiters, chunk.waiters = chunk.waiters, None
-            for waiter in waiters:
-                waiter.settled(readable=readable)
+    def failed(self, slots: Iterable[int]) -> None:
+        """The I/O that fills these slots went wrong, and its hold ends."""
+        for slot in slots:
+            if self._stale:
+                self._doom_stale((slot,))
+            if self._states[slot] == _DOOMED:
+                self._ended_for_nobody(slot, ChunkEvent.FAILED)
+                continue
+            key = self._keys[slot]
+            self._transition((slot,), ChunkEvent.FAILED)
+            self._filling.remove(slot)
+            del self._slots[key[SHARD_BYTE]][key]
+            self._tell_waiters((slot,), readable=False)
+            self.release((slot,))
 
-    def drop(self, chunk: Chunk) -> None:
-        """Make a visible chunk invisible now; its slot is free once nobody holds it."""
-        if chunk.state is ChunkState.DOOMED:
-            return
-        if chunk.listed:
-            self._policy.remove(chunk.key)
-        del self._by_key[chunk.key]
-        self._apply(chunk, ChunkEvent.DROPPED)
-        self._tell_waiters(chunk, readable=False)
-        if chunk.holders == 0:
-            self._apply(chunk, ChunkEvent.RELEASED)
+    def _ended_for_nobody(self, slot: int, event: ChunkEvent) -> None:
+        """The I/O that fills a slot ended after its chunk was given up."""
+        self._transition((slot,), event)
+        self._filling.discard(slot)
+        self.release((slot,))
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Make visible chunks invisible now; a slot is free once nobody holds it."""
+        if self._stale:
+            self._doom_stale(slots)
+        self.removals += 1
+        visible = [slot for slot in slots if self._states[slot] != _DOOMED]
+        for slot in visible:
+            key = self._keys[slot]
+            del self._slots[key[SHARD_BYTE]][key]
+        self._doom(visible)
+
+    def _doom(self, slots: Sequence[int]) -> None:
+        """Drop chunks that no table names any more."""
+        states, holders = self._states, self._holders
+        ready = [slot for slot in slots if states[slot] == _READY]
+        if ready:
+            self._policy.remove(ready)
+            self._evictable -= sum(not holders[slot] for slot in ready)
+        self._transition(slots, ChunkEvent.DROPPED)
+        if self._waiters:
+            self._tell_waiters(slots, readable=False)
+        self._go([slot for slot in slots if not holders[slot]])
+
+    def _go(self, slots: list[int]) -> None:
+        """Doomed chunks that nobody holds any more."""
+        self._transition(slots, ChunkEvent.RELEASED)
+        for slot in slots:
+            self._keys[slot] = Key(b"")
+            if self._origins:
+                self._origins.pop(slot, None)
+        self._free.give_back(slots)
+
+    # -- holds -------------------------------------------------------------------------------------------------------
+
+    def hold(self, slots: Iterable[int]) -> None:
+        """Keep the slots until :meth:`release`. The policy does not hear of it: holds cost next to nothing."""
+        holders = self._holders
+        for slot in slots:
+            count = holders[slot]
+            if not count:  # only READY chunks can have nobody
+                self._evictable -= 1
+            holders[slot] = count + 1
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Undo one hold of each, in this order (tail first, S54).
+
+        The last one makes a READY chunk evictable, as the most recently used, and lets a DOOMED one go.
+        """
+        if self._stale:
+            slots = tuple(slots)
+            self._doom_stale(slots)
+        holders, states = self._holders, self._states
+        idle: list[int] = []
+        for slot in slots:
+            count = holders[slot]
+            if count <= 0:
+                key = self._keys[slot]
+                raise InvariantError(
+                    f"chunk {key.hex()} was released more often than held. Its story: {self.story(key)}"
+                )
+            holders[slot] = count - 1
+            if count == 1:
+                if states[slot] == _READY:
+                    idle.append(slot)
+                else:
+                    self._go([slot])
+        if idle:
+            self._evictable += len(idle)
+            self._policy.release(idle)
 
     def touch(self, keys: Iterable[Key]) -> None:
-        """Recency only; give the tail of a prefix first (S54)."""
-        self._policy.touch(keys)
+        """A request used these; give the tail of a prefix first (S54). What is not readable here is passed over."""
+        shards = self._slots
+        slots = [shards[key[SHARD_BYTE]].get(key) for key in keys]
+        self._policy.touch([slot for slot in slots if slot is not None and self._states[slot] == _READY])
 
-    def visible(self) -> list[Chunk]:
-        """All visible chunks."""
-        return list(self._by_key.values())
+    # -- reset -------------------------------------------------------------------------------------------------------
 
-    def story(self, key: Key) -> str:
-        """What happened to a key lately, oldest first."""
-        lines = [
-            f"{'admitted' if event is None else event.value} -> {state.value}"
-            for known, event, state in self._story
-            if known == key
-        ]
-        return "; ".join(lines) or "nothing remembered"
+    def reset(self) -> None:
+        """Make every chunk invisible at once. The price is paid later: see :meth:`sweep`.
 
-    def _apply(self, chunk: Chunk, event: ChunkEvent) -> None:
-        state = next_state(chunk.state, event, lambda: self.story(chunk.key))
-        if state is ChunkState.GONE:
-            if chunk.state is ChunkState.READY:
-                del self._by_key[chunk.key]
-            self._by_slot[chunk.slot] = None
-            self._generations[chunk.slot] += 1
-            self._free.append(chunk.slot)
-        chunk.state = state
-        self._story.append((chunk.key, event, state))
+        Nothing but the tables of keys is replaced. A chunk of before is *stale*: no table names its slot any more. It
+        is dropped for good when somebody comes to its slot, or the sweep does.
+        """
+        self.removals += 1
+        self._stale += [shard for shard in self._slots if shard]
+        self._slots = new_shards()
+
+    def sweep(self, chunks_max: int) -> None:
+        """Drop up to so many of the chunks that a reset left behind."""
+        while self._stale and chunks_max > 0:
+            shard = self._stale[-1]
+            slots = [shard.popitem()[1] for _ in range(min(len(shard), chunks_max))]
+            self._doom_stale(slots)
+            chunks_max -= len(slots)
+            if not shard:
+                self._stale.pop()
+
+    def _doom_stale(self, slots: Iterable[int]) -> None:
+        """Those of ``slots`` whose chunks are of before a reset are dropped."""
+        self._doom([slot for slot in dict.fromkeys(slots) if self._is_stale(slot)])
+
+    def _without_stale(self, victims: Sequence[int]) -> list[int]:
+        """Victims that are not of before a reset; the others' slots are free now, and nobody needs to hear of them."""
+        stale = [slot for slot in victims if self._is_stale(slot)]
+        self._transition(stale, ChunkEvent.DROPPED)
+        gone = set(stale)
+        kept = [slot for slot in victims if slot not in gone]
+        self._go(stale)
+        return kept
+
+    # -- check -------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check every invariant of the slots.
+        """Check every invariant of the slots. Walks over all of them.
 
         Raises:
             InvariantError: one is broken; names it.
         """
-        owners = [chunk for chunk in self._by_slot if chunk is not None]
-        require(len(owners) + len(self._free) == self.num_slots, "slots free + owned differ from capacity")
-        require(len(set(self._free)) == len(self._free), "a slot is free twice")
-        evictable = 0
-        for chunk in owners:
-            what = f"chunk {chunk.key.hex()} ({chunk.state.value}, {chunk.holders} holders)"
-            visible = self._by_key.get(chunk.key) is chunk
-            require(visible == (chunk.state is not ChunkState.DOOMED), f"{what}: visible is {visible}")
-            require(chunk.holders > 0 or chunk.state is ChunkState.READY, f"{what}: nobody holds it")
-            evictable += chunk.state is ChunkState.READY and not chunk.holders
-        require(evictable == len(self._policy), f"{evictable} chunks are evictable, the policy has {len(self._policy)}")
+        owned = [slot for slot in range(self.num_slots) if self._states[slot]]
+        require(len(owned) + len(self._free) == self.num_slots, "slots free + owned differ from capacity")
+        require(len(set(self._free)) == len(list(self._free)), "a slot is free twice")
+        evictable = known = 0
+        for slot in owned:
+            key, code, holders = self._keys[slot], self._states[slot], self._holders[slot]
+            what = f"chunk {key.hex()} ({STATES[code].value}, {holders} holders)"
+            require(holders > 0 or code == _READY, f"{what}: nobody holds it")
+            known += code == _READY
+            evictable += code == _READY and not holders
+            if not self._is_stale(slot):
+                named = self.find(key)
+                require((named == slot) == (code != _DOOMED), f"{what}, slot {slot}: its key names slot {named}")
+            filling = slot in self._filling
+            require(filling == (STATES[code] in _FILLING.values()) or code == _DOOMED, f"{what}: filling is {filling}")
+            require(holders >= filling, f"{what}: the I/O that fills it does not hold it")
+        require(evictable == self._evictable, f"{evictable} chunks are evictable, {self._evictable} are counted")
+        require(known == len(self._policy), f"{known} chunks were told to the policy, it has {len(self._policy)}")
+        named = len(self)
+        require(named <= len(owned), f"{named} keys are visible, {len(owned)} slots are owned")

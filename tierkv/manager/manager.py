@@ -16,18 +16,21 @@ from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST, LoadGrant, RequestContext, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.gathering import Gathering
-from tierkv.manager.host_index import Chunk, HostIndex
+from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
 from tierkv.manager.sightings import SightingFeed
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
-from tierkv.types.keys import Key, split_key
+from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.sighting import Sighting
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
+
+SWEPT_PER_STEP_MAX = 1024
+"""Chunks of before a reset whose slots are made free in one step: one or two milliseconds' work."""
 
 
 class OffloadManager:
@@ -53,18 +56,20 @@ class OffloadManager:
         self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
         self._host = host
         self._tiers = tiers
-        self._group_bytes = group_bytes
         self._events = EventLog(counters)
-        self._traffic = TierTraffic(host, tiers, self._events, counters)
+        self._traffic = TierTraffic(host, tiers, group_bytes, self._events, counters)
         self._terms = self._traffic.terms
+        self._admissions = self._traffic.admissions
         self._sightings = SightingFeed([(HOST, host.policy), *((tier.name, tier.policy) for tier in tiers)], counters)
-        self._gathering = Gathering(host, self._traffic, group_bytes, reserved_chunks_max)
+        self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._traffic.now = now
+        self._host.sweep(SWEPT_PER_STEP_MAX)
+        self._gathering.begin_step()
         self._traffic.sweep_ended()
 
     def on_completion(self, news: Completion | TierHealth) -> None:
@@ -102,7 +107,7 @@ class OffloadManager:
 
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
-        count = self._host.resident_prefix(keys, start, stop)
+        count = len(self._host.ready_prefix(tuple(keys[start:stop])))
         if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
@@ -114,13 +119,12 @@ class OffloadManager:
         if self._terms.lifetimes and self._terms.has_ended(key, self._traffic.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
-        chunk = self._host.get(key)
-        if chunk is None:
+        ready = self._host.is_readable(key)
+        if ready is None:
             answer = self._traffic.presence(key, allowed)
             self.found_below += answer is LookupResult.HIT
             return answer
-        ready = chunk.state is ChunkState.READY
-        if allowed is not None and not (HOST in allowed and (ready or chunk.origin in allowed)):
+        if allowed is not None and not (HOST in allowed and (ready or self._host.origin_of(key) in allowed)):
             answer = self._traffic.presence(key, allowed)
             if answer is not LookupResult.HIT:
                 return answer
@@ -143,7 +147,7 @@ class OffloadManager:
 
     def sources(self, ctx: RequestContext) -> Counter[str]:
         """How many of the request's reserved chunks came from which tier."""
-        return Counter(source for _, source in self._gathering.granted(ctx.request_id).values())
+        return self._gathering.sources(ctx.request_id)
 
     # -- cost of reads -----------------------------------------------------------------------------------------------
 
@@ -162,13 +166,12 @@ class OffloadManager:
 
     def would_read(self, key: Key, ctx: RequestContext) -> int | None:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
-        chunk = self._host.get(key)
-        if chunk is not None:
-            if chunk.state is not ChunkState.PROMOTING:
-                return None
-            return next((tier.index for tier in self._tiers if tier.name == chunk.origin), None)
-        tier = self._traffic.source_of(key, ctx.hints.load_tiers)
-        return None if tier is None else tier.index
+        readable = self._host.is_readable(key)
+        if readable is None:
+            tier = self._traffic.source_of(key, ctx.hints.load_tiers)
+            return None if tier is None else tier.index
+        origin = HOST if readable else self._host.origin_of(key)
+        return next((tier.index for tier in self._tiers if tier.name == origin), None)
 
     def without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
         """The same asker, to whom some tiers have nothing."""
@@ -177,8 +180,8 @@ class OffloadManager:
 
     def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
         """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""
-        if self._host.get(key) is None and self.would_read(key, ctx) == tier:
-            self._traffic.remeasure(tier, key, self._group_bytes[split_key(key)[1]])
+        if self._host.find(key) is None and self.would_read(key, ctx) == tier:
+            self._traffic.remeasure(tier, key)
 
     # -- sightings ---------------------------------------------------------------------------------------------------
 
@@ -202,105 +205,87 @@ class OffloadManager:
         Raises:
             EngineProtocolError: a chunk is neither reserved nor readable (S16); nothing was changed.
         """
-        reserved = self._gathering.granted(ctx.request_id)
-        chunks, sources = [], []
-        for key in keys:
-            chunk, source = reserved.get(key) or (self._host.get(key), HOST)
-            if chunk is None or chunk.state not in (ChunkState.READY, ChunkState.DOOMED):
-                state = "absent" if chunk is None else chunk.state.value
-                raise EngineProtocolError(
-                    f"request {ctx.request_id!r} cannot load chunk {key.hex()}: it is {state}; load only what "
-                    "get_num_new_matched_tokens answered",
-                    key=key,
-                )
-            chunks.append(chunk)
-            sources.append(source)
-        for chunk in chunks:
-            self._host.hold(chunk)
-        self._gathering.release(ctx.request_id)
+        handed = self._gathering.hand_over(ctx.request_id, tuple(keys))
+        if isinstance(handed, bytes):
+            chunk = self._host.get(handed)
+            state = "absent" if chunk is None else chunk.state.value
+            raise EngineProtocolError(
+                f"request {ctx.request_id!r} cannot load chunk {handed.hex()}: it is {state}; load only what "
+                "get_num_new_matched_tokens answered",
+                key=handed,
+            )
         self._terms.used(keys, ctx.hints, self._traffic.now)
-        return LoadGrant(tuple(keys), tuple(chunk.ref for chunk in chunks), tuple(sources))
+        slots, sources = handed
+        return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A load ended. Chunks in ``failed`` did not check out on their way to the GPU and are dropped."""
-        for ref in reversed(tuple(slots)):  # tail first: the head of a prefix stays longest (S54)
-            chunk = self._host.owner(ref)
-            if chunk is None:
-                continue
-            if chunk.key not in failed:
-                self.counters.chunks_loaded += 1
-            elif chunk.state is ChunkState.READY:
-                self.counters.chunks_corrupt[HOST] += 1
-                self._events.add(CacheEventKind.REMOVED, HOST, chunk.key)
-                self._host.drop(chunk)
-            self._host.release(chunk)
+        host = self._host
+        leased = host.leased(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
+        bad = [slot for slot in leased if host.key(slot) in failed] if failed else []
+        self.counters.chunks_loaded += len(leased) - len(bad)
+        dropped = [slot for slot in bad if host.state(slot) is ChunkState.READY]
+        if dropped:
+            self.counters.chunks_corrupt[HOST] += len(dropped)
+            self._events.extend(CacheEventKind.REMOVED, HOST, [host.key(slot) for slot in dropped])
+            host.drop(dropped)
+        host.release(leased)
         self._traffic.version += 1
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
-        """Slots for those of ``keys`` (key, group) that the host tier does not have yet.
+        """Slots for those of ``keys`` (key, group) that the host tier does not have yet, and that its policy lets in.
 
         Returns:
             The grant; or None if there is no room for all of them: then nothing has changed (S18).
         """
-        present, missing = [], []
-        for key, group in keys:
-            chunk = self._host.get(key)
-            if chunk is None:
-                missing.append((key, group))
-            else:
-                present.append(chunk)
-        for chunk in present:  # what is asked for must not be evicted to make room for its neighbours
-            self._host.hold(chunk)
-        granted = None
-        if len(missing) <= self._host.room:
-            admit, sizes, route = self._traffic.admit, self._group_bytes, ctx.hints.route
-            granted = [admit(key, sizes[group], ChunkState.STORING, HOST, route) for key, group in missing]
-        else:
+        host = self._host
+        offered = [key for key, _ in keys]
+        missing = host.missing(offered)
+        present: list[int] = []
+        if len(missing) < len(offered):  # what is asked for must not be evicted to make room for its neighbours
+            present = [slot for slot in map(host.find, offered) if slot is not None]
+            host.hold(present)
+        wanted = self._admissions.let_in(missing)
+        evicted = self._admissions.make_room(len(wanted))
+        host.release(reversed(present))
+        if evicted is None:
             self.counters.stores_refused += 1
-        for chunk in reversed(present):
-            self._host.release(chunk)
-        if granted is None:
             return None
+        slots = self._admissions.admit(wanted, ChunkState.STORING, HOST, ctx.hints.route)
         if ctx.hints.has_terms or self._terms.any:
-            self._agree(ctx, present, [chunk for chunk, _ in granted])
-        return StoreGrant(
-            tuple(chunk.key for chunk, _ in granted),
-            tuple(chunk.ref for chunk, _ in granted),
-            tuple(evicted for _, evicted in granted if evicted is not None),
-        )
+            self._agree(ctx, [host.key(slot) for slot in present], wanted)
+        return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
 
-    def _agree(self, ctx: RequestContext, present: Sequence[Chunk], new: Sequence[Chunk]) -> None:
+    def _agree(self, ctx: RequestContext, present: Sequence[Key], new: Sequence[Key]) -> None:
         """Note on what terms the request keeps chunks that are there already, and those that it stores."""
         now = self._traffic.now
-        self._terms.used([chunk.key for chunk in present], ctx.hints, now)
-        self._terms.stored(
-            [chunk.key for chunk in new], ctx.hints, now, lambda key: self._traffic.source_of(key) is not None
-        )
+        self._terms.used(present, ctx.hints, now)
+        self._terms.stored(new, ctx.hints, now, lambda key: self._traffic.source_of(key) is not None)
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
 
         Void leases, also of a second completion, are ignored (S21).
         """
-        for ref in reversed(tuple(slots)):
-            chunk = self._host.owner(ref)
-            if chunk is None or chunk.state not in (ChunkState.STORING, ChunkState.DOOMED):
-                continue
-            if self._host.settle(chunk, ChunkEvent.FAILED if chunk.key in failed else ChunkEvent.STORED):
-                self.counters.chunks_stored += 1
-                self._traffic.became_ready(chunk)
-            elif chunk.key in failed:
-                self.counters.stores_failed += 1
-            self._host.release(chunk)
-        self._traffic.version += 1
+        host = self._host
+        ended = host.being_stored(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
+        if failed:
+            bad = [slot for slot in ended if host.key(slot) in failed]
+            ended = [slot for slot in ended if host.key(slot) not in failed]
+            host.failed(bad)
+            self.counters.stores_failed += len(bad)
+        filled = host.filled(ended, ChunkEvent.STORED)
+        self.counters.chunks_stored += len(filled.keys)
+        self._traffic.became_ready(filled)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only, in every tier that knows the keys. Applied tail first (S54)."""
-        self._host.touch(reversed(keys))
+        tail_first = keys[::-1]
+        self._host.touch(tail_first)
         for tier in self._tiers:
-            tier.touch(reversed(keys))
+            tier.touch(tail_first)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
@@ -309,10 +294,12 @@ class OffloadManager:
         return self._events.take()
 
     def reset_cache(self) -> None:
-        """Forget every chunk of the host tier. Slots still touched by I/O come back when it ends."""
+        """Forget every chunk of the host tier, at once; the price is paid over the next steps.
+
+        Slots still touched by I/O come back when it ends.
+        """
         self._gathering.release_all()
-        for chunk in self._host.visible():
-            self._host.drop(chunk)
+        self._host.reset()
         self._terms.forget_one_shots()
         self._events.cleared(HOST)
 

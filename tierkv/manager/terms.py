@@ -6,9 +6,10 @@ is no part of it: that is decided once, when it becomes readable.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 from collections.abc import Callable, Iterable
 
+from tierkv.manager.key_order import KeyOrder
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
@@ -29,13 +30,14 @@ class Terms:
         chunks_max: chunks of the host tier: more one-shot chunks than that cannot be there.
 
     Attributes:
-        lifetimes: by chunk, when it ends. Empty in most stacks, so that callers look here before they ask.
+        lifetimes: the chunks that end. Empty in most stacks, so that callers look here before they ask.
     """
 
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
-        self.lifetimes: OrderedDict[Key, float] = OrderedDict()
-        self._one_shot: OrderedDict[Key, None] = OrderedDict()
+        self.lifetimes = KeyOrder()
+        self._ends = array("d")
+        self._one_shot = KeyOrder()
 
     @property
     def any(self) -> bool:
@@ -52,15 +54,15 @@ class Terms:
                 self._used(key, hints, now)
                 continue
             if hints.ttl_s is not None:
-                self.lifetimes[key] = now + hints.ttl_s
+                self._limit(key, now + hints.ttl_s)
                 if len(self.lifetimes) > LIFETIMES_MAX:
-                    self.lifetimes.popitem(last=False)
+                    self.lifetimes.pop()
             if hints.one_shot:
-                self._one_shot[key] = None
+                self._one_shot.put(key)
                 if len(self._one_shot) > self._chunks_max:
-                    self._one_shot.popitem(last=False)
+                    self._one_shot.pop()
             else:
-                self._one_shot.pop(key, None)
+                self._one_shot.discard(key)
 
     def used(self, keys: Iterable[Key], hints: RequestHints, now: float) -> None:
         """These are there and somebody wants them."""
@@ -70,13 +72,19 @@ class Terms:
 
     def _used(self, key: Key, hints: RequestHints, now: float) -> None:
         if not hints.one_shot:
-            self._one_shot.pop(key, None)
-        end = self.lifetimes.get(key)
-        if end is not None:
+            self._one_shot.discard(key)
+        row = self.lifetimes.find(key)
+        if row is not None:
             if hints.ttl_s is None:
-                del self.lifetimes[key]
+                self.lifetimes.discard(key)
             else:
-                self.lifetimes[key] = max(end, now + hints.ttl_s)
+                self._ends[row] = max(self._ends[row], now + hints.ttl_s)
+
+    def _limit(self, key: Key, end: float) -> None:
+        row = self.lifetimes.put(key)
+        if row >= len(self._ends):
+            self._ends.extend([0.0] * (self.lifetimes.length - len(self._ends)))
+        self._ends[row] = end
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -86,15 +94,16 @@ class Terms:
 
     def has_ended(self, key: Key, now: float) -> bool:
         """Whether the chunk counts as absent."""
-        end = self.lifetimes.get(key)
-        return end is not None and now >= end
+        row = self.lifetimes.find(key)
+        return row is not None and now >= self._ends[row]
 
     def sweep(self, now: float, remove: Callable[[Key], bool]) -> None:
         """Remove some of what has ended. ``remove`` says whether the chunk is gone from everywhere by now."""
         for _ in range(min(len(self.lifetimes), SWEPT_PER_STEP_MAX)):
-            key, end = self.lifetimes.popitem(last=False)
+            key, row = self.lifetimes.pop()
+            end = self._ends[row]
             if now < end or not remove(key):
-                self.lifetimes[key] = end
+                self._limit(key, end)
 
     # -- one-shot ----------------------------------------------------------------------------------------------------
 
@@ -103,16 +112,16 @@ class Terms:
         held: list[Key] = []
         found: Key | None = None
         while self._one_shot and found is None and len(held) < HELD_SKIPPED_MAX:
-            key, _ = self._one_shot.popitem(last=False)
+            key, _ = self._one_shot.pop()
             free = is_free(key)
             if free:
                 found = key
             elif free is False:
                 held.append(key)
         for key in held:
-            self._one_shot[key] = None
+            self._one_shot.put(key)
         return found
 
     def forget_one_shots(self) -> None:
         """The host tier was emptied."""
-        self._one_shot.clear()
+        self._one_shot = KeyOrder()

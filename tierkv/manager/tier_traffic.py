@@ -6,15 +6,18 @@ touches are held. Outcomes are per key: one bad frame fails one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tierkv.errors import require
+from tierkv.manager.admissions import Admissions
+from tierkv.manager.chunk import Filled
+from tierkv.manager.chunk_sizes import ChunkSizes
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
-from tierkv.manager.host_index import Chunk, HostIndex
+from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.terms import Terms
@@ -23,34 +26,32 @@ from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
-from tierkv.types.transfers import SlotRef
 
 _T = TypeVar("_T")
 
-CASCADES_PER_STEP_MAX = 1024
+CASCADES_PER_STEP_MAX = 512
 """Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
-
-FRAME_PAGE_BYTES = 4096
-"""A frame is a header page and a payload padded to pages (decision 3)."""
-
-
-def frame_bytes_bound(raw_bytes: int) -> int:
-    """The most that a chunk of ``raw_bytes`` can take at rest."""
-    return FRAME_PAGE_BYTES * (1 + -(-raw_bytes // FRAME_PAGE_BYTES))
 
 
 @dataclass(slots=True)
 class _OpInFlight:
     op: TierOp
-    chunks: tuple[Chunk, ...] = ()
+    slots: Sequence[int] = ()
     announced_late: bool = False
     queue_bytes: int = 0
 
 
 class TierTraffic:
-    """Sans-IO; the manager's hands towards dispatch."""
+    """Sans-IO; the manager's hands towards dispatch. group_bytes: bytes of one chunk of each group."""
 
-    def __init__(self, host: HostIndex, tiers: Sequence[LowerTier], events: EventLog, counters: CoreCounters) -> None:
+    def __init__(
+        self,
+        host: HostIndex,
+        tiers: Sequence[LowerTier],
+        group_bytes: Sequence[int],
+        events: EventLog,
+        counters: CoreCounters,
+    ) -> None:
         self.now = 0.0
         self.version = 0
         self._host = host
@@ -58,12 +59,13 @@ class TierTraffic:
         self._events = events
         self._counters = counters
         self._terms = Terms(host.num_slots)
-        self._speeds = [TierSpeed() for _ in tiers]
-        self._routes: dict[int, tuple[int, frozenset[str]]] = {}  # by slot: its generation, and where its chunk may go
+        self.admissions = Admissions(host, self._terms, events, counters)
         self._in_flight: dict[int, _OpInFlight] = {}
-        self._promotions: dict[int, list[Chunk]] = {}
+        self._promotions: dict[int, list[int]] = {}
         self._deletions: dict[int, list[Key]] = {}
         self._last_op_id = 0
+        self._sizes = ChunkSizes(group_bytes)
+        self._speeds = [TierSpeed() for _ in tiers]
         self._ended: dict[Verb, Callable[[LowerTier, _OpInFlight, Sequence[Outcome]], None]] = {
             Verb.PROBE: self._probe_ended,
             Verb.READ: self._read_ended,
@@ -101,10 +103,10 @@ class TierTraffic:
         """How fast the tiers are, in order."""
         return self._speeds
 
-    def remeasure(self, tier: int, key: Key, raw_bytes: int) -> None:
+    def remeasure(self, tier: int, key: Key) -> None:
         """Read ``key``, which the tier has and the host tier has not, if the tier was not read for a while."""
         if self._speeds[tier].is_stale(self.now) and self._host.room:
-            self._host.release(self.promote(key, raw_bytes, self._tiers[tier]))
+            self._host.release(self.promote([key], self._tiers[tier]) or ())
 
     # -- terms -------------------------------------------------------------------------------------------------------
 
@@ -119,11 +121,11 @@ class TierTraffic:
 
     def _remove_ended(self, key: Key) -> bool:
         """Whether the chunk is gone from everywhere. A deletion that failed is tried again later."""
-        chunk = self._host.get(key)
-        if chunk is not None:
-            if chunk.holders or chunk.state is not ChunkState.READY:
+        slot = self._host.find(key)
+        if slot is not None:
+            if not self._host.is_idle(slot):
                 return False
-            self._host.drop(chunk)
+            self._host.drop([slot])
             self._events.add(CacheEventKind.REMOVED, HOST, key)
         gone = True
         for tier in self._tiers:
@@ -136,63 +138,53 @@ class TierTraffic:
 
     # -- host slots --------------------------------------------------------------------------------------------------
 
-    def admit(
-        self, key: Key, raw_bytes: int, state: ChunkState, origin: str = HOST, route: frozenset[str] | None = None
-    ) -> tuple[Chunk, Key | None]:
-        """A slot for ``key``, held once; see :meth:`HostIndex.admit`. One-shot chunks make room before all others.
+    def promote(self, keys: Sequence[Key], tier: LowerTier, route: frozenset[str] | None = None) -> list[int] | None:
+        """Start to bring ``keys`` from ``tier`` into the host tier. The caller holds them on top of the I/O's own hold.
 
-        route: the only tiers that the chunk may cascade to; None: all.
+        Returns:
+            Their slots; None if none of them can have one now.
         """
-        made_room = None if self._host.free else self._drop_one_shot()
-        chunk, evicted = self._host.admit(key, raw_bytes, state, origin)
-        evicted = made_room or evicted
-        if evicted is not None:
-            self._counters.evictions[HOST] += 1
-            self._events.add(CacheEventKind.REMOVED, HOST, evicted)
-        if route is not None:
-            self._routes[chunk.slot] = (chunk.generation, route)
-        return chunk, evicted
+        if self.admissions.make_room(len(keys)) is None:
+            return None
+        slots = self.admissions.admit(keys, ChunkState.PROMOTING, tier.name, route)
+        self._host.hold(slots)
+        tier.begin_read(keys)
+        self._speeds[tier.index].promised(self._sizes.raw(keys), self.now)
+        self._promotions.setdefault(tier.index, []).extend(slots)
+        return slots
 
-    def _drop_one_shot(self) -> Key | None:
-        """Free the slot of a one-shot chunk, if there is one to be had."""
-
-        def is_free(key: Key) -> bool | None:
-            chunk = self._host.get(key)
-            return None if chunk is None else chunk.state is ChunkState.READY and not chunk.holders
-
-        key = self._terms.take_one_shot(is_free)
-        chunk = None if key is None else self._host.get(key)
-        if chunk is not None:
-            self._host.drop(chunk)
-        return key
-
-    def promote(self, key: Key, raw_bytes: int, tier: LowerTier, route: frozenset[str] | None = None) -> Chunk:
-        """Start to bring ``key`` from ``tier`` into the host tier. The caller holds it on top of the I/O's own hold."""
-        chunk, _ = self.admit(key, raw_bytes, ChunkState.PROMOTING, tier.name, route)
-        self._host.hold(chunk)
-        tier.begin_read(key)
-        self._speeds[tier.index].promised(raw_bytes, self.now)
-        self._promotions.setdefault(tier.index, []).append(chunk)
-        return chunk
-
-    def became_ready(self, chunk: Chunk) -> None:
-        """A chunk is readable in the host tier: say so, and let it cascade to every tier that wants and may have it."""
+    def became_ready(self, filled: Filled) -> None:
+        """Chunks are readable in the host tier: let them cascade to every tier that wants and may have them. Say so."""
         self.version += 1
-        self._events.add(CacheEventKind.STORED, HOST, chunk.key)
-        generation, route = self._routes.pop(chunk.slot, (chunk.generation, None)) if self._routes else (0, None)
-        if generation != chunk.generation:
-            route = None  # an earlier chunk of this slot, which never became readable
-        ends = self._terms.ends(chunk.key)  # no other process would know when
+        self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
+        routes = self.admissions.take_routes(filled.slots)
         for tier in self._tiers:
-            if (route is not None and tier.name not in route) or (ends and tier.capabilities.shared):
-                continue
-            if not tier.wants(chunk.key, self.now):
-                continue
-            tier.cascades.append(chunk)
-            if not tier.usable or len(tier.cascades) > self._host.num_slots:
-                # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
-                tier.cascades.popleft()
-                self._counters.cascades_dropped[tier.name] += 1
+            if tier.limits.writes and filled.keys:
+                self._cascade(tier, filled, routes)
+
+    def _may_have(self, tier: LowerTier, key: Key, route: frozenset[str] | None) -> bool:
+        if route is not None and tier.name not in route:
+            return False
+        # Of a chunk with an end no other process would know when.
+        return not (tier.capabilities.shared and self._terms.ends(key))
+
+    def _cascade(self, tier: LowerTier, filled: Filled, routes: Mapping[int, frozenset[str] | None]) -> None:
+        wanted = [(slot, key) for slot, key in zip(*filled, strict=True) if tier.wants(key, self.now)]
+        if routes or self._terms.any:
+            wanted = [(slot, key) for slot, key in wanted if self._may_have(tier, key, routes.get(slot))]
+        if not wanted:
+            return
+        keys = [key for _, key in wanted]
+        if refused := tier.refused(keys, self._sizes.frame_bound(keys[0])):
+            wanted = [pair for i, pair in enumerate(wanted) if i not in refused]
+            self._counters.admissions_refused[tier.name] += len(keys) - len(wanted)
+        generation = self._host.generation
+        tier.cascades.extend((slot, generation(slot)) for slot, _ in wanted)
+        # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
+        over = len(tier.cascades) - self._host.num_slots if tier.usable else len(wanted)
+        if over > 0:
+            tier.cascades.drop_front(over)
+            self._counters.cascades_dropped[tier.name] += over
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
@@ -202,7 +194,7 @@ class TierTraffic:
         for tier in self._tiers:
             limits = tier.limits
             for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.preferred_batch):
-                ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, chunks=batch))
+                ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
             probe = tier.take_probe()
             if probe:
                 self._counters.probes[tier.name] += len(probe)
@@ -211,33 +203,35 @@ class TierTraffic:
             for keys in _batches(self._deletions.pop(tier.index, []), tier.capabilities.preferred_batch):
                 ops.append(self._issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
             for batch in _batches(writes, tier.capabilities.preferred_batch):
-                ops.append(self._issue(tier, Verb.WRITE, limits.write_deadline_s, chunks=batch))
+                ops.append(self._issue(tier, Verb.WRITE, limits.write_deadline_s, slots=batch))
         return ops
 
-    def _writable(self, tier: LowerTier) -> list[Chunk]:
+    def _writable(self, tier: LowerTier) -> list[int]:
         """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
 
         Waiting chunks are not held: a store that needs their slots wins, and they are dropped and counted. Only what is
         being written is held, under the tier's bound.
         """
-        batch: list[Chunk] = []
+        batch: list[int] = []
+        host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX)):
-            if len(tier.cascading) >= tier.limits.queue_chunks_max:
+            if tier.num_writing >= tier.limits.queue_chunks_max:
                 break
-            chunk = tier.cascades[0]
-            size = frame_bytes_bound(chunk.raw_bytes)
-            if not tier.usable or chunk.state is not ChunkState.READY:
+            slot, generation = tier.cascades.front()
+            key = host.key(slot)
+            if not tier.usable or host.generation(slot) != generation or host.state(slot) is not ChunkState.READY:
                 self._counters.cascades_dropped[tier.name] += 1
-            elif tier.wants(chunk.key, self.now):
+            elif tier.wants(key, self.now):
+                size = self._sizes.frame_bound(key)
                 if not self._has_room(tier, size):
                     if tier.may_get_room(size):
                         break
                     self._counters.cascades_dropped[tier.name] += 1
                 else:
-                    self._host.hold(chunk)
-                    tier.begin_write(chunk.key, size)
-                    batch.append(chunk)
-            tier.cascades.popleft()
+                    tier.begin_write(key, size)
+                    batch.append(slot)
+            tier.cascades.drop_front()
+        host.hold(batch)
         return batch
 
     def _has_room(self, tier: LowerTier, size: int) -> bool:
@@ -255,21 +249,20 @@ class TierTraffic:
         verb: Verb,
         deadline_s: float,
         keys: tuple[Key, ...] = (),
-        chunks: Sequence[Chunk] = (),
+        slots: Sequence[int] = (),
     ) -> TierOp:
         self._last_op_id += 1
-        slots: tuple[SlotRef, ...] = tuple(chunk.ref for chunk in chunks)
         op = TierOp(
             self._last_op_id,
             tier.index,
             verb,
-            keys or tuple(chunk.key for chunk in chunks),
-            slots,
+            keys or tuple(map(self._host.key, slots)),
+            self._host.refs(slots),
             self.now + deadline_s,
         )
-        pending = self._in_flight[op.op_id] = _OpInFlight(op, tuple(chunks))
+        pending = self._in_flight[op.op_id] = _OpInFlight(op, slots)
         if verb is Verb.READ:
-            pending.queue_bytes = self._speeds[tier.index].issued(sum(chunk.raw_bytes for chunk in chunks))
+            pending.queue_bytes = self._speeds[tier.index].issued(self._sizes.raw(op.keys))
         return op
 
     # -- news --------------------------------------------------------------------------------------------------------
@@ -299,7 +292,7 @@ class TierTraffic:
         if served and not pending.announced_late:
             speed.measured(pending.queue_bytes, news.elapsed_s)
         if news.ended:
-            speed.ended(sum(chunk.raw_bytes for chunk in pending.chunks))
+            speed.ended(self._sizes.raw(pending.op.keys))
 
     def _announce_late(self, tier: LowerTier, pending: _OpInFlight) -> None:
         """The deadline passed while the I/O runs on: nobody waits for it any more; its slots stay held."""
@@ -310,10 +303,10 @@ class TierTraffic:
             for key in pending.op.keys:
                 tier.answered(key, self.now, present=False)
         elif pending.op.verb is Verb.READ:
-            for chunk in pending.chunks:
-                tier.suspect(chunk.key, self.now)
-                self._counters.reads_failed[tier.name] += 1
-                self._host.drop(chunk)
+            for key in pending.op.keys:
+                tier.suspect(key, self.now)
+            self._counters.reads_failed[tier.name] += len(pending.op.keys)
+            self._host.drop(pending.slots)
 
     def _probe_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
         if pending.announced_late:
@@ -322,25 +315,29 @@ class TierTraffic:
             tier.answered(key, self.now, present=outcome.kind is OutcomeKind.OK)
 
     def _read_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        for chunk, outcome in zip(pending.chunks, outcomes, strict=True):
-            tier.end_read(chunk.key)
+        tier.end_read(pending.op.keys)
+        arrived: list[int] = []
+        failed: list[int] = []
+        for key, slot, outcome in zip(pending.op.keys, pending.slots, outcomes, strict=True):
             if outcome.kind is OutcomeKind.OK and not pending.announced_late:
-                self._counters.promotions[tier.name] += 1
-                if self._host.settle(chunk, ChunkEvent.ARRIVED):
-                    self.became_ready(chunk)
+                arrived.append(slot)
             else:
+                failed.append(slot)
                 if not pending.announced_late:
-                    self._read_failed(tier, chunk.key, outcome)
-                self._host.settle(chunk, ChunkEvent.FAILED)
-            self._host.release(chunk)
+                    self._read_failed(tier, key, outcome)
+        if arrived:
+            self._counters.promotions[tier.name] += len(arrived)
+            self.became_ready(self._host.filled(arrived, ChunkEvent.ARRIVED))
+        self._host.failed(failed)
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ABSENT:
-            self._forgotten(tier, key, known=tier.forget(key, self.now))
+            if tier.forget(key, self.now):
+                self._events.add(CacheEventKind.REMOVED, tier.name, key)
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
-            if key in tier.cascading:  # it is being written anew: the deletion could hit the new frame
+            if tier.is_writing(key):  # it is being written anew: the deletion could hit the new frame
                 tier.suspect(key, self.now)
             else:
                 tier.condemn(key)
@@ -350,33 +347,33 @@ class TierTraffic:
             tier.suspect(key, self.now)
 
     def _write_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        for chunk, outcome in zip(pending.chunks, outcomes, strict=True):
-            tier.end_write(chunk.key, frame_bytes_bound(chunk.raw_bytes))
-            if outcome.kind is OutcomeKind.OK:
-                tier.stored(chunk.key, outcome.frame_bytes, self.now)
-                self._counters.cascades[tier.name] += 1
-                self._events.add(CacheEventKind.STORED, tier.name, chunk.key)
-            else:
-                self._counters.writes_failed[tier.name] += 1
-                if outcome.kind is OutcomeKind.NO_SPACE:
-                    self._evict(tier, tier.next_victim())
-            self._host.release(chunk)
+        keys, well = pending.op.keys, OutcomeKind.OK
+        stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
+        if stored:
+            tier.stored(stored, self.now)
+            self._counters.cascades[tier.name] += len(stored)
+            self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
+        tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
+        for outcome in outcomes if len(stored) < len(keys) else ():
+            self._counters.writes_failed[tier.name] += outcome.kind is not well
+            if outcome.kind is OutcomeKind.NO_SPACE:
+                self._evict(tier, tier.next_victim())
+        self._host.release(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        for key, outcome in zip(pending.op.keys, outcomes, strict=True):
-            gone = outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT)
-            self._forgotten(tier, key, known=tier.deleted(key, ok=gone, now=self.now))
-
-    def _forgotten(self, tier: LowerTier, key: Key, *, known: bool) -> None:
-        if known:
-            self._events.add(CacheEventKind.REMOVED, tier.name, key)
+        removed = [
+            key
+            for key, outcome in zip(pending.op.keys, outcomes, strict=True)
+            if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self.now)
+        ]
+        self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def has_pending_writes(self) -> bool:
         """Whether chunks wait for, or are in, a write below."""
-        return any(tier.cascading or tier.cascades for tier in self._tiers)
+        return any(tier.num_writing or tier.cascades for tier in self._tiers)
 
     def validate(self) -> None:
         """Check that every op in flight holds its slots, and every tier's account.
@@ -385,8 +382,10 @@ class TierTraffic:
             InvariantError: one of it is not so.
         """
         for pending in self._in_flight.values():
-            for chunk in pending.chunks:
-                require(self._host.owner(chunk.ref) is chunk, f"op {pending.op.op_id} touches a slot it does not hold")
+            for key, ref in zip(pending.op.keys, pending.op.slots, strict=bool(pending.op.slots)):
+                chunk = self._host.owner(ref)
+                held = chunk is not None and chunk.key == key and chunk.holders
+                require(held, f"op {pending.op.op_id} touches a slot it does not hold")
         for tier in self._tiers:
             tier.validate()
 

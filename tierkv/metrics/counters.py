@@ -10,18 +10,20 @@ from dataclasses import dataclass, field, fields
 class CoreCounters:
     """Counters of scheduler and manager. They only grow.
 
-    lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again".
-    deadlines_expired: lookups ended by their deadline. tokens_loaded, chunks_hit: by the tier whose bytes were used.
-    stores_refused: store batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get
-    because its queue was full or it was unusable, by tier. promotions, cascades: chunks read from and written to a
-    tier. chunks_corrupt: frames that failed their check, by tier. evictions: by tier. reads_failed, writes_failed: by
-    tier, for any other reason. probes: existence questions, by tier. events_dropped: cache events that nobody took in
-    time. events_undescribed: chunks in events without a payload, where payloads were asked for. payloads_forgotten:
-    payloads dropped because too many were remembered. loads_failed: chunks a worker could not load. hints_ignored:
-    hints of requests that could not be used. tokens_local: found in the engine's own cache, once per request.
-    tokens_stored: copied to the host tier. deferred_ms: time that lookups were deferred for. sightings_failed: policies
-    that raised and are told no more, by tier. hits_shortened: answers shorter than what was there, because the rest was
-    not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record of the stack does not tell.
+    lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again". deadlines_expired:
+    lookups ended by their deadline. tokens_loaded, chunks_hit: by the tier whose bytes were used. stores_refused: store
+    batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get because its queue was
+    full or it was unusable, by tier. admissions_refused: chunks that a tier's policy did not let in. promotions,
+    cascades: chunks read from and written to a tier. chunks_corrupt: frames that failed their check, by tier.
+    evictions: by tier. reads_failed, writes_failed: by tier, for any other reason. probes: existence questions, by
+    tier. events_dropped: cache events that nobody took in time. events_undescribed: chunks in events without a payload,
+    where payloads were asked for. payloads_forgotten: payloads dropped because too many were remembered. loads_failed:
+    chunks a worker could not load. hints_ignored: hints of requests that could not be used. tokens_local: found in the
+    engine's own cache, once per request. tokens_stored: copied to the host tier. deferred_ms: time that lookups were
+    deferred for. policies_failed: policies that raised or chose what was held, and are asked no more, by tier.
+    sightings_failed: policies that raised and are told no more, by tier. hits_shortened: answers shorter than what was
+    there, because the rest was not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record
+    of the stack does not tell.
     """
 
     lookups: int = 0
@@ -34,6 +36,7 @@ class CoreCounters:
     stores_refused: int = 0
     stores_failed: int = 0
     loads_failed: int = 0
+    admissions_refused: Counter[str] = field(default_factory=Counter)
     promotions: Counter[str] = field(default_factory=Counter)
     cascades: Counter[str] = field(default_factory=Counter)
     cascades_dropped: Counter[str] = field(default_factory=Counter)
@@ -51,6 +54,7 @@ class CoreCounters:
     deferred_ms: int = 0
     hits_shortened: int = 0
     tokens_shortened: int = 0
+    policies_failed: Counter[str] = field(default_factory=Counter)
     sightings_failed: Counter[str] = field(default_factory=Counter)
     entries_dropped: int = 0
 

@@ -37,6 +37,7 @@ COUNTERS = {
     "promotions": "Chunks read from a tier into the host tier",
     "cascades": "Chunks written from the host tier to a tier",
     "cascades_dropped": "Chunks a tier did not get because its queue was full or it was out of service",
+    "admissions_refused": "Chunks that a tier's eviction policy did not let in",
     "chunks_corrupt": "Frames that failed their check",
     "evictions": "Chunks evicted",
     "reads_failed": "Reads that failed for another reason than corruption",
@@ -51,6 +52,7 @@ COUNTERS = {
     "deferred_ms": "Milliseconds that lookups were deferred for",
     "hits_shortened": "Hits cut short because loading the rest was expected to take longer than computing it",
     "tokens_shortened": "Tokens cut off from hits for that reason",
+    "policies_failed": "Eviction policies that failed and are asked no more",
     "sightings_failed": "Policies that raised when told of a request, and are told no more",
     "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
 }
@@ -108,6 +110,7 @@ def counters() -> list[Metric]:
     """Our counters, under the names that are exported."""
     by_tier = {
         *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
+        *("admissions_refused", "policies_failed"),
         *("reads_failed", "writes_failed", "probes", "sightings_failed"),
     }
     core = [

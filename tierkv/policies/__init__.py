@@ -7,8 +7,8 @@ from tierkv.abc.policy import EvictionPolicy
 from tierkv.policies.lru import LruPolicy
 
 
-def _open_lru(chunks_max: int | None) -> EvictionPolicy:  # noqa: ARG001 - LRU needs no bound of its own
-    return LruPolicy()
+def _open_lru(chunks_max: int | None) -> EvictionPolicy:
+    return LruPolicy(chunks_max)
 
 
 POLICY_PLUGINS: tuple[PolicyPlugin, ...] = (

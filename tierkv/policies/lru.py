@@ -2,56 +2,112 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from tierkv.types.keys import Key
 
+PASSED_OVER_MAX = 8192
+"""Held handles that one choice passes over before it gives up for now: half a millisecond's work."""
+
+_GROWTH_HANDLES_MIN = 4096
+
 
 class LruPolicy:
-    """Evicts what was not used for the longest time. See :class:`tierkv.abc.EvictionPolicy`; every verb is O(1).
+    """Evicts what was not used for the longest time. See :class:`tierkv.abc.EvictionPolicy`.
 
-    Evictable keys stand in an ordered dict, oldest first (a plain dict would walk over the gaps of removed keys to
-    find its oldest). A held key has no place in the order: it comes back as the most recently used.
+    A ring of handles, oldest first, linked through two columns; the end of both is the ring's fixed point. A held
+    handle that stands in the way of a choice is taken out of the ring (linked to itself) until it is released, so it
+    is passed over once, however long the hold lasts.
     """
 
-    def __init__(self) -> None:
-        self._evictable: OrderedDict[Key, None] = OrderedDict()
-        self._held: set[Key] = set()
+    def __init__(self, chunks_max: int | None = None) -> None:
+        self._end = 0
+        self._next = self._previous = memoryview(bytes(8)).cast("i")  # replaced at once
+        self._link(max(chunks_max or 0, _GROWTH_HANDLES_MIN))
+        self._count = 0
 
-    def add(self, key: Key) -> None:
-        """A chunk became resident, as the most recently used. Known keys are left as they are."""
-        if key not in self._held:
-            self._evictable.setdefault(key)
-
-    def hold(self, key: Key) -> None:
-        """Take a key out of the order. Unknown and held keys are left as they are."""
-        if key in self._evictable:
-            del self._evictable[key]
-            self._held.add(key)
-
-    def release(self, key: Key) -> None:
-        """Put a held key back, as the most recently used. Keys that are not held are left as they are."""
-        if key in self._held:
-            self._held.remove(key)
-            self._evictable[key] = None
-
-    def touch(self, keys: Iterable[Key]) -> None:
-        """Make these the most recently used, the last one most of all."""
-        evictable = self._evictable
-        for key in keys:
-            if key in evictable:
-                evictable.move_to_end(key)
-
-    def remove(self, key: Key) -> None:
-        """Forget a key."""
-        self._evictable.pop(key, None)
-        self._held.discard(key)
-
-    def evict(self) -> Key | None:
-        """Forget and return the least recently used key that is not held."""
-        return self._evictable.popitem(last=False)[0] if self._evictable else None
+    def _link(self, end: int) -> None:
+        """Move the ring into columns for handles below ``end``."""
+        old, first, last = self._end, self._next[self._end], self._previous[self._end]
+        following, previous = (memoryview(bytearray(4 * (end + 1))).cast("i") for _ in range(2))
+        following[:old], previous[:old] = self._next[:old], self._previous[:old]
+        self._next, self._previous, self._end = following, previous, end
+        if first == old:  # the ring is empty
+            first = last = end
+        following[end], previous[end] = first, last
+        previous[first] = following[last] = end
 
     def __len__(self) -> int:
-        """How many keys are evictable."""
-        return len(self._evictable)
+        """How many handles are known, held or not."""
+        return self._count
+
+    def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:  # noqa: ARG002 - recency does not ask who
+        """These are the most recently used, the last one most of all."""
+        if not handles:
+            return
+        highest = max(handles)
+        if highest >= self._end:
+            self._link(max(highest + 1, self._end + max(_GROWTH_HANDLES_MIN, self._end // 8)))
+        following, previous, end = self._next, self._previous, self._end
+        last = previous[end]
+        for handle in handles:
+            following[last] = handle
+            previous[handle] = last
+            last = handle
+        following[last] = end
+        previous[end] = last
+        self._count += len(handles)
+
+    def touch(self, handles: Sequence[int]) -> None:
+        """These are the most recently used, the last one most of all."""
+        following, previous, end = self._next, self._previous, self._end
+        last = previous[end]
+        for handle in handles:
+            if handle == last:
+                continue
+            before, after = previous[handle], following[handle]
+            following[before] = after
+            previous[after] = before
+            following[last] = handle
+            previous[handle] = last
+            last = handle
+        following[last] = end
+        previous[end] = last
+
+    def release(self, handles: Sequence[int]) -> None:
+        """A hold is a use."""
+        self.touch(handles)
+
+    def remove(self, handles: Sequence[int]) -> None:
+        """Forget these."""
+        following, previous = self._next, self._previous
+        for handle in handles:
+            before, after = previous[handle], following[handle]
+            following[before] = after
+            previous[after] = before
+        self._count -= len(handles)
+
+    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+        """Forget and return the least recently used handles that are not held."""
+        following, previous, end = self._next, self._previous, self._end
+        victims: list[int] = []
+        handle, left = following[end], PASSED_OVER_MAX
+        while len(victims) < count and handle != end:
+            after = following[handle]
+            if holds[handle]:
+                before = previous[handle]
+                following[before] = after
+                previous[after] = before
+                following[handle] = previous[handle] = handle
+                left -= 1
+                if not left:
+                    return []
+            else:
+                victims.append(handle)
+            handle = after
+        if len(victims) < count:
+            return []
+        following[end] = handle
+        previous[handle] = end
+        self._count -= count
+        return victims

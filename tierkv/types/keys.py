@@ -8,7 +8,8 @@ from typing import NewType, cast
 Key = NewType("Key", bytes)
 """Identity of one chunk of one KV cache group. Opaque bytes; hashes are chained, so it names the whole prefix."""
 
-_GROUP_BYTES = 4
+GROUP_BYTES = 4
+"""Bytes of the group index at the end of a key."""
 _GROUP_MAX = 2**32 - 1
 
 
@@ -20,7 +21,7 @@ def make_key(chunk_hash: bytes, group: int) -> Key:
     """
     if not 0 <= group <= _GROUP_MAX:
         raise ValueError(f"group index {group} is outside 0..{_GROUP_MAX}")
-    return Key(chunk_hash + group.to_bytes(_GROUP_BYTES, "big"))
+    return Key(chunk_hash + group.to_bytes(GROUP_BYTES, "big"))
 
 
 def make_keys(chunk_hashes: Iterable[bytes], group: int) -> list[Key]:
@@ -35,6 +36,6 @@ def split_key(key: bytes) -> tuple[bytes, int]:
     Raises:
         ValueError: the key is too short to carry a group index.
     """
-    if len(key) <= _GROUP_BYTES:
-        raise ValueError(f"key {key.hex()} is too short: a hash and {_GROUP_BYTES} bytes of group index are needed")
-    return key[:-_GROUP_BYTES], int.from_bytes(key[-_GROUP_BYTES:], "big")
+    if len(key) <= GROUP_BYTES:
+        raise ValueError(f"key {key.hex()} is too short: a hash and {GROUP_BYTES} bytes of group index are needed")
+    return key[:-GROUP_BYTES], int.from_bytes(key[-GROUP_BYTES:], "big")

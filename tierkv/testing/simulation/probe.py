@@ -11,6 +11,7 @@ from typing import Any
 
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
+from tierkv.manager.tier_table import DELETING
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack
 from tierkv.tiers.arena import HostArena
@@ -85,7 +86,7 @@ class Probe:
 
     def resident(self, tier: int) -> set[Key]:
         """What a tier with an index is thought to hold."""
-        return set(self.tiers()[tier]._resident)
+        return set(self.tiers()[tier])
 
     def is_known(self, tier: int, key: Key) -> bool:
         """Whether a tier with an index would be asked for ``key``."""
@@ -93,7 +94,8 @@ class Probe:
 
     def leaving(self, tier: int) -> set[Key]:
         """What is being deleted from a tier."""
-        return set(self.tiers()[tier]._deleting)
+        table = self.tiers()[tier]
+        return {key for key, row in table._rows.items() if table._flags[row] & DELETING}
 
     def waiting_writes(self, tier: int) -> int:
         """Chunks that wait to be written to a tier."""
@@ -137,9 +139,9 @@ class Probe:
         for tier in self.tiers():
             used = {
                 "reserved bytes": tier.reserved_bytes,
-                "being written": len(tier.cascading),
-                "in use": len(tier._in_use),
-                "being deleted": len(tier._deleting),
+                "being written": tier.num_writing,
+                "in use": sum(tier._uses),
+                "being deleted": tier._num_deleting,
                 "being asked": len(tier._asked),
             }
             things.update({f"{tier.name}: {name}": value for name, value in used.items()})

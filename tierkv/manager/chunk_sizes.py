@@ -1,0 +1,31 @@
+"""Bytes of chunks, which their groups tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tierkv.types.keys import GROUP_BYTES, Key
+
+FRAME_PAGE_BYTES = 4096
+"""A frame is a header page and a payload padded to pages (decision 3)."""
+
+
+def frame_bytes_bound(raw_bytes: int) -> int:
+    """The most that a chunk of ``raw_bytes`` can take at rest."""
+    return FRAME_PAGE_BYTES * (1 + -(-raw_bytes // FRAME_PAGE_BYTES))
+
+
+class ChunkSizes:
+    """Bytes of a chunk by its key. group_bytes: of one chunk of each group."""
+
+    def __init__(self, group_bytes: Sequence[int]) -> None:
+        self._raw = tuple(group_bytes)
+        self._frames = tuple(map(frame_bytes_bound, group_bytes))
+
+    def raw(self, keys: Iterable[Key]) -> int:
+        """Bytes of these chunks together, before they are framed."""
+        return sum(self._raw[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys)
+
+    def frame_bound(self, key: Key) -> int:
+        """The most that a chunk can take at rest."""
+        return self._frames[int.from_bytes(key[-GROUP_BYTES:], "big")]
