@@ -150,10 +150,10 @@ class _Assembly:
         """The wired stack."""
         with contextlib.ExitStack() as undo:
             memory = private_memory if self.shared is None else self.shared.map
-            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
-            undo.callback(arena.close)
             if self.shared is not None:
                 undo.callback(self.shared.close)
+            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
+            undo.callback(arena.close)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(arena, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
@@ -243,17 +243,14 @@ class _Assembly:
         if self.shared is not None:
             return (), ()
         threads = self.config.host.copy_threads
-        names = (
-            ["tierkv-copy"]
-            if self.engine.num_workers == 1
-            else [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
-        )
         runtime = self.runtime
+        names = [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
         pools = tuple(CopyPool(threads, name=name, spawn=runtime.spawn, pause=runtime.pause) for name in names)
         workers = tuple(
             Worker(
                 arena, self.sealer, self.geometry, pool.submit,
                 rank=rank, verify_loads=self.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
+                gpu_staging_bytes=self.config.host.gpu_staging,
             )
             for rank, pool in enumerate(pools)
         )  # fmt: skip
@@ -269,6 +266,7 @@ class _Assembly:
             namespace=self.sealer.namespace,
             arena=self.shared.handle(arena),
             copy_threads=self.config.host.copy_threads,
+            gpu_staging_bytes=self.config.host.gpu_staging,
             verify_frames=self.sealer.verify,
             verify_loads=self.verify_loads,
         )

@@ -92,6 +92,19 @@ def test_a_tier_that_was_never_measured_is_used() -> None:
     assert core.manager.read_costs()[0] is not None
 
 
+def test_chunks_on_their_way_from_a_slow_tier_are_not_free() -> None:
+    """Another request is waiting for them: who would have to wait for the same reads computes instead."""
+    core = core_of(disk())
+    first = below(core, 64)
+    assert core.ask(first) is None
+    assert core.manager.take_ops()
+    teach(core, SLOW_S)
+    second = core.arrive(range(97000, 97064), "second")
+    assert core.truth.keys(second) == core.truth.keys(first)
+    assert core.ask(second) == 0
+    assert not core.manager.take_ops(), "what is being read is not read again"
+
+
 def test_a_slow_tail_is_cut_off() -> None:
     """What is in the host tier is nearly free and is answered; the slow rest is computed."""
     core = core_of(disk())

@@ -104,6 +104,11 @@ class HostConfig(_Model):
         default=1,
         description="Threads of each worker that copy between GPU pages and host slots, or help a GPU to.",
     )
+    gpu_staging: Size = Field(
+        default=128 * 1024**2,
+        description="GPU memory that each worker takes for chunks on their way, a quarter of it per buffer; at least "
+        "four chunks. Nothing where the KV cache is in host memory.",
+    )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.8,
         description="Share of the slots that waiting requests may reserve together; the rest stays free for stores.",

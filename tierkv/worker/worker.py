@@ -24,6 +24,9 @@ from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.slot_parts import SlotParts
 from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 
+GPU_STAGING_BYTES = 128 << 20
+"""Device memory for chunks on their way, unless the stack's description says otherwise."""
+
 
 class Worker:
     """Copies for one rank. All methods belong to the worker's own thread; copies run where ``submit`` puts them.
@@ -36,6 +39,7 @@ class Worker:
         rank: which of the workers that share the stack this is.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
         clock: seconds, for the time that copies take.
+        gpu_staging_bytes: device memory for chunks on their way, where the KV tensors are on a GPU.
         wait_for: waits until futures of ``submit`` are done.
 
     Attributes:
@@ -52,6 +56,7 @@ class Worker:
         rank: int = 0,
         verify_loads: bool = True,
         clock: Callable[[], float] = time.perf_counter,
+        gpu_staging_bytes: int = GPU_STAGING_BYTES,
         wait_for: Wait = wait,
     ) -> None:
         self.rank = rank
@@ -63,6 +68,7 @@ class Worker:
         self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
         self._geometry = geometry
         self._submit = submit
+        self._gpu_staging_bytes = gpu_staging_bytes
         self._wait_for = wait_for
         self._copies: Copies | None = None
         self._queued: dict[int, TransferJob] = {}
@@ -83,7 +89,7 @@ class Worker:
         if getattr(caches[0][0], "is_cuda", False):
             from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
 
-            self._copies = cuda_copies(self._slots, caches, self._submit)
+            self._copies = cuda_copies(self._slots, caches, self._submit, self._gpu_staging_bytes)
         else:
             self._copies = HostCopies(
                 self._slots, HostPages(self._geometry, caches), self._submit, self._clock, self._wait_for
