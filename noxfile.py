@@ -133,6 +133,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def simulate(session: nox.Session) -> None:
+    """Days of faults under simulated time, 200 seeds of them, every byte checked (-- --seeds N --seed S, or --help)."""
+    session.install(*CONSTRAINTS, local(ROOT))
+    session.run("python", "-I", "-m", "tierkv.testing.simulation", *session.posargs)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Sdist and wheel of every distribution into dist/, checked, then installed and asked for their plugins."""
     session.install(*GROUPS["build"])

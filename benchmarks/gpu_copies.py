@@ -27,7 +27,7 @@ from tierkv.types.namespace import FINGERPRINT_BYTES
 from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
 from tierkv.worker.slot_parts import SlotParts
 from tierkv.worker.transfers import Copies
-from tierkv.worker.worker import Worker
+from tierkv.worker.worker import GPU_STAGING_BYTES, Worker
 
 LAYOUTS = (
     Layout("2 MiB chunks of 32 pages in one tensor", 1, 32),
@@ -86,7 +86,7 @@ class _Bench:
     def _bare_copies(self, slots: SlotParts) -> Copies:
         from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - imports torch, an extra
 
-        return cuda_copies(slots, [self._pages], _run_now)
+        return cuda_copies(slots, [self._pages], _run_now, GPU_STAGING_BYTES)
 
     def close(self) -> None:
         """Unpin and free, in this order."""

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.limits import TierLimits
+from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
 from tierkv.events import Observers
 from tierkv.manager.contract import HOST
@@ -28,6 +30,8 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.recorded_stack import RecordedStack
+from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
@@ -59,7 +63,7 @@ def open_stack(
     engine: EngineSpec,
     *,
     plugins: PluginRegistry | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    runtime: Runtime | None = None,
     verify_frames: bool = True,
 ) -> Stack:
     """Open a stack for an engine. Blocks until durable tiers have told what they hold.
@@ -68,7 +72,7 @@ def open_stack(
         config: a stack description: a path to TOML, YAML or JSON, a mapping, or a loaded one.
         engine: the engine's shape.
         plugins: what is installed; found by entry points if left out.
-        clock: seconds, monotonic.
+        runtime: where time, chance and threads come from; the real ones if left out.
         verify_frames: False compares no checksum anywhere. It exists for one test, which shows that corruption then
             changes tokens.
 
@@ -79,7 +83,7 @@ def open_stack(
     """
     registry = plugins or load_plugins()
     resolved = _resolved(config, registry)
-    return _Assembly(resolved, engine, registry, clock, verify_frames=verify_frames).build()
+    return _Assembly(resolved, engine, registry, runtime or Runtime(), verify_frames=verify_frames).build()
 
 
 def _resolved(config: StackConfig | Mapping[str, Any] | str | Path, registry: PluginRegistry) -> ResolvedStack:
@@ -126,14 +130,14 @@ class _Assembly:
         resolved: ResolvedStack,
         engine: EngineSpec,
         registry: PluginRegistry,
-        clock: Callable[[], float],
+        runtime: Runtime,
         *,
         verify_frames: bool,
     ) -> None:
         self.resolved = resolved
         self.config = resolved.config
         self.registry = registry
-        self.clock = clock
+        self.runtime = runtime
         self.engine = engine
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
@@ -148,14 +152,16 @@ class _Assembly:
         """The wired stack."""
         with contextlib.ExitStack() as undo:
             memory = private_memory if self.shared is None else self.shared.map
-            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
-            undo.callback(arena.close)
             if self.shared is not None:
                 undo.callback(self.shared.close)
+            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
+            undo.callback(arena.close)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(arena, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
-            dispatcher = Dispatcher(tiers, [_dispatch_limits(tier) for tier in self.resolved.tiers], self.clock)
+            limits = [_dispatch_limits(tier) for tier in self.resolved.tiers]
+            runtime = self.runtime
+            dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, pause=runtime.pause)
             undo.callback(dispatcher.close, 0.0)
             stack = self._wire(arena, dispatcher)
             undo.pop_all()
@@ -200,26 +206,39 @@ class _Assembly:
             block_events=block_events,
         )
         workers, copies = self._workers(arena)
-        return Stack(
-            StackParts(
-                scheduler=scheduler,
-                manager=manager,
-                dispatcher=dispatcher,
-                workers=workers,
-                copies=copies,
-                arena=arena,
-                shared=self.shared,
-                setup=self._setup(arena),
-                part_book=None if len(workers) == 1 else PartBook(arena, self.sealer, self.geometry),
-                namespace=self.namespace,
-                geometry=self.geometry,
-                counters=counters,
-                observers=self._observers(),
-                events=EventQueue(block_events, counters, kept=events.enabled),
-                tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
-                completions_per_step_max=config.lookup.completions_per_step_max,
-            ),
-            self.clock,
+        parts = StackParts(
+            scheduler=scheduler,
+            manager=manager,
+            dispatcher=dispatcher,
+            workers=workers,
+            copies=copies,
+            arena=arena,
+            shared=self.shared,
+            setup=self._setup(arena),
+            part_book=None if len(workers) == 1 else PartBook(arena, self.sealer, self.geometry),
+            namespace=self.namespace,
+            geometry=self.geometry,
+            counters=counters,
+            observers=self._observers(),
+            events=EventQueue(block_events, counters, kept=events.enabled),
+            tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
+            completions_per_step_max=config.lookup.completions_per_step_max,
+        )
+        runtime = self.runtime
+        if config.record.path is None:
+            return Stack(parts, runtime.clock, runtime.pause)
+        writer = self._record_writer(Path(config.record.path), parts.tier_names)
+        return RecordedStack(parts, runtime.clock, runtime.pause, writer)
+
+    def _record_writer(self, path: Path, tier_names: Sequence[str]) -> RecordWriter:
+        record = self.config.record
+        head = {
+            "is": "record", "step": 0, "t": 0, "version": 1, "model": self.namespace.model, "pid": os.getpid(),
+            "opened": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "tiers": ["host", *tier_names],
+        }  # fmt: skip
+        runtime = self.runtime
+        return RecordWriter(
+            path, head, record.bytes_max, record.keep, clock=runtime.clock, pause=runtime.pause, spawn=runtime.spawn
         )
 
     def _workers(self, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
@@ -227,16 +246,17 @@ class _Assembly:
         if self.shared is not None:
             return (), ()
         threads = self.config.host.copy_threads
-        names = (
-            ["tierkv-copy"]
-            if self.engine.num_workers == 1
-            else [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
-        )
-        pools = tuple(CopyPool(threads, name=name) for name in names)
+        runtime = self.runtime
+        names = [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
+        pools = tuple(CopyPool(threads, name=name, spawn=runtime.spawn, pause=runtime.pause) for name in names)
         workers = tuple(
-            Worker(arena, self.sealer, self.geometry, pool.submit, rank=rank, verify_loads=self.verify_loads)
+            Worker(
+                arena, self.sealer, self.geometry, pool.submit,
+                rank=rank, verify_loads=self.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
+                gpu_staging_bytes=self.config.host.gpu_staging,
+            )
             for rank, pool in enumerate(pools)
-        )
+        )  # fmt: skip
         return workers, pools
 
     def _setup(self, arena: HostArena) -> WorkerSetup | None:
@@ -249,6 +269,7 @@ class _Assembly:
             namespace=self.sealer.namespace,
             arena=self.shared.handle(arena),
             copy_threads=self.config.host.copy_threads,
+            gpu_staging_bytes=self.config.host.gpu_staging,
             verify_frames=self.sealer.verify,
             verify_loads=self.verify_loads,
         )
@@ -257,10 +278,11 @@ class _Assembly:
         """Observers have a thread of their own: a slow one must not delay copies."""
         if not self.registry.has_observers:
             return Observers(None, None)
-        return Observers(self.registry.observe, CopyPool(name="tierkv-observe").submit)
+        return Observers(self.registry.observe, CopyPool(name="tierkv-observe", spawn=self.runtime.spawn).submit)
 
     def _open_tiers(self, arena: HostArena, undo: contextlib.ExitStack) -> list[Tier]:
         codecs = {name: registered.plugin.open() for name, registered in self.registry.codecs.items()}
+        timing = Timing(self.runtime.clock, self.runtime.nap, self.runtime.rng)
         tiers = []
         for tier in self.resolved.tiers:
             context = BackendContext(tier.config.name, self.namespace, arena.slot_bytes, tier.config.capacity)
@@ -270,7 +292,7 @@ class _Assembly:
             tiers.append(
                 Tier(
                     tier.config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self.sealer, arena,
-                    retry=retry, timing=Timing(clock=self.clock),
+                    retry=retry, timing=timing,
                 )
             )  # fmt: skip
         return tiers

@@ -32,7 +32,7 @@ from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
-from tierkv.types.tier_ops import Verb
+from tierkv.types.tier_ops import Completion, TierHealth, TierOp, Verb
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.part_book import PartBook
 from tierkv.worker.worker import Worker
@@ -97,6 +97,7 @@ class Stack:
         self._clock = clock
         self._sleep = sleep
         self._validate = os.environ.get(VALIDATE) == "1"
+        self._passes_events_on = parts.observers.any or parts.events.needs_every_step
         self._in_step = False
         self._closed = False
 
@@ -156,20 +157,28 @@ class Stack:
     def _take_in(self) -> None:
         self._manager.begin_step(self._clock())
         for news in self._dispatcher.drain(self._parts.completions_per_step_max):
-            self._manager.on_completion(news)
+            self._on_news(news)
+
+    def _on_news(self, news: Completion | TierHealth) -> None:
+        self._manager.on_completion(news)
+
+    def _submit(self, op: TierOp) -> None:
+        self._dispatcher.submit(op)
 
     def _hand_out(self) -> None:
         """Give dispatch its instructions, and observers what happened."""
         for op in self._manager.take_ops():
-            self._dispatcher.submit(op)
-        if self._parts.observers.any or self._parts.events.needs_every_step:
+            self._submit(op)
+        if self._passes_events_on:
             self._observe()
         if self._validate:
             self._scheduler.validate()
 
     def _observe(self) -> None:
         """Pass events to observers and keep them for the engine."""
-        events = self._scheduler.take_events()
+        self._pass_on(self._scheduler.take_events())
+
+    def _pass_on(self, events: Sequence[CacheEvent]) -> None:
         self._parts.events.put(events)
         self._parts.observers.notify(events)
 
@@ -270,6 +279,18 @@ class Stack:
     def take_stats(self) -> ConnectorStats | None:
         """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""
         return self._stats.take(self.counters.stores_refused)
+
+    def tier_speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of each lower tier's reads, as far as they are measured.
+
+        With :attr:`prefill_tokens_per_s` they decide what is worth loading (docs/explanation/load-or-recompute.md).
+        """
+        return self._manager.tier_speeds()
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
+        return self._scheduler.prefill_tokens_per_s
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ class WorkerSetup:
     """What a worker's process must know of the stack. Plain data that pickles.
 
     rank: which worker it will be. geometry: sizes of groups and chunks. namespace: the fingerprint, sixteen bytes.
-    arena: where the host tier's memory is. copy_threads: threads for its copies. verify_frames: compare checksums at
+    arena: where the host tier's memory is. copy_threads: threads for its copies. gpu_staging_bytes: device memory for
+    chunks on their way. verify_frames: compare checksums at
     all. verify_loads: check each chunk's part on its way to the GPU.
     """
 
@@ -33,6 +34,7 @@ class WorkerSetup:
     namespace: bytes
     arena: ArenaHandle
     copy_threads: int
+    gpu_staging_bytes: int
     verify_frames: bool
     verify_loads: bool
 
@@ -45,7 +47,13 @@ class ProcessWorker(Worker):
         self._pool = CopyPool(setup.copy_threads, name=f"tierkv-copy-{setup.rank}")
         sealer = FrameSealer(setup.namespace, verify=setup.verify_frames)
         super().__init__(
-            arena, sealer, setup.geometry, self._pool.submit, rank=setup.rank, verify_loads=setup.verify_loads
+            arena,
+            sealer,
+            setup.geometry,
+            self._pool.submit,
+            rank=setup.rank,
+            verify_loads=setup.verify_loads,
+            gpu_staging_bytes=setup.gpu_staging_bytes,
         )
 
     def close(self, timeout_s: float = 30.0) -> None:

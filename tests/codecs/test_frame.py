@@ -135,6 +135,7 @@ headers = st.builds(
     stored_bytes=st.integers(0, 2**64 - 1),
     stored_checksum=st.binary(min_size=16, max_size=16),
     raw_checksum=st.binary(min_size=16, max_size=16),
+    part_checksums=st.just(()),  # these hang together with the raw checksum: they have a test of their own
 )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from core_parts import Core, TierSpec, disk, make_core, objects
 from core_truth import BedRequest
+from group_parts import full, window
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +13,8 @@ from tierkv.manager.speeds import REMEASURE_S
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.prefill import SAMPLES_MIN
+from tierkv.types.engine import GroupSpec
+from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
 TOKENS_PER_S = 1000.0
@@ -88,6 +92,19 @@ def test_a_tier_that_was_never_measured_is_used() -> None:
     assert core.manager.read_costs()[0] is not None
 
 
+def test_chunks_on_their_way_from_a_slow_tier_are_not_free() -> None:
+    """Another request is waiting for them: who would have to wait for the same reads computes instead."""
+    core = core_of(disk())
+    first = below(core, 64)
+    assert core.ask(first) is None
+    assert core.manager.take_ops()
+    teach(core, SLOW_S)
+    second = core.arrive(range(97000, 97064), "second")
+    assert core.truth.keys(second) == core.truth.keys(first)
+    assert core.ask(second) == 0
+    assert not core.manager.take_ops(), "what is being read is not read again"
+
+
 def test_a_slow_tail_is_cut_off() -> None:
     """What is in the host tier is nearly free and is answered; the slow rest is computed."""
     core = core_of(disk())
@@ -119,6 +136,71 @@ def test_a_slow_middle_is_worth_it_when_much_lies_behind_it() -> None:
     core.put([*keys[:5], *keys[8:]])
     core.finish_all()
     assert core.ask(request) is None
+
+
+@pytest.mark.parametrize(("fine_in_host", "answer"), [(1, 0), (2, 4), (3, 6)])
+def test_a_cut_is_a_hit_of_the_search(fine_in_host: int, answer: int) -> None:
+    """S44: chunks of 2 and 4 tokens; a cut after the first fine chunk is shorter than a coarse one, so it is none."""
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    core = make_core(block_tokens=(2, 4), slots=256, tiers=[disk(writes=False)], limits=limits)
+    teach(core, SLOW_S)
+    request = core.arrive(32)
+    fine = core.truth.keys(request, 0)
+    core.put([*fine[:fine_in_host], *core.truth.keys(request, 1)])
+    core.keep_below(fine[fine_in_host:])
+    assert core.ask(request) == answer
+
+
+@pytest.mark.parametrize(("windows", "answer"), [([16], 0), ([9, 16], 40), ([4, 16], 20)])
+def test_a_shorter_hit_of_a_window_is_weighed_again(windows: list[int], answer: int) -> None:
+    """The window at the end of the long hit is in the host tier, the prefix's tail is slow: the hit is cut, and now it
+    needs another window. Where all others are slow, too, nothing is loaded; where one is in the host tier, the hit ends
+    with it."""
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    core = make_core(groups=[full(), window(4)], slots=256, tiers=[disk(writes=False)], limits=limits)
+    teach(core, SLOW_S)
+    request = core.arrive(69)
+    prefix, ends = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    core.put([*prefix[:10], *[ends[i] for i in windows]])
+    core.keep_below([*prefix[10:], *[key for i, key in enumerate(ends) if i not in windows]])
+    assert core.ask(request) == answer
+
+
+def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
+    """S44: a cut hit needs a window of which nothing is known yet; it is asked for, and the answer is the one that
+    would have been given had it been known at once."""
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    answers: list[int | None] = []
+    for asked_before in (False, True):
+        tiers = [disk(writes=False), objects(writes=False)]
+        core = make_core(groups=[full(), window(4)], slots=256, tiers=tiers, limits=limits)
+        teach(core, SLOW_S, tier=0)
+        teach(core, FAST_S, tier=1)
+        request = core.arrive(69)
+        prefix, ends = core.truth.keys(request, 0), core.truth.keys(request, 1)
+        core.put([*prefix[:10], ends[-1]])
+        core.keep_below(prefix[10:])
+        present = {ends[9]}
+
+        def probe(core: Core = core, present: set[Key] = present) -> None:
+            for op in core.manager.take_ops():
+                kinds = [OutcomeKind.OK if key in present or op.verb is Verb.READ else OutcomeKind.ABSENT
+                         for key in op.keys]  # fmt: skip
+                core.finish(op, kinds)
+
+        if asked_before:
+            for key in ends:
+                core.manager.lookup(key, core.record(request).ctx)
+            probe()
+        answer = core.ask(request)
+        assert asked_before or answer is None
+        for _ in range(8):
+            if answer is not None:
+                break
+            probe()
+            answer = core.ask(request)
+        answers.append(answer)
+    assert answers == [40, 40]
 
 
 def test_a_fast_tier_before_a_slow_one() -> None:
@@ -215,28 +297,33 @@ def test_the_rate_is_measured_from_steps() -> None:
     assert core.ask(below(core, 64)) == 0
 
 
-where = st.lists(st.sampled_from(["host", "disk", "both", "none"]), max_size=16)
+GROUPS = [[full(2), full(4)], [full(4), window(8, 2)], [full(2), window(4, 4), window(12, 2)], [window(8), window(4)]]
+
+where = st.lists(st.sampled_from(["host", "host", "disk", "disk", "both", "none"]), max_size=16)
+"""Per chunk, where it is."""
 
 
 @given(
-    fine=where, coarse=where, computed=st.integers(0, 5), elapsed_s=st.sampled_from([0.0005, 0.004, 0.03, 1.0]),
-    own_tokens=st.integers(0, 5),
+    groups=st.sampled_from(GROUPS), places=st.tuples(where, where, where), computed=st.integers(0, 5),
+    elapsed_s=st.sampled_from([0.0005, 0.004, 0.03, 1.0]), own_tokens=st.integers(0, 5),
 )  # fmt: skip
 def test_auto_is_feasible_and_never_longer_than_off(
-    fine: list[str], coarse: list[str], computed: int, elapsed_s: float, own_tokens: int
+    groups: list[GroupSpec], places: tuple[list[str], ...], computed: int, elapsed_s: float, own_tokens: int
 ) -> None:
-    """Whatever is where: with auto the first answer is a hit that the search itself would give under some cap, and not
-    longer than without."""
+    """Whatever is where, windows or not: with auto the answer is a hit that the search itself would give under some
+    cap, and not longer than without."""
+    sizes = [group.block_tokens for group in groups]
+    count = max(size * len(run) for size, run in zip(sizes, places, strict=False))
     answers: list[int] = []
     feasible: set[int] = set()
     for auto in (False, True):
         limits = SchedulerLimits(weighs_recompute=auto, prefill_tokens_per_s=TOKENS_PER_S)
-        core = make_core(block_tokens=(2, 4), slots=256, tiers=[disk(writes=False)], limits=limits)
+        core = make_core(groups=groups, slots=256, tiers=[disk(writes=False)], limits=limits)
         teach(core, elapsed_s)
-        request = core.arrive(max(2 * len(fine), 4 * len(coarse)) + own_tokens)
+        request = core.arrive(count + own_tokens)
         local = 4 * computed
-        for group, places in enumerate((fine, coarse)):
-            for key, place in zip(core.truth.keys(request, group), places, strict=False):
+        for group, run in zip(range(len(groups)), places, strict=False):
+            for key, place in zip(core.truth.keys(request, group), run, strict=False):
                 if place in ("host", "both"):
                     core.put([key])
                 if place in ("disk", "both"):

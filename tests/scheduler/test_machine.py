@@ -113,9 +113,11 @@ TestCore.settings = settings(max_examples=2 * settings().max_examples, stateful_
 
 
 @pytest.mark.parametrize("spec", range(len(SPECS)))
-def test_random_days(spec: int, rng: random.Random) -> None:
-    """Seeded runs are a hundred times faster than the machine's examples, so they reach the rarer meetings. How many
-    follows the profile; a failure names the seed."""
+def test_s121_random_days(spec: int, rng: random.Random) -> None:
+    """S121, D6: whatever the schedule, nothing is held at its end, and no foreign byte was stored or read. (The lineage
+    audits reference counts of host and GPU blocks; ours has holds on slots and fences on blocks.) Seeded runs are a
+    hundred times faster than the machine's examples, so they reach the rarer meetings. How many follows the profile; a
+    failure names the seed."""
     for _ in range(max(1, settings().max_examples // 2)):
         moves = Moves(SPECS[spec])
         drive(moves, rng, 300)
@@ -133,7 +135,7 @@ def test_random_days_reach_every_state(rng: random.Random) -> None:
         payloads += moves.bed.mirror.payloads
         for name, value in moves.bed.core.counters.as_dict().items():
             totals[name] = totals.get(name, 0) + (value if isinstance(value, int) else sum(value.values()))
-    unlikely = {"events_dropped", "payloads_forgotten", "sightings_failed"}
+    unlikely = {"events_dropped", "payloads_forgotten", "sightings_failed", "entries_dropped"}
     unlikely |= {"admissions_refused", "policies_failed"}  # the policy here is our own, and refuses nobody
     never = {name for name, value in totals.items() if not value} - unlikely
     assert not never

@@ -146,8 +146,11 @@ def test_auto_leaves_a_disk_out_that_no_prefill_waits_for(
     fast = EngineCapabilities(prefill_tokens_per_s=1e9)
     with opened(tmp_path, capabilities=fast, lookup=lookup) as stack:
         first = Asked("a", 1, 2)
+        assert stack.tier_speeds() == {}
         assert ask(stack, first) == 32
         load(stack, first, 32)
+        assert stack.tier_speeds()["disk"]["bytes_per_s"] > 0
+        assert stack.prefill_tokens_per_s == 1e9
         assert ask(stack, Asked("b", 2, 2)) == expected
         assert stack.counters.hits_shortened == (not expected)
 

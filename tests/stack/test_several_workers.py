@@ -12,7 +12,7 @@ from worker_ranks import Driver, LocalRank, RemoteRank, config_of, remote_ranks,
 
 import tierkv
 from tierkv.codecs.frame import HEADER_BYTES, PARTS_MAX
-from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.errors import ConfigError, EngineProtocolError, TierKVError
 from tierkv.stack import Stack
 from tierkv.types.engine import StepOutput
 from tierkv.types.transfers import WorkerOutput
@@ -133,6 +133,14 @@ def test_each_worker_checks_its_own_part(damaged: int) -> None:
         assert after[damaged] == before[damaged]
         assert after[1 - damaged] == ranks[1 - damaged].block(1)
         assert_loaded(driver, SOURCE[2:], TARGET[2:])
+
+
+def test_transfers_of_all_workers_are_counted(driver: Driver) -> None:
+    """Each worker measures its own part; the stack's statistics hold both, also from other processes."""
+    driver.store(driver.request(PROMPT), SOURCE)
+    stats = driver.stack.take_stats()
+    assert stats is not None
+    assert [one["op_size"] for one in stats.transfers.data["GPU_to_CPU"]] == [2 * 704, 2 * 704]
 
 
 def test_a_rank_that_reports_twice_counts_once() -> None:
@@ -292,6 +300,17 @@ def test_where_the_workers_live_is_said() -> None:
             stack.worker_setup(0)
         with pytest.raises(EngineProtocolError, match="cannot be lost"):
             stack.worker_lost(0)
+
+
+def test_a_failed_opening_gives_shared_memory_back(tmp_path: Path) -> None:
+    """A tier that cannot be opened, and a capacity that cannot be had: no descriptor stays."""
+    (tmp_path / "file").write_text("no directory")
+    broken = {"backend": "disk", "path": str(tmp_path / "file"), "capacity": "8MiB", "min_free_bytes": 0}
+    for config in (config_of(tiers=[broken]), config_of(host={"capacity": 2**45})):
+        with pytest.raises(TierKVError):
+            tierkv.open_stack(config, spec_of(2, processes=True))
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [link for link in links if "tierkv-arena" in str(link.readlink())]
 
 
 def test_more_workers_than_a_header_has_room_for() -> None:

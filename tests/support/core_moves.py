@@ -47,9 +47,12 @@ SPECS: tuple[BedSpec, ...] = (
         groups=(window(7, 2), ssm(4), full(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=80,
         tiers=(objects(probe_keys_max=8), disk(frames=12)), gpu_caching=False, num_workers=2,
     ),
-    BedSpec(groups=(window(9, 4), window(4, 4)), slots=12, gpu_blocks=40, tiers=(disk(frames=9),), gpu_caching=False),
     BedSpec(
-        groups=(local(10, 4), full(6), window(5, 3)), hash_block_tokens=1, slots=24, reserved=20, gpu_blocks=80,
+        groups=(window(9, 4), ssm(4), window(4, 4)), slots=16, reserved=12, gpu_blocks=60, tiers=(disk(frames=12),),
+        gpu_caching=False,
+    ),
+    BedSpec(
+        groups=(local(10, 4), full(2), window(6, 6)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
         tiers=(disk(), objects()),
     ),
     BedSpec(
@@ -194,7 +197,8 @@ def random_faults(rng: Random, rate: float) -> list[OutcomeKind | None]:
 def drive(moves: Moves, rng: Random, count: int) -> None:
     """A day in the life of a bed: ``count`` random moves, everything checked after each, then the end."""
     menu: list[tuple[int, Callable[[], None]]] = [
-        (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.randrange(12), rng.randrange(1, 12),
+        (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.choice([0, rng.randrange(12)]),
+                                 rng.randrange(1, 12),
                                  rng.choice([-1, -1, -1, 0, 9]), rng.randrange(len(HINTS)))),
         (1, lambda: moves.preload(rng.randrange(PROMPTS), rng.randrange(8, 64), rng.randrange(2), rng.randrange(40))),
         (30, lambda: moves.step(rng.choice([0, 0, 1, 1, 10]), budget=rng.choice([4, 16, 16, 64]),

@@ -25,6 +25,10 @@ class HandEvent:
         self._device.queries += 1
         return self._number < self._device.passed
 
+    def elapsed_time(self, end_event: HandEvent) -> float:
+        """Each point is a millisecond behind the one before."""
+        return float(end_event._number - self._number)
+
     def synchronize(self) -> None:
         """Get so far."""
         self._device.waits += 1

@@ -14,7 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from worker_bed import CUDA, GEOMETRY, HAND, NUM_BLOCKS, SPEC, Bed, job
+from worker_ranks import config_of, spec_of
 
+import tierkv
 from tierkv.codecs.frame import HEADER_BYTES
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
@@ -105,6 +107,18 @@ def test_copies_run_behind_what_the_engine_had_enqueued(bed: Bed) -> None:
     assert not finish(bed)
 
 
+def test_transfers_are_timed_by_the_gpu(bed: Bed) -> None:
+    """S109: bytes and seconds of a transfer, from its first copy to its last, however late somebody asks."""
+    bed.run(stores=(job(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], store=True),))
+    bed.worker.queue_stores(ConnectorMeta(stores=(job(2, [1, 2, 3], store=True),)))
+    bed.worker.start_step(ConnectorMeta())
+    bed.worker.drain()
+    assert bed.worker.get_finished().transfers == {"GPU_to_CPU": [{"op_size": 576, "op_time": 0.001}]}
+    bed.worker.start_step(ConnectorMeta(loads=(job(3, [1, 2, 3], store=False),)))
+    bed.worker.drain()
+    assert bed.worker.get_finished().transfers == {"CPU_to_GPU": [{"op_size": 576, "op_time": 0.001}]}
+
+
 def test_flushed_jobs_are_waited_for(bed: Bed) -> None:
     """Preemption: the engine's thread waits for these events, and only because it asked."""
     assert not bed.run(stores=(job(1, [1, 2, 3], store=True),))
@@ -130,13 +144,28 @@ def test_the_arena_is_pinned_once_and_unpinned_by_the_last(bed: Bed) -> None:
     length = bed.arena.num_slots * bed.arena.slot_bytes
     assert bed.hand.registered == {address: length}
     pages = DevicePages(GEOMETRY, [[torch.from_numpy(t) for t in group] for group in bed.caches])
-    second = CudaCopies(SlotParts(bed.arena, bed.sealer, GEOMETRY), pages, bed.submit, bed.hand)
+    second = CudaCopies(SlotParts(bed.arena, bed.sealer, GEOMETRY), pages, bed.submit, bed.hand, 1)
     bed.worker.shutdown()
     bed.worker.shutdown()
     assert bed.hand.registered == {address: length}
     second.close()
     second.close()
     assert bed.hand.registered == {}
+
+
+def test_device_memory_is_bounded_by_the_configuration() -> None:
+    """Promise 6: four lanes share what was given, unless a lane could then not hold one part of a chunk."""
+    config = config_of(host={"capacity": "128KiB", "gpu_staging": "4KiB"})
+    with tierkv.open_stack(config, spec_of(1)) as stack:
+        assert stack.worker._gpu_staging_bytes == 4096
+    with tierkv.open_stack(config, spec_of(2, processes=True)) as stack:
+        assert stack.worker_setup(1).gpu_staging_bytes == 4096
+    for whole, lane in ((4 * 1200, 1200), (100, 576)):
+        bed = Bed(HAND, staging_bytes=whole // 4)
+        copies = bed.worker._copies
+        assert isinstance(copies, CudaCopies)
+        assert [len(next(copies._store_lanes).staging) for _ in range(2)] == [lane, lane]
+        bed.close()
 
 
 def test_a_full_gpu_fails_the_batch_and_no_more(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:

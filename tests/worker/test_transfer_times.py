@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from tierkv.codecs.frame import FrameSealer
 from tierkv.metrics.transfer_stats import LOAD, SIZE, STORE, TIME
@@ -14,6 +16,7 @@ from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key
 from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob, WorkerOutput
+from tierkv.worker.host_copies import HostTransfer
 from tierkv.worker.worker import Worker
 
 GEOMETRY = Geometry.of(EngineSpec("m", "uint8", (GroupSpec(16, (256,)),), 16))
@@ -53,7 +56,7 @@ def worker_with(times: Sequence[float]) -> Worker:
 
 def test_each_job_is_one_operation_with_its_bytes_and_seconds() -> None:
     """A store and a load, told in the report in which they ended and never again."""
-    worker = worker_with([1.0, 1.5, 2.0, 2.25])
+    worker = worker_with([0.5, 1.0, 1.5, 1.75, 2.0, 2.25])
     worker.queue_stores(ConnectorMeta(stores=(job_of(1, store=True),)))
     worker.start_step(ConnectorMeta())
     worker.start_step(ConnectorMeta(loads=(job_of(2, store=False),)))
@@ -64,11 +67,22 @@ def test_each_job_is_one_operation_with_its_bytes_and_seconds() -> None:
 
 def test_s109_what_failed_is_not_counted_as_moved() -> None:
     """Empty slots hold no frames: the load is refused, moves nothing and is no operation."""
-    worker = worker_with([1.0, 1.5])
+    worker = worker_with([0.5, 1.0, 1.5])
     worker.start_step(ConnectorMeta(loads=(job_of(1, store=False),)))
     output = worker.get_finished()
     assert output.failed_keys == {1: frozenset(KEYS)}
     assert output.transfers == {}
+
+
+def test_copies_that_are_not_timed_count_until_their_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU copies behind our back: bytes without any time would be left out of every rate."""
+    worker = worker_with([1.0, 2.0, 3.0, 5.0])
+    original = HostTransfer.result
+    monkeypatch.setattr(HostTransfer, "result", lambda transfer: replace(original(transfer), seconds=None))
+    worker.queue_stores(ConnectorMeta(stores=(job_of(1, store=True),)))
+    worker.start_step(ConnectorMeta())
+    assert worker.get_finished().transfers == {STORE: [{SIZE: 512, TIME: 4.0}]}
+    assert not worker._began_s
 
 
 def test_d9_reports_of_workers_are_joined_without_touching_them() -> None:

@@ -102,7 +102,12 @@ class HostConfig(_Model):
     )
     copy_threads: Threads = Field(
         default=1,
-        description="Threads of each worker that copy between GPU pages and host slots, or work beside a GPU that does.",
+        description="Threads of each worker that copy between GPU pages and host slots, or help a GPU to.",
+    )
+    gpu_staging: Size = Field(
+        default=128 * 1024**2,
+        description="GPU memory that each worker takes for chunks on their way, a quarter of it per buffer; at least "
+        "four chunks. Nothing where the KV cache is in host memory.",
     )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.8,
@@ -231,6 +236,21 @@ class EventsConfig(_Model):
     )
 
 
+class RecordConfig(_Model):
+    """A record of what the stack does, for `tierkv explain`. Off, and free of cost, unless `path` is given."""
+
+    path: Name | None = Field(
+        default=None,
+        description="File that takes one JSON line per event; a file of its own for each process. Left out: no record.",
+    )
+    bytes_max: Annotated[int, BeforeValidator(parse_size), Field(ge=65_536)] = Field(
+        default=64 * 1024**2, description="Size at which a new file is begun; at least 64 KiB."
+    )
+    keep: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=1, description="Older files kept beside the newest, as `path.1`, `path.2` and so on."
+    )
+
+
 class StackConfig(_Model):
     """A whole stack, top to bottom."""
 
@@ -244,6 +264,7 @@ class StackConfig(_Model):
     lookup: LookupConfig = Field(default_factory=LookupConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     events: EventsConfig = Field(default_factory=EventsConfig)
+    record: RecordConfig = Field(default_factory=RecordConfig)
 
     @field_validator("tiers")
     @classmethod

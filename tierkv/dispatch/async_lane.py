@@ -24,6 +24,7 @@ from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import Verb
 
 _HELPER_THREADS_MAX = 32
+_LAST_TURNS = 8
 
 
 class LoopRunner:
@@ -68,10 +69,14 @@ class LoopRunner:
         self.loop.stop()
 
     def _close(self) -> None:
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        self.loop.call_soon(self.loop.stop)
-        self.loop.run_forever()
+        for _ in range(_LAST_TURNS):  # a cancelled task needs a few turns to end, one that refuses never does
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+            if not tasks:
+                break
         self.loop.close()
 
 

@@ -27,10 +27,17 @@ class CopyPool:
         name: of the threads.
         jobs_max: functions that may wait.
         spawn: starts the threads.
+        pause: waits on the caller's thread, in :meth:`close`.
     """
 
     def __init__(
-        self, threads: int = 1, *, name: str = "tierkv-copy", jobs_max: int = 4096, spawn: Spawn = start_thread
+        self,
+        threads: int = 1,
+        *,
+        name: str = "tierkv-copy",
+        jobs_max: int = 4096,
+        spawn: Spawn = start_thread,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         if threads < 1 or jobs_max < 1:
             raise ValueError(f"threads and jobs_max must be 1 or more, got {threads} and {jobs_max}")
@@ -38,6 +45,7 @@ class CopyPool:
         self._name = name
         self._jobs_max = jobs_max
         self._spawn = spawn
+        self._pause = pause
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._handles: list[Handle] = []
         self._is_closed = False
@@ -64,7 +72,7 @@ class CopyPool:
                     job[0].cancel()
             for _ in self._handles:
                 self._jobs.put(None)
-        wait_until(lambda: not self._alive(), timeout_s, time.monotonic, time.sleep)
+        wait_until(lambda: not self._alive(), timeout_s, time.monotonic, self._pause)
         return self._alive()
 
     def _alive(self) -> int:
@@ -76,23 +84,32 @@ class _CopyWorker:
 
     def __init__(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
         self._jobs = jobs
+        self._job: _Job | None = None
         self.done = False
 
     def run(self) -> None:
         while not self.done:
-            self._turn(self._jobs.get())
+            self._take(self._jobs.get())
+            self.finish()
 
     def step(self) -> bool:
+        begun = self.begin()
+        self.finish()
+        return begun
+
+    def begin(self) -> bool:
         try:
-            job = self._jobs.get_nowait()
+            self._take(self._jobs.get_nowait())
         except queue.Empty:
             return False
-        self._turn(job)
         return True
 
-    def _turn(self, job: _Job | None) -> None:
+    def _take(self, job: _Job | None) -> None:
+        self._job, self.done = job, job is None
+
+    def finish(self) -> None:
+        job, self._job = self._job, None
         if job is None:
-            self.done = True
             return
         future, function = job
         if not future.set_running_or_notify_cancel():

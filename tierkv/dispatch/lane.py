@@ -14,6 +14,7 @@ from tierkv.dispatch.spawn import Handle, OneShot, Spawn
 from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
 from tierkv.tiers.answers import explain
 from tierkv.tiers.tier import Tier
+from tierkv.types.tier_ops import TierOp
 
 
 class Lane(Protocol):
@@ -110,28 +111,47 @@ class IoWorker:
         self._tickets = tickets
         self._tokens = tokens
         self._done = done
+        self._ticket: Ticket | None = None
         self.done = False
 
     def run(self) -> None:
         """See :class:`~tierkv.dispatch.spawn.Runner`."""
         while not self.done:
-            self._turn(more=self._tokens.get())
+            self._take(more=self._tokens.get())
+            self.finish()
 
     def step(self) -> bool:
         """See :class:`~tierkv.dispatch.spawn.Runner`."""
+        begun = self.begin()
+        self.finish()
+        return begun
+
+    def begin(self) -> bool:
+        """See :class:`~tierkv.dispatch.spawn.Divisible`."""
         try:
             more = self._tokens.get_nowait()
         except queue.Empty:
             return False
-        self._turn(more=more)
+        self._take(more=more)
         return True
 
-    def _turn(self, *, more: bool) -> None:
+    def _take(self, *, more: bool) -> None:
         if not more:
             self.done = True
             return
         ticket = self._tickets.take()
-        if ticket is None or not ticket.claim():
+        if ticket is not None and ticket.claim():
+            self._ticket = ticket
+
+    @property
+    def under_way(self) -> TierOp | None:
+        """What it has taken and not done yet."""
+        return None if self._ticket is None else self._ticket.op
+
+    def finish(self) -> None:
+        """See :class:`~tierkv.dispatch.spawn.Divisible`."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
             return
         op = ticket.op
         try:

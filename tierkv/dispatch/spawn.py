@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Runner(Protocol):
@@ -23,6 +23,17 @@ class Runner(Protocol):
 
     def step(self) -> bool:
         """Do one thing that can be done now; False if there is none. Never waits for work."""
+
+
+@runtime_checkable
+class Divisible(Runner, Protocol):
+    """A runner whose steps take time: a simulation lets some pass between the halves of each. ``step`` is both."""
+
+    def begin(self) -> bool:
+        """Take something to do; False if there is nothing. Only when the last one is finished."""
+
+    def finish(self) -> None:
+        """Do what was taken."""
 
 
 class Handle(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
@@ -52,6 +53,7 @@ class OffloadManager:
         counters: CoreCounters,
     ) -> None:
         self.counters = counters
+        self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
         self._host = host
         self._tiers = tiers
         self._events = EventLog(counters)
@@ -119,11 +121,14 @@ class OffloadManager:
         allowed = ctx.hints.load_tiers
         ready = self._host.is_readable(key)
         if ready is None:
-            return self._traffic.presence(key, allowed)
+            answer = self._traffic.presence(key, allowed)
+            self.found_below += answer is LookupResult.HIT
+            return answer
         if allowed is not None and not (HOST in allowed and (ready or self._host.origin_of(key) in allowed)):
             answer = self._traffic.presence(key, allowed)
             if answer is not LookupResult.HIT:
                 return answer
+        self.found_below += not ready
         return LookupResult.HIT if ready else LookupResult.PENDING
 
     # -- reservations ------------------------------------------------------------------------------------------------
@@ -150,6 +155,15 @@ class OffloadManager:
         """Per lower tier: expected seconds until the first byte of a read, and per byte; None: not measured yet."""
         return [speed.expected() for speed in self._traffic.speeds]
 
+    def tier_speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
+        speeds = zip(self._tiers, self._traffic.speeds, strict=True)
+        return {
+            tier.name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
+            for tier, speed in speeds
+            if speed.latency_s is not None and speed.s_per_byte is not None
+        }
+
     def would_read(self, key: Key, ctx: RequestContext) -> int | None:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
         readable = self._host.is_readable(key)
@@ -158,6 +172,11 @@ class OffloadManager:
             return None if tier is None else tier.index
         origin = HOST if readable else self._host.origin_of(key)
         return next((tier.index for tier in self._tiers if tier.name == origin), None)
+
+    def without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
+        """The same asker, to whom some tiers have nothing."""
+        allowed = frozenset(self.tier_names) if ctx.hints.load_tiers is None else ctx.hints.load_tiers
+        return replace(ctx, hints=replace(ctx.hints, load_tiers=allowed - tiers))
 
     def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
         """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""

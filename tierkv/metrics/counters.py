@@ -22,7 +22,8 @@ class CoreCounters:
     engine's own cache, once per request. tokens_stored: copied to the host tier. deferred_ms: time that lookups were
     deferred for. policies_failed: policies that raised or chose what was held, and are asked no more, by tier.
     sightings_failed: policies that raised and are told no more, by tier. hits_shortened: answers shorter than what was
-    there, because the rest was not worth loading; tokens_shortened: the tokens of it.
+    there, because the rest was not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the
+    record of the stack does not tell.
     """
 
     lookups: int = 0
@@ -55,6 +56,7 @@ class CoreCounters:
     tokens_shortened: int = 0
     policies_failed: Counter[str] = field(default_factory=Counter)
     sightings_failed: Counter[str] = field(default_factory=Counter)
+    entries_dropped: int = 0
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """A copy as plain JSON values. Any thread: each field is copied in one go."""

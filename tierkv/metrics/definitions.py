@@ -54,6 +54,7 @@ COUNTERS = {
     "tokens_shortened": "Tokens cut off from hits for that reason",
     "policies_failed": "Eviction policies that failed and are asked no more",
     "sightings_failed": "Policies that raised when told of a request, and are told no more",
+    "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
 }
 """Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
 

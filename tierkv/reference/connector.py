@@ -45,7 +45,7 @@ class KVConnector(Protocol):
 
     @property
     def worker(self) -> KVConnectorWorker:
-        """The worker of this process."""
+        """The only worker; an engine of several ranks is given theirs beside the connector."""
 
     def on_new_request(self, request: Request) -> None:
         """A request arrived."""
@@ -60,7 +60,8 @@ class KVConnector(Protocol):
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Start the load of ``num_external_tokens`` tokens (0: there is none) with the next metadata.
 
-        ``blocks`` are all that the request has: local, external, and perhaps some for tokens computed in this step.
+        ``blocks`` are all that the request has: local, external, and perhaps some for tokens computed in this step. In
+        a group with a window the null block stands for all before the window of the first token to compute.
         """
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
@@ -68,6 +69,10 @@ class KVConnector(Protocol):
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """Take in what the worker reported; tell which loads ended, and how.
+
+        The engine goes on from where every group has valid blocks for all that the next token attends to. With full
+        attention that is the first invalid block. A window is loaded for one end only: if a block of it is invalid, or
+        one of full attention before it, there is as a rule nothing to go on from, and the engine computes everything.
 
         Every load accepted by ``update_state_after_alloc`` is reported as finished exactly once, also if the request
         was aborted or the cache was reset in between: the engine keeps the blocks until then.

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Set as AbstractSet
 from functools import partial
 
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
@@ -105,7 +106,7 @@ class Lookups:
         # time this happens the manager knows of one chunk less. Two rounds per step keep the step short.
         for _ in range(2):
             find = partial(self._find, record, computed_tokens, expired=expired)
-            hit = self._choice.shorten(record, computed_tokens, find(record.hit_end_max), find)
+            hit = self._choice.find(record, computed_tokens, find)
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
@@ -121,19 +122,29 @@ class Lookups:
                 break
         return self._defer(record, RequestEvent.WANTED)
 
-    def _find(self, record: RequestRecord, computed_tokens: int, tokens_max: int, *, expired: bool) -> Hit:
-        """The search, under the cap of what can be gathered at once, and ``tokens_max``.
+    def _find(
+        self,
+        record: RequestRecord,
+        computed_tokens: int,
+        tokens_max: int,
+        without: frozenset[str] = frozenset(),
+        *,
+        expired: bool,
+    ) -> Hit:
+        """The search, under the cap of what can be gathered at once, and ``tokens_max``, as if some tiers had nothing.
 
         After the deadline only what is readable in the host tier counts, and nobody else is asked any more.
         """
         cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, self._manager.reserved_chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
             cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
-        return self._longest(record, computed_tokens, cap, expired=expired)
+        ctx = self._manager.without(record.ctx, without) if without else record.ctx
+        return self._longest(record, ctx, computed_tokens, cap, expired=expired)
 
-    def _longest(self, record: RequestRecord, computed_tokens: int, tokens_max: int, *, expired: bool) -> Hit:
+    def _longest(
+        self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, expired: bool
+    ) -> Hit:
         """The longest hit that ends at ``tokens_max`` or before; a shorter one can need other chunks (windows)."""
-        ctx = record.ctx
         resident_prefix = partial(self._manager.resident_prefix, ctx=ctx)
 
         def readable(key: Key) -> LookupResult:

@@ -14,6 +14,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.accounts import Accounts
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
+from tierkv.scheduler.explaining import SchedulerView
 from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
@@ -65,6 +66,7 @@ class OffloadScheduler:
         self._accounts = Accounts(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
+        self.view = SchedulerView(manager, self._records, self._jobs)
         self._fences = Fences()
         if block_events is None:
             block_events = BlockEvents(geometry, counters, warn, active=False)
@@ -101,6 +103,7 @@ class OffloadScheduler:
             record = self._records[request.request_id] = RequestRecord(
                 request, self._geometry, hints, self._accounts.open(request.request_id)
             )
+            record.watcher = self.view.watcher
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
@@ -242,6 +245,11 @@ class OffloadScheduler:
     def request_account(self, request_id: str) -> RequestAccount | None:
         """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
         return self._accounts.of(request_id)
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
+        return self._prefill.tokens_per_s
 
     # -- instructions ------------------------------------------------------------------------------------------------
 

@@ -59,3 +59,12 @@ def worth_loading(
         read_bytes[tier] = read_bytes.get(tier, 0) + num_bytes
         reading_s = max(reading_s, cost.start_s + read_bytes[tier] * cost.s_per_byte)
     return hit_tokens if reading_s <= best_s else best
+
+
+def reading_s(pieces: Iterable[Piece], costs: Mapping[int, ReadCost]) -> float:
+    """How long it takes to read all pieces: the first part of the sum that :func:`worth_loading` makes smallest."""
+    read_bytes: dict[int, int] = {}
+    for piece in pieces:
+        if piece.tier in costs:
+            read_bytes[piece.tier] = read_bytes.get(piece.tier, 0) + piece.num_bytes
+    return max((costs[tier].start_s + size * costs[tier].s_per_byte for tier, size in read_bytes.items()), default=0.0)

@@ -32,8 +32,7 @@ from tierkv.worker.transfers import CopyResult, Submit, failed_result
 
 _log = logging.getLogger(__name__)
 
-STAGING_BYTES = 32 << 20
-"""Device memory of one lane; there are four. A chunk's part that is longer gets what it needs."""
+_LANES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,7 @@ class _Enqueued:
     """What a job has on the GPU's streams. ``held`` keeps the arena mapped while the copy engine may use it."""
 
     failed: set[Key]
+    began: Event | None = None
     events: list[Event] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)
 
@@ -77,20 +77,20 @@ class CudaCopies:
         pages: its KV tensors.
         submit: runs functions on copy threads.
         device: the GPU's runtime.
-        staging_bytes: device memory per lane.
+        staging_bytes: device memory for all lanes; if a lane's share holds no part of a chunk, it gets what one takes.
     """
 
     def __init__(
-        self, slots: SlotParts, pages: DevicePages, submit: Submit, device: Device, staging_bytes: int = STAGING_BYTES
+        self, slots: SlotParts, pages: DevicePages, submit: Submit, device: Device, staging_bytes: int
     ) -> None:
         self._slots = slots
         self._pages = pages
         self._submit = submit
         self._device = device
         part_bytes_max = max(group.worker_bytes for group in slots.geometry.groups)
-        self._staging_bytes = max(staging_bytes, part_bytes_max)
+        self._staging_bytes = max(staging_bytes // _LANES, part_bytes_max)
         self._is_pinned = slots.arena.pin(device.register)
-        lanes = [_Lane(device, self._staging_bytes, through_bounce=not self._is_pinned) for _ in range(4)]
+        lanes = [_Lane(device, self._staging_bytes, through_bounce=not self._is_pinned) for _ in range(_LANES)]
         self._store_lanes, self._load_lanes = cycle(lanes[:2]), cycle(lanes[2:])
 
     def start(self, job: TransferJob) -> CudaTransfer:
@@ -105,12 +105,12 @@ class CudaCopies:
             self._is_pinned = False
             self._slots.arena.unpin(self._device.unregister)
 
-    def finish(self, job: TransferJob, failed: frozenset[Key]) -> Future[CopyResult]:
+    def finish(self, job: TransferJob, failed: frozenset[Key], seconds: float | None) -> Future[CopyResult]:
         """The bytes are where they belong: what is left to do for a job."""
         if job.is_store:
-            return self._submit(lambda: self._close_stores(job, failed))
+            return self._submit(lambda: self._close_stores(job, failed, seconds))
         future: Future[CopyResult] = Future()
-        future.set_result(CopyResult(failed))
+        future.set_result(CopyResult(failed, seconds=seconds))
         return future
 
     # -- on a copy thread --------------------------------------------------------------------------------------------
@@ -157,6 +157,7 @@ class CudaCopies:
             with lane.lock, lane.stream.use():
                 try:
                     lane.stream.wait_event(before)
+                    done.began = done.began or lane.stream.record_event()
                     self._copy(job, lane, batch, done)
                 except Exception as error:  # noqa: BLE001 - out of memory, or a fault of the GPU: the batch fails
                     for chunk in batch:
@@ -202,7 +203,7 @@ class CudaCopies:
             if lane.bounce is not None:
                 lane.stream.synchronize()
 
-    def _close_stores(self, job: TransferJob, failed: frozenset[Key]) -> CopyResult:
+    def _close_stores(self, job: TransferJob, failed: frozenset[Key], seconds: float | None) -> CopyResult:
         """Seal the slots, or checksum this worker's parts of them."""
         bad = set(failed)
         checksums = []
@@ -215,13 +216,13 @@ class CudaCopies:
                     log_failure(key, error)
                     bad.add(key)
             checksums.append(digest)
-        return CopyResult(frozenset(bad), tuple(checksums))
+        return CopyResult(frozenset(bad), tuple(checksums), seconds)
 
 
-def cuda_copies(slots: SlotParts, caches: Sequence[Sequence[Any]], submit: Submit) -> CudaCopies:
-    """Copies for KV tensors on a CUDA device."""
+def cuda_copies(slots: SlotParts, caches: Sequence[Sequence[Any]], submit: Submit, staging_bytes: int) -> CudaCopies:
+    """Copies for KV tensors on a CUDA device; see :class:`CudaCopies`."""
     pages = DevicePages(slots.geometry, caches)
-    return CudaCopies(slots, pages, submit, CudaDevice(pages.device))
+    return CudaCopies(slots, pages, submit, CudaDevice(pages.device), staging_bytes)
 
 
 class CudaTransfer:
@@ -256,7 +257,7 @@ class CudaTransfer:
 
     def _go_on(self, *, block: bool) -> None:
         """Behind the GPU's last copy, finish the job."""
-        failed = frozenset(self._job.keys)
+        failed, seconds = frozenset(self._job.keys), None
         if not self._enqueued.cancelled() and self._enqueued.exception() is None:
             enqueued = self._enqueued.result()
             try:
@@ -265,8 +266,13 @@ class CudaTransfer:
                         event.synchronize()
                     elif not event.query():
                         return
-                failed = frozenset(enqueued.failed)
+                failed, seconds = frozenset(enqueued.failed), _seconds(enqueued)
             except RuntimeError:  # the GPU's context is gone: nothing will ever be copied by it again
                 _log.exception("the GPU failed in transfer %d", self._job.job_id)
             enqueued.held.clear()
-        self._finished = self._copies.finish(self._job, failed)
+        self._finished = self._copies.finish(self._job, failed, seconds)
+
+
+def _seconds(enqueued: _Enqueued) -> float | None:
+    """From the first copy's begin to the last one's end, on the GPU's own clock; all have passed."""
+    return enqueued.began.elapsed_time(enqueued.events[-1]) / 1000 if enqueued.began else None

@@ -25,6 +25,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until it has."""
 
+    def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - an event of the same runtime
+        """Milliseconds from this point to a later one; both have passed."""
+
 
 class Stream(Protocol):
     """Work that runs in order, beside that of other streams."""
@@ -85,7 +88,8 @@ class CudaStream:
 
     def record_event(self) -> Event:
         """A point behind everything enqueued so far."""
-        event: Event = self._stream.record_event()
+        timed = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        event: Event = self._stream.record_event(timed)
         return event
 
     def synchronize(self) -> None:
@@ -126,7 +130,8 @@ class CudaDevice:
 
     def register(self, address: int, num_bytes: int) -> bool:
         """Pin host memory. False, and a warning, where CUDA refuses."""
-        error = int(_cudart().cudaHostRegister(address, num_bytes, _REGISTER_PORTABLE))
+        with torch.cuda.device(self._device):  # on another one, this would open a context there
+            error = int(_cudart().cudaHostRegister(address, num_bytes, _REGISTER_PORTABLE))
         if error:
             _log.warning(
                 "CUDA error %d: the host tier's %d bytes cannot be pinned (is `ulimit -l` too low?); copies go through "

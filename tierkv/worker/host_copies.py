@@ -11,7 +11,7 @@ from tierkv.errors import CorruptFrameError
 from tierkv.types.keys import Key
 from tierkv.types.transfers import TransferJob, chunk_blocks
 from tierkv.worker.slot_parts import SlotParts
-from tierkv.worker.transfers import CopyResult, Pages, Submit, failed_result
+from tierkv.worker.transfers import CopyResult, Pages, Submit, Wait, failed_result
 
 _log = logging.getLogger(__name__)
 
@@ -24,19 +24,26 @@ class HostCopies:
         pages: its KV tensors.
         submit: runs a job.
         clock: seconds, for the time that a job takes.
+        wait_for: waits for one.
     """
 
     def __init__(
-        self, slots: SlotParts, pages: Pages, submit: Submit, clock: Callable[[], float] = time.perf_counter
+        self,
+        slots: SlotParts,
+        pages: Pages,
+        submit: Submit,
+        clock: Callable[[], float] = time.perf_counter,
+        wait_for: Wait = wait,
     ) -> None:
         self._slots = slots
         self._pages = pages
         self._submit = submit
         self._clock = clock
+        self._wait_for = wait_for
 
     def start(self, job: TransferJob) -> HostTransfer:
         """Hand a job to a copy thread."""
-        return HostTransfer(job, self._submit(lambda: self._run(job)))
+        return HostTransfer(job, self._submit(lambda: self._run(job)), self._wait_for)
 
     def close(self) -> None:
         """Nothing was taken."""
@@ -76,8 +83,9 @@ class HostCopies:
 class HostTransfer:
     """A job on a copy thread."""
 
-    def __init__(self, job: TransferJob, future: Future[CopyResult]) -> None:
+    def __init__(self, job: TransferJob, future: Future[CopyResult], wait_for: Wait) -> None:
         self._job = job
+        self._wait_for = wait_for
         self._future = future
 
     def done(self) -> bool:
@@ -86,7 +94,7 @@ class HostTransfer:
 
     def wait(self) -> None:
         """Until it has ended, whether well or not."""
-        wait((self._future,))
+        self._wait_for((self._future,))
 
     def result(self) -> CopyResult:
         """How it ended; a job that could not run at all failed for every key."""

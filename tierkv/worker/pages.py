@@ -46,29 +46,29 @@ class HostPages:
         the slot's former chunk stays.
         """
         if self._blocks_per_chunk == len(block_ids) == 1:  # one page a tensor: a take costs as much as its copy
-            for pages, stretch in self._stretches(group, part):
-                np.copyto(stretch, pages[block_ids[0]])
+            for pages, start, end in self._places[group]:
+                np.copyto(part[start:end], pages[block_ids[0]])
             return
         ids = np.asarray(block_ids, dtype=np.intp)
-        end = skip + len(ids)
-        for pages, stretch in self._stretches(group, part):
-            rows = stretch.reshape(self._blocks_per_chunk, -1)
+        taken = skip + len(ids)
+        for pages, start, end in self._places[group]:
+            rows = part[start:end].reshape(self._blocks_per_chunk, -1)
             if skip:
                 rows[:skip] = 0
-            if end < self._blocks_per_chunk:
-                rows[end:] = 0
+            if taken < self._blocks_per_chunk:
+                rows[taken:] = 0
             # clip: ids were checked; the default mode would copy through a buffer to undo a failed take
-            pages.take(ids, axis=0, out=rows[skip:end], mode="clip")
+            pages.take(ids, axis=0, out=rows[skip:taken], mode="clip")
 
     def scatter(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
         """Copy a part to blocks, leaving out its first ``skip`` blocks and what is behind the last one."""
         if self._blocks_per_chunk == len(block_ids) == 1:
-            for pages, stretch in self._stretches(group, part):
-                np.copyto(pages[block_ids[0]], stretch)
+            for pages, start, end in self._places[group]:
+                np.copyto(pages[block_ids[0]], part[start:end])
             return
         ids = np.asarray(block_ids, dtype=np.intp)
-        for pages, stretch in self._stretches(group, part):
-            pages[ids] = stretch.reshape(self._blocks_per_chunk, -1)[skip : skip + len(ids)]
+        for pages, start, end in self._places[group]:
+            pages[ids] = part[start:end].reshape(self._blocks_per_chunk, -1)[skip : skip + len(ids)]
 
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
         """Make sure that block ids exist.
@@ -77,10 +77,6 @@ class HostPages:
             EngineProtocolError: one does not.
         """
         check_block_ids(group, block_ids, self._num_blocks[group])
-
-    def _stretches(self, group: int, part: Bytes) -> list[tuple[Bytes, Bytes]]:
-        """Each tensor's pages with its stretch of the part."""
-        return [(pages, part[start:end]) for pages, start, end in self._places[group]]
 
 
 def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:

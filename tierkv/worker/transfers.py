@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ class CopyResult:
     """How a transfer ended.
 
     failed: keys that could not be copied.
-    seconds: how long the copy itself took; None: nobody knows.
+    seconds: how long the copy itself took; None: not measured, the worker takes the time until it sees the end.
     checksums: of a store of one worker among several, per chunk of the job: of the worker's part; empty bytes: failed.
     """
 
@@ -28,6 +28,10 @@ class CopyResult:
 
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 """Runs a function somewhere else, without waiting, and gives a future of its result."""
+
+
+Wait = Callable[[Collection["Future[Any]"]], object]
+"""Waits until futures that ``Submit`` gave are done."""
 
 
 class Transfer(Protocol):

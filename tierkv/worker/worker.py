@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 from tierkv.codecs.frame import FrameSealer
@@ -21,7 +22,10 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.host_copies import HostCopies
 from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.slot_parts import SlotParts
-from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer
+from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
+
+GPU_STAGING_BYTES = 128 << 20
+"""Device memory for chunks on their way, unless the stack's description says otherwise."""
 
 
 class Worker:
@@ -35,6 +39,8 @@ class Worker:
         rank: which of the workers that share the stack this is.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
         clock: seconds, for the time that copies take.
+        gpu_staging_bytes: device memory for chunks on their way, where the KV tensors are on a GPU.
+        wait_for: waits until futures of ``submit`` are done.
 
     Attributes:
         bytes_stored, bytes_loaded: this worker's parts of chunks that were copied, and checked where that is its work.
@@ -50,15 +56,20 @@ class Worker:
         rank: int = 0,
         verify_loads: bool = True,
         clock: Callable[[], float] = time.perf_counter,
+        gpu_staging_bytes: int = GPU_STAGING_BYTES,
+        wait_for: Wait = wait,
     ) -> None:
         self.rank = rank
         self._clock = clock
         self._stats = TransferStats()
+        self._began_s: dict[int, float] = {}
         self.bytes_stored = 0
         self.bytes_loaded = 0
         self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
         self._geometry = geometry
         self._submit = submit
+        self._gpu_staging_bytes = gpu_staging_bytes
+        self._wait_for = wait_for
         self._copies: Copies | None = None
         self._queued: dict[int, TransferJob] = {}
         self._running: dict[int, tuple[TransferJob, Transfer]] = {}
@@ -78,9 +89,11 @@ class Worker:
         if getattr(caches[0][0], "is_cuda", False):
             from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
 
-            self._copies = cuda_copies(self._slots, caches, self._submit)
+            self._copies = cuda_copies(self._slots, caches, self._submit, self._gpu_staging_bytes)
         else:
-            self._copies = HostCopies(self._slots, HostPages(self._geometry, caches), self._submit, self._clock)
+            self._copies = HostCopies(
+                self._slots, HostPages(self._geometry, caches), self._submit, self._clock, self._wait_for
+            )
 
     def start_step(self, meta: ConnectorMeta) -> None:
         """Before the forward pass: flush what must be flushed, then submit queued stores and this step's loads."""
@@ -124,7 +137,10 @@ class Worker:
             for key, g in zip(job.keys, job.chunk_groups, strict=True)
             if key not in result.failed
         )
-        self._stats.record(STORE if job.is_store else LOAD, copied, result.seconds)
+        began_s = self._began_s.pop(job.job_id)
+        # Where the copy itself was not timed, it took at most from its start to this look at it.
+        seconds = self._clock() - began_s if result.seconds is None else result.seconds
+        self._stats.record(STORE if job.is_store else LOAD, copied, seconds)
         if job.is_store:
             self.bytes_stored += copied
         else:
@@ -155,4 +171,5 @@ class Worker:
     def _start(self, job: TransferJob) -> None:
         if self._copies is None:
             raise EngineProtocolError("register_kv_caches must be called before the first transfer")
+        self._began_s[job.job_id] = self._clock()
         self._running[job.job_id] = (job, self._copies.start(job))

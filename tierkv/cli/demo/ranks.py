@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -146,13 +147,11 @@ def rank_processes(stack: Stack, count: int) -> Iterator[tuple[list[RankProcess]
 
 
 def _serve_rank(setup: WorkerSetup, engine: Connection) -> None:
-    """Do what the engine asks until it hangs up."""
-    with engine, open_worker(setup) as worker:
+    """Do what the engine asks until it hangs up, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the engine, which then hangs up
+    with engine, open_worker(setup) as worker, suppress(EOFError, OSError):
         while True:
-            try:
-                verb, argument = engine.recv()
-            except EOFError:
-                return
+            verb, argument = engine.recv()
             try:
                 answer = _do(worker, verb, argument)
             except TierKVError as error:

@@ -57,11 +57,10 @@ class DemoReport:
     def as_json(self) -> dict[str, Any]:
         """One object; the keys of the issue first, then everything else."""
         cold = self._cold()
-        loaded: dict[str, int] = {}
-        for phase in (self.fill, self.again):
-            for tier, tokens in phase.counters["tokens_loaded"].items():
-                loaded[tier] = loaded.get(tier, 0) + tokens
         phases = (self.fill, self.again)
+        counts = [phase.counters["tokens_loaded"] for phase in phases]
+        order = dict.fromkeys(("host", *self.again.tiers, *(tier for count in counts for tier in count)))
+        loaded = {tier: sum(count.get(tier, 0) for count in counts) for tier in order if any(tier in c for c in counts)}
         return {
             "tokens_equal": not self.differing,
             "tokens_computed": sum(s.tokens_computed for phase in phases for s in phase.served),

@@ -1,0 +1,360 @@
+"""Promises broken on purpose: each is one careless line in tierkv, and what a simulation must make of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tierkv.codecs.frame import FrameSealer
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.manager.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.event_log import EventLog
+from tierkv.manager.gathering import Gathering
+from tierkv.manager.host_index import HostIndex
+from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.manager import OffloadManager
+from tierkv.manager.tier_traffic import TierTraffic
+from tierkv.policies.lru import LruPolicy
+from tierkv.scheduler.jobs import Fences, JobTable
+from tierkv.scheduler.lookups import Lookups
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.scheduler.stores import Stores
+from tierkv.tiers.retry import TIMED_OUT
+from tierkv.tiers.tier import Tier
+from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.lookup import LookupResult
+from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import OutcomeKind, Verb
+from tierkv.types.transfers import SlotRef
+from tierkv.worker.worker import Worker
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A broken promise. scenario: where it is looked for. seeds: how many may pass before it is found."""
+
+    name: str
+    apply: Callable[[Patch], None]
+    scenario: str
+    seeds: int
+
+
+BREAKS: list[Break] = []
+
+
+def breaks(scenario: str, seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Register a break."""
+
+    def register(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BREAKS.append(Break(apply.__name__, apply, scenario, seeds))
+        return apply
+
+    return register
+
+
+# -- fences and slots ------------------------------------------------------------------------------------------------
+
+
+@breaks("churn", 20)
+def fences_are_not_looked_at(patch: Patch) -> None:
+    patch.setattr(Fences, "crossed", lambda self, block_ids: set())
+
+
+@breaks("churn", 20)
+def preemption_does_not_flush(patch: Patch) -> None:
+    patch.setattr(OffloadScheduler, "_job_ids", staticmethod(lambda record: ()))
+
+
+@breaks("churn", 20)
+def the_worker_does_not_wait_for_flushes(patch: Patch) -> None:
+    patch.setattr(Worker, "wait", lambda self, job_ids: None)
+
+
+@breaks("mixed", 20)
+def stores_run_before_the_forward_pass(patch: Patch) -> None:
+    start = Worker.start_step
+
+    def eager(self: Worker, meta: Any) -> None:
+        start(self, meta)
+        for job in meta.stores:
+            if job.job_id not in self._running:
+                self._start(job)
+
+    patch.setattr(Worker, "start_step", eager)
+    patch.setattr(Worker, "queue_stores", lambda self, meta: None)
+
+
+@breaks("hung", 20)
+def a_slot_is_reused_although_somebody_uses_it(patch: Patch) -> None:
+    drop = HostIndex.drop
+
+    def hasty(self: HostIndex, slots: Sequence[int]) -> None:
+        visible = [slot for slot in slots if self.state(slot) is not ChunkState.DOOMED]
+        drop(self, slots)
+        self._free.give_back([slot for slot in visible if self.state(slot) is ChunkState.DOOMED])
+
+    patch.setattr(HostIndex, "drop", hasty)
+    patch.setattr(HostIndex, "validate", lambda self: None)
+
+
+@breaks("hung", 20)
+def a_late_read_gives_its_slot_back(patch: Patch) -> None:
+    late = TierTraffic._announce_late
+
+    def forgetful(self: TierTraffic, tier: LowerTier, pending: Any) -> None:
+        was_late = pending.announced_late
+        late(self, tier, pending)
+        if pending.op.verb is Verb.READ and not was_late:
+            tier.end_read(pending.op.keys)
+            self._host.failed(pending.slots)
+            self._in_flight.pop(pending.op.op_id)
+
+    patch.setattr(TierTraffic, "_announce_late", forgetful)
+
+
+@breaks("hung", 20)
+def generations_are_ignored(patch: Patch) -> None:
+    def leased(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if self._states[slot]]
+
+    def being_stored(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if slot in self._filling and slot not in self._origins]
+
+    patch.setattr(HostIndex, "leased", leased)
+    patch.setattr(HostIndex, "being_stored", being_stored)
+    drop = HostIndex.drop
+
+    def loose(self: HostIndex, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._holders[slot] = 0
+        drop(self, slots)
+
+    patch.setattr(HostIndex, "drop", loose)
+    patch.setattr(HostIndex, "validate", lambda self: None)
+
+
+@breaks("mixed", 20)
+def eviction_takes_what_is_held(patch: Patch) -> None:
+    evict = LruPolicy.evict
+    patch.setattr(LruPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
+    patch.setattr(HostIndex, "validate", lambda self: None)
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@breaks("liars", 20)
+def checksums_are_not_compared(patch: Patch) -> None:
+    init = FrameSealer.__init__
+    patch.setattr(FrameSealer, "__init__", lambda self, namespace, *, verify=True: init(self, namespace, verify=False))
+
+
+@breaks("liars", 20)
+def frames_are_not_asked_for_their_key(patch: Patch) -> None:
+    examine = FrameSealer.examine
+
+    def trusting(self: FrameSealer, frame: memoryview, key: bytes, *, payload: bool = True) -> Any:
+        size = int.from_bytes(frame[48:50], "little") if len(frame) > 50 else 0
+        return examine(self, frame, bytes(frame[50 : 50 + size]) or key, payload=payload)
+
+    patch.setattr(FrameSealer, "examine", trusting)
+
+
+@breaks("restarts", 20)
+def all_weights_share_a_namespace(patch: Patch) -> None:
+    patch.setattr(Namespace, "fingerprint", lambda self: b"0123456789abcdef")
+
+
+@breaks("liars", 20)
+def a_failed_read_becomes_readable(patch: Patch) -> None:
+    failed = HostIndex.failed
+
+    def hopeful(self: HostIndex, slots: Sequence[int]) -> None:
+        reads = [slot for slot in slots if self.state(slot) is ChunkState.PROMOTING]
+        self.filled(reads, ChunkEvent.ARRIVED)
+        failed(self, [slot for slot in slots if slot not in reads])
+
+    patch.setattr(HostIndex, "failed", hopeful)
+
+
+@breaks("mixed", 60)
+def failed_loads_are_not_told(patch: Patch) -> None:
+    patch.setattr(OffloadScheduler, "_invalid_blocks", lambda self, status: set())
+
+
+@breaks("resets", 20)
+def a_reset_leaves_loads_valid_and_forgets_holds(patch: Patch) -> None:
+    patch.setattr(Gathering, "release_all", lambda self: self._by_owner.clear())
+
+
+# -- completions, deadlines, progress --------------------------------------------------------------------------------
+
+
+@breaks("flapping", 20)
+def some_completions_are_lost(patch: Patch) -> None:
+    finish = Dispatcher._finish
+    count = [0]
+
+    def lossy(self: Dispatcher, line: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
+        count[0] += 1
+        if count[0] % 20:
+            finish(self, line, ticket, outcomes, now_s)
+        else:
+            self._end(line, ticket)
+
+    patch.setattr(Dispatcher, "_finish", lossy)
+
+
+@breaks("hung", 20)
+def late_data_is_accepted(patch: Patch) -> None:
+    finish = Dispatcher._finish
+
+    def lenient(self: Dispatcher, line: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
+        late = ticket.announced and ticket.result is not None
+        finish(self, line, ticket, ticket.result.outcomes if late else outcomes, now_s)
+
+    patch.setattr(Dispatcher, "_finish", lenient)
+    patch.setattr(TierTraffic, "_announce_late", lambda self, tier, pending: None)
+    patch.setattr(Lookups, "_offer_held_part", lambda self, record, computed, tokens, reservation: None)
+
+
+@breaks("hung", 20)
+def lookups_have_no_deadline(patch: Patch) -> None:
+    init = Lookups.__init__
+
+    def patient(self: Lookups, manager: Any, deadline_s: float, counters: Any, **options: Any) -> None:
+        init(self, manager, math.inf, counters, **options)
+
+    patch.setattr(Lookups, "__init__", patient)
+
+
+@breaks("tiny-host", 20)
+def a_prefix_longer_than_the_host_tier_is_gathered_whole(patch: Patch) -> None:
+    patch.setattr("tierkv.scheduler.lookups.tokens_covered", lambda groups, computed, chunks_max: 1_000_000)
+
+
+@breaks("flapping", 20)
+def a_breaker_never_closes(patch: Patch) -> None:
+    patch.setattr("tierkv.dispatch.breaker.Breaker.trial_is_due", lambda self, now_s: False)
+
+
+@breaks("flapping", 20)
+def an_error_of_a_backend_reaches_the_engine(patch: Patch) -> None:
+    patch.setattr("tierkv.tiers.answers.ERROR_CHARS_MAX", 300)
+    submit = Dispatcher.submit
+
+    def direct(self: Dispatcher, op: Any) -> None:
+        tier = self._tiers[op.tier]
+        if op.verb is Verb.PROBE and not tier.is_async:
+            tier.backend.contains(op.keys)
+        if op.verb is Verb.DELETE and not tier.is_async:
+            tier.backend.contains(op.keys)
+        submit(self, op)
+
+    patch.setattr(Dispatcher, "submit", direct)
+
+
+@breaks("mixed", 20)
+def a_job_is_reported_twice(patch: Patch) -> None:
+    report = JobTable.report
+    patch.setattr(JobTable, "report", lambda self, job_id, count, failed: report(self, job_id, 2 * count, failed))
+
+
+@breaks("churn", 20)
+def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
+    patch.setattr(OffloadScheduler, "_close_lookup", lambda self, record: self._lookups.close(record))
+
+
+# -- accounts and events ---------------------------------------------------------------------------------------------
+
+
+@breaks("mixed", 20)
+def evictions_are_not_told(patch: Patch) -> None:
+    extend = EventLog.extend
+
+    def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
+        if kind is not CacheEventKind.REMOVED or tier != "host":
+            extend(self, kind, tier, keys)
+
+    patch.setattr(EventLog, "extend", silent)
+
+
+@breaks("mixed", 20)
+def deletions_below_are_not_told(patch: Patch) -> None:
+    extend = EventLog.extend
+
+    def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
+        if kind is not CacheEventKind.REMOVED or tier == "host":
+            extend(self, kind, tier, keys)
+
+    patch.setattr(EventLog, "extend", silent)
+
+
+@breaks("calm", 20)
+def a_tier_takes_one_frame_too_many(patch: Patch) -> None:
+    has_room = LowerTier.has_room
+    patch.setattr(LowerTier, "has_room", lambda self, size: has_room(self, 0))
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+@breaks("calm", 20)
+def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
+    def has_room(self: LowerTier, size: int) -> bool:
+        capacity = self.limits.capacity_bytes
+        return capacity is None or self.used_bytes - self._deleting_bytes + self.reserved_bytes + size <= capacity
+
+    patch.setattr(LowerTier, "has_room", has_room)
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+@breaks("calm", 40)
+def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
+    def wants(self: LowerTier, key: Any, now: float) -> bool:
+        if not self.limits.writes or self.is_writing(key):
+            return False
+        return key in set(self.deleting()) or self.presence(key, now) is not LookupResult.HIT
+
+    patch.setattr(LowerTier, "wants", wants)
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+@breaks("flapping", 20)
+def a_failed_write_counts_as_stored(patch: Patch) -> None:
+    ended = TierTraffic._write_ended
+
+    def hopeful(self: TierTraffic, tier: LowerTier, pending: Any, outcomes: Sequence[Any]) -> None:
+        from tierkv.types.tier_ops import Outcome  # noqa: PLC0415
+
+        ended(self, tier, pending, [Outcome(OutcomeKind.OK, 8192) for _ in outcomes])
+
+    patch.setattr(TierTraffic, "_write_ended", hopeful)
+
+
+@breaks("mixed", 20)
+def stores_leak_their_hold(patch: Patch) -> None:
+    complete = OffloadManager.complete_store
+
+    def leaky(self: OffloadManager, slots: Collection[SlotRef], failed: frozenset[Any] = frozenset()) -> None:
+        refs = list(slots)
+        complete(self, refs, failed)
+        chunk = self._host.owner(refs[0]) if refs else None
+        if chunk is not None and len(self._host) % 7 == 0:
+            self._host.hold([chunk.slot])
+
+    patch.setattr(OffloadManager, "complete_store", leaky)
+
+
+@breaks("mixed", 20)
+def more_is_stored_than_was_computed(patch: Patch) -> None:
+    offload_tokens = Stores._offload_tokens
+    patch.setattr(Stores, "_offload_tokens", lambda self, record: offload_tokens(self, record) + 4)
+
+
+__all__ = ["BREAKS", "TIMED_OUT", "Break", "Tier"]

@@ -1,0 +1,140 @@
+"""The plugins that put a place under a real tier: a blocking backend with an index, and an async shared one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tierkv.abc import (
+    AsyncBackend,
+    Backend,
+    BackendContext,
+    BackendPlugin,
+    Capabilities,
+    Entry,
+    ReadRequest,
+    ReadResult,
+    WriteRequest,
+    WriteResult,
+)
+from tierkv.hookspecs import hookimpl
+from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.testing.simulation.places import Place
+from tierkv.types.keys import Key
+
+HANG_POLL_S = 0.05
+"""How often an async call that hangs looks whether it still does."""
+
+
+class ThreadBackend:
+    """A blocking backend. How long its calls take is the executor's business; they take effect at their end."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+        """See :class:`tierkv.abc.Backend`."""
+        return self.place.contains(keys)
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
+        """See :class:`tierkv.abc.Backend`."""
+        return self.place.read_into(requests)
+
+    def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
+        """See :class:`tierkv.abc.Backend`."""
+        return self.place.write(requests)
+
+    def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
+        """See :class:`tierkv.abc.Backend`."""
+        return self.place.delete(keys)
+
+    def scan(self) -> Iterable[Entry]:
+        """See :class:`tierkv.abc.Scannable`."""
+        return self.place.scan()
+
+    def close(self) -> None:
+        """See :class:`tierkv.abc.Backend`."""
+
+
+class LoopBackend:
+    """An async backend: calls take their time on the loop, and reads arrive in two parts."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+        """See :class:`tierkv.abc.AsyncBackend`."""
+        await self._travel()
+        return self.place.contains(keys)
+
+    async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
+        """See :class:`tierkv.abc.AsyncBackend`."""
+        await self._travel()
+        for request in requests:
+            frame = self.place.frames.get(request.key, b"")
+            half = min(len(frame) // 2, len(request.buffer))
+            request.buffer[:half] = frame[:half]
+        await self._travel()
+        return self.place.read_into(requests)
+
+    async def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
+        """See :class:`tierkv.abc.AsyncBackend`."""
+        self.place.under_way += requests
+        try:
+            await self._travel()
+            return self.place.write(requests)
+        finally:
+            for request in requests:
+                self.place.under_way.remove(request)
+
+    async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
+        """See :class:`tierkv.abc.AsyncBackend`."""
+        self.place.deletes_under_way += keys
+        try:
+            await self._travel()
+            return self.place.delete(keys)
+        finally:
+            for key in keys:
+                self.place.deletes_under_way.remove(key)
+
+    async def close(self) -> None:
+        """See :class:`tierkv.abc.AsyncBackend`."""
+
+    async def _travel(self) -> None:
+        seconds = self.place.weather.duration()
+        while math.isinf(seconds):
+            await asyncio.sleep(HANG_POLL_S)
+            seconds = self.place.weather.duration()
+        await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """These backends need no option: they are handed their place."""
+
+
+def plugin_of(name: str, capabilities: Capabilities, place: Place) -> BackendPlugin:
+    """A kind of tier that has one place alone."""
+
+    def open_backend(_context: BackendContext, _options: object) -> Backend | AsyncBackend:
+        return LoopBackend(place) if capabilities.shared else ThreadBackend(place)
+
+    return BackendPlugin(name, f"simulated, at {place.name}", NoOptions, capabilities, open_backend)
+
+
+def registry_of(plugins: Sequence[BackendPlugin]) -> PluginRegistry:
+    """What a simulated machine has installed: tierkv and these."""
+
+    class Simulated:
+        TIERKV_SPI = 1
+
+        @hookimpl
+        def tierkv_backends(self) -> Sequence[BackendPlugin]:
+            return plugins
+
+    return load_plugins([Simulated()], entry_points=lambda **_: ())
+
+
+__all__ = ["LoopBackend", "ThreadBackend", "plugin_of", "registry_of"]

@@ -1,0 +1,165 @@
+"""What must hold after every step, after a restart, and when everything has come to rest (spec, section 18)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
+from tierkv.errors import InvariantError
+from tierkv.testing.simulation.engine import SimEngine
+from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.testing.simulation.memory import WRONG_BYTES
+from tierkv.testing.simulation.places import Place
+from tierkv.testing.simulation.probe import Probe
+from tierkv.testing.simulation.setup import Setup
+from tierkv.testing.simulation.trace import Trace
+from tierkv.testing.simulation.watch import EVENTS, HOST, JOBS, PROGRESS, Watch
+from tierkv.types.keys import Key
+
+INSIDE = "the stack's own invariants"
+CAPACITY = "a tier keeps within its capacity"
+BOUNDED = "queues are bounded"
+DURABLE = "what was acknowledged stays"
+LEFTOVERS = "nothing is left over"
+
+JOB_S_MAX = 60.0
+"""No transfer is under way for longer: copies do not hang here."""
+
+STEPS_MAX = 1200
+"""No request is in the engine for longer while tiers misbehave."""
+
+
+class Checks:
+    """Everything that is looked at from outside one process."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        probe: Probe,
+        watch: Watch,
+        engine: SimEngine,
+        places: Sequence[Place],
+    ) -> None:
+        self._setup = setup
+        self._probe = probe
+        self._watch = watch
+        self._engine = engine
+        self._places = places
+        self._indexed = {tier.name for tier in setup.tiers if tier.capabilities.authoritative_index}
+
+    def opened(self) -> None:
+        """A new process has learned what lies in its tiers."""
+        for i, tier in enumerate(self._setup.tiers):
+            if tier.name in self._indexed:
+                self._watch.residents[tier.name] = self._probe.resident(i)
+
+    # -- after every step --------------------------------------------------------------------------------------------
+
+    def after_step(self, trace: Trace, *, take_events: bool) -> None:
+        """Look at everything."""
+        try:
+            self._probe.scheduler.validate()
+        except InvariantError as error:
+            raise Violation(INSIDE, str(error)) from error
+        if take_events:
+            self._watch.replay(self._probe.take_events(), {HOST, *self._indexed})
+            self._check_residents()
+        self._check_bounds()
+        self._check_jobs(trace)
+
+    def _check_residents(self) -> None:
+        told = self._watch.residents
+        readable = self._probe.readable(self._watch.truth.payloads)
+        demand(told[HOST] == readable, EVENTS, f"host: {_difference(told[HOST], readable)}")
+        for i, tier in enumerate(self._setup.tiers):
+            if tier.name in self._indexed:
+                resident = self._probe.resident(i)
+                demand(told[tier.name] == resident, EVENTS, f"{tier.name}: {_difference(told[tier.name], resident)}")
+
+    def _check_bounds(self) -> None:
+        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
+            if place.verdict is not None:
+                raise place.verdict
+            demand(not place.over_capacity, CAPACITY, place.over_capacity)
+            waiting = self._probe.waiting_writes(i)
+            demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {tier.name}")
+        limit = sum(
+            tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in self._setup.tiers
+        )
+        pending = self._probe.pending_io()
+        demand(pending <= limit + self._probe.undrained(), BOUNDED, f"{pending} operations are in flight, not {limit}")
+
+    def _check_jobs(self, trace: Trace) -> None:
+        live = self._watch.jobs
+        # The stack may know of more: of stores that it will hand out with the next step.
+        demand(not live or self._probe.has_pending_work(), JOBS, f"jobs {sorted(live)} are live, the stack has no work")
+        now_s = trace.clock()
+        for job_id, job in live.items():
+            demand(now_s - job.since_s < JOB_S_MAX, JOBS, f"job {job_id} is under way for {now_s - job.since_s:g} s")
+        for seat in self._engine.seats:
+            age = trace.step - seat.born_step
+            demand(age < STEPS_MAX, PROGRESS, f"{seat.request.request_id} has not finished after {age} steps")
+
+    # -- a restart ---------------------------------------------------------------------------------------------------
+
+    def owed_after_restart(self, *, new_weights: bool) -> dict[int, set[Key]]:
+        """Per durable tier with an index, what was acknowledged and must be found again.
+
+        Args:
+            new_weights: what was stored by other weights is owed to nobody.
+        """
+        owed: dict[int, set[Key]] = {}
+        self._watch.replay(self._probe.take_events(), {HOST, *self._indexed})
+        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
+            if new_weights:
+                place.suspects.update(place.frames)
+            elif tier.name in self._indexed:
+                owed[i] = self._watch.residents[tier.name] - place.suspects - self._probe.leaving(i)
+        return owed
+
+    def demand_found(self, owed: dict[int, set[Key]]) -> None:
+        """The new process knows of it, unless its tier could not tell."""
+        for i, keys in owed.items():
+            if self._places[i].index_lost:
+                continue
+            lost = [key.hex() for key in keys if not self._probe.is_known(i, key)]
+            demand(not lost, DURABLE, f"{self._setup.tiers[i].name} has forgotten {lost}")
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def at_rest(self) -> None:
+        """All requests ended and all I/O is done: nothing is left, and all that is kept is right."""
+        left = self._probe.leftovers()
+        demand(not left, LEFTOVERS, str(left))
+        demand(self._probe.slots_at_rest(), LEFTOVERS, "a slot is neither free nor evictable")
+        free, blocks = self._engine.tables.pool.num_free, self._engine.tables.pool.num_blocks
+        demand(free == blocks, LEFTOVERS, f"{blocks - free} GPU blocks are still held")
+        for key, slot in self._probe.ready_slots():
+            self._watch.check_slot(key, slot, "at rest")
+        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
+            self._check_frames(place)
+            if tier.name in self._indexed and not place.index_lost:
+                lost = self._probe.resident(i) - place.frames.keys() - place.suspects
+                demand(not lost, DURABLE, f"{tier.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
+                unknown = place.frames.keys() - self._probe.resident(i) - place.suspects - place.orphans
+                demand(not unknown, CAPACITY, f"{tier.name} holds {len(unknown)} frames that nobody accounts for")
+
+    def _check_frames(self, place: Place) -> None:
+        """What lies in a tier is right, if no fault has touched it."""
+        for key, frame in place.frames.items():
+            if key in place.suspects:
+                continue
+            header = parse_header(memoryview(frame))
+            right = self._watch.truth.payloads.get(key)
+            if right is not None and header.codec == NO_CODEC:
+                found = frame[HEADER_BYTES : HEADER_BYTES + len(right)]
+                demand(
+                    self._watch.truth.is_right(key, found),
+                    WRONG_BYTES,
+                    f"{place.name} holds foreign bytes as chunk {key.hex()}",
+                )
+
+
+def _difference(told: set[Key], found: set[Key]) -> str:
+    extra, missing = told - found, found - told
+    return f"told and not there {[key.hex() for key in extra]}, there and not told {[key.hex() for key in missing]}"

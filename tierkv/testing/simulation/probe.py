@@ -1,0 +1,182 @@
+"""What the simulation looks up inside a stack. The one module that knows private names, so that one has to follow them.
+
+Everything else is judged from what a stack says and does: its answers, events, instructions and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.manager import OffloadManager
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.stack import Stack
+from tierkv.tiers.arena import HostArena
+from tierkv.types.cache_events import CacheEvent
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.tier_ops import Completion, TierHealth, TierOp
+from tierkv.types.transfers import WorkerOutput
+from tierkv.worker.worker import Worker
+
+
+class Probe:
+    """Read-only eyes inside one stack, but for :meth:`listen`."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._parts = stack._parts
+
+    @property
+    def scheduler(self) -> OffloadScheduler:
+        """The scheduler."""
+        return self._parts.scheduler
+
+    @property
+    def manager(self) -> OffloadManager:
+        """The manager."""
+        return self._parts.manager
+
+    @property
+    def arena(self) -> HostArena:
+        """The host tier's memory."""
+        return self._parts.arena
+
+    def listen(
+        self,
+        submitted: Callable[[TierOp], None],
+        drained: Callable[[list[Completion | TierHealth]], None],
+        reported: Callable[[int, WorkerOutput], None],
+    ) -> None:
+        """Hear every instruction to a tier, and every word of tiers and workers before the stack hears it."""
+        vars(self._stack)["_dispatcher"] = _Tap(self._parts.dispatcher, submitted, drained)
+        for index, worker in enumerate(workers_of(self._stack)):
+            vars(worker)["get_finished"] = partial(_overheard, worker.get_finished, partial(reported, index))
+
+    # -- host tier ---------------------------------------------------------------------------------------------------
+
+    def readable(self, keys: Iterable[Key]) -> set[Key]:
+        """Those of ``keys`` that are readable in the host tier."""
+        prefix = self.manager.resident_prefix
+        return {key for key in keys if prefix((key,), 0, 1)}
+
+    def offered_slots(self, request_id: str) -> dict[Key, int]:
+        """The chunks that are held for a request, each with its slot."""
+        granted = self.manager._gathering.granted(request_id)
+        return {key: chunk.slot for key, (chunk, _) in granted.items()}
+
+    def ready_slots(self) -> list[tuple[Key, int]]:
+        """All readable chunks with their slots."""
+        host = self.manager._host
+        return [(chunk.key, chunk.slot) for chunk in host.visible() if chunk.state.value == "ready"]
+
+    def slots_at_rest(self) -> bool:
+        """Whether every slot is free or can be evicted."""
+        host = self.manager._host
+        return host.room == host.num_slots
+
+    # -- lower tiers -------------------------------------------------------------------------------------------------
+
+    def tiers(self) -> list[LowerTier]:
+        """The lower tiers."""
+        return list(self.manager._tiers)
+
+    def resident(self, tier: int) -> set[Key]:
+        """What a tier with an index is thought to hold."""
+        return set(self.tiers()[tier])
+
+    def is_known(self, tier: int, key: Key) -> bool:
+        """Whether a tier with an index would be asked for ``key``."""
+        return self.tiers()[tier].presence(key, float("inf")) is LookupResult.HIT
+
+    def leaving(self, tier: int) -> set[Key]:
+        """What is being deleted from a tier."""
+        return set(self.tiers()[tier].deleting())
+
+    def waiting_writes(self, tier: int) -> int:
+        """Chunks that wait to be written to a tier."""
+        return len(self.tiers()[tier].cascades)
+
+    # -- the whole stack ---------------------------------------------------------------------------------------------
+
+    def take_events(self) -> list[CacheEvent]:
+        """See :meth:`Stack.take_events`."""
+        return self._stack.take_events()
+
+    def has_pending_work(self) -> bool:
+        """See :meth:`Stack.has_pending_work`."""
+        return self._stack.has_pending_work()
+
+    def pending_io(self) -> int:
+        """Operations of tiers in flight, as far as the engine's thread knows."""
+        return self._parts.dispatcher.pending()
+
+    def undrained(self) -> int:
+        """Operations that have ended and were not taken in yet."""
+        return len(self._parts.dispatcher._done)
+
+    # -- leftovers ---------------------------------------------------------------------------------------------------
+
+    def leftovers(self) -> dict[str, Any]:
+        """Everything that must be empty when nothing is going on, and is not."""
+        scheduler, manager = self.scheduler, self.manager
+        things: dict[str, Any] = {
+            "requests": list(scheduler._records),
+            "jobs": len(scheduler._jobs),
+            "fences": len(scheduler._fences),
+            "open lookups": list(scheduler._lookups.open_ids),
+            "loads waited for": len(scheduler._lookups._loading),
+            "reservations": list(manager._gathering._by_owner),
+            "reserved chunks": manager._gathering._held,
+            "instructions": len(manager._traffic._in_flight),
+            "pending writes": manager.has_pending_writes,
+            "I/O": self._parts.dispatcher.pending(),
+        }
+        for tier in self.tiers():
+            used = {
+                "reserved bytes": tier.reserved_bytes,
+                "being written": tier.num_writing,
+                "being deleted": len(list(tier.deleting())),
+                "not quiet": not tier.is_quiet,
+            }
+            things.update({f"{tier.name}: {name}": value for name, value in used.items()})
+        return {name: value for name, value in things.items() if value}
+
+
+def workers_of(stack: Stack) -> list[Worker]:
+    """All workers of a stack."""
+    return list(stack.workers)
+
+
+def _overheard(get_finished: Callable[[], WorkerOutput], reported: Callable[[WorkerOutput], None]) -> WorkerOutput:
+    output = get_finished()
+    reported(output)
+    return output
+
+
+class _Tap:
+    """A dispatcher with listeners on both sides."""
+
+    def __init__(
+        self,
+        inner: Any,  # noqa: ANN401 - every attribute but two is passed through
+        submitted: Callable[[TierOp], None],
+        drained: Callable[[list[Completion | TierHealth]], None],
+    ) -> None:
+        self._inner = inner
+        self._submitted = submitted
+        self._drained = drained
+
+    def submit(self, op: TierOp) -> None:
+        self._submitted(op)
+        self._inner.submit(op)
+
+    def drain(self, limit: int) -> list[Completion | TierHealth]:
+        news: list[Completion | TierHealth] = self._inner.drain(limit)
+        self._drained(news)
+        return news
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the inner one has
+        return getattr(self._inner, name)

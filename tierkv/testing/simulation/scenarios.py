@@ -1,0 +1,94 @@
+"""Kinds of days: what a run stresses. A seed chooses one; ``--scenario`` names one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tierkv.testing.simulation.weather import Trouble
+
+_T = Trouble
+_ALL = tuple(trouble for trouble in Trouble if trouble is not Trouble.NONE)
+_STACKS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("disk",),
+    ("objects",),
+    ("disk", "objects"),
+    ("disk", "objects"),
+    ("objects", "disk"),
+    ("disk", "disk", "objects"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Chances are per engine step.
+
+    tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long
+    spells last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks
+    as a share of what the longest request needs. families: how many unrelated prefixes there are. burst_max: requests
+    that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
+    the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
+    others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an offer
+    unused. lazy: of the seeds, how many store what the engine is about to reuse.
+    """
+
+    name: str
+    summary: str
+    tiers: Sequence[tuple[str, ...]] = _STACKS
+    menu: Sequence[Trouble] = ()
+    healthy_s: float = 3.0
+    trouble_s: float = 1.5
+    host_slots: tuple[int, int] = (8, 24)
+    prompt_share: tuple[float, float] = (0.3, 0.9)
+    gpu_share: tuple[float, float] = (1.0, 3.0)
+    families: int = 4
+    arrive: float = 0.25
+    burst_max: int = 3
+    abort: float = 0.02
+    preempt: float = 0.03
+    reset: float = 0.005
+    kill: float = 0.004
+    close: float = 0.002
+    new_weights: float = 0.2
+    rot: float = 0.01
+    lose: float = 0.01
+    others: float = 0.02
+    idle: float = 0.02
+    shy: float = 0.1
+    lazy: float = 0.1
+
+
+def _scenarios() -> list[Scenario]:
+    rows = _STACKS[1:]
+    return [
+        Scenario("calm", "Nothing goes wrong, nobody is in a hurry.", kill=0.0, rot=0.0, lose=0.0),
+        Scenario("mixed", "A bit of everything.", menu=_ALL),
+        Scenario("storm", "Everything goes wrong all the time.", rows, _ALL, healthy_s=0.5, trouble_s=1.0),
+        Scenario(
+            "tiny-host", "Prefixes longer than the host tier; eight requests over a full one.", rows,
+            host_slots=(4, 8), prompt_share=(1.1, 3.0), gpu_share=(1.0, 4.0), burst_max=8,
+        ),
+        Scenario(
+            "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), trouble_s=3.0
+        ),
+        Scenario("flapping", "Tiers come and go.", rows, (_T.FLAPPING, _T.RAISING, _T.PARTIAL), healthy_s=1.0),
+        Scenario(
+            "liars", "Tiers return other bytes than they were given, or none.", rows,
+            (_T.BAD_READS, _T.FALSE_PRESENCE, _T.FORGETFUL, _T.BABBLING), healthy_s=1.0, rot=0.05, lose=0.05,
+        ),
+        Scenario("full", "Tiers have no room.", rows, (_T.FULL, _T.LOST_REPLIES), healthy_s=1.0),
+        Scenario(
+            "restarts", "The process dies and comes back, sometimes with other weights.", rows, (_T.SLOW, _T.RAISING),
+            kill=0.03, close=0.01,
+        ),
+        Scenario("resets", "The cache is emptied all the time.", menu=(_T.SLOW,), reset=0.06),
+        Scenario(
+            "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
+            gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, shy=0.3,
+        ),
+    ]  # fmt: skip
+
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
+"""By name."""

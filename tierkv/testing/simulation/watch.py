@@ -1,0 +1,276 @@
+"""Looks at every word that passes between engine, stack and tiers, and at the bytes behind it, as it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
+from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.testing.simulation.memory import WRONG_BYTES
+from tierkv.testing.simulation.places import Place
+from tierkv.testing.simulation.probe import Probe
+from tierkv.testing.simulation.seats import Seat
+from tierkv.testing.simulation.setup import Setup
+from tierkv.testing.simulation.trace import Trace
+from tierkv.testing.simulation.truth import Truth
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.engine import LoadReport
+from tierkv.types.geometry import cdiv
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
+
+PROGRESS = "always progress"
+SLOTS = "no slot is written by two at once"
+JOBS = "every job ends exactly once"
+EVENTS = "events replayed give the resident set"
+OFFERS = "what is offered is readable"
+RESET = "a reset forgets everything"
+HOST = "host"
+
+
+@dataclass(slots=True)
+class SlotUse:
+    """Who reads and who writes each slot of the host tier at present."""
+
+    readers: dict[int, set[str]] = field(default_factory=dict)
+    writers: dict[int, str] = field(default_factory=dict)
+
+    def begin(self, slots: Iterable[int], who: str, *, writes: bool) -> None:
+        """``who`` uses these slots from now on."""
+        for slot in slots:
+            writer, readers = self.writers.get(slot), self.readers.get(slot)
+            demand(writer is None, SLOTS, f"{who} uses slot {slot} while {writer} writes it")
+            demand(not (writes and readers), SLOTS, f"{who} writes slot {slot} while {readers} read it")
+            if writes:
+                self.writers[slot] = who
+            else:
+                self.readers.setdefault(slot, set()).add(who)
+
+    def end(self, slots: Iterable[int], who: str, *, writes: bool) -> None:
+        """Undo :meth:`begin`."""
+        for slot in slots:
+            if writes:
+                self.writers.pop(slot, None)
+            else:
+                self.readers.get(slot, set()).discard(who)
+
+
+@dataclass(slots=True)
+class LiveJob:
+    """A transfer that workers were told of, and those that have not reported it yet."""
+
+    job: TransferJob
+    left: set[int]
+    since_s: float
+    failed: set[Key] = field(default_factory=set)
+
+
+class Watch:
+    """Satisfies :class:`tierkv.testing.simulation.engine.Watch`; also hears instructions to tiers.
+
+    Attributes:
+        residents: per tier what events say is readable there.
+        truth: the right bytes.
+        rotten: slots of the host tier that were damaged on purpose, with what they have held since.
+        offers, deferrals: answers so far.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        probe: Probe,
+        truth: Truth,
+        trace: Trace,
+        places: Sequence[Place],
+    ) -> None:
+        self.residents: dict[str, set[Key]] = {HOST: set()}
+        self.rotten: dict[int, bytes] = {}
+        self.offers = 0
+        self.deferrals = 0
+        self.jobs: dict[int, LiveJob] = {}
+        self._probe = probe
+        self.truth = truth
+        self._trace = trace
+        self._deadline_s = setup.deadline_s
+        self._workers = setup.engine.num_workers
+        self._places = places
+        self._slots = SlotUse()
+        self._ops: dict[int, TierOp] = {}
+        self._last_job = 0
+        self._stale: set[int] = set()
+        self._void: list[tuple[Key, int]] = []
+        self._stale_loads: set[int] = set()
+        probe.listen(self.submitted, self.drained, self.reported)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def answered(self, seat: Seat, local: int, answer: int | None) -> None:
+        """A deferral ends within its deadline, and an offer is readable to the byte."""
+        request_id, now_s = seat.request.request_id, self._trace.clock()
+        self._trace.note("answer", request_id, f"local {local}:", answer)
+        if answer is None:
+            self.deferrals += 1
+            if any(live.job.request_id == request_id for live in self.jobs.values()):
+                return  # it waits for a worker, not for a tier
+            seat.deferred_since_s = now_s if seat.deferred_since_s is None else seat.deferred_since_s
+            waited_s = now_s - seat.deferred_since_s
+            demand(
+                waited_s < self._deadline_s,
+                PROGRESS,
+                f"{request_id} is deferred for {waited_s:g} s, the deadline is {self._deadline_s:g} s",
+            )
+            return
+        seat.deferred_since_s = None
+        demand(0 <= answer <= seat.request.num_tokens - local, OFFERS, f"{request_id}: {answer} tokens beyond {local}")
+        if answer:
+            self.offers += 1
+            self._check_offer(seat, local, answer)
+
+    def _check_offer(self, seat: Seat, local: int, answer: int) -> None:
+        held = self._probe.offered_slots(seat.request.request_id)
+        for group in self.truth.geometry.groups:
+            keys = self.truth.keys(seat.request, group.index)
+            last = cdiv(local + answer, group.chunk_tokens)
+            first = local // group.chunk_tokens
+            if group.window_chunks is not None:
+                first = max(first, last - group.window_chunks)
+            for key in keys[first:last]:
+                demand(key in held, OFFERS, f"{seat.request.request_id}: chunk {key.hex()} is not held for it")
+        for key, slot in held.items():
+            self.check_slot(key, slot, f"offered to {seat.request.request_id}")
+
+    def check_slot(self, key: Key, slot: int, why: str) -> None:
+        """A slot holds the right bytes of its chunk, or was damaged on purpose."""
+        found = bytes(self._probe.arena.payload(slot)[: len(self.truth.payloads[key])])
+        if not self.truth.is_right(key, found) and self.rotten.get(slot) != self.slot_bytes(slot):
+            raise Violation(WRONG_BYTES, f"slot {slot} holds foreign bytes as chunk {key.hex()}, {why}")
+
+    def slot_bytes(self, slot: int) -> bytes:
+        """All of a slot."""
+        return bytes(self._probe.arena.slot(slot))
+
+    # -- transfers ---------------------------------------------------------------------------------------------------
+
+    def handed_out(self, meta: ConnectorMeta) -> None:
+        """New jobs begin to use their slots."""
+        for job in (*meta.loads, *meta.stores):
+            self._trace.note(
+                "store" if job.is_store else "load", job.job_id, f"of {job.request_id}:", job.keys, "slots",
+                [ref.slot for ref in job.slots], "blocks", job.block_ids,
+            )  # fmt: skip
+            demand(job.job_id > self._last_job, JOBS, f"job id {job.job_id} was given after {self._last_job}")
+            self._slots.begin((ref.slot for ref in job.slots), _name(job), writes=job.is_store)
+            self.jobs[job.job_id] = LiveJob(job, set(range(self._workers)), self._trace.clock())
+        if meta.loads or meta.stores:
+            self._last_job = max(job.job_id for job in (*meta.loads, *meta.stores))
+        if meta.jobs_to_flush:
+            self._trace.note("flush", sorted(meta.jobs_to_flush))
+
+    def reported(self, worker: int, output: WorkerOutput) -> None:
+        """Jobs end; what they copied is looked at before the stack goes on with it."""
+        for job_id in output.finished:
+            live = self.jobs.get(job_id)
+            if live is None or worker not in live.left:
+                raise Violation(JOBS, f"worker {worker} reports job {job_id}, which it does not have")
+            live.left.discard(worker)
+            live.failed |= output.failed_keys.get(job_id, frozenset())
+            if not live.left:
+                self._ended(live)
+                del self.jobs[job_id]
+
+    def _ended(self, live: LiveJob) -> None:
+        job = live.job
+        self._trace.note("ended", job.job_id, "failed:" if live.failed else "", sorted(live.failed))
+        for key, ref in zip(job.keys, job.slots, strict=True):
+            if key not in live.failed:
+                self.check_slot(key, ref.slot, f"{_name(job)} of {job.request_id} copied it")
+            elif job.is_store or self.rotten.get(ref.slot) != self.slot_bytes(ref.slot):
+                raise Violation(OFFERS, f"{_name(job)} of {job.request_id}: chunk {key.hex()} could not be copied")
+        self._slots.end((ref.slot for ref in job.slots), _name(job), writes=job.is_store)
+        if job.job_id in self._stale and job.is_store:
+            self._void += [(key, ref.slot) for key, ref in zip(job.keys, job.slots, strict=True)]
+        elif job.job_id in self._stale:
+            self._stale_loads |= set(job.block_ids)
+
+    def heard(self, report: LoadReport) -> None:
+        """What a reset has overtaken counts for nothing: blocks that were loaded, chunks that were stored."""
+        wrong = self._stale_loads - report.invalid_block_ids
+        demand(not wrong, RESET, f"blocks {sorted(wrong)} were loaded by a job from before the reset and called valid")
+        void = {place for place in self._void if place in self._probe.ready_slots()}
+        demand(not void, RESET, f"slots {sorted(slot for _, slot in void)} hold what was stored before the reset")
+        self._stale_loads.clear()
+        self._void.clear()
+
+    def was_reset(self) -> None:
+        """The cache was emptied just now."""
+        self._stale |= self.jobs.keys()
+        left = self._probe.ready_slots()
+        demand(not left, RESET, f"slots {[slot for _, slot in left]} are still readable")
+
+    # -- tiers -------------------------------------------------------------------------------------------------------
+
+    def submitted(self, op: TierOp) -> None:
+        """An instruction goes to a tier."""
+        self._trace.note(op.verb.value, op.op_id, f"tier {op.tier}:", op.keys, "slots", [ref.slot for ref in op.slots])
+        self._ops[op.op_id] = op
+        self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
+
+    def drained(self, news: list[Completion | TierHealth]) -> None:
+        """A tier answers; what it brought is looked at before the manager hears of it."""
+        for word in news:
+            if isinstance(word, TierHealth):
+                self._trace.note("health", f"tier {word.tier}", word.usable, word.reason)
+                continue
+            op = self._ops[word.op_id]
+            kinds = [outcome.kind.value for outcome in word.outcomes]
+            self._trace.note("done" if word.ended else "late", f"op {op.op_id}", kinds)
+            if not word.ended:
+                continue
+            del self._ops[word.op_id]
+            self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
+            for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):
+                if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
+                    self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
+                elif op.verb is Verb.WRITE and outcome.kind is not OutcomeKind.OK:
+                    self._write_failed(self._places[op.tier], key)
+                elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
+                    self._places[op.tier].suspects.add(key)  # it may be gone all the same
+
+    def _write_failed(self, place: Place, key: Key) -> None:
+        """A write that failed in the stack's eyes may have gone well in its tier's: too late, or the reply was lost."""
+        if key in place.frames and key not in self.residents.get(place.name, ()):
+            place.orphans.add(key)
+
+    def judge(self, key: Key, frame: memoryview) -> None:
+        """A stack writes a frame to a tier: it must be the right one."""
+        header = parse_header(frame)
+        demand(header.key == key, WRONG_BYTES, f"the frame of {header.key.hex()} is written as {key.hex()}")
+        if header.codec == NO_CODEC:
+            found = bytes(frame[HEADER_BYTES : HEADER_BYTES + len(self.truth.payloads[key])])
+            demand(self.truth.is_right(key, found), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def replay(self, events: Iterable[CacheEvent], indexed: set[str]) -> None:
+        """Take in what the stack says became available or left."""
+        for event in events:
+            self._trace.note("event", event.kind.value, event.tier, event.keys)
+            residents = self.residents.setdefault(event.tier, set())
+            match event.kind:
+                case CacheEventKind.STORED:
+                    residents.update(event.keys)
+                case CacheEventKind.REMOVED:
+                    known = event.tier not in indexed or residents.issuperset(event.keys)
+                    demand(known, EVENTS, f"{event.tier} lost {[key.hex() for key in event.keys]}, not all of it there")
+                    residents.difference_update(event.keys)
+                case CacheEventKind.CLEARED:
+                    residents.clear()
+
+
+def _name(job: TransferJob) -> str:
+    return f"{'store' if job.is_store else 'load'} {job.job_id}"
+
+
+__all__ = ["HOST", "LiveJob", "SlotUse", "Watch"]

@@ -1,0 +1,231 @@
+"""One run: users, an engine, a stack, its tiers and their troubles, step by step, from one seed."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, checksum, frame_bytes
+from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.testing.simulation.guard import guarded
+from tierkv.testing.simulation.places import Place, flipped
+from tierkv.testing.simulation.process import Era, Process
+from tierkv.testing.simulation.setup import Setup
+from tierkv.testing.simulation.trace import Trace
+from tierkv.testing.simulation.truth import SimRequest
+from tierkv.testing.simulation.watch import HOST, PROGRESS
+from tierkv.testing.simulation.weather import Trouble, Weather
+from tierkv.testing.simulation.workload import Workload
+from tierkv.testing.stepping import ManualClock
+from tierkv.types.keys import Key
+
+SETTLE_STEPS_MAX = 1500
+"""Steps in which a run must come to rest once everything goes well."""
+
+
+class World:
+    """See the module. ``setup`` decides all; ``clock`` is moved here alone; ``trace`` hears of everything.
+
+    Attributes:
+        totals: counts of what was reached, for reports.
+    """
+
+    def __init__(self, setup: Setup, clock: ManualClock, trace: Trace) -> None:
+        self.setup = setup
+        self.trace = trace
+        self.clock = clock
+        self.totals: dict[str, int] = {}
+        self.workload = Workload(setup, Random(f"workload {setup.seed}"))
+        self.places = [
+            Place(
+                tier.name,
+                tier.capacity_bytes,
+                Weather(Random(f"weather {setup.seed} {tier.name}"), tier.menu, tier.healthy_s, tier.trouble_s),
+            )
+            for tier in setup.tiers
+        ]
+        self._by_name = {place.name: place for place in self.places}
+        self._chance = Random(f"chance {setup.seed}")
+        self._durations = Random(f"durations {setup.seed}")
+        self._era = Era()
+        self._requests = 0
+        self.process = self._start(self._era)
+
+    def _start(self, era: Era) -> Process:
+        return Process(self.setup, self.places, self.clock, self.trace, self._duration, era)
+
+    def _duration(self, thread: str) -> float:
+        place = self._by_name.get(thread.split("-")[1])
+        if place is not None:
+            return place.weather.duration()
+        return self._durations.choice((0.0, 0.0, 0.001, 0.03))
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Time passes, the weather changes, users do things, the engine computes, everything is checked."""
+        self.trace.step += 1
+        self._pass_time(self.workload.pause_s())
+        if self._chance.random() < self.setup.scenario.kill:
+            self._restart(orderly=False)
+        elif self._chance.random() < self.setup.scenario.close:
+            self._restart(orderly=True)
+        self._mischief()
+        with guarded("engine step"):
+            self._users()
+            self.process.engine.step(self.workload.whims())
+        self._look(take_events=self._chance.random() < 0.8)
+
+    def _pass_time(self, seconds: float) -> None:
+        self.process.pass_time(seconds)
+        for place in self.places:
+            before = place.weather.trouble
+            if place.weather.advance(self.clock()):
+                self.trace.note("weather", place.name, place.weather.trouble.value)
+                if before is Trouble.HUNG:
+                    self.process.executor.release(f"tierkv-{place.name}-")
+
+    def _users(self) -> None:
+        """Requests come and are aborted, somebody empties the cache."""
+        engine, plan, chance = self.process.engine, self.setup.scenario, self._chance
+        for tokens, new_tokens, params in self.workload.arrivals(len(engine.seats)):
+            self._requests += 1
+            request = SimRequest(f"r{self._requests}", tokens, self.setup.engine.hash_block_tokens, params)
+            engine.add(request, new_tokens, self.trace.step)
+            self.trace.note("arrives", request.request_id, f"{len(tokens)} tokens + {new_tokens}", params or "")
+        if chance.random() < plan.abort and engine.seats:
+            seat = chance.choice(engine.seats)
+            self.trace.note("abort", seat.request.request_id)
+            engine.abort(seat)
+        if chance.random() < plan.reset:
+            self.trace.note("reset")
+            self.process.stack.reset_cache()
+            self.process.watch.was_reset()
+
+    def _look(self, *, take_events: bool) -> None:
+        for request in self.process.engine.finished:
+            self.workload.finished(request)
+        self.process.engine.finished.clear()
+        self.process.checks.after_step(self.trace, take_events=take_events)
+
+    def _restart(self, *, orderly: bool) -> None:
+        before = self.process
+        if orderly:
+            before.close()
+        else:
+            before.kill()
+        self._count()
+        new_weights = self._chance.random() < self.setup.scenario.new_weights
+        owed = before.checks.owed_after_restart(new_weights=new_weights)
+        self._era = Era(self._era.number + 1, self._era.epoch + new_weights)
+        self.process = self._start(self._era)
+        if not new_weights:
+            self.process.truth.payloads.update(before.truth.payloads)
+        self.process.checks.demand_found(owed)
+        for seat in before.engine.seats[: self.setup.running_max]:
+            self.workload.resubmit(seat.request)
+
+    # -- mischief ----------------------------------------------------------------------------------------------------
+
+    def _mischief(self) -> None:
+        """Bytes rot, people delete files, other engines write."""
+        plan, chance = self.setup.scenario, self._chance
+        if chance.random() < plan.rot:
+            self._rot()
+        if self.places and chance.random() < plan.lose:
+            place = chance.choice(self.places)
+            place.lose(chance.randint(1, 4))
+            self.trace.note("lost", place.name)
+        shared = [place for place in self.places if place.capacity_bytes is None]
+        if shared and chance.random() < plan.others:
+            self._others_write(chance.choice(shared))
+
+    def _rot(self) -> None:
+        place = self._chance.choice([*self.places, None])
+        if place is not None:
+            place.rot(1)
+            self.trace.note("rot", place.name)
+            return
+        ready = self.process.probe.ready_slots()
+        if ready:
+            key, slot = self._chance.choice(ready)
+            view = self.process.probe.arena.slot(slot)
+            used = HEADER_BYTES + len(self.process.truth.payloads[key])
+            view[:used] = flipped(bytes(view[:used]), self._chance)
+            self.process.watch.rotten[slot] = bytes(view)
+            self.trace.note("rot", HOST, "slot", slot, key)
+
+    def _others_write(self, place: Place) -> None:
+        """Another engine with the same model has stored a prefix."""
+        truth = self.process.truth
+        request = SimRequest("other", self.workload.prefix(), self.setup.engine.hash_block_tokens, None)
+        truth.learn(request)
+        workers = self.setup.engine.num_workers
+        sealer = FrameSealer(self.process.stack.namespace.fingerprint())
+        keys: list[Key] = [key for group in truth.geometry.groups for key in truth.keys(request, group.index)]
+        for key in keys:
+            payload = truth.payloads[key]
+            frame = bytearray(frame_bytes(len(payload)))
+            frame[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
+            size = len(payload) // workers
+            if workers == 1:
+                sealer.seal(memoryview(frame), key, len(payload))
+            else:
+                checksums = [checksum(payload[rank * size : (rank + 1) * size]) for rank in range(workers)]
+                sealer.seal_parts(memoryview(frame), key, len(payload), checksums)
+            place.frames[key] = bytes(frame)
+        self.trace.note("others write", place.name, keys)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Everything goes well from now on: all requests finish, all I/O ends, and nothing is left over."""
+        self.trace.note("settle")
+        process = self.process
+        for place in self.places:
+            place.weather.clear_up()
+            process.executor.release(f"tierkv-{place.name}-")
+        for _ in range(SETTLE_STEPS_MAX):
+            if self._is_quiet():
+                break
+            self.trace.step += 1
+            self._pass_time(0.05)
+            with guarded("engine step"):
+                process.engine.step(self.workload.calm_whims())
+            self._look(take_events=True)
+        else:
+            left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.seats]
+            raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {process.probe.leftovers()}")
+        process.checks.at_rest()
+        demand(process.close(), PROGRESS, "a stack at rest could not write all before it was closed")
+        self._count()
+
+    def _is_quiet(self) -> bool:
+        process = self.process
+        return (
+            not process.engine.seats
+            and not process.engine.orphans
+            and not process.engine.held
+            and not process.stack.has_pending_work()
+            and not process.probe.leftovers()
+            and all(tier.usable for tier in process.probe.tiers())
+        )
+
+    def abandon(self) -> None:
+        """Give back what the computer lent for this run, wherever it stopped."""
+        self.process.vanish()
+
+    def _count(self) -> None:
+        process = self.process
+        reached = {
+            "requests_finished": self.workload.done,
+            "tokens_computed": process.engine.tokens_computed,
+            "tokens_loaded": process.engine.tokens_loaded,
+            "offers": process.watch.offers,
+            "processes": 1,
+        }
+        for name, value in process.stack.counters.as_dict().items():
+            if name not in reached:
+                reached[name] = value if isinstance(value, int) else sum(value.values())
+        self.workload.done = 0
+        for name, count in reached.items():
+            self.totals[name] = self.totals.get(name, 0) + count
