@@ -14,7 +14,7 @@ from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.gathering import Gathering
-from tierkv.manager.host_index import Chunk, HostIndex
+from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.tier_traffic import TierTraffic
@@ -94,11 +94,10 @@ def stores_run_before_the_forward_pass(patch: Patch) -> None:
 def a_slot_is_reused_although_somebody_uses_it(patch: Patch) -> None:
     drop = HostIndex.drop
 
-    def hasty(self: HostIndex, chunk: Chunk) -> None:
-        was_doomed = chunk.state is ChunkState.DOOMED
-        drop(self, chunk)
-        if not was_doomed and chunk.state is ChunkState.DOOMED:
-            self._free.insert(0, chunk.slot)
+    def hasty(self: HostIndex, slots: Sequence[int]) -> None:
+        visible = [slot for slot in slots if self.state(slot) is not ChunkState.DOOMED]
+        drop(self, slots)
+        self._free.give_back([slot for slot in visible if self.state(slot) is ChunkState.DOOMED])
 
     patch.setattr(HostIndex, "drop", hasty)
     patch.setattr(HostIndex, "validate", lambda self: None)
@@ -112,10 +111,8 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
         was_late = pending.announced_late
         late(self, tier, pending)
         if pending.op.verb is Verb.READ and not was_late:
-            for chunk in pending.chunks:
-                tier.end_read(chunk.key)
-                self._host.settle(chunk, ChunkEvent.FAILED)
-                self._host.release(chunk)
+            tier.end_read(pending.op.keys)
+            self._host.failed(pending.slots)
             self._in_flight.pop(pending.op.op_id)
 
     patch.setattr(TierTraffic, "_announce_late", forgetful)
@@ -123,13 +120,20 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
 
 @breaks("hung", 20)
 def generations_are_ignored(patch: Patch) -> None:
-    patch.setattr(HostIndex, "owner", lambda self, ref: self._by_slot[ref.slot])
+    def leased(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if self._states[slot]]
+
+    def being_stored(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if slot in self._filling and slot not in self._origins]
+
+    patch.setattr(HostIndex, "leased", leased)
+    patch.setattr(HostIndex, "being_stored", being_stored)
     drop = HostIndex.drop
 
-    def loose(self: HostIndex, chunk: Chunk) -> None:
-        holders, chunk.holders = chunk.holders, 0
-        drop(self, chunk)
-        chunk.holders = holders
+    def loose(self: HostIndex, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._holders[slot] = 0
+        drop(self, slots)
 
     patch.setattr(HostIndex, "drop", loose)
     patch.setattr(HostIndex, "validate", lambda self: None)
@@ -137,7 +141,8 @@ def generations_are_ignored(patch: Patch) -> None:
 
 @breaks("mixed", 20)
 def eviction_takes_what_is_held(patch: Patch) -> None:
-    patch.setattr(LruPolicy, "hold", lambda self, key: None)
+    evict = LruPolicy.evict
+    patch.setattr(LruPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
     patch.setattr(HostIndex, "validate", lambda self: None)
     patch.setattr(LowerTier, "validate", lambda self: None)
 
@@ -169,13 +174,14 @@ def all_weights_share_a_namespace(patch: Patch) -> None:
 
 @breaks("liars", 20)
 def a_failed_read_becomes_readable(patch: Patch) -> None:
-    settle = HostIndex.settle
+    failed = HostIndex.failed
 
-    def hopeful(self: HostIndex, chunk: Chunk, event: ChunkEvent) -> bool:
-        reads = chunk.state is ChunkState.PROMOTING and event is ChunkEvent.FAILED
-        return settle(self, chunk, ChunkEvent.ARRIVED if reads else event)
+    def hopeful(self: HostIndex, slots: Sequence[int]) -> None:
+        reads = [slot for slot in slots if self.state(slot) is ChunkState.PROMOTING]
+        self.filled(reads, ChunkEvent.ARRIVED)
+        failed(self, [slot for slot in slots if slot not in reads])
 
-    patch.setattr(HostIndex, "settle", hopeful)
+    patch.setattr(HostIndex, "failed", hopeful)
 
 
 @breaks("mixed", 60)
@@ -271,18 +277,24 @@ def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
 
 @breaks("mixed", 20)
 def evictions_are_not_told(patch: Patch) -> None:
-    add = EventLog.add
+    extend = EventLog.extend
 
-    def silent(self: EventLog, kind: CacheEventKind, tier: str, key: Any) -> None:
+    def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
         if kind is not CacheEventKind.REMOVED or tier != "host":
-            add(self, kind, tier, key)
+            extend(self, kind, tier, keys)
 
-    patch.setattr(EventLog, "add", silent)
+    patch.setattr(EventLog, "extend", silent)
 
 
 @breaks("mixed", 20)
 def deletions_below_are_not_told(patch: Patch) -> None:
-    patch.setattr(TierTraffic, "_forgotten", lambda self, tier, key, *, known: None)
+    extend = EventLog.extend
+
+    def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
+        if kind is not CacheEventKind.REMOVED or tier == "host":
+            extend(self, kind, tier, keys)
+
+    patch.setattr(EventLog, "extend", silent)
 
 
 @breaks("calm", 20)
@@ -296,8 +308,7 @@ def a_tier_takes_one_frame_too_many(patch: Patch) -> None:
 def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
     def has_room(self: LowerTier, size: int) -> bool:
         capacity = self.limits.capacity_bytes
-        going = sum(self._resident.get(key, 0) for key in self._deleting)
-        return capacity is None or self.used_bytes - going + self.reserved_bytes + size <= capacity
+        return capacity is None or self.used_bytes - self._deleting_bytes + self.reserved_bytes + size <= capacity
 
     patch.setattr(LowerTier, "has_room", has_room)
     patch.setattr(LowerTier, "validate", lambda self: None)
@@ -306,9 +317,9 @@ def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
 @breaks("calm", 40)
 def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
     def wants(self: LowerTier, key: Any, now: float) -> bool:
-        if not self.limits.writes or key in self.cascading:
+        if not self.limits.writes or self.is_writing(key):
             return False
-        return key in self._deleting or self.presence(key, now) is not LookupResult.HIT
+        return key in set(self.deleting()) or self.presence(key, now) is not LookupResult.HIT
 
     patch.setattr(LowerTier, "wants", wants)
     patch.setattr(LowerTier, "validate", lambda self: None)
@@ -335,7 +346,7 @@ def stores_leak_their_hold(patch: Patch) -> None:
         complete(self, refs, failed)
         chunk = self._host.owner(refs[0]) if refs else None
         if chunk is not None and len(self._host) % 7 == 0:
-            self._host.hold(chunk)
+            self._host.hold([chunk.slot])
 
     patch.setattr(OffloadManager, "complete_store", leaky)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tierkv.manager.columns import KeyTable
 from tierkv.policies.lru import LruPolicy
 from tierkv.types.keys import Key
@@ -24,6 +26,10 @@ class KeyOrder:
     def __contains__(self, key: Key) -> bool:
         """Whether a key is here."""
         return self._rows.find(key) is not None
+
+    def __iter__(self) -> Iterator[Key]:
+        """The keys, in no order."""
+        return (key for key, _ in self._rows.items())
 
     @property
     def length(self) -> int:

@@ -45,6 +45,10 @@ class TierTable:
         """The chunks known to be stored here."""
         return (key for key, row in self._rows.items() if self._flags[row] & STORED)
 
+    def deleting(self) -> Iterator[Key]:
+        """The chunks that are being deleted here. Walks over all of them."""
+        return (key for key, row in self._rows.items() if self._flags[row] & DELETING)
+
     def _row(self, key: Key) -> int:
         """The row of a key; a new one if it has none."""
         row = self._rows.find(key)

@@ -11,7 +11,6 @@ from typing import Any
 
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
-from tierkv.manager.tier_table import DELETING
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack
 from tierkv.tiers.arena import HostArena
@@ -94,8 +93,7 @@ class Probe:
 
     def leaving(self, tier: int) -> set[Key]:
         """What is being deleted from a tier."""
-        table = self.tiers()[tier]
-        return {key for key, row in table._rows.items() if table._flags[row] & DELETING}
+        return set(self.tiers()[tier].deleting())
 
     def waiting_writes(self, tier: int) -> int:
         """Chunks that wait to be written to a tier."""
@@ -140,9 +138,8 @@ class Probe:
             used = {
                 "reserved bytes": tier.reserved_bytes,
                 "being written": tier.num_writing,
-                "in use": sum(tier._uses),
-                "being deleted": tier._num_deleting,
-                "being asked": len(tier._asked),
+                "being deleted": len(list(tier.deleting())),
+                "not quiet": not tier.is_quiet,
             }
             things.update({f"{tier.name}: {name}": value for name, value in used.items()})
         return {name: value for name, value in things.items() if value}
