@@ -23,6 +23,7 @@ BENCHMARKS = {
     "memory": "bytes of the index and the policy per resident chunk",
     "traffic": "deferrals, and bytes read from below for each byte that the engine used",
     "host_copies": "GPU pages into sealed host slots and back, beside memcpy",
+    "gpu_copies": "the same with a GPU, beside one pinned copy; where there is CUDA",
     "codecs": "how small codecs make bfloat16 values, and how fast",
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",

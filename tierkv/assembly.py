@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.recorded_stack import RecordedStack
+from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
@@ -187,6 +191,9 @@ class _Assembly:
                 prompt_only=config.store.prompt_only,
                 num_workers=self.engine.num_workers,
                 gpu_prefix_caching=self.engine.capabilities.prefix_caching,
+                weighs_recompute=config.lookup.recompute == "auto",
+                load_tokens_min=config.lookup.load_tokens_min,
+                prefill_tokens_per_s=self.engine.capabilities.prefill_tokens_per_s,
                 store_plan=config.store.plan,
                 store_policy=StorePolicy(config.store.policy),
                 holds_blocks_of_finished=self.engine.capabilities.holds_blocks_of_finished,
@@ -196,27 +203,39 @@ class _Assembly:
             block_events=block_events,
         )
         workers, copies = self._workers(arena)
-        return Stack(
-            StackParts(
-                scheduler=scheduler,
-                manager=manager,
-                dispatcher=dispatcher,
-                workers=workers,
-                copies=copies,
-                arena=arena,
-                shared=self.shared,
-                setup=self._setup(arena),
-                part_book=None if len(workers) == 1 else PartBook(arena, self.sealer, self.geometry),
-                namespace=self.namespace,
-                geometry=self.geometry,
-                counters=counters,
-                observers=self._observers(),
-                events=EventQueue(block_events, counters, kept=events.enabled),
-                tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
-                completions_per_step_max=config.lookup.completions_per_step_max,
-            ),
-            self.runtime.clock,
-            self.runtime.pause,
+        parts = StackParts(
+            scheduler=scheduler,
+            manager=manager,
+            dispatcher=dispatcher,
+            workers=workers,
+            copies=copies,
+            arena=arena,
+            shared=self.shared,
+            setup=self._setup(arena),
+            part_book=None if len(workers) == 1 else PartBook(arena, self.sealer, self.geometry),
+            namespace=self.namespace,
+            geometry=self.geometry,
+            counters=counters,
+            observers=self._observers(),
+            events=EventQueue(block_events, counters, kept=events.enabled),
+            tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
+            completions_per_step_max=config.lookup.completions_per_step_max,
+        )
+        runtime = self.runtime
+        if config.record.path is None:
+            return Stack(parts, runtime.clock, runtime.pause)
+        writer = self._record_writer(Path(config.record.path), parts.tier_names)
+        return RecordedStack(parts, runtime.clock, runtime.pause, writer)
+
+    def _record_writer(self, path: Path, tier_names: Sequence[str]) -> RecordWriter:
+        record = self.config.record
+        head = {
+            "is": "record", "step": 0, "t": 0, "version": 1, "model": self.namespace.model, "pid": os.getpid(),
+            "opened": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "tiers": ["host", *tier_names],
+        }  # fmt: skip
+        runtime = self.runtime
+        return RecordWriter(
+            path, head, record.bytes_max, record.keep, clock=runtime.clock, pause=runtime.pause, spawn=runtime.spawn
         )
 
     def _workers(self, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
@@ -234,7 +253,7 @@ class _Assembly:
         workers = tuple(
             Worker(
                 arena, self.sealer, self.geometry, pool.submit,
-                rank=rank, verify_loads=self.verify_loads, wait_for=runtime.wait,
+                rank=rank, verify_loads=self.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
             )
             for rank, pool in enumerate(pools)
         )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -20,6 +20,8 @@ from tierkv.errors import EngineProtocolError
 from tierkv.events import Observers
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
+from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
 from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.tiers.arena import HostArena
@@ -30,6 +32,7 @@ from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import Completion, TierHealth, TierOp, Verb
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.part_book import PartBook
 from tierkv.worker.worker import Worker
@@ -87,12 +90,14 @@ class Stack:
         self.geometry = parts.geometry
         self.tier_names = parts.tier_names
         self._parts = parts
+        self._stats = StackStats()
         self._scheduler = parts.scheduler
         self._manager = parts.manager
         self._dispatcher = parts.dispatcher
         self._clock = clock
         self._sleep = sleep
         self._validate = os.environ.get(VALIDATE) == "1"
+        self._passes_events_on = parts.observers.any or parts.events.needs_every_step
         self._in_step = False
         self._closed = False
 
@@ -152,20 +157,28 @@ class Stack:
     def _take_in(self) -> None:
         self._manager.begin_step(self._clock())
         for news in self._dispatcher.drain(self._parts.completions_per_step_max):
-            self._manager.on_completion(news)
+            self._on_news(news)
+
+    def _on_news(self, news: Completion | TierHealth) -> None:
+        self._manager.on_completion(news)
+
+    def _submit(self, op: TierOp) -> None:
+        self._dispatcher.submit(op)
 
     def _hand_out(self) -> None:
         """Give dispatch its instructions, and observers what happened."""
         for op in self._manager.take_ops():
-            self._dispatcher.submit(op)
-        if self._parts.observers.any or self._parts.events.needs_every_step:
+            self._submit(op)
+        if self._passes_events_on:
             self._observe()
         if self._validate:
             self._scheduler.validate()
 
     def _observe(self) -> None:
         """Pass events to observers and keep them for the engine."""
-        events = self._scheduler.take_events()
+        self._pass_on(self._scheduler.take_events())
+
+    def _pass_on(self, events: Sequence[CacheEvent]) -> None:
         self._parts.events.put(events)
         self._parts.observers.notify(events)
 
@@ -183,7 +196,10 @@ class Stack:
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How much can be loaded; see :meth:`OffloadScheduler.get_num_new_matched_tokens`."""
         self._begin_step()
-        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        began_s = self._clock()
+        answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        self._stats.looked_up(request.request_id, began_s, self._clock(), answered=answer[0] is not None)
+        return answer
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Blocks were allocated; see :meth:`OffloadScheduler.update_state_after_alloc`."""
@@ -202,6 +218,7 @@ class Stack:
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """What a worker reported, or several; see :meth:`OffloadScheduler.update_connector_output`."""
+        self._stats.transferred(output.transfers)
         if self._parts.part_book is not None:
             output = self._parts.part_book.take_in(output)
         report = self._scheduler.update_connector_output(output)
@@ -211,6 +228,7 @@ class Stack:
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
         """A request ended; see :meth:`OffloadScheduler.request_finished`."""
+        self._stats.finished(request.request_id, self._clock())
         return self._scheduler.request_finished(request, block_ids)
 
     def request_account(self, request_id: str) -> RequestAccount | None:
@@ -250,6 +268,29 @@ class Stack:
         """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
         stats = self._dispatcher.stats.tiers
         return {name: asdict(stats[i]) for i, name in enumerate(self.tier_names)}
+
+    def series(self) -> Iterator[Series]:
+        """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
+        yield from self._stats.series()
+        for name, seconds in zip(self.tier_names, self._dispatcher.stats.seconds, strict=True):
+            yield Series(READ_SECONDS, (name,), seconds[Verb.READ])
+            yield Series(WRITE_SECONDS, (name,), seconds[Verb.WRITE])
+
+    def take_stats(self) -> ConnectorStats | None:
+        """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""
+        return self._stats.take(self.counters.stores_refused)
+
+    def tier_speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of each lower tier's reads, as far as they are measured.
+
+        With :attr:`prefill_tokens_per_s` they decide what is worth loading (docs/explanation/load-or-recompute.md).
+        """
+        return self._manager.tier_speeds()
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
+        return self._scheduler.prefill_tokens_per_s
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

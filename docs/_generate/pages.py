@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import behaviour
+import metrics_page
+import states
 
 from tierkv import errors, hookspecs
 from tierkv.abc import capabilities
 from tierkv.cli.reference import render_reference as cli_page
 from tierkv.config.reference import render_reference as configuration_page
+from tierkv.types import hints
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 FIELDS = ("When", "Thread", "Return", "Failure")
@@ -176,13 +179,46 @@ def behaviour_page() -> str:
     return f"{title}\n{behaviour.body()}"
 
 
+HINTS_HEAD = """
+Keys of `kv_transfer_params["tierkv"]`, all optional. How to use them: [give hints](../how-to/give-hints.md).
+
+A value of another type than the one named is ignored, with a warning once per key and kind of fault and a counter
+(`hints_ignored`) always; so is an unknown key, and a tier that the stack does not have. `true` is no number, and a
+number in quotes is text. `max_offload_tokens` is also understood beside `tierkv`; the one inside counts.
+
+*For policies* means: tierkv itself does nothing with it but hand it to eviction policies that listen
+(`tierkv.abc.SightingPolicy`).
+"""
+
+
+def hints_page() -> str:
+    """``hints.md``."""
+    meanings = described_fields(hints.RequestHints.__doc__ or "")
+    rows = [f"| `{key}` | {allowed} | {meanings[key]} |" for key, allowed in hints.ALLOWED.items()]
+    table = "\n".join(["| key | value | meaning |", "|---|---|---|", *rows])
+    return f"{head('Hints of a request', 'tierkv/types/hints.py')}{HINTS_HEAD}\n{table}\n"
+
+
+def metrics_reference() -> str:
+    """``metrics.md``."""
+    return f"{head('Metrics', 'tierkv/metrics/definitions.py')}\n{metrics_page.body()}"
+
+
+def states_page() -> str:
+    """``states.md``."""
+    return f"{head('States', 'the tables in chunk_state.py and request_state.py')}\n{states.body()}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "errors.md": errors_page,
     "capabilities.md": capabilities_page,
+    "hints.md": hints_page,
     "configuration.md": configuration_page,
     "cli.md": cli_page,
     "behaviour.md": behaviour_page,
+    "metrics.md": metrics_reference,
+    "states.md": states_page,
 }
 
 

@@ -63,6 +63,43 @@ def test_damage_at_rest_is_refused_and_recomputed(tmp_path: Path) -> None:
     assert report["problems"] == []
 
 
+def test_sliding_windows(tmp_path: Path) -> None:
+    """--model hybrid: three groups of two kinds. What a window has passed is neither missed nor loaded."""
+    report = report_of("--model", "hybrid", "--workdir", str(tmp_path), "--conversations", "6")
+    assert report["engine"]["windows"] == [64, 64, None]
+    assert report["tokens_equal"] is True
+    assert report["tokens_loaded"]["disk"] > 0
+    assert report["tokens_loaded"]["objects"] > 0
+    assert report["tokens_computed"] < 0.7 * report["tokens_computed_without_tierkv"]
+    phases = report["phases"].values()
+    # A group's token: keys and values of two layers, 4 heads of 32 numbers of 2 bytes.
+    whole = sum(report["tokens_loaded"].values()) * 3 * 2 * 2 * 4 * 32 * 2
+    assert 0 < sum(phase["bytes_loaded"] for phase in phases) < 0.7 * whole
+
+
+def test_two_ranks_and_windows_with_damage(tmp_path: Path) -> None:
+    """All of it at once: each rank's process copies its heads, and a damaged chunk is refused for both of them."""
+    report = report_of(
+        "--model", "hybrid", "--tensor-parallel", "2", "--corrupt", "--conversations", "4", "--workdir", str(tmp_path)
+    )
+    assert report["engine"]["tensor_parallel"] == 2
+    assert report["frames_damaged"] > 10
+    assert report["chunks_corrupt"] > 5
+    assert report["tokens_equal"] is True
+    assert report["problems"] == []
+    fill, again = report["phases"]["fill"], report["phases"]["again"]
+    assert len({fill["pid"], *fill["worker_pids"], again["pid"], *again["worker_pids"]}) == 6
+    assert fill["bytes_stored"] > 1 << 20
+    assert again["bytes_loaded"] > 100_000
+
+
+def test_heads_that_do_not_split_are_explained() -> None:
+    """Bad input: the message says what divides what."""
+    done = run("--tensor-parallel", "3", check=2)
+    assert "kv_heads = 4 do not split evenly among tensor_parallel = 3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_another_stack(tmp_path: Path) -> None:
     """--stack takes any stack: here a compressed LMDB tier alone below the host tier."""
     stack = tmp_path / "stack.toml"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tierkv.dispatch.stats import TierStats
 from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.definitions import COUNTERS, READ_SECONDS, TIER_COUNTERS, counters
+from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.prometheus import StackCollector
+from tierkv.metrics.stack_stats import Series
 
 
 def scrape(counters: CoreCounters, tiers: dict[str, dict[str, int]] | None = None) -> str:
@@ -38,3 +43,26 @@ def test_dispatch_counters_are_one_family_per_field() -> None:
     text = scrape(CoreCounters(), {"disk": {"bytes_read": 7}, "s3": {"bytes_read": 9}})
     assert text.count("# TYPE tierkv_tier_bytes_read_total counter") == 1
     assert 'tierkv_tier_bytes_read_total{engine="3",tier="s3"} 9.0' in text
+
+
+def test_histograms_carry_their_labels() -> None:
+    """Two tiers are two series of one family; a scrape with two families of one name is refused."""
+    slow, fast = Histogram(READ_SECONDS.buckets), Histogram(READ_SECONDS.buckets)
+    slow.observe(0.2)
+    series = [Series(READ_SECONDS, ("disk",), fast), Series(READ_SECONDS, ("s3",), slow)]
+    registry = CollectorRegistry()
+    registry.register(StackCollector(CoreCounters, None, {"engine": "3"}, lambda: series))
+    text = generate_latest(registry).decode()
+    assert text.count("# TYPE tierkv_tier_read_seconds histogram") == 1
+    assert 'tierkv_tier_read_seconds_bucket{engine="3",le="0.1",tier="s3"} 0.0' in text
+    assert 'tierkv_tier_read_seconds_bucket{engine="3",le="0.5",tier="s3"} 1.0' in text
+    assert 'tierkv_tier_read_seconds_sum{engine="3",tier="s3"} 0.2' in text
+
+
+def test_every_counter_has_its_meaning() -> None:
+    """A counter without a meaning would end a scrape; a meaning without a counter is a promise of nothing."""
+    assert set(COUNTERS) == {field.name for field in fields(CoreCounters)}
+    assert set(TIER_COUNTERS) == {field.name for field in fields(TierStats)}
+    by_tier = {field.name for field in fields(CoreCounters) if isinstance(getattr(CoreCounters(), field.name), Counter)}
+    documented = {metric.name for metric in counters() if metric.labels and not metric.name.startswith("tierkv_tier_")}
+    assert documented == {f"tierkv_{name}" for name in by_tier}

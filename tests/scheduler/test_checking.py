@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from core_parts import Core, disk, make_core
@@ -11,6 +12,7 @@ from core_pool import blocks
 from tierkv.errors import InvariantError
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.engine import StepOutput
+from tierkv.types.transfers import NO_REQUEST
 
 
 def busy_core() -> Core:
@@ -75,11 +77,34 @@ def _lookup_forgotten(core: Core) -> None:
     core.scheduler._lookups._open.clear()
 
 
+def _cursor_behind_the_last_chunk(core: Core) -> None:
+    core.scheduler._records["store"].groups[0].next_stored = 9
+
+
+def _fence_without_its_job(core: Core) -> None:
+    core.scheduler._fences._jobs_by_block.pop(11)
+
+
+def _job_of_no_request_without_fence(core: Core) -> None:
+    (job_id,) = core.scheduler._records["done"].store_jobs
+    status = core.scheduler._jobs._live[job_id]
+    status.job = replace(status.job, request_id=NO_REQUEST)
+    core.scheduler._fences.lift(job_id)
+    del core.scheduler._records["done"]
+
+
+def _window_block_in_no_table(core: Core) -> None:
+    core.scheduler._tables._windows.enter(core.scheduler._records["store"].groups[0], 0)
+    core.scheduler._records["store"].groups[0].block_ids[1] = 77
+
+
 @pytest.mark.parametrize(
     "breakage",
     [
         _load_beside_stores, _load_that_nobody_waits_for, _waits_for_no_load, _job_that_ended, _job_of_nobody,
         _finished_and_kept, _finished_without_fence, _fence_of_an_ended_job, _lookup_of_nobody, _lookup_forgotten,
+        _cursor_behind_the_last_chunk, _fence_without_its_job, _job_of_no_request_without_fence,
+        _window_block_in_no_table,
     ],
 )  # fmt: skip
 def test_validate_sees_what_is_broken(breakage: Callable[[Core], None]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from core_parts import Core, disk, make_core, objects
 from core_pool import blocks
 from core_truth import BedRequest
 from group_parts import full, window
 
+from tierkv.config.schema import LookupConfig
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import StepOutput
@@ -201,3 +203,27 @@ def test_a_window_of_which_not_all_may_be_held_at_the_deadline() -> None:
     core.scheduler.update_state_after_alloc(request, tables, 4)
     (load,) = core.scheduler.build_connector_meta(StepOutput()).loads
     assert load.keys == (core.truth.keys(request, 0)[1], core.truth.keys(request, 1)[1])
+
+
+@pytest.mark.parametrize("deadline_s", [None, 0.5, 60.0])
+def test_the_bound_on_deferral_is_configurable_and_has_a_default(deadline_s: float | None) -> None:
+    """Promise 4: whoever configures nothing has a bound, too. When it expires, the ready prefix is the answer, and that
+    is counted; in the request's account the wait is as long as the bound."""
+    assert LookupConfig().deadline_s == SchedulerLimits().lookup_deadline_s == DEADLINE_S
+    limits = SchedulerLimits() if deadline_s is None else SchedulerLimits(lookup_deadline_s=deadline_s)
+    core = make_core(tiers=[disk()], limits=limits)
+    request = core.arrive(16)
+    keys = core.truth.keys(request)
+    core.put(keys[:1])
+    core.keep_below(keys[1:])
+    bound_s = limits.lookup_deadline_s
+    assert core.ask(request) is None
+    core.begin(bound_s * 0.99)
+    assert core.ask(request) is None
+    assert core.counters.deadlines_expired == 0
+    core.begin(bound_s)
+    assert core.ask(request) == 4
+    assert core.counters.deadlines_expired == 1
+    account = core.scheduler.request_account("a")
+    assert account is not None
+    assert account.deferred_s == bound_s

@@ -228,8 +228,8 @@ def test_d7_asked_again_while_own_stores_are_in_flight() -> None:
     assert core.scheduler.get_num_new_matched_tokens(request, 0) == (8, True)
 
 
-def test_failed_load_names_the_blocks() -> None:
-    """A chunk that failed on its way to the GPU: its blocks are invalid, the others good, and both chunks of the
+def test_d4_failed_load_names_the_blocks() -> None:
+    """D4: a chunk that failed on its way to the GPU: its blocks are invalid, the others good, and both chunks of the
     request are offered for storing again when they have been recomputed."""
     core = make_core(factor=2)
     request = core.arrive(16)

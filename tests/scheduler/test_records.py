@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.errors import EngineProtocolError, IllegalTransitionError
+from tierkv.scheduler.records import STORY_EVENTS_MAX
 from tierkv.scheduler.request_state import TRANSITIONS, RequestEvent, RequestState, next_state
 from tierkv.types.keys import Key, make_key
 
@@ -139,6 +140,24 @@ def test_only_the_table_moves_a_request(state: RequestState, event: RequestEvent
     else:
         with pytest.raises(IllegalTransitionError, match=f"'r' is {state.value}: '{event.value}'"):
             next_state("r", state, event)
+
+
+def test_an_illegal_transition_tells_the_story_of_the_request() -> None:
+    """Whoever reports the bug reports how it came to it, without having watched; a long life is told by its end."""
+    core = make_core()
+    record = core.record(core.request(4))
+    seen: list[tuple[str, RequestEvent, RequestState, RequestState]] = []
+    record.watcher = lambda *change: seen.append(change)
+    record.apply(RequestEvent.UNKNOWN)
+    record.apply(RequestEvent.WANTED)
+    with pytest.raises(IllegalTransitionError, match=r"unknown -> asking; wanted -> gathering$"):
+        record.apply(RequestEvent.LOAD_ENDED)
+    assert record.state is RequestState.GATHERING
+    assert seen[1] == ("a", RequestEvent.WANTED, RequestState.ASKING, RequestState.GATHERING)
+    assert len(seen) == 2
+    for _ in range(100):
+        record.apply(RequestEvent.UNKNOWN)
+    assert record.story().count(";") == STORY_EVENTS_MAX - 1
 
 
 def test_every_state_can_be_reached_and_ended() -> None:

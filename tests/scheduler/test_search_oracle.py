@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_book import Book, keys_of, needed, oracle
@@ -18,8 +20,14 @@ from tierkv.types.keys import split_key
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
 WINDOWS = st.none() | st.integers(1, 5)
-CASES = 10 * settings().max_examples if settings().max_examples >= 1000 else 300
-"""20,000 in the nightly profile."""
+ALPHABETS = {"nearly all": "TTTTTTTTF", "some unknown": "TTTTTTPNM", "mixed": "TTNNMF", "unknown": "NM"}
+"""What is near the truth is mostly there: with everything random no window would ever be full."""
+
+COUNTS = st.integers(1, 4)
+ANY_ALPHABET = st.sampled_from(sorted(ALPHABETS.values()))
+
+EACH = settings().max_examples if settings().max_examples >= 1000 else 20
+"""Cases per number of groups and alphabet: 320 in all by default, 32,000 in the nightly profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +41,16 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, sizes: st.SearchStrategy[int] = SIZES) -> Case:
-    """Mostly what is near the truth is there: with everything random no window would ever be full."""
+def cases(
+    draw: st.DrawFn,
+    sizes: st.SearchStrategy[int] = SIZES,
+    counts: st.SearchStrategy[int] = COUNTS,
+    alphabets: st.SearchStrategy[str] = ANY_ALPHABET,
+) -> Case:
+    """Any search."""
     groups, letters = [], []
-    alphabet = draw(st.sampled_from(["TTTTTTTTF", "TTTTTTPNM", "TTNNMF", "NM"]))
-    for index in range(draw(st.integers(1, 4))):
+    alphabet = draw(alphabets)
+    for index in range(draw(counts)):
         size, chunks = draw(sizes), draw(WINDOWS)
         slack = None if chunks is None else draw(st.sampled_from([None, 0, 1, size]))
         count = draw(st.integers(0, 48)) // size
@@ -47,12 +60,17 @@ def cases(draw: st.DrawFn, sizes: st.SearchStrategy[int] = SIZES) -> Case:
     return Case(groups, letters, draw(st.integers(0, 16)), draw(st.sampled_from([tokens, tokens - 1, tokens // 2, 99])))
 
 
-@settings(max_examples=CASES)
-@given(cases(), st.booleans(), st.randoms(use_true_random=False))
-def test_s44_the_answer_is_the_oracles_now_or_later(case: Case, shortcut: bool, rng: random.Random) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+@settings(max_examples=EACH)
+@given(data=st.data(), shortcut=st.booleans(), rng=st.randoms(use_true_random=False))
+def test_s44_the_answer_is_the_oracles_now_or_later(
+    alphabet: str, count: int, data: st.DataObject, shortcut: bool, rng: random.Random
+) -> None:
     """S44: exactly the longest servable hit, with mixed sizes and windows too. Unknown chunks become known one by one,
     in any order: as long as they could change the answer it is deferred, and asks for something that is unknown; as
     soon as they cannot it is given, and it is the one that would have been given at once."""
+    case = data.draw(cases(counts=st.just(count), alphabets=st.just(ALPHABETS[alphabet])))
     book = Book(*case.letters)
     expected = oracle(case.groups, case.computed, case.tokens_max, book.present())
     hit = search.DEFERRED
@@ -90,17 +108,16 @@ def test_s44_one_chunk_size_as_an_engine_has_it(case: Case, more: int) -> None:
 def counted_turns(ends: list[int]) -> Iterator[None]:
     """Note the end that each turn of each group was given."""
 
-    def counting(walk: type) -> object:
-        reach = walk.reach  # type: ignore[attr-defined]  # both walks have it
-
-        def counted(self: object, end: int) -> int:
+    def counting(reach: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+        def counted(walk: Any, end: int) -> int:
             ends.append(end)
-            reached: int = reach(self, end)
-            return reached
+            return reach(walk, end)
 
-        return patch.object(walk, "reach", counted)
+        return counted
 
-    with counting(search._PrefixWalk), counting(search._WindowWalk):  # type: ignore[attr-defined]  # patches are such
+    with ExitStack() as patches:
+        for walk in (search._PrefixWalk, search._WindowWalk):
+            patches.enter_context(patch.object(walk, "reach", counting(walk.reach)))
         yield
 
 

@@ -268,6 +268,7 @@ def test_s117_a_full_host_tier_stops_the_cursor() -> None:
     job = only_store(core.scheduler.build_connector_meta(StepOutput(entries)))
     assert job.block_ids == (1, 2, 3)
     assert [core.record(request).groups[0].next_stored for request in (first, second)] == [3, 0]
+    assert core.counters.stores_refused == 2, "the four together, and the fourth alone; the second request is not asked"
     core.report(job.job_id)
     core.manager.complete_store(held.slots)
     meta = core.scheduler.build_connector_meta(StepOutput(entries))
@@ -322,11 +323,12 @@ def test_s118_only_what_is_near_eviction() -> None:
 
 
 def test_s118_blocks_without_content_are_visited_and_left() -> None:
-    """S118: the null block, blocks without a hash, and content that no request vouched for are not stored."""
+    """S118: the null block, blocks without a hash, and content that no request vouched for are not stored, be it in a
+    block that we know by other content."""
     core, queue = lazy_core()
-    good = compute(core, range(4), 1, "a")
+    good, reused = compute(core, range(8), 1, "a")
     stranger = core.request(range(70, 74), "stranger")
-    queue.free(BedBlock(0, b"null", is_null=True), BedBlock(7), *computed_blocks(stranger, [8]), *good)
+    queue.free(BedBlock(0, b"null", is_null=True), BedBlock(7), *computed_blocks(stranger, [reused.block_id]), good)
     assert only_store(empty_step(core)).block_ids == (1,)
 
 
@@ -420,6 +422,16 @@ def test_lazy_jobs_belong_to_no_request() -> None:
     core.report(job.job_id, failed={job.job_id: frozenset({job.keys[0]})})
     assert core.ready() == {job.keys[1]}
     assert not len(core.scheduler._fences)
+
+
+def test_s101_a_lazy_store_is_described_though_its_request_is_gone() -> None:
+    """S101: the request ended long before its block was stored; the event tells its tokens all the same."""
+    core, queue = lazy_core()
+    queue.free(*compute(core, range(8), 1, "a"))
+    job = only_store(empty_step(core))
+    core.report(job.job_id)
+    described = core.block_events.describe(core.manager.take_events())
+    assert [getattr(event, "token_ids", None) for event in described] == [(4, 5, 6, 7), (0, 1, 2, 3)]
 
 
 def test_s81_a_lazy_store_with_nobody_left() -> None:

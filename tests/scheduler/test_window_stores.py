@@ -121,6 +121,15 @@ def test_a_long_run_of_placeholders_does_not_hide_what_follows() -> None:
     assert core.record(request).groups[0].next_stored == 12
 
 
+def test_placeholders_are_passed_over_also_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused offer is repeated step by step; what can never be stored is not looked at each time."""
+    core = make_core(groups=[window(4)])
+    Gate(core, monkeypatch)
+    request = core.arrive(48)
+    core.schedule(request, computed=40, scheduled=8, ids=[[0] * 10 + [1, 2]])
+    assert core.record(request).groups[0].next_stored == 10
+
+
 # -- blocks that change hands ----------------------------------------------------------------------------------------
 
 

@@ -128,7 +128,7 @@ def test_observers_hear_what_happens_where(tmp_path: Path) -> None:
     assert heard == taken
 
 
-def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+def test_s95_closing_twice_is_harmless(tmp_path: Path) -> None:
     """A server's shutdown path may come by more than once."""
     stack = tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}, SPEC)
     store_one_chunk(stack)

@@ -14,6 +14,7 @@ import tierkv
 from tierkv.codecs.frame import HEADER_BYTES, PARTS_MAX
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.stack import Stack
+from tierkv.types.engine import StepOutput
 from tierkv.types.transfers import WorkerOutput
 
 PROMPT = range(64)
@@ -47,6 +48,18 @@ def test_s120_two_workers_store_and_load_their_own_parts(driver: Driver) -> None
     assert_loaded(driver, SOURCE, TARGET)
     assert before != [rank.block(9) for rank in driver.ranks]
     assert driver.ranks[0].block(9) != driver.ranks[1].block(9)
+
+
+def test_s111_a_preempted_request_is_flushed_on_every_worker(driver: Driver) -> None:
+    """S110, S111: the stores of the step before are submitted and awaited by each worker before blocks are written."""
+    request = driver.request(PROMPT)
+    expected = [[rank.block(i) for i in SOURCE] for rank in driver.ranks]
+    driver.compute(request, SOURCE)
+    driver.step(StepOutput(preempted=frozenset({request.request_id})), written=SOURCE)
+    assert not any(rank.block(SOURCE[0]).strip(b"\0") for rank in driver.ranks)
+    driver.settle()
+    assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
+    assert [[rank.block(i) for i in TARGET] for rank in driver.ranks] == expected
 
 
 def test_chunks_of_two_workers_go_down_and_come_back(tmp_path: Path) -> None:
@@ -84,7 +97,7 @@ def test_a_chunk_is_visible_when_the_last_part_is_in(order: tuple[int, int]) -> 
         stack.update_connector_output(ranks[order[0]].finished())
         assert stack.get_num_new_matched_tokens(asker, 0)[0] is None, "being written: known, but not readable"
         assert not any(stack._parts.arena.slot(slot)[0] for slot in range(4)), "no header before the last part"
-        stack.build_connector_meta(tierkv.types.engine.StepOutput())
+        stack.build_connector_meta(StepOutput())
         stack.update_connector_output(ranks[order[1]].finished())
         assert stack.get_num_new_matched_tokens(asker, 0) == (64, True)
 

@@ -21,7 +21,7 @@ from group_parts import full
 
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import Chunk
-from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.engine import GroupSpec
@@ -46,6 +46,10 @@ class BedSpec:
     gpu_caching: bool = True
     prompt_only: bool = False
     groups: tuple[GroupSpec, ...] = ()
+    store_plan: StorePlanName = "immediate"
+    store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
+    holds_finished: bool = False
+    prefill_tokens_per_s: float | None = 1000.0
     limits: SchedulerLimits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +57,13 @@ class BedSpec:
         if not self.groups:
             object.__setattr__(self, "groups", tuple(full(size) for size in self.block_tokens))
         limits = SchedulerLimits(
-            lookup_deadline_s=self.deadline_s, prompt_only=self.prompt_only, num_workers=self.num_workers
+            lookup_deadline_s=self.deadline_s,
+            prompt_only=self.prompt_only,
+            num_workers=self.num_workers,
+            store_plan=self.store_plan,
+            store_policy=self.store_policy,
+            holds_blocks_of_finished=self.holds_finished,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
         object.__setattr__(self, "limits", limits)
 
@@ -86,6 +96,7 @@ class Bed:
             core.scheduler, self.worker, self.pool, spec.groups, spec.hash_block_tokens, core.truth, self.audit,
             self._on_answer,
         )  # fmt: skip
+        core.scheduler.register_free_queue(self.pool, max_batched_tokens=16)
         self.residents: dict[str, set[Key]] = {"host": set(), **{tier.name: set() for tier in spec.tiers}}
         self.mirror = BlockMirror(core.geometry, core.block_events)
         self._indexed = {"host", *(tier.name for tier in spec.tiers if tier.capabilities.authoritative_index)}
@@ -201,6 +212,7 @@ class Bed:
             and not self.tiers.pending
             and not self.tiers.news
             and not self.engine.orphans
+            and not self.engine.held
             and not self.core.scheduler.has_pending_work
         )
 
@@ -282,6 +294,8 @@ class Bed:
         assert not scheduler._records
         assert not len(scheduler._jobs)
         assert not len(scheduler._fences)
+        assert not len(scheduler._tables._windows)
+        assert not scheduler._sent
         assert not scheduler._lookups._open
         assert not scheduler._lookups._loading
         assert not core.manager._gathering._by_owner

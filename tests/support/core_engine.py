@@ -15,7 +15,7 @@ from core_worker import ScriptedWorker
 from group_parts import attended
 
 from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.types.engine import NULL_BLOCK_ID, GroupSpec, LoadReport, ScheduledRequest, StepOutput
+from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import cdiv
 
 
@@ -69,6 +69,7 @@ class BedEngine:
         self.running: list[Seat] = []
         self.loading: dict[str, Seat] = {}
         self.orphans: dict[str, Seat] = {}
+        self.held: dict[str, Seat] = {}
         self.done = 0
         self.tokens_computed = 0
         self.tokens_external = 0
@@ -102,10 +103,10 @@ class BedEngine:
         elif seat in self.running:
             self.running.remove(seat)
             self._finish(seat)
-            self._free(seat)
         else:
             del self.loading[seat.request.request_id]
-            self._finish(seat)
+            self._scheduler.request_finished(seat.request, seat.tables)
+            self.done += 1
             self.orphans[seat.request.request_id] = seat
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -213,29 +214,42 @@ class BedEngine:
         for index, (group, table) in enumerate(zip(self._tables.groups, seat.tables, strict=True)):
             size, seen = group.block_tokens, attended(group, start)
             for i in range(seen.start // size, cdiv(stop, size)):
-                self._read(request, index, table[i], max(seen.start, i * size), min(start, (i + 1) * size), i * size)
-                begin, end = max(start, i * size), min(stop, (i + 1) * size)
-                place = slice((begin - i * size) * TOKEN_BYTES, (end - i * size) * TOKEN_BYTES)
-                new = request.kv(index, begin, end) if begin < end else b""
-                memory = self._pool.memory[table[i]]
-                if new and memory[place] != new:  # computing a loaded last token again changes nothing
-                    self._audit.touch(("gpu", table[i]), f"forward of {request.request_id}")
-                    memory[place] = new
+                first = i * size
+                self._read(request, index, table[i], first, range(max(seen.start, first), min(start, first + size)))
+                self._write(request, index, table[i], first, range(max(start, first), min(stop, first + size)))
         seat.computed = stop
         self.tokens_computed += count
         self._tables.register(request, seat.tables, stop)
 
-    def _read(self, request: BedRequest, group: int, block_id: int, start: int, stop: int, block_start: int) -> None:
-        """Read the bytes of tokens ``start`` to ``stop`` out of their block."""
-        if start >= stop:
+    def _read(self, request: BedRequest, index: int, block_id: int, first: int, tokens: range) -> None:
+        """Read the bytes of some tokens out of the block that begins with token ``first``."""
+        if not tokens:
             return
         assert block_id != NULL_BLOCK_ID, "the engine freed a block that it needs"
         self._audit.begin_read(("gpu", block_id), "forward")
-        found = self._pool.memory[block_id][(start - block_start) * TOKEN_BYTES : (stop - block_start) * TOKEN_BYTES]
-        assert bytes(found) == request.kv(group, start, stop), (
-            f"{request.request_id} computes from wrong bytes: group {group}, tokens {start} to {stop}, block {block_id}"
+        place, right = self._bytes_of(request, index, first, tokens)
+        assert bytes(self._pool.memory[block_id][place]) == right, (
+            f"{request.request_id} computes from wrong bytes: group {index}, {tokens}, block {block_id}"
         )
         self._audit.end_read(("gpu", block_id), "forward")
+
+    def _write(self, request: BedRequest, index: int, block_id: int, first: int, tokens: range) -> None:
+        if not tokens:
+            return
+        place, new = self._bytes_of(request, index, first, tokens)
+        memory = self._pool.memory[block_id]
+        if memory[place] != new:  # computing a loaded last token again changes nothing
+            self._audit.touch(("gpu", block_id), f"forward of {request.request_id}")
+            memory[place] = new
+
+    def _bytes_of(self, request: BedRequest, index: int, first: int, tokens: range) -> tuple[slice, bytes]:
+        """Where in its block, and what, the bytes of these tokens are; of a state, the last one's in all of it."""
+        group = self._tables.groups[index]
+        if group.kind is GroupKind.SSM:
+            size = group.block_tokens
+            return slice(0, size * TOKEN_BYTES), request.state(index, tokens.stop, size)
+        place = slice((tokens.start - first) * TOKEN_BYTES, (tokens.stop - first) * TOKEN_BYTES)
+        return place, request.kv(index, tokens.start, tokens.stop)
 
     def _sample(self, seat: Seat) -> None:
         request = seat.request
@@ -248,20 +262,26 @@ class BedEngine:
             return
         self.running.remove(seat)
         self._finish(seat)
-        self._free(seat)
 
     def _finish(self, seat: Seat) -> None:
+        """The request is over; its blocks are free at once, or when the core says that its stores have ended."""
         self.done += 1
-        result = self._scheduler.request_finished(seat.request, seat.tables)
-        assert result == (False, None)
+        hold, _ = self._scheduler.request_finished(seat.request, seat.tables)
+        if hold:
+            self.held[seat.request.request_id] = seat
+        else:
+            self._free(seat)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def _free(self, seat: Seat) -> None:
-        self._tables.cut(seat.tables, 0)
+        if seat.tables:  # one that only waited has none
+            self._tables.cut(seat.tables, 0)
         seat.tables, seat.told = [], []
 
     def _end_loads(self, report: LoadReport) -> None:
+        for request_id in report.finished_sending:
+            self._free(self.held.pop(request_id))
         for request_id in report.finished:
             orphan = self.orphans.pop(request_id, None)
             if orphan is not None:

@@ -12,6 +12,7 @@ from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 
 FAULTS: tuple[OutcomeKind, ...] = (
@@ -46,19 +47,32 @@ SPECS: tuple[BedSpec, ...] = (
         groups=(window(7, 2), ssm(4), full(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=80,
         tiers=(objects(probe_keys_max=8), disk(frames=12)), gpu_caching=False, num_workers=2,
     ),
-    BedSpec(groups=(window(9, 4), window(4, 4)), slots=12, gpu_blocks=40, tiers=(disk(frames=9),), gpu_caching=False),
     BedSpec(
-        groups=(local(10, 4), full(6), window(5, 3)), hash_block_tokens=1, slots=24, reserved=20, gpu_blocks=80,
+        groups=(window(9, 4), ssm(4), window(4, 4)), slots=16, reserved=12, gpu_blocks=60, tiers=(disk(frames=12),),
+        gpu_caching=False,
+    ),
+    BedSpec(
+        groups=(local(10, 4), full(2), window(6, 6)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
         tiers=(disk(), objects()),
     ),
     BedSpec(
         groups=(full(8), window(5, 2), ssm(4)), hash_block_tokens=2, slots=24, reserved=20, gpu_blocks=80,
         tiers=(disk(),), prompt_only=True, gpu_caching=False,
     ),
+    BedSpec(
+        groups=(full(4), window(6, 2), ssm(4)), factor=2, hash_block_tokens=2, slots=20, reserved=16, gpu_blocks=60,
+        tiers=(disk(),), num_workers=2, store_plan="eager", store_policy=StorePolicy.REQUEST_LEVEL,
+    ),
+    BedSpec(slots=12, tiers=(disk(frames=9),), store_plan="eager", holds_finished=True),
+    BedSpec(
+        groups=(window(7, 4), full(4)), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),),
+        num_workers=2, store_plan="lazy",
+    ),
 )  # fmt: skip
 """One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
 stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
-behind shared ones, bounded, slow to make room, and read-only."""
+behind shared ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of
+finished requests."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""
@@ -72,6 +86,10 @@ HINTS: tuple[dict[str, object], ...] = (
     {"load_tiers": ["moon"], "retains": True},
 )  # fmt: skip
 """What requests may say; the last says it wrongly."""
+
+
+PACES = (0.0, 0.0001, 0.002, 0.01, 5.0)
+"""Seconds that reads may take, beside a prefill of four tokens in 4 ms; 0: nobody measures."""
 
 
 class Moves:
@@ -149,6 +167,11 @@ class Moves:
         if self.bed.spec.tiers:
             self.bed.set_health(tier % len(self.bed.spec.tiers), usable=usable)
 
+    def pace(self, tier: int, elapsed_s: float) -> None:
+        """A tier becomes slower or faster."""
+        if self.bed.spec.tiers:
+            self.bed.tiers.elapsed_s[tier % len(self.bed.spec.tiers)] = elapsed_s
+
     def damage(self, pick: int, tier: int) -> None:
         """Bytes rot: in the host tier (tier -1) or below."""
         if tier < 0:
@@ -174,7 +197,8 @@ def random_faults(rng: Random, rate: float) -> list[OutcomeKind | None]:
 def drive(moves: Moves, rng: Random, count: int) -> None:
     """A day in the life of a bed: ``count`` random moves, everything checked after each, then the end."""
     menu: list[tuple[int, Callable[[], None]]] = [
-        (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.randrange(12), rng.randrange(1, 12),
+        (6, lambda: moves.arrive(rng.randrange(PROMPTS), rng.randrange(40), rng.choice([0, rng.randrange(12)]),
+                                 rng.randrange(1, 12),
                                  rng.choice([-1, -1, -1, 0, 9]), rng.randrange(len(HINTS)))),
         (1, lambda: moves.preload(rng.randrange(PROMPTS), rng.randrange(8, 64), rng.randrange(2), rng.randrange(40))),
         (30, lambda: moves.step(rng.choice([0, 0, 1, 1, 10]), budget=rng.choice([4, 16, 16, 64]),
@@ -190,6 +214,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
         (3, moves.all_io),
         (1, lambda: moves.health(rng.randrange(2), rng.random() < 0.6)),
         (1, lambda: moves.damage(rng.randrange(50), rng.randrange(-1, 2))),
+        (1, lambda: moves.pace(rng.randrange(2), rng.choice(PACES))),
         (1, moves.reset),
     ]  # fmt: skip
     weights, actions = [weight for weight, _ in menu], [action for _, action in menu]
@@ -205,4 +230,4 @@ def spec_of(rng: Random) -> BedSpec:
     return rng.choice(SPECS)
 
 
-__all__ = ["FAULTS", "HINTS", "OBJECTS", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]
+__all__ = ["FAULTS", "HINTS", "OBJECTS", "PACES", "PROMPTS", "SPECS", "Moves", "drive", "random_faults", "spec_of"]

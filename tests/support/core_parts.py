@@ -118,12 +118,14 @@ class Core:
         """Let a lower tier with an index hold chunks."""
         self.lower[tier].load_index([(key, FRAME_BYTES) for key in keys])
 
-    def finish(self, op: TierOp, kind: OutcomeKind | Sequence[OutcomeKind] = OutcomeKind.OK) -> None:
+    def finish(
+        self, op: TierOp, kind: OutcomeKind | Sequence[OutcomeKind] = OutcomeKind.OK, elapsed_s: float = 0.0
+    ) -> None:
         """Complete an instruction, all keys alike or one outcome per key."""
         kinds = [kind] * len(op.keys) if isinstance(kind, OutcomeKind) else kind
         size = FRAME_BYTES if op.verb is Verb.WRITE else 0
         outcomes = tuple(Outcome(one, size if one is OutcomeKind.OK else 0) for one in kinds)
-        self.manager.on_completion(Completion(op.op_id, outcomes))
+        self.manager.on_completion(Completion(op.op_id, outcomes, elapsed_s=elapsed_s))
 
     def finish_all(self, kind: OutcomeKind = OutcomeKind.OK) -> list[TierOp]:
         """Complete whatever the manager instructs, until it instructs nothing more. Returns all instructions."""

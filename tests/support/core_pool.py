@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tierkv.types.engine import NULL_BLOCK_ID
+from tierkv.types.engine import NULL_BLOCK_ID, Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class BedPool:
         self._caching = caching
         self._holders = dict.fromkeys(self.memory, 0)
         self._free = OrderedDict.fromkeys(self.memory)
+        self._entries = {block_id: block_id for block_id in self.memory}
+        self._joined = num_blocks
         self._by_content: dict[tuple[int, bytes], int] = {}
         self._content: dict[int, tuple[int, bytes]] = {}
 
@@ -41,6 +43,31 @@ class BedPool:
     def num_free(self) -> int:
         """Blocks that nobody holds."""
         return len(self._free)
+
+    # -- the queue of free blocks, as a core sees it: :class:`tierkv.types.engine.FreeBlockQueue` --------------------
+
+    def __len__(self) -> int:
+        """Blocks in the queue."""
+        return len(self._free)
+
+    def head(self) -> BedBlock | None:
+        """The block that is handed out next."""
+        return self.view(next(iter(self._free))) if self._free else None
+
+    def after(self, block: Block) -> BedBlock | None:
+        """The one behind a block that is in the queue."""
+        behind = iter(self._free)
+        for block_id in behind:
+            if block_id == block.block_id:
+                break
+        after = next(behind, None)
+        return None if after is None else self.view(after)
+
+    def entry(self, block: Block) -> int | None:
+        """When it joined the queue."""
+        return self._entries[block.block_id] if block.block_id in self._free else None
+
+    # ----------------------------------------------------------------------------------------------------------------
 
     def find(self, group: int, block_hash: bytes) -> int | None:
         """A block with this content."""
@@ -72,6 +99,8 @@ class BedPool:
         self._holders[block_id] -= 1
         if not self._holders[block_id]:
             self._free[block_id] = None
+            self._joined += 1
+            self._entries[block_id] = self._joined
 
     def register(self, group: int, block_hash: bytes, block_id: int) -> None:
         """The block is full and computed: it may be found from now on."""

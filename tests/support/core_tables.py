@@ -13,7 +13,7 @@ from core_pool import BedPool
 from core_truth import BedRequest
 from group_parts import first_block
 
-from tierkv.types.engine import NULL_BLOCK_ID, GroupSpec
+from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec
 from tierkv.types.geometry import cdiv
 
 Table = list[int]
@@ -108,7 +108,12 @@ class BedTables:
 
     def usable_tokens(self, tables: list[Table], loaded: int, invalid: Collection[int]) -> int:
         """After how many of its ``loaded`` tokens a request can go on, if some of its blocks are invalid."""
-        return next(tokens for tokens in range(loaded, -1, -1) if self._is_usable(tables, tokens, invalid))
+        ends = [loaded, *(tokens for tokens in range(loaded - 1, -1, -1) if self._has_states(tokens))]
+        return next(tokens for tokens in ends if self._is_usable(tables, tokens, invalid))
+
+    def _has_states(self, tokens: int) -> bool:
+        """A block has the state after its last token only."""
+        return not any(group.kind is GroupKind.SSM and tokens % group.block_tokens for group in self.groups)
 
     def _is_usable(self, tables: list[Table], tokens: int, invalid: Collection[int]) -> bool:
         for group, table in zip(self.groups, tables, strict=True):

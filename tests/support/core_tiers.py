@@ -47,6 +47,7 @@ class ScriptedTiers:
         self.pending: dict[int, TierOp] = {}
         self.news: deque[Completion | TierHealth] = deque()
         self.late: set[int] = set()
+        self.elapsed_s = [0.0] * len(specs)  # what an instruction to each tier is said to have taken
         self.reads: dict[Key, int] = {}
         self._host = host
         self._memory = memory
@@ -86,7 +87,7 @@ class ScriptedTiers:
                 self._audit.end_write(("slot", ref.slot), f"op {op.op_id}")
             else:
                 self._audit.end_read(("slot", ref.slot), f"op {op.op_id}")
-        self.news.append(Completion(op_id, tuple(outcomes)))
+        self.news.append(Completion(op_id, tuple(outcomes), elapsed_s=self.elapsed_s[op.tier]))
 
     def _one(self, op: TierOp, index: int, key: Key, fault: OutcomeKind | None) -> Outcome:
         store = self.stores[op.tier]

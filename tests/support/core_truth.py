@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key, split_key
 
@@ -92,6 +92,10 @@ class BedRequest:
             hashlib.blake2b(link + suffix, digest_size=TOKEN_BYTES).digest() for link in self._chain[start:stop]
         )
 
+    def state(self, group: int, stop: int, block_tokens: int) -> bytes:
+        """What a state space group's block holds after token ``stop - 1``: that token's state, as large as a block."""
+        return self.kv(group, stop - 1, stop) * block_tokens
+
 
 class Truth:
     """The right payload of every chunk that any request of a run ever had."""
@@ -105,8 +109,12 @@ class Truth:
         for group in self._geometry.groups:
             for i, key in enumerate(self.keys(request, group.index)):
                 if key not in self.payloads:
-                    start = i * group.chunk_tokens
-                    self.payloads[key] = request.kv(group.index, start, start + group.chunk_tokens)
+                    start, stop, size = i * group.chunk_tokens, (i + 1) * group.chunk_tokens, group.block_tokens
+                    if group.kind is GroupKind.SSM:
+                        states = [request.state(group.index, end, size) for end in range(start + size, stop + 1, size)]
+                        self.payloads[key] = b"".join(states)
+                    else:
+                        self.payloads[key] = request.kv(group.index, start, stop)
 
     def is_good(self, key: Key, payload: bytes) -> bool:
         """Whether these are the bytes of a chunk. Of a window's chunk front blocks may be missing that no hit needs."""

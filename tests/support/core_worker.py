@@ -104,7 +104,9 @@ class ScriptedWorker:
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int], fails: bool) -> bool:
         self.damaged.discard(slot)
-        block_tokens = self._geometry.groups[group].block_tokens
+        sizes = self._geometry.groups[group]
+        assert skip <= self._geometry.blocks_per_chunk - sizes.tail_blocks, "a hit would miss blocks"
+        block_tokens = sizes.block_tokens
         payload = MISSING * (skip * block_tokens)
         payload += b"".join(bytes(self._gpu[block_id][: block_tokens * TOKEN_BYTES]) for block_id in block_ids)
         if fails:

@@ -51,8 +51,8 @@ def pages_of(rank: int, seed: int) -> list[np.ndarray]:
 class Rank(Protocol):
     """One worker, wherever it runs."""
 
-    def step(self, meta: ConnectorMeta) -> None:
-        """A whole step: start, forward pass, queue."""
+    def step(self, meta: ConnectorMeta, written: Sequence[int] = ()) -> None:
+        """A whole step: start, forward pass (writes these blocks), queue."""
 
     def finished(self) -> WorkerOutput:
         """What ended."""
@@ -69,8 +69,10 @@ class LocalRank:
         self.pages = pages_of(worker.rank, seed)
         worker.register_kv_caches([self.pages])
 
-    def step(self, meta: ConnectorMeta) -> None:
+    def step(self, meta: ConnectorMeta, written: Sequence[int] = ()) -> None:
         self.worker.start_step(meta)
+        for pages in self.pages:
+            pages[list(written)] = 0
         self.worker.queue_stores(meta)
 
     def finished(self) -> WorkerOutput:
@@ -97,8 +99,8 @@ class RemoteRank:
             raise TimeoutError(f"{message[0]} was not answered")
         return self._pipe.recv()
 
-    def step(self, meta: ConnectorMeta) -> None:
-        self.ask("step", meta)
+    def step(self, meta: ConnectorMeta, written: Sequence[int] = ()) -> None:
+        self.ask("step", meta, written)
 
     def finished(self) -> WorkerOutput:
         output: WorkerOutput = self.ask("finished")
@@ -187,25 +189,29 @@ class Driver:
         self.stack.on_new_request(request)
         return request
 
-    def step(self, output: StepOutput | None = None) -> LoadReport:
+    def step(self, output: StepOutput | None = None, written: Sequence[int] = ()) -> LoadReport:
         """One step of everybody."""
         meta = self.stack.build_connector_meta(output or StepOutput())
         for rank in self.ranks:
-            rank.step(meta)
+            rank.step(meta, written)
         return self.collect()
 
     def collect(self) -> LoadReport:
         """Take in what the workers report."""
         return self.stack.update_connector_output(WorkerOutput.aggregate(rank.finished() for rank in self.ranks))
 
-    def begin_store(self, request: PagedRequest, block_ids: Sequence[int]) -> None:
-        """Compute all of a prompt in one step, and let its store begin in the next. The request stays alive."""
+    def compute(self, request: PagedRequest, block_ids: Sequence[int]) -> None:
+        """Compute all of a prompt in one step; its store is queued. The request stays alive."""
         self.stack.get_num_new_matched_tokens(request, 0)
         self.stack.update_state_after_alloc(request, [[PagedBlock(i) for i in block_ids]], 0)
         scheduled = ScheduledRequest(
             request.request_id, 0, request.num_tokens, (tuple(block_ids),), replaces_table=True
         )
         self.step(StepOutput((scheduled,)))
+
+    def begin_store(self, request: PagedRequest, block_ids: Sequence[int]) -> None:
+        """Compute a prompt, and let its store begin in the next step."""
+        self.compute(request, block_ids)
         meta = self.stack.build_connector_meta(StepOutput())
         for rank in self.ranks:
             rank.step(meta)

@@ -21,15 +21,18 @@ from tierkv.abc import (
     CodecPlugin,
     ReadRequest,
     ReadResult,
+    SightingPolicy,
     WriteRequest,
     WriteResult,
 )
 from tierkv.errors import BackendUnavailableError, TierKVError
 from tierkv.hookspecs import hookimpl
+from tierkv.types.account import RequestAccount
 from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, StepOutput
 from tierkv.types.keys import Key, make_key, split_key
+from tierkv.types.sighting import Sighting
 from tierkv.types.transfers import ConnectorMeta
 
 # -- an engine ---------------------------------------------------------------------------------------------------------
@@ -68,6 +71,7 @@ def an_engine_drives_a_stack(spec: EngineSpec, request: MyRequest, blocks: list[
     assert_type(stack.update_connector_output(stack.worker.get_finished()), LoadReport)
     assert_type(stack.take_events(), list[CacheEvent])
     assert_type(stack.take_block_events(), list[BlockEvent])
+    assert_type(stack.request_account("r"), RequestAccount | None)
     assert_type(stack.close(), bool)
 
 
@@ -164,3 +168,15 @@ def errors_are_values(result: ReadResult, plugin: CodecPlugin, backend: Backend 
     plugin.lossy = True  # type: ignore[misc]
     assert_type(backend, Backend | AsyncBackend)
     return result or 0
+
+
+class MyListener:
+    """Structurally a policy that listens; it inherits nothing."""
+
+    def sighted(self, sighting: Sighting) -> None:
+        """Look at who asks, and for what."""
+        assert_type(sighting.paths, tuple[tuple[Key, ...], ...])
+        assert_type(sighting.hints.continues, float | None)
+
+
+listener: SightingPolicy = MyListener()

@@ -2,107 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event
+from collections.abc import Iterator
+from threading import Timer
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_bed import DEVICES, GEOMETRY, NUM_BLOCKS, SPEC, Bed, job
 
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.errors import EngineProtocolError
-from tierkv.tiers.arena import HostArena
-from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
-from tierkv.types.keys import Key, make_key
+from tierkv.types.keys import make_key
 from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
-from tierkv.worker.worker import Worker
-
-NAMESPACE = bytes(range(16))
-SPEC = EngineSpec("m", "float32", (GroupSpec(16, (64, 128)), GroupSpec(16, (32,))), 16)
-GEOMETRY = Geometry.of(SPEC, blocks=3)
-NUM_BLOCKS = 32
 
 
-class Bed:
-    """A worker over real memory; copies run inline unless a gate holds them back."""
-
-    def __init__(self, *, verify_loads: bool = True, geometry: Geometry = GEOMETRY) -> None:
-        rng = np.random.default_rng(7)
-        self.caches = [
-            [rng.integers(0, 255, (NUM_BLOCKS, size), dtype=np.uint8) for size in group.page_bytes]
-            for group in SPEC.groups
-        ]
-        self.arena = HostArena(1 << 20, geometry.payload_bytes_max)
-        self.pool = ThreadPoolExecutor(1)
-        self.sealer = FrameSealer(NAMESPACE)
-        self.worker = Worker(self.arena, self.sealer, geometry, self.submit, verify_loads=verify_loads)
-        self.worker.register_kv_caches(self.caches)
-        self.order: list[str] = []
-        self.gate = Event()
-        self.gate.set()
-
-    def submit(self, copy: Callable[[], frozenset[Key]]) -> Future[frozenset[Key]]:
-        def gated() -> frozenset[Key]:
-            self.gate.wait(10)
-            return copy()
-
-        return self.pool.submit(gated)
-
-    def snapshot(self) -> list[list[np.ndarray]]:
-        return [[tensor.copy() for tensor in group] for group in self.caches]
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the KV tensors are."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture
-def bed() -> Iterator[Bed]:
+def bed(device: str) -> Iterator[Bed]:
     """A worker for one test."""
-    made = Bed()
+    made = Bed(device)
     yield made
-    made.gate.set()
-    made.pool.shutdown()
+    made.close()
 
 
-def job(
-    job_id: int,
-    blocks: list[int],
-    *,
-    store: bool,
-    group: int = 0,
-    first_block: int = 0,
-    keys: tuple[Key, ...] | None = None,
-    slot: int = 0,
-) -> TransferJob:
-    """A job over one group whose chunks lie in neighbouring slots."""
-    chunks = -(-(first_block % 3 + len(blocks)) // 3)
-    names = keys or tuple(make_key(b"%08d" % (first_block // 3 + i), group) for i in range(chunks))
-    sizes, indices = [0, 0], [0, 0]
-    sizes[group], indices[group] = len(blocks), first_block
-    return TransferJob(
-        job_id=job_id,
-        request_id="r",
-        is_store=store,
-        keys=names,
-        slots=tuple(SlotRef(slot + i, 0) for i in range(chunks)),
-        chunk_groups=(group,) * chunks,
-        block_ids=tuple(blocks),
-        group_sizes=tuple(sizes),
-        block_indices=tuple(indices),
-    )
-
-
-def run(
-    bed: Bed, *, loads: tuple[TransferJob, ...] = (), stores: tuple[TransferJob, ...] = ()
-) -> dict[int, frozenset[Key]]:
-    """One step that is flushed at once; returns the failures."""
-    everything = frozenset(j.job_id for j in (*loads, *stores))
-    bed.worker.start_step(ConnectorMeta(loads=loads, stores=stores, jobs_to_flush=everything))
-    output = bed.worker.get_finished()
-    assert set(output.finished) == everything
-    return dict(output.failed_keys)
-
-
+@pytest.mark.parametrize("device", DEVICES)
 @settings(deadline=None, max_examples=60)
 @given(
     source=st.lists(st.integers(1, NUM_BLOCKS - 1), min_size=6, max_size=6, unique=True),
@@ -112,31 +44,30 @@ def run(
     group=st.integers(0, 1),
 )
 def test_a_load_brings_back_exactly_the_stored_blocks(
-    source: list[int], target: list[int], skip: int, take: int, group: int
+    device: str, source: list[int], target: list[int], skip: int, take: int, group: int
 ) -> None:
     """Promise 1: whatever part of a chunk is loaded, from its middle or not to its end, it is what was stored."""
-    bed = Bed()
+    bed = Bed(device)
     before = bed.snapshot()
-    assert not run(bed, stores=(job(1, source, store=True, group=group),))
+    assert not bed.run(stores=(job(1, source, store=True, group=group),))
     part = target[skip : skip + take]
     chunks = -(-(skip + len(part)) // 3)
     keys = tuple(make_key(b"%08d" % i, group) for i in range(chunks))
     load = job(2, part, store=False, group=group, first_block=skip, keys=keys)
-    for tensor in bed.caches[group]:
-        tensor[:] = 0
-    assert not run(bed, loads=(load,))
-    for tensor, old in zip(bed.caches[group], before[group], strict=True):
+    bed.clear(group)
+    assert not bed.run(loads=(load,))
+    for tensor, old in zip(bed.snapshot()[group], before[group], strict=True):
         expected = np.zeros_like(tensor)
         for offset, block in enumerate(part):
             expected[block] = old[source[skip + offset]]
         np.testing.assert_array_equal(tensor, expected)
-    bed.pool.shutdown()
+    bed.close()
 
 
-def test_chunks_of_one_block_come_back() -> None:
+def test_chunks_of_one_block_come_back(device: str) -> None:
     """One block per chunk takes a way of its own through the copies: it must be as exact."""
     geometry = Geometry.of(SPEC, blocks=1)
-    bed = Bed(geometry=geometry)
+    bed = Bed(device, geometry=geometry)
     before = bed.snapshot()
     source, target = [4, 9], [20, 3]
     keys = (make_key(b"%08d" % 0, 0), make_key(b"%08d" % 1, 1))
@@ -146,40 +77,43 @@ def test_chunks_of_one_block_come_back() -> None:
             job_id, "r", store, keys, (SlotRef(0, 0), SlotRef(1, 0)), (0, 1), tuple(blocks), (1, 1), (0, 0)
         )
 
-    assert not run(bed, stores=(both(1, source, store=True),))
-    assert not run(bed, loads=(both(2, target, store=False),))
+    assert not bed.run(stores=(both(1, source, store=True),))
+    assert not bed.run(loads=(both(2, target, store=False),))
+    after = bed.snapshot()
     for group in (0, 1):
-        for tensor, old in zip(bed.caches[group], before[group], strict=True):
+        for tensor, old in zip(after[group], before[group], strict=True):
             np.testing.assert_array_equal(tensor[target[group]], old[source[group]])
             assert (np.delete(tensor, target[group], axis=0) == np.delete(old, target[group], axis=0)).all()
-    bed.pool.shutdown()
+    bed.close()
 
 
 def test_a_damaged_chunk_never_reaches_the_gpu(bed: Bed) -> None:
     """Promise 1 in host memory: a flipped bit in a slot fails that chunk, leaves its blocks alone, loads the other."""
-    run(bed, stores=(job(1, [1, 2, 3, 4, 5, 6], store=True),))
+    bed.run(stores=(job(1, [1, 2, 3, 4, 5, 6], store=True),))
     bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
     before = bed.snapshot()
     load = job(2, [11, 12, 13, 14, 15, 16], store=False)
-    assert run(bed, loads=(load,)) == {2: frozenset({load.keys[0]})}
-    np.testing.assert_array_equal(bed.caches[0][0][11:14], before[0][0][11:14])
-    np.testing.assert_array_equal(bed.caches[0][0][14:17], before[0][0][4:7])
+    assert bed.run(loads=(load,)) == {2: frozenset({load.keys[0]})}
+    after = bed.snapshot()
+    np.testing.assert_array_equal(after[0][0][11:14], before[0][0][11:14])
+    np.testing.assert_array_equal(after[0][0][14:17], before[0][0][4:7])
 
 
-def test_without_verification_damage_goes_through() -> None:
+def test_without_verification_damage_goes_through(device: str) -> None:
     """The other side: the test above can fail, because it is the check that stops the damage."""
-    bed = Bed(verify_loads=False)
-    run(bed, stores=(job(1, [1, 2, 3], store=True),))
+    bed = Bed(device, verify_loads=False)
+    bed.run(stores=(job(1, [1, 2, 3], store=True),))
     bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
-    assert run(bed, loads=(job(2, [11, 12, 13], store=False),)) == {}
-    assert (bed.caches[0][0][11] != bed.caches[0][0][1]).any()
-    bed.pool.shutdown()
+    assert bed.run(loads=(job(2, [11, 12, 13], store=False),)) == {}
+    after = bed.snapshot()
+    assert (after[0][0][11] != after[0][0][1]).any()
+    bed.close()
 
 
 @pytest.mark.parametrize("what", ["key", "namespace", "group"])
 def test_a_chunk_of_somebody_else_is_refused(bed: Bed, what: str) -> None:
     """A slot that holds another key, another namespace or another group's chunk fails, whatever its checksum says."""
-    run(bed, stores=(job(1, [1, 2, 3], store=True, group=1 if what == "group" else 0),))
+    bed.run(stores=(job(1, [1, 2, 3], store=True, group=1 if what == "group" else 0),))
     load = job(2, [11, 12, 13], store=False)
     if what == "namespace":
         FrameSealer(bytes(16)).seal(bed.arena.slot(0), load.keys[0], GEOMETRY.groups[0].payload_bytes)
@@ -188,48 +122,67 @@ def test_a_chunk_of_somebody_else_is_refused(bed: Bed, what: str) -> None:
     else:
         load = job(2, [11, 12, 13], store=False, keys=(make_key(b"another", 0),))
     before = bed.snapshot()
-    assert run(bed, loads=(load,)) == {2: frozenset(load.keys)}
-    np.testing.assert_array_equal(bed.caches[0][0], before[0][0])
+    assert bed.run(loads=(load,)) == {2: frozenset(load.keys)}
+    np.testing.assert_array_equal(bed.snapshot()[0][0], before[0][0])
 
 
-def test_s110_stores_wait_for_the_next_step_and_go_first(bed: Bed) -> None:
+def test_s110_stores_wait_for_the_next_step_and_go_first(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """S110: a store queued in step k is submitted in step k + 1, before that step's loads."""
+    bed.run(stores=(job(9, [7, 8, 9], store=True, slot=5, keys=(make_key(b"old", 0),)),))
+    copies = bed.worker._copies
+    assert copies is not None
+    begin, begun = copies.start, []
+    monkeypatch.setattr(copies, "start", lambda job: begun.append(job.job_id) or begin(job))
     store = job(1, [1, 2, 3], store=True)
     bed.worker.start_step(ConnectorMeta(stores=(store,)))
     bed.worker.queue_stores(ConnectorMeta(stores=(store,)))
     assert bed.worker.get_finished().is_empty
-    assert bed.arena.slot(0)[0] == 0  # not even started
-    bed.worker.start_step(ConnectorMeta(loads=(job(2, [11, 12, 13], store=False),)))
+    assert not begun
+    load = job(2, [11, 12, 13], store=False, slot=5, keys=(make_key(b"old", 0),))
+    bed.worker.start_step(ConnectorMeta(loads=(load,)))
+    assert begun == [1, 2]
     bed.worker.wait([1, 2])
     output = bed.worker.get_finished()
     assert list(output.finished) == [1, 2]
-    assert not output.failed_keys  # the load found what the store had written: it ran after it
+    assert not output.failed_keys
 
 
 def test_s111_a_store_of_this_step_can_be_flushed(bed: Bed) -> None:
     """S111: a flush of a store created in this very step submits it and waits: its blocks are overwritten next."""
     store = job(1, [1, 2, 3], store=True)
+    stored = bed.snapshot()[0][0][1:4]
+    bed.gate.clear()
+    Timer(0.05, bed.gate.set).start()  # until then nothing is copied: who does not wait overwrites the blocks first
     bed.worker.start_step(ConnectorMeta(stores=(store,), jobs_to_flush=frozenset({1})))
-    for tensor in bed.caches[0]:
-        tensor[1:4] = 0  # the forward pass of this step
+    bed.clear(0, slice(1, 4))  # the forward pass of this step
     bed.worker.queue_stores(ConnectorMeta(stores=(store,), jobs_to_flush=frozenset({1})))
     assert bed.worker.get_finished().finished == {1: 1}
     before = bed.snapshot()
-    run(bed, loads=(job(2, [11, 12, 13], store=False),))
-    assert (bed.caches[0][0][11:14] != before[0][0][1:4]).any()
+    bed.run(loads=(job(2, [11, 12, 13], store=False),))
+    np.testing.assert_array_equal(bed.snapshot()[0][0][11:14], stored)
+    assert (stored != before[0][0][1:4]).any()
 
 
 def test_s112_waiting_for_unknown_and_ended_jobs_returns(bed: Bed) -> None:
     """S112: nothing to wait for is no reason to wait."""
-    run(bed, stores=(job(1, [1, 2, 3], store=True),))
+    bed.run(stores=(job(1, [1, 2, 3], store=True),))
     bed.worker.wait([1, 2, 99])
 
 
 def test_s114_a_failing_copy_is_a_report(bed: Bed) -> None:
     """S114, D4: a copy that raises fails its chunks and nothing else; the worker goes on."""
     bad = job(1, [1, 2, NUM_BLOCKS + 5], store=True)
-    assert run(bed, stores=(bad,)) == {1: frozenset(bad.keys)}
-    assert not run(bed, stores=(job(2, [1, 2, 3], store=True),))
+    assert bed.run(stores=(bad,)) == {1: frozenset(bad.keys)}
+    assert not bed.run(stores=(job(2, [1, 2, 3], store=True),))
+
+
+def test_d4_a_failed_load_is_not_the_end_of_the_worker(bed: Bed) -> None:
+    """D4: loads of an empty slot and to blocks that do not exist fail; the next load and the next store are fine."""
+    bed.run(stores=(job(1, [1, 2, 3], store=True),))
+    empty = job(2, [4, 5, 6], store=False, slot=7)
+    outside = job(3, [4, 5, NUM_BLOCKS], store=False)
+    assert bed.run(loads=(empty, outside)) == {2: frozenset(empty.keys), 3: frozenset(outside.keys)}
+    assert not bed.run(loads=(job(4, [4, 5, 6], store=False),), stores=(job(5, [1, 2, 3], store=True, slot=9),))
 
 
 def test_s115_shutdown_drops_queued_stores_and_drains_running_ones(bed: Bed) -> None:
@@ -254,10 +207,10 @@ def test_drain_finishes_queued_stores(bed: Bed) -> None:
 def test_blocks_outside_a_partial_chunk_are_zero_at_rest(bed: Bed) -> None:
     """A chunk whose first blocks are placeholders carries zeros there, not what the slot held before."""
     bed.arena.slot(0)[HEADER_BYTES:] = b"\xff" * (bed.arena.slot_bytes - HEADER_BYTES)
-    run(bed, stores=(job(1, [9], store=True, first_block=2, keys=(make_key(b"x", 0),)),))
+    bed.run(stores=(job(1, [9], store=True, first_block=2, keys=(make_key(b"x", 0),)),))
     payload = bed.arena.payload(0)[: GEOMETRY.groups[0].payload_bytes]
     assert not payload[: 2 * 64].any()
-    assert payload[2 * 64 : 3 * 64].tolist() == bed.caches[0][0][9].tolist()
+    assert payload[2 * 64 : 3 * 64].tolist() == bed.snapshot()[0][0][9].tolist()
 
 
 def pages(width: int) -> np.ndarray:
@@ -277,20 +230,18 @@ def pages(width: int) -> np.ndarray:
 )
 def test_wrong_caches_are_refused_by_name(bed: Bed, caches: list[list[object]], message: str) -> None:
     """An engine author who registers the wrong tensors learns which and why, before a byte moves."""
-    pytest.importorskip("torch")
     with pytest.raises(EngineProtocolError, match=message):
         bed.worker.register_kv_caches(caches)
 
 
 def test_torch_tensors_are_used_in_place(bed: Bed) -> None:
     """bfloat16 has no numpy type: its bytes are moved all the same, to and from the tensor's own memory."""
-    torch = pytest.importorskip("torch")
     caches = [
         [torch.randn(NUM_BLOCKS, 2, size // 4, dtype=torch.bfloat16) for size in group.page_bytes]
         for group in SPEC.groups
     ]
     bed.worker.register_kv_caches(caches)
     expected = caches[0][0][1:4].clone()
-    run(bed, stores=(job(1, [1, 2, 3], store=True),))
-    run(bed, loads=(job(2, [11, 12, 13], store=False),))
+    bed.run(stores=(job(1, [1, 2, 3], store=True),))
+    bed.run(loads=(job(2, [11, 12, 13], store=False),))
     assert torch.equal(caches[0][0][11:14], expected)

@@ -49,6 +49,7 @@ class LazyCommand:
 COMMANDS: Mapping[str, LazyCommand] = {
     "check": LazyCommand("tierkv.cli.check:check", "Validate a stack and probe its tiers."),
     "demo": LazyCommand("tierkv.cli.demo:demo", "Serve conversations through a stack, twice, and compare."),
+    "explain": LazyCommand("tierkv.cli.explain:explain", "Tell the story of a chunk or a request from a record."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
 }
 
@@ -140,6 +141,7 @@ def cli(*, debug: bool) -> None:
       tierkv demo                 see it work, on this machine
       tierkv check stack.toml     is this stack right, and are its places usable?
       tierkv plugins              what may a stack name?
+      tierkv explain --help       why was this a miss?
     """  # noqa: D301  click reads the control character: what follows is not wrapped
 
 

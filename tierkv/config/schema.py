@@ -100,7 +100,10 @@ class HostConfig(_Model):
         description="Check every chunk's checksum once more on its way from host memory to the GPU. Frames that "
         "come from a tier below are always checked.",
     )
-    copy_threads: Threads = Field(default=1, description="Threads that copy between GPU pages and host slots.")
+    copy_threads: Threads = Field(
+        default=1,
+        description="Threads of each worker that copy between GPU pages and host slots, or help a GPU to.",
+    )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.8,
         description="Share of the slots that waiting requests may reserve together; the rest stays free for stores.",
@@ -184,6 +187,14 @@ class LookupConfig(_Model):
         default=5.0, description="Seconds after which a deferred request is answered with what is ready."
     )
     completions_per_step_max: Count = Field(default=256, description="Completions of I/O taken in per engine step.")
+    recompute: Literal["auto", "off"] = Field(
+        default="auto",
+        description="`auto`: a hit is cut where loading more of it is expected to take longer than computing it, once "
+        "the tier's speed and the engine's prefill rate are known. `off`: all of it is loaded.",
+    )
+    load_tokens_min: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0, description="Hits of fewer tokens are not loaded. 0: all are."
+    )
 
 
 class StoreConfig(_Model):
@@ -220,6 +231,21 @@ class EventsConfig(_Model):
     )
 
 
+class RecordConfig(_Model):
+    """A record of what the stack does, for `tierkv explain`. Off, and free of cost, unless `path` is given."""
+
+    path: Name | None = Field(
+        default=None,
+        description="File that takes one JSON line per event; a file of its own for each process. Left out: no record.",
+    )
+    bytes_max: Annotated[int, BeforeValidator(parse_size), Field(ge=65_536)] = Field(
+        default=64 * 1024**2, description="Size at which a new file is begun; at least 64 KiB."
+    )
+    keep: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=1, description="Older files kept beside the newest, as `path.1`, `path.2` and so on."
+    )
+
+
 class StackConfig(_Model):
     """A whole stack, top to bottom."""
 
@@ -233,6 +259,7 @@ class StackConfig(_Model):
     lookup: LookupConfig = Field(default_factory=LookupConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     events: EventsConfig = Field(default_factory=EventsConfig)
+    record: RecordConfig = Field(default_factory=RecordConfig)
 
     @field_validator("tiers")
     @classmethod

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tierkv.dispatch import scanning
 from tierkv.dispatch.async_lane import AsyncLane, LoopRunner, start_loop
@@ -20,8 +20,9 @@ from tierkv.dispatch.lane import Lane, ThreadLane
 from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.scanning import ScanResult
 from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
-from tierkv.dispatch.stats import DispatchStats, TierStats
+from tierkv.dispatch.stats import DispatchStats, TierStats, io_histograms
 from tierkv.dispatch.ticket import Result, Ticket
+from tierkv.metrics.histogram import Histogram
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import make_key
@@ -42,6 +43,7 @@ class _Line:
     limits: TierLimits
     breaker: Breaker
     stats: TierStats
+    seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
     writes: int = 0
 
 
@@ -98,7 +100,7 @@ class Dispatcher:
             _Line(index, self._open_lane(tier, limit), limit, self._make_breaker(limit), TierStats())
             for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True))
         ]
-        self.stats = DispatchStats([line.stats for line in self._lines])
+        self.stats = DispatchStats([line.stats for line in self._lines], [line.seconds for line in self._lines])
         self.close_errors: list[str] = []
 
     def submit(self, op: TierOp) -> None:
@@ -273,7 +275,10 @@ class Dispatcher:
         """Make the last completion of an operation."""
         self._end(line, ticket)
         self._count_ended(line, ticket)
-        self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=now_s - ticket.submitted_s))
+        elapsed_s = now_s - ticket.submitted_s
+        if ticket.op.verb in line.seconds:
+            line.seconds[ticket.op.verb].observe(elapsed_s)
+        self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=elapsed_s))
 
     def _end(self, line: _Line, ticket: Ticket) -> None:
         ticket.ended = True

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
+from tierkv.metrics.histogram import Histogram
 from tierkv.types.tier_ops import Outcome, OutcomeKind, Verb
 
 
@@ -55,9 +57,18 @@ class TierStats:
 
 @dataclass(slots=True)
 class DispatchStats:
-    """Counters of all lower tiers, in their order."""
+    """Counters of all lower tiers, in their order.
+
+    seconds: per tier, how long its reads and writes took from their submission on.
+    """
 
     tiers: list[TierStats] = field(default_factory=list)
+    seconds: list[dict[Verb, Histogram]] = field(default_factory=list)
+
+
+def io_histograms() -> dict[Verb, Histogram]:
+    """Empty ones, for one tier."""
+    return {Verb.READ: Histogram(READ_SECONDS.buckets), Verb.WRITE: Histogram(WRITE_SECONDS.buckets)}
 
 
 class Tally(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
@@ -22,7 +23,7 @@ from tierkv.manager.sightings import SightingFeed
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
-from tierkv.types.keys import Key
+from tierkv.types.keys import Key, split_key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.sighting import Sighting
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
@@ -49,6 +50,7 @@ class OffloadManager:
         counters: CoreCounters,
     ) -> None:
         self.counters = counters
+        self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
         self._host = host
         self._tiers = tiers
         self._group_bytes = group_bytes
@@ -101,7 +103,7 @@ class OffloadManager:
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
         count = self._host.resident_prefix(keys, start, stop)
-        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.any):
+        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
                     return i - start
@@ -109,17 +111,20 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
-        if self._terms.any and self._terms.has_ended(key, self._traffic.now):
+        if self._terms.lifetimes and self._terms.has_ended(key, self._traffic.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         chunk = self._host.get(key)
         if chunk is None:
-            return self._traffic.presence(key, allowed)
+            answer = self._traffic.presence(key, allowed)
+            self.found_below += answer is LookupResult.HIT
+            return answer
         ready = chunk.state is ChunkState.READY
         if allowed is not None and not (HOST in allowed and (ready or chunk.origin in allowed)):
             answer = self._traffic.presence(key, allowed)
             if answer is not LookupResult.HIT:
                 return answer
+        self.found_below += not ready
         return LookupResult.HIT if ready else LookupResult.PENDING
 
     # -- reservations ------------------------------------------------------------------------------------------------
@@ -139,6 +144,41 @@ class OffloadManager:
     def sources(self, ctx: RequestContext) -> Counter[str]:
         """How many of the request's reserved chunks came from which tier."""
         return Counter(source for _, source in self._gathering.granted(ctx.request_id).values())
+
+    # -- cost of reads -----------------------------------------------------------------------------------------------
+
+    def read_costs(self) -> list[tuple[float, float] | None]:
+        """Per lower tier: expected seconds until the first byte of a read, and per byte; None: not measured yet."""
+        return [speed.expected() for speed in self._traffic.speeds]
+
+    def tier_speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
+        speeds = zip(self._tiers, self._traffic.speeds, strict=True)
+        return {
+            tier.name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
+            for tier, speed in speeds
+            if speed.latency_s is not None and speed.s_per_byte is not None
+        }
+
+    def would_read(self, key: Key, ctx: RequestContext) -> int | None:
+        """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
+        chunk = self._host.get(key)
+        if chunk is not None:
+            if chunk.state is not ChunkState.PROMOTING:
+                return None
+            return next((tier.index for tier in self._tiers if tier.name == chunk.origin), None)
+        tier = self._traffic.source_of(key, ctx.hints.load_tiers)
+        return None if tier is None else tier.index
+
+    def without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
+        """The same asker, to whom some tiers have nothing."""
+        allowed = frozenset(self.tier_names) if ctx.hints.load_tiers is None else ctx.hints.load_tiers
+        return replace(ctx, hints=replace(ctx.hints, load_tiers=allowed - tiers))
+
+    def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
+        """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""
+        if self._host.get(key) is None and self.would_read(key, ctx) == tier:
+            self._traffic.remeasure(tier, key, self._group_bytes[split_key(key)[1]])
 
     # -- sightings ---------------------------------------------------------------------------------------------------
 

@@ -27,17 +27,20 @@ class Terms:
 
     Args:
         chunks_max: chunks of the host tier: more one-shot chunks than that cannot be there.
+
+    Attributes:
+        lifetimes: by chunk, when it ends. Empty in most stacks, so that callers look here before they ask.
     """
 
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
-        self._ends: OrderedDict[Key, float] = OrderedDict()
+        self.lifetimes: OrderedDict[Key, float] = OrderedDict()
         self._one_shot: OrderedDict[Key, None] = OrderedDict()
 
     @property
     def any(self) -> bool:
         """Whether there is anything in the books."""
-        return bool(self._ends or self._one_shot)
+        return bool(self.lifetimes or self._one_shot)
 
     def stored(self, keys: Iterable[Key], hints: RequestHints, now: float, is_below: Callable[[Key], bool]) -> None:
         """These are being stored and were not in the host tier.
@@ -45,13 +48,13 @@ class Terms:
         A chunk that a lower tier has without an end keeps having none, and is nobody's one-shot chunk.
         """
         for key in keys:
-            if key in self._ends or is_below(key):
+            if key in self.lifetimes or is_below(key):
                 self._used(key, hints, now)
                 continue
             if hints.ttl_s is not None:
-                self._ends[key] = now + hints.ttl_s
-                if len(self._ends) > LIFETIMES_MAX:
-                    self._ends.popitem(last=False)
+                self.lifetimes[key] = now + hints.ttl_s
+                if len(self.lifetimes) > LIFETIMES_MAX:
+                    self.lifetimes.popitem(last=False)
             if hints.one_shot:
                 self._one_shot[key] = None
                 if len(self._one_shot) > self._chunks_max:
@@ -68,30 +71,30 @@ class Terms:
     def _used(self, key: Key, hints: RequestHints, now: float) -> None:
         if not hints.one_shot:
             self._one_shot.pop(key, None)
-        end = self._ends.get(key)
+        end = self.lifetimes.get(key)
         if end is not None:
             if hints.ttl_s is None:
-                del self._ends[key]
+                del self.lifetimes[key]
             else:
-                self._ends[key] = max(end, now + hints.ttl_s)
+                self.lifetimes[key] = max(end, now + hints.ttl_s)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def ends(self, key: Key) -> bool:
         """Whether the chunk has an end, past or to come."""
-        return key in self._ends
+        return key in self.lifetimes
 
     def has_ended(self, key: Key, now: float) -> bool:
         """Whether the chunk counts as absent."""
-        end = self._ends.get(key)
+        end = self.lifetimes.get(key)
         return end is not None and now >= end
 
     def sweep(self, now: float, remove: Callable[[Key], bool]) -> None:
         """Remove some of what has ended. ``remove`` says whether the chunk is gone from everywhere by now."""
-        for _ in range(min(len(self._ends), SWEPT_PER_STEP_MAX)):
-            key, end = self._ends.popitem(last=False)
+        for _ in range(min(len(self.lifetimes), SWEPT_PER_STEP_MAX)):
+            key, end = self.lifetimes.popitem(last=False)
             if now < end or not remove(key):
-                self._ends[key] = end
+                self.lifetimes[key] = end
 
     # -- one-shot ----------------------------------------------------------------------------------------------------
 

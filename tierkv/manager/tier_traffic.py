@@ -16,6 +16,7 @@ from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import Chunk, HostIndex
 from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.terms import Terms
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
@@ -43,6 +44,7 @@ class _OpInFlight:
     op: TierOp
     chunks: tuple[Chunk, ...] = ()
     announced_late: bool = False
+    queue_bytes: int = 0
 
 
 class TierTraffic:
@@ -56,6 +58,7 @@ class TierTraffic:
         self._events = events
         self._counters = counters
         self._terms = Terms(host.num_slots)
+        self._speeds = [TierSpeed() for _ in tiers]
         self._routes: dict[int, tuple[int, frozenset[str]]] = {}  # by slot: its generation, and where its chunk may go
         self._in_flight: dict[int, _OpInFlight] = {}
         self._promotions: dict[int, list[Chunk]] = {}
@@ -90,6 +93,18 @@ class TierTraffic:
             if (allowed is None or tier.name in allowed) and tier.presence(key, self.now) is LookupResult.HIT:
                 return tier
         return None
+
+    # -- speed -------------------------------------------------------------------------------------------------------
+
+    @property
+    def speeds(self) -> Sequence[TierSpeed]:
+        """How fast the tiers are, in order."""
+        return self._speeds
+
+    def remeasure(self, tier: int, key: Key, raw_bytes: int) -> None:
+        """Read ``key``, which the tier has and the host tier has not, if the tier was not read for a while."""
+        if self._speeds[tier].is_stale(self.now) and self._host.room:
+            self._host.release(self.promote(key, raw_bytes, self._tiers[tier]))
 
     # -- terms -------------------------------------------------------------------------------------------------------
 
@@ -156,6 +171,7 @@ class TierTraffic:
         chunk, _ = self.admit(key, raw_bytes, ChunkState.PROMOTING, tier.name, route)
         self._host.hold(chunk)
         tier.begin_read(key)
+        self._speeds[tier.index].promised(raw_bytes, self.now)
         self._promotions.setdefault(tier.index, []).append(chunk)
         return chunk
 
@@ -251,7 +267,9 @@ class TierTraffic:
             slots,
             self.now + deadline_s,
         )
-        self._in_flight[op.op_id] = _OpInFlight(op, tuple(chunks))
+        pending = self._in_flight[op.op_id] = _OpInFlight(op, tuple(chunks))
+        if verb is Verb.READ:
+            pending.queue_bytes = self._speeds[tier.index].issued(sum(chunk.raw_bytes for chunk in chunks))
         return op
 
     # -- news --------------------------------------------------------------------------------------------------------
@@ -266,11 +284,22 @@ class TierTraffic:
         if pending is None:
             return
         tier = self._tiers[pending.op.tier]
+        if pending.op.verb is Verb.READ:
+            self._measure(pending, news)
         if not news.ended:
             self._announce_late(tier, pending)
             return
         del self._in_flight[news.op_id]
         self._ended[pending.op.verb](tier, pending, news.outcomes)
+
+    def _measure(self, pending: _OpInFlight, news: Completion) -> None:
+        """A read has shown how fast its tier is. One that failed at once shows nothing; one that was late, a lot."""
+        speed = self._speeds[pending.op.tier]
+        served = not news.ended or any(outcome.kind is OutcomeKind.OK for outcome in news.outcomes)
+        if served and not pending.announced_late:
+            speed.measured(pending.queue_bytes, news.elapsed_s)
+        if news.ended:
+            speed.ended(sum(chunk.raw_bytes for chunk in pending.chunks))
 
     def _announce_late(self, tier: LowerTier, pending: _OpInFlight) -> None:
         """The deadline passed while the I/O runs on: nobody waits for it any more; its slots stay held."""

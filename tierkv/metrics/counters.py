@@ -11,7 +11,7 @@ class CoreCounters:
     """Counters of scheduler and manager. They only grow.
 
     lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again".
-    deadlines_expired: lookups ended by their deadline. tokens_loaded: by the tier whose bytes were used.
+    deadlines_expired: lookups ended by their deadline. tokens_loaded, chunks_hit: by the tier whose bytes were used.
     stores_refused: store batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get
     because its queue was full or it was unusable, by tier. promotions, cascades: chunks read from and written to a
     tier. chunks_corrupt: frames that failed their check, by tier. evictions: by tier. reads_failed, writes_failed: by
@@ -20,13 +20,15 @@ class CoreCounters:
     payloads dropped because too many were remembered. loads_failed: chunks a worker could not load. hints_ignored:
     hints of requests that could not be used. tokens_local: found in the engine's own cache, once per request.
     tokens_stored: copied to the host tier. deferred_ms: time that lookups were deferred for. sightings_failed: policies
-    that raised and are told no more, by tier.
+    that raised and are told no more, by tier. hits_shortened: answers shorter than what was there, because the rest was
+    not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record of the stack does not tell.
     """
 
     lookups: int = 0
     deferrals: int = 0
     deadlines_expired: int = 0
     tokens_loaded: Counter[str] = field(default_factory=Counter)
+    chunks_hit: Counter[str] = field(default_factory=Counter)
     chunks_stored: int = 0
     chunks_loaded: int = 0
     stores_refused: int = 0
@@ -47,7 +49,10 @@ class CoreCounters:
     tokens_local: int = 0
     tokens_stored: int = 0
     deferred_ms: int = 0
+    hits_shortened: int = 0
+    tokens_shortened: int = 0
     sightings_failed: Counter[str] = field(default_factory=Counter)
+    entries_dropped: int = 0
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """A copy as plain JSON values. Any thread: each field is copied in one go."""

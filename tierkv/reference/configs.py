@@ -112,6 +112,7 @@ class EngineConfig:
     max_batched_tokens: tokens computed in one step.
     max_running: requests that hold blocks at once (running, or waiting for a load).
     prefix_caching: keep the blocks of finished requests for reuse.
+    worker_processes: the connector's workers are other processes; see ``Engine`` for how they reach the pool.
     hash_salt: seeds the chain of block hashes; another salt shares nothing.
     device: torch device of weights and KV pool.
 
@@ -127,6 +128,7 @@ class EngineConfig:
     max_batched_tokens: int = 256
     max_running: int = 8
     prefix_caching: bool = True
+    worker_processes: bool = False
     hash_salt: str = ""
     device: str = "cpu"
 
@@ -156,7 +158,7 @@ class EngineConfig:
             groups=tuple(_group_spec(self.block_tokens, pages, window) for window in self.windows),
             hash_block_tokens=self.block_tokens,
             num_workers=self.tensor_parallel,
-            capabilities=EngineCapabilities(prefix_caching=self.prefix_caching),
+            capabilities=EngineCapabilities(prefix_caching=self.prefix_caching, worker_processes=self.worker_processes),
         )
 
 

@@ -91,6 +91,7 @@ class Accounts:
         ledger.loaded_tokens += tokens
         self._counters.tokens_loaded += tokens
         for group, source in zip(plan.chunk_groups, sources, strict=True):
+            self._counters.chunks_hit[source] += 1
             ledger.loaded_bytes[source] += self._geometry.groups[group].payload_bytes
 
     def stored(self, job: TransferJob, failed: AbstractSet[Key]) -> None:

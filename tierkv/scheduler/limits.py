@@ -36,6 +36,9 @@ class SchedulerLimits:
     num_workers: workers that report each job.
     gpu_prefix_caching: the engine shares computed blocks between requests, so that a prefix that one request is just
         loading is waited for instead of being loaded twice.
+    weighs_recompute: a hit is cut where loading more of it is expected to take longer than computing it.
+    load_tokens_min: shorter hits are not loaded.
+    prefill_tokens_per_s: how fast the engine computes prompts; None: measured.
     holds_blocks_of_finished: the engine keeps a finished request's blocks until it is told that its stores ended.
     """
 
@@ -44,6 +47,9 @@ class SchedulerLimits:
     prompt_only: bool = False
     num_workers: int = 1
     gpu_prefix_caching: bool = True
+    weighs_recompute: bool = True
+    load_tokens_min: int = 0
+    prefill_tokens_per_s: float | None = None
     store_plan: StorePlanName = "immediate"
     store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
     holds_blocks_of_finished: bool = False

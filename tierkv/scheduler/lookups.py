@@ -10,9 +10,11 @@ from collections import OrderedDict
 from collections.abc import Set as AbstractSet
 from functools import partial
 
+from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
 from tierkv.scheduler.search import Hit, find_hit, tokens_covered, wanted_keys
@@ -29,16 +31,24 @@ class Lookups:
         manager: answers existence and gathers.
         deadline_s: a lookup is answered at the latest this long after it was first asked.
         counters: what happened, for metrics.
+        choice: how much of a hit is worth loading.
         waits_for_loads: a request that wants what another one is just loading waits for that (S49, S51).
     """
 
     def __init__(
-        self, manager: OffloadManager, deadline_s: float, counters: CoreCounters, *, waits_for_loads: bool
+        self,
+        manager: OffloadManager,
+        deadline_s: float,
+        counters: CoreCounters,
+        choice: LoadChoice,
+        *,
+        waits_for_loads: bool,
     ) -> None:
         self.now_s = 0.0
         self._manager = manager
         self._deadline_s = deadline_s
         self._counters = counters
+        self._choice = choice
         self._waits_for_loads = waits_for_loads
         self._open: OrderedDict[str, RequestRecord] = OrderedDict()
         self._loading: dict[Key, int] = {}
@@ -95,7 +105,8 @@ class Lookups:
         # A wanted chunk can turn out to be gone while it is gathered; then the question is put once more, and every
         # time this happens the manager knows of one chunk less. Two rounds per step keep the step short.
         for _ in range(2):
-            hit = self._find(record, computed_tokens, expired=expired)
+            find = partial(self._find, record, computed_tokens, expired=expired)
+            hit = self._choice.find(record, computed_tokens, find)
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
@@ -111,21 +122,29 @@ class Lookups:
                 break
         return self._defer(record, RequestEvent.WANTED)
 
-    def _find(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> Hit:
-        """The search, under the cap of what can be gathered at once.
+    def _find(
+        self,
+        record: RequestRecord,
+        computed_tokens: int,
+        tokens_max: int,
+        without: frozenset[str] = frozenset(),
+        *,
+        expired: bool,
+    ) -> Hit:
+        """The search, under the cap of what can be gathered at once, and ``tokens_max``, as if some tiers had nothing.
 
         After the deadline only what is readable in the host tier counts, and nobody else is asked any more.
         """
-        cap = tokens_covered(
-            record.search_groups, computed_tokens, record.hit_end_max, self._manager.reserved_chunks_max
-        )
+        cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, self._manager.reserved_chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
             cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
-        return self._longest(record, computed_tokens, cap, expired=expired)
+        ctx = self._manager.without(record.ctx, without) if without else record.ctx
+        return self._longest(record, ctx, computed_tokens, cap, expired=expired)
 
-    def _longest(self, record: RequestRecord, computed_tokens: int, tokens_max: int, *, expired: bool) -> Hit:
+    def _longest(
+        self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, expired: bool
+    ) -> Hit:
         """The longest hit that ends at ``tokens_max`` or before; a shorter one can need other chunks (windows)."""
-        ctx = record.ctx
         resident_prefix = partial(self._manager.resident_prefix, ctx=ctx)
 
         def readable(key: Key) -> LookupResult:

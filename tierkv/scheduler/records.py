@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
@@ -15,6 +16,12 @@ from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys
 from tierkv.types.sighting import Sighting
+
+STORY_EVENTS_MAX = 16
+"""Events kept per request, to explain an illegal transition."""
+
+Watcher = Callable[[str, RequestEvent, RequestState, RequestState], None]
+"""Is told of each change: request id, event, state before, state after."""
 
 
 class GroupRecord:
@@ -52,6 +59,8 @@ class RequestRecord:
         self.request = request
         self.ctx = RequestContext(request.request_id, request.kv_transfer_params or {}, hints)
         self.state = RequestState.IDLE
+        self.watcher: Watcher | None = None
+        self._story: deque[tuple[RequestEvent, RequestState]] = deque(maxlen=STORY_EVENTS_MAX)
         self.groups = [GroupRecord(group) for group in geometry.groups]
         self.search_groups = _search_groups(self.groups, geometry)
         self._windows = geometry.has_windows
@@ -69,6 +78,7 @@ class RequestRecord:
         self.asked_at_s = 0.0
         self.asked_about: tuple[int, ...] | None = None
         self.asked_version = -1
+        self.shortened_about: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
 
@@ -78,7 +88,15 @@ class RequestRecord:
         Raises:
             IllegalTransitionError: the request cannot do that now.
         """
-        self.state = next_state(self.ctx.request_id, self.state, event)
+        before = self.state
+        self.state = next_state(self.ctx.request_id, before, event, self.story)
+        self._story.append((event, self.state))
+        if self.watcher is not None:
+            self.watcher(self.ctx.request_id, event, before, self.state)
+
+    def story(self) -> str:
+        """What happened to the request lately, oldest first."""
+        return "; ".join(f"{event.value} -> {state.value}" for event, state in self._story) or "nothing yet"
 
     def extend_keys(self, geometry: Geometry) -> None:
         """Add the keys of chunks whose hashes have become known (S3, S4)."""

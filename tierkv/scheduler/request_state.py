@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from tierkv.errors import IllegalTransitionError
@@ -74,15 +75,17 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
 }
 
 
-def next_state(request_id: str, state: RequestState, event: RequestEvent) -> RequestState:
+def next_state(
+    request_id: str, state: RequestState, event: RequestEvent, story: Callable[[], str] = str
+) -> RequestState:
     """The state after ``event``.
 
     Raises:
-        IllegalTransitionError: the table has no such row.
+        IllegalTransitionError: the table has no such row; carries the story.
     """
     try:
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalTransitionError(
-            f"request {request_id!r} is {state.value}: {event.value!r} cannot happen"
+            f"request {request_id!r} is {state.value}: {event.value!r} cannot happen. Its story: {story()}"
         ) from None

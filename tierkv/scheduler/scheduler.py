@@ -14,12 +14,15 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.accounts import Accounts
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
+from tierkv.scheduler.explaining import SchedulerView
 from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.plans import make_store_plan
+from tierkv.scheduler.prefill import PrefillRate
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
 from tierkv.scheduler.sightings import arrival_of, end_of
@@ -55,10 +58,15 @@ class OffloadScheduler:
         self._limits = limits
         self._counters = counters
         self._hints = HintReader(manager.tier_names, counters, warn)
-        self._lookups = Lookups(manager, limits.lookup_deadline_s, counters, waits_for_loads=limits.gpu_prefix_caching)
+        self._prefill = PrefillRate(limits.prefill_tokens_per_s)
+        choice = LoadChoice(manager, geometry, limits, counters, self._prefill)
+        self._lookups = Lookups(
+            manager, limits.lookup_deadline_s, counters, choice, waits_for_loads=limits.gpu_prefix_caching
+        )
         self._accounts = Accounts(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
+        self.view = SchedulerView(manager, self._records, self._jobs)
         self._fences = Fences()
         if block_events is None:
             block_events = BlockEvents(geometry, counters, warn, active=False)
@@ -79,6 +87,7 @@ class OffloadScheduler:
     def begin_step(self, now_s: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
         self._lookups.now_s = now_s
+        self._prefill.step_began(now_s)
         self._lookups.sweep()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -94,6 +103,7 @@ class OffloadScheduler:
             record = self._records[request.request_id] = RequestRecord(
                 request, self._geometry, hints, self._accounts.open(request.request_id)
             )
+            record.watcher = self.view.watcher
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
         elif record.state is RequestState.FINISHED:
             raise EngineProtocolError(
@@ -236,6 +246,11 @@ class OffloadScheduler:
         """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
         return self._accounts.of(request_id)
 
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
+        return self._prefill.tokens_per_s
+
     # -- instructions ------------------------------------------------------------------------------------------------
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
@@ -274,6 +289,8 @@ class OffloadScheduler:
             raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
+        if scheduled.num_computed_tokens < record.request.num_prompt_tokens:
+            self._prefill.step_computes(scheduled.num_scheduled_tokens)
         record.apply(RequestEvent.SCHEDULED)
         self._to_flush |= self._tables.update(record, scheduled)
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens

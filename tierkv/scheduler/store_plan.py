@@ -54,13 +54,20 @@ def _stop(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) ->
     return min(tokens // group.chunk_tokens, len(state.keys), len(state.block_ids) // factor)
 
 
-def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> None:
-    """Move each group's cursor to its first storable chunk, so that what lies before it is looked at only once."""
+def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> bool:
+    """Move each group's cursor to its first storable chunk, so that what lies before it is looked at only once.
+
+    Returns:
+        Whether there is any. In most steps of most requests there is none.
+    """
+    found = False
     factor = geometry.blocks_per_chunk
     for group, state in zip(geometry.groups, record.groups, strict=True):
         stop = _stop(group, state, factor, tokens)
         if state.next_stored < stop:
             state.next_stored = next(storable_chunks(group, state, factor, tokens), stop)
+            found = found or state.next_stored < stop
+    return found
 
 
 def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> list[Candidate]:
@@ -90,10 +97,12 @@ def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[C
 
 def _tail(state: GroupRecord, index: int, factor: int) -> tuple[int, tuple[int, ...]]:
     """Position in the table, and ids, of a chunk's blocks behind its last placeholder."""
-    first = end = (index + 1) * factor
-    while first > index * factor and state.block_ids[first - 1] != NULL_BLOCK_ID:
-        first -= 1
-    return first, tuple(state.block_ids[first:end])
+    first, end = index * factor, (index + 1) * factor
+    ids = tuple(state.block_ids[first:end])
+    if NULL_BLOCK_ID in ids:
+        behind = factor - ids[::-1].index(NULL_BLOCK_ID)
+        first, ids = first + behind, ids[behind:]
+    return first, ids
 
 
 def _split(

@@ -15,6 +15,7 @@ from tierkv.scheduler.jobs import Fences, JobTable
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.store_plan import Candidate, SourceBlocks, candidates, skip_useless, source_blocks
+from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_groups
@@ -22,11 +23,16 @@ from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_g
 
 @dataclass(frozen=True, slots=True)
 class FreeChunk:
-    """A chunk of one block that no request uses any more."""
+    """A chunk of one block that no request uses any more: chunk ``index`` of ``group``.
+
+    request: who computed it, where events shall describe it.
+    """
 
     key: Key
     group: int
+    index: int
     block_id: int
+    request: Request | None
 
 
 class Stores:
@@ -59,6 +65,11 @@ class Stores:
     def chunks_max(self) -> int:
         """Chunks that are offered together."""
         return min(self._limits.store_chunks_per_step_max, self._manager.store_chunks_max)
+
+    @property
+    def describes(self) -> bool:
+        """Whether events will want to know whose chunk was stored."""
+        return self._block_events.active
 
     # -- what may be stored ------------------------------------------------------------------------------------------
 
@@ -117,11 +128,15 @@ class Stores:
             ids = tuple(chunk.block_id for chunk in granted)
             sources = SourceBlocks(tuple(range(len(granted))), tuple(groups), ids, sizes, (0,) * len(sizes))
             self._fences.put(self._start(NO_REQUEST, [chunk.key for chunk in granted], slots, sources))
+        for chunk in granted:
+            if chunk.request is not None:
+                self._block_events.granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.index, 0)])
         return taken
 
     def _candidates(self, record: RequestRecord, tokens: int) -> list[Candidate]:
         record.extend_keys(self._geometry)
-        skip_useless(record, self._geometry, tokens)
+        if not skip_useless(record, self._geometry, tokens):
+            return []
         return candidates(record, self._geometry, tokens, self.chunks_max)
 
     def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:

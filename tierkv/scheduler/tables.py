@@ -24,6 +24,8 @@ class Tables:
     def overwritten(self, block_ids: Iterable[int]) -> set[int]:
         """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
         ids = list(block_ids)
+        if not ids:
+            return set()
         self._windows.strike(ids)
         self._on_overwritten(ids)
         return self._fences.crossed(ids)

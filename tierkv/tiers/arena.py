@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -65,6 +66,8 @@ class HostArena:
         with contextlib.suppress(OSError, AttributeError):
             self._mmap.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._mmap)
+        self._pins = 0
+        self._pin_lock = threading.Lock()  # workers of one process may register on threads of their own
         self._bytes: Bytes | None = np.frombuffer(self._mmap, dtype=np.uint8)
 
     def slot(self, index: int) -> memoryview:
@@ -78,6 +81,33 @@ class HostArena:
         if self._bytes is None:
             raise ValueError("the arena is closed")
         return self._bytes[start + HEADER_BYTES : start + self.slot_bytes]
+
+    def pin(self, register: Callable[[int, int], bool]) -> bool:
+        """Let a GPU's runtime pin the memory: once, however many workers of this process ask.
+
+        Args:
+            register: pins that many bytes at an address, and says whether it could.
+
+        Returns:
+            Whether it is pinned. If so, :meth:`unpin` it before :meth:`close`.
+
+        Raises:
+            ValueError: the arena is closed.
+        """
+        if self._bytes is None:
+            raise ValueError("the arena is closed")
+        with self._pin_lock:
+            if not self._pins and not register(self._bytes.ctypes.data, len(self._bytes)):
+                return False
+            self._pins += 1
+            return True
+
+    def unpin(self, unregister: Callable[[int], None]) -> None:
+        """One of those who pinned it is done; the last one unpins."""
+        with self._pin_lock:
+            self._pins -= 1
+            if not self._pins and self._bytes is not None:
+                unregister(self._bytes.ctypes.data)
 
     def close(self) -> None:
         """Give the memory back. Views that are still in use keep it, until the last of them is gone. Idempotent."""

@@ -23,6 +23,7 @@ class EngineCapabilities:
         host tier are ever answered as hits.
     loads_span_steps: a load may take several steps while the request waits.
     prefix_caching: the engine keeps finished blocks for reuse, so two requests should not load one prefix twice.
+    prefill_tokens_per_s: how fast it computes prompts; None: it does not know, and tierkv measures its steps.
     holds_blocks_of_finished: the engine keeps the blocks of a finished request until it is told that its transfers
         have ended (``LoadReport.finished_sending`` and ``finished_recving``). Without it blocks are free at once, and
         whatever still reads one is flushed before the block is written.
@@ -34,6 +35,7 @@ class EngineCapabilities:
     loads_may_fail: bool = True
     loads_span_steps: bool = True
     prefix_caching: bool = True
+    prefill_tokens_per_s: float | None = None
     holds_blocks_of_finished: bool = False
     shows_free_blocks: bool = False
     worker_processes: bool = False

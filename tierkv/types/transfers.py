@@ -5,7 +5,7 @@ All of it is plain data that pickles, because workers may be other processes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,11 +99,13 @@ class WorkerOutput:
     failed_keys: job id -> keys of it that failed (absent: none failed).
     parts: job id -> rank -> checksum of that worker's part of each chunk, in the job's order (empty bytes: failed; no
         checksums at all: a load). Only where several workers share a stack, which seals a chunk from all of them.
+    transfers: operations that ended, by transfer type, each a mapping of ``op_size`` (bytes) and ``op_time`` (seconds).
     """
 
     finished: Mapping[int, int] = field(default_factory=dict)
     failed_keys: Mapping[int, frozenset[Key]] = field(default_factory=dict)
     parts: Mapping[int, Mapping[int, tuple[bytes, ...]]] = field(default_factory=dict)
+    transfers: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -116,6 +118,7 @@ class WorkerOutput:
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
         parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
+        transfers: dict[str, list[Mapping[str, float]]] = {}
         for output in outputs:
             for job_id, count in output.finished.items():
                 finished[job_id] = finished.get(job_id, 0) + count
@@ -123,4 +126,6 @@ class WorkerOutput:
                 failed[job_id] = failed.get(job_id, frozenset()) | keys
             for job_id, by_rank in output.parts.items():
                 parts.setdefault(job_id, {}).update(by_rank)
-        return WorkerOutput(finished, failed, parts)
+            for transfer_type, operations in output.transfers.items():
+                transfers.setdefault(transfer_type, []).extend(operations)
+        return WorkerOutput(finished, failed, parts, transfers)

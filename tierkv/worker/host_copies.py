@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
 from tierkv.errors import CorruptFrameError
@@ -22,13 +23,22 @@ class HostCopies:
         slots: this worker's parts of the arena.
         pages: its KV tensors.
         submit: runs a job.
+        clock: seconds, for the time that a job takes.
         wait_for: waits for one.
     """
 
-    def __init__(self, slots: SlotParts, pages: Pages, submit: Submit, wait_for: Wait = wait) -> None:
+    def __init__(
+        self,
+        slots: SlotParts,
+        pages: Pages,
+        submit: Submit,
+        clock: Callable[[], float] = time.perf_counter,
+        wait_for: Wait = wait,
+    ) -> None:
         self._slots = slots
         self._pages = pages
         self._submit = submit
+        self._clock = clock
         self._wait_for = wait_for
 
     def start(self, job: TransferJob) -> HostTransfer:
@@ -41,6 +51,7 @@ class HostCopies:
     # -- on a copy thread --------------------------------------------------------------------------------------------
 
     def _run(self, job: TransferJob) -> CopyResult:
+        began_s = self._clock()
         failed: set[Key] = set()
         checksums: list[bytes] = []
         parts = chunk_blocks(job, self._slots.geometry.blocks_per_chunk)
@@ -56,7 +67,7 @@ class HostCopies:
                 failed.add(key)
             if job.is_store:
                 checksums.append(digest)
-        return CopyResult(frozenset(failed), tuple(checksums))
+        return CopyResult(frozenset(failed), tuple(checksums), self._clock() - began_s)
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
         self._pages.check_ids(group, block_ids)

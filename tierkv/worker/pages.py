@@ -32,10 +32,7 @@ class HostPages:
     """
 
     def __init__(self, geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
-        if len(caches) != len(geometry.groups):
-            raise EngineProtocolError(
-                f"caches of {len(caches)} groups were registered, the spec has {len(geometry.groups)}"
-            )
+        check_counts(geometry, caches)
         self._blocks_per_chunk = geometry.blocks_per_chunk
         self._groups = geometry.groups
         self._pages = [_group_pages(group, tensors) for group, tensors in zip(geometry.groups, caches, strict=True)]
@@ -79,13 +76,38 @@ class HostPages:
         Raises:
             EngineProtocolError: one does not.
         """
-        num_blocks = self._num_blocks[group]
-        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < num_blocks:
-            raise EngineProtocolError(f"group {group}: block ids {block_ids} are not all within 0..{num_blocks - 1}")
+        check_block_ids(group, block_ids, self._num_blocks[group])
 
     def _stretches(self, group: int, part: Bytes) -> list[tuple[Bytes, Bytes]]:
         """Each tensor's pages with its stretch of the part."""
         return [(pages, part[start:end]) for pages, start, end in self._places[group]]
+
+
+def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
+    """Make sure that as many groups and tensors were registered as the spec has.
+
+    Raises:
+        EngineProtocolError: they were not; says where.
+    """
+    if len(caches) != len(geometry.groups):
+        raise EngineProtocolError(
+            f"caches of {len(caches)} groups were registered, the spec has {len(geometry.groups)}"
+        )
+    for group, tensors in zip(geometry.groups, caches, strict=True):
+        if len(tensors) != len(group.page_bytes):
+            raise EngineProtocolError(
+                f"group {group.index}: {len(tensors)} tensors were registered, the spec has {len(group.page_bytes)}"
+            )
+
+
+def check_block_ids(group: int, block_ids: Sequence[int], num_blocks: int) -> None:
+    """Make sure that block ids exist.
+
+    Raises:
+        EngineProtocolError: one does not.
+    """
+    if block_ids and not 0 <= min(block_ids) <= max(block_ids) < num_blocks:
+        raise EngineProtocolError(f"group {group}: block ids {block_ids} are not all within 0..{num_blocks - 1}")
 
 
 def _places(tensors: Sequence[Bytes], blocks_per_chunk: int) -> list[tuple[Bytes, int, int]]:
@@ -96,10 +118,6 @@ def _places(tensors: Sequence[Bytes], blocks_per_chunk: int) -> list[tuple[Bytes
 
 
 def _group_pages(group: GroupGeometry, tensors: Sequence[Any]) -> list[Bytes]:
-    if len(tensors) != len(group.page_bytes):
-        raise EngineProtocolError(
-            f"group {group.index}: {len(tensors)} tensors were registered, the spec has {len(group.page_bytes)}"
-        )
     return [_as_pages(group.index, i, tensor, group.page_bytes[i]) for i, tensor in enumerate(tensors)]
 
 
@@ -114,7 +132,7 @@ def _as_pages(group: int, index: int, tensor: object, page_bytes: int) -> Bytes:
         if not isinstance(tensor, torch.Tensor):
             raise EngineProtocolError(f"{what}: expected a torch tensor or numpy array, got {type(tensor).__name__}")
         if tensor.device.type != "cpu":
-            raise EngineProtocolError(f"{what} is on {tensor.device}: this version copies from CPU memory only")
+            raise EngineProtocolError(f"{what} is on {tensor.device}, others in host memory: one worker, one device")
         if not tensor.is_contiguous():
             raise EngineProtocolError(f"{what} is not contiguous: one block must be one run of bytes")
         array = tensor.detach().reshape(tensor.shape[0], -1).view(torch.uint8).numpy()

@@ -17,11 +17,13 @@ class CopyResult:
     """How a transfer ended.
 
     failed: keys that could not be copied.
+    seconds: how long the copy itself took; None: not measured, the worker takes the time until it sees the end.
     checksums: of a store of one worker among several, per chunk of the job: of the worker's part; empty bytes: failed.
     """
 
     failed: frozenset[Key]
     checksums: tuple[bytes, ...] = ()
+    seconds: float | None = None
 
 
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]

@@ -7,20 +7,22 @@ the forward pass they depend on. A failed transfer is a report, never an excepti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
 from tierkv.codecs.frame import FrameSealer
 from tierkv.errors import EngineProtocolError
+from tierkv.metrics.transfer_stats import LOAD, STORE, TransferStats
 from tierkv.tiers.arena import HostArena
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.host_copies import HostCopies
-from tierkv.worker.pages import HostPages
+from tierkv.worker.pages import HostPages, check_counts
 from tierkv.worker.slot_parts import SlotParts
-from tierkv.worker.transfers import Copies, Submit, Transfer, Wait
+from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 
 
 class Worker:
@@ -33,6 +35,7 @@ class Worker:
         submit: runs transfers; loads and stores may run in any order, fences are the scheduler's work.
         rank: which of the workers that share the stack this is.
         verify_loads: check a chunk's checksum once more on its way to the GPU.
+        clock: seconds, for the time that copies take.
         wait_for: waits until futures of ``submit`` are done.
 
     Attributes:
@@ -48,9 +51,13 @@ class Worker:
         *,
         rank: int = 0,
         verify_loads: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
         wait_for: Wait = wait,
     ) -> None:
         self.rank = rank
+        self._clock = clock
+        self._stats = TransferStats()
+        self._began_s: dict[int, float] = {}
         self.bytes_stored = 0
         self.bytes_loaded = 0
         self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
@@ -62,10 +69,25 @@ class Worker:
         self._running: dict[int, tuple[TransferJob, Transfer]] = {}
 
     def register_kv_caches(self, caches: Sequence[Sequence[Any]]) -> None:
-        """The engine's KV tensors, per group, each ``[num_blocks, ...]``; see :class:`HostPages` for rules."""
+        """The engine's KV tensors, per group, each ``[num_blocks, ...]``, all in host memory or all on one GPU.
+
+        On a GPU this pins the arena, which takes some seconds per hundred GB.
+
+        Raises:
+            EngineProtocolError: number, shape or place of the tensors differ from the spec; says which and how.
+        """
+        check_counts(self._geometry, caches)
         if self._copies is not None:
+            self.wait(list(self._running))
             self._copies.close()
-        self._copies = HostCopies(self._slots, HostPages(self._geometry, caches), self._submit, self._wait_for)
+        if getattr(caches[0][0], "is_cuda", False):
+            from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
+
+            self._copies = cuda_copies(self._slots, caches, self._submit)
+        else:
+            self._copies = HostCopies(
+                self._slots, HostPages(self._geometry, caches), self._submit, self._clock, self._wait_for
+            )
 
     def start_step(self, meta: ConnectorMeta) -> None:
         """Before the forward pass: flush what must be flushed, then submit queued stores and this step's loads."""
@@ -98,14 +120,21 @@ class Worker:
                 failed[job_id] = result.failed
             if not self._slots.is_alone:
                 parts[job_id] = {self.rank: result.checksums}
-            self._count(job, result.failed)
-        return WorkerOutput(finished, failed, parts)
+            self._count(job, result)
+        transfers = self._stats.drain()
+        return WorkerOutput(finished, failed, parts, transfers.data if transfers else {})
 
-    def _count(self, job: TransferJob, failed: frozenset[Key]) -> None:
+    def _count(self, job: TransferJob, result: CopyResult) -> None:
         groups = self._geometry.groups
         copied = sum(
-            groups[g].worker_bytes for key, g in zip(job.keys, job.chunk_groups, strict=True) if key not in failed
+            groups[g].worker_bytes
+            for key, g in zip(job.keys, job.chunk_groups, strict=True)
+            if key not in result.failed
         )
+        began_s = self._began_s.pop(job.job_id)
+        # Where the copy itself was not timed, it took at most from its start to this look at it.
+        seconds = self._clock() - began_s if result.seconds is None else result.seconds
+        self._stats.record(STORE if job.is_store else LOAD, copied, seconds)
         if job.is_store:
             self.bytes_stored += copied
         else:
@@ -136,4 +165,5 @@ class Worker:
     def _start(self, job: TransferJob) -> None:
         if self._copies is None:
             raise EngineProtocolError("register_kv_caches must be called before the first transfer")
+        self._began_s[job.job_id] = self._clock()
         self._running[job.job_id] = (job, self._copies.start(job))

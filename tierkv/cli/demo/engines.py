@@ -25,9 +25,9 @@ TENSOR_PARALLEL_MAX = _TINY.kv_heads
 
 
 def engine_of(model: str, tensor_parallel: int) -> EngineConfig:
-    """The engine of a model, its heads split over ``tensor_parallel`` ranks.
+    """The engine of a model, its heads split over ``tensor_parallel`` ranks. Several have processes for their copies.
 
     Raises:
         ValueError: they do not split so.
     """
-    return replace(MODELS[model], tensor_parallel=tensor_parallel)
+    return replace(MODELS[model], tensor_parallel=tensor_parallel, worker_processes=tensor_parallel > 1)

@@ -50,10 +50,14 @@ class Served:
 
 @dataclass(slots=True)
 class PhaseResult:
-    """What a phase did. keys_at_rest: per tier, what it held when the phase ended."""
+    """What a phase did.
+
+    worker_pids: the processes of the ranks, if they had any. keys_at_rest: per tier, what it held when the phase ended.
+    """
 
     name: str
     pid: int
+    worker_pids: list[int] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     conversations: list[Conversation] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)

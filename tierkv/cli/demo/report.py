@@ -84,6 +84,7 @@ class DemoReport:
             "phases": {
                 phase.name: {
                     "pid": phase.pid,
+                    "worker_pids": phase.worker_pids,
                     "counters": phase.counters,
                     "tiers": phase.tiers,
                     "bytes_stored": phase.bytes_stored,

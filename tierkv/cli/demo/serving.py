@@ -13,6 +13,7 @@ import torch
 
 from tierkv.assembly import open_stack
 from tierkv.cli.demo.phases import Phase, PhaseResult, Progress, Served
+from tierkv.cli.demo.ranks import RankProcess, rank_processes
 from tierkv.cli.demo.workload import Conversation
 from tierkv.reference.engine import Engine
 from tierkv.stack import Stack
@@ -22,26 +23,32 @@ def run_phase(phase: Phase, progress: Progress) -> PhaseResult:
     """Serve a phase from an empty engine and an empty host tier to the last byte at rest."""
     torch.set_num_threads(1)  # more collapses when the other core is busy, and the demo's matrices are small
     result = PhaseResult(phase.name, os.getpid())
-    with _opened(phase) as stack:
-        engine = Engine(phase.engine, connector=stack)
+    with _opened(phase) as (stack, engine, ranks):
+        result.worker_pids = [rank.pid for rank in ranks]
         for turn in phase.turns:
             waves = [[c] for c in phase.conversations] if phase.one_by_one else [phase.conversations]
             for wave in waves:
                 _serve(engine, stack, phase, turn, wave, result)
                 progress(len(result.served))
         if stack is not None:
-            _close(engine, stack, result)
+            _close(engine, stack, ranks, result)
     result.conversations = phase.conversations
     return result
 
 
 @contextmanager
-def _opened(phase: Phase) -> Iterator[Stack | None]:
+def _opened(phase: Phase) -> Iterator[tuple[Stack | None, Engine, list[RankProcess]]]:
+    """A stack, an engine over it, and the processes of its ranks if they have any."""
+    config = phase.engine
     if phase.stack is None:
-        yield None
+        yield None, Engine(config), []
         return
-    with open_stack(phase.stack, phase.engine.engine_spec(), verify_frames=phase.verify_frames) as stack:
-        yield stack
+    with open_stack(phase.stack, config.engine_spec(), verify_frames=phase.verify_frames) as stack:
+        if not config.worker_processes:
+            yield stack, Engine(config, connector=stack), []
+            return
+        with rank_processes(stack, config.tensor_parallel) as (ranks, allocate):
+            yield stack, Engine(config, connector=stack, workers=ranks, allocate=allocate), ranks
 
 
 def _serve(  # noqa: PLR0913, PLR0917 - one line of a story, told to one reader
@@ -74,7 +81,7 @@ def _serve(  # noqa: PLR0913, PLR0917 - one line of a story, told to one reader
         )
 
 
-def _close(engine: Engine, stack: Stack, result: PhaseResult) -> None:
+def _close(engine: Engine, stack: Stack, ranks: list[RankProcess], result: PhaseResult) -> None:
     """Everything stored goes down to the tiers; then take stock."""
     while stack.has_pending_work():
         result.note(engine.step().events)
@@ -82,5 +89,5 @@ def _close(engine: Engine, stack: Stack, result: PhaseResult) -> None:
     result.note(stack.take_events())
     result.counters = stack.counters.as_dict()
     result.tiers = stack.tier_stats()
-    result.bytes_stored = stack.worker.bytes_stored
-    result.bytes_loaded = stack.worker.bytes_loaded
+    copied = [rank.copied_bytes() for rank in ranks] or [(stack.worker.bytes_stored, stack.worker.bytes_loaded)]
+    result.bytes_stored, result.bytes_loaded = map(sum, zip(*copied, strict=True))

@@ -57,7 +57,7 @@ class LazyPlan:
         self._queue: FreeBlockQueue | None = None
         self._visits_max = 0
         self._cursor: tuple[Block, int] | None = None
-        self._chunk_of_block: dict[int, tuple[Key, int]] = {}
+        self._chunk_of_block: dict[int, FreeChunk] = {}
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
         """Walk this queue from now on; ``max_batched_tokens`` is what the engine computes in one step at most."""
@@ -81,9 +81,11 @@ class LazyPlan:
     def _remember(self, record: RequestRecord, tokens: int) -> None:
         record.extend_keys(self._geometry)
         skip_useless(record, self._geometry, tokens)
+        request = record.request if self._stores.describes else None
         for group, table in zip(self._geometry.groups, record.groups, strict=True):
             for i in storable_chunks(group, table, 1, tokens):
-                self._chunk_of_block[table.block_ids[i]] = (table.keys[i], group.index)
+                block_id = table.block_ids[i]
+                self._chunk_of_block[block_id] = FreeChunk(table.keys[i], group.index, i, block_id, request)
                 table.next_stored = i + 1
 
     def reset(self) -> None:
@@ -139,7 +141,7 @@ class LazyPlan:
         """The chunk in a block, if it is still there, may be stored, and is not in the host tier."""
         if block.is_null or block.block_hash is None:
             return None
-        key, group = self._chunk_of_block.get(block.block_id, (None, 0))
-        if key is None or split_key(key)[0] != block.block_hash or self._manager.resident_prefix([key], 0, 1):
+        chunk = self._chunk_of_block.get(block.block_id)
+        if chunk is None or split_key(chunk.key)[0] != block.block_hash:
             return None
-        return FreeChunk(key, group, block.block_id)
+        return None if self._manager.resident_prefix([chunk.key], 0, 1) else chunk

@@ -165,6 +165,7 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
             prefix_caching=rng.random() < 0.7,
             holds_blocks_of_finished=rng.random() < 0.2,
             shows_free_blocks=rng.random() < plan.lazy,
+            prefill_tokens_per_s=(None, 30.0, 300.0)[sum(sizes) % 3],  # by model: whether slow tiers are left out
         ),
     )
 

@@ -1,0 +1,88 @@
+"""The body of docs/reference/metrics.md: every metric by name, with how to get at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tierkv.metrics.definitions import HISTOGRAMS, LINEAGE, Metric, counters
+
+LEAD = """\
+A stack counts and measures; it opens no port. Register its collector with the registry that your server exports:
+
+```python
+from prometheus_client import CollectorRegistry, generate_latest
+
+import tierkv
+from tierkv.metrics.prometheus import StackCollector
+from tierkv.types.engine import EngineSpec, GroupSpec
+
+engine = EngineSpec(
+    model="my-model", dtype="float32", groups=(GroupSpec(block_tokens=16, page_bytes=(4096,)),), hash_block_tokens=16
+)
+registry = CollectorRegistry()
+with tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine) as stack:
+    registry.register(StackCollector(lambda: stack.counters, stack.tier_stats, {"engine": "0"}, stack.series))
+    text = generate_latest(registry).decode()
+assert 'tierkv_lookups_total{engine="0"} 0.0' in text
+```
+
+The first label of each sample is whatever constant labels you give (`engine` above). `tier` is the configured name of a
+tier, or `host`. Counters are exported with the ending `_total`; of a histogram `x` there are `x_bucket`, `x_sum` and
+`x_count`, and an observation that equals an edge counts below it.
+"""
+
+LINEAGE_LEAD = """\
+## Under the names of vLLM
+
+For dashboards that exist already: `LineageMetrics` is fed with what `stack.take_stats()` gives, as an object or as the
+dict that came from another process, for one or several engines.
+
+```python
+from tierkv.metrics.lineage import LineageMetrics
+from tierkv.metrics.stack_stats import ConnectorStats
+from tierkv.metrics.transfer_stats import LOAD, TransferStats
+
+exported = CollectorRegistry()
+metrics = LineageMetrics(exported, ["model_name", "engine"], {0: ("my-model", "0"), 1: ("my-model", "1")})
+loads = TransferStats()
+loads.record(LOAD, 2_000_000, 0.004)  # as a worker does
+metrics.observe(ConnectorStats(loads).as_dict(), engine=1)
+assert "vllm:kv_offload_load_bytes_total" in generate_latest(exported).decode()
+```
+
+`transfer_type` is `CPU_to_GPU` for loads and `GPU_to_CPU` for stores.
+"""
+
+
+def _table(metrics: Iterable[Metric]) -> str:
+    rows = [
+        f"| `{metric.name}{'_total' if metric.kind == 'counter' else ''}` | {_labels(metric)} | {metric.meaning} |"
+        for metric in metrics
+    ]
+    return "\n".join(["| metric | labels | meaning |", "|---|---|---|", *rows])
+
+
+def _histograms(metrics: Iterable[Metric]) -> str:
+    rows = []
+    for metric in metrics:
+        edges = " ".join(f"{edge:g}" for edge in metric.buckets)
+        rows.append(f"| `{metric.name}` | {_labels(metric)} | {metric.meaning} | {edges} |")
+    return "\n".join(["| metric | labels | meaning | edges |", "|---|---|---|---|", *rows])
+
+
+def _labels(metric: Metric) -> str:
+    return ", ".join(f"`{label}`" for label in metric.labels)
+
+
+def body() -> str:
+    """The page without its title."""
+    return "\n".join(
+        [
+            LEAD,
+            f"## Counters\n\n{_table(counters())}\n",
+            f"## Histograms\n\nSeconds, or bytes where the name says so.\n\n{_histograms(HISTOGRAMS)}\n",
+            LINEAGE_LEAD,
+            f"{_table(metric for metric in LINEAGE if metric.kind == 'counter')}\n",
+            f"{_histograms(metric for metric in LINEAGE if metric.kind == 'histogram')}\n",
+        ]
+    )

@@ -1,0 +1,164 @@
+"""`tierkv explain`, its words and its exit codes, on records written by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tierkv.recording.entries import matches, short_key
+from tierkv.recording.story import nearest
+from tierkv.types.keys import make_key
+
+Run = Callable[..., Result]
+A, B, OTHER = "aa11" * 8 + ".0", "aa22" * 8 + ".0", "bb33" * 8 + ".1"
+
+
+def entries() -> list[dict[str, Any]]:
+    """A short day: stored, refused by its deadline, lost."""
+    return [
+        {"is": "record", "step": 0, "t": 0, "tiers": ["host", "disk"], "model": "m", "pid": 7, "opened": "today"},
+        {"is": "answer", "step": 1, "t": 0.1, "r": "chat-1", "local": 0, "tokens": None, "why": "it was asked",
+         "chunks": 2, "ready": 1, "wanted": [A, B], "expired": False},
+        {"is": "op", "step": 1, "t": 0.2, "op": 4, "tier": "disk", "verb": "read", "keys": [B]},
+        {"is": "op end", "step": 2, "t": 0.3, "op": 4, "tier": "disk", "verb": "read", "ok": 0,
+         "bad": {B: "timed_out"}, "late": True},
+        {"is": "answer", "step": 3, "t": 0.4, "r": "chat-1", "local": 0, "tokens": 16, "why": "", "chunks": 1,
+         "ready": 1, "wanted": [A], "expired": True, "missing": B},
+        {"is": "chunks", "step": 3, "t": 0.5, "tier": "host", "event": "stored", "keys": [A, OTHER]},
+        {"is": "job", "step": 4, "t": 0.6, "r": "chat-2", "job": 9, "store": False, "keys": [OTHER]},
+        {"is": "job end", "step": 5, "t": 0.7, "r": "chat-2", "job": 9, "store": False, "failed": [OTHER]},
+        {"is": "chunks", "step": 5, "t": 0.8, "tier": "host", "event": "removed", "keys": [OTHER]},
+        {"is": "chunks", "step": 6, "t": 0.9, "tier": "host", "event": "cleared", "keys": []},
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """That day, on disk."""
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries()), encoding="utf-8")
+    return path
+
+
+def test_a_request_is_told_from_its_question_to_its_answer(tierkv: Run, record: Path) -> None:
+    """With what the disk did meanwhile, and without what concerned others."""
+    said = tierkv("explain", "--record", record, "--request", "chat-1")
+    assert said.exit_code == 0, said.output
+    lines = said.stdout.splitlines()
+    assert len(lines) == 5
+    assert "ask again, it was asked; 1 of 2 chunks are ready" in lines[1]
+    assert "DEADLINE" in lines[3]
+    assert f"16 tokens, its DEADLINE has passed, and this is what was ready; missing: {B}" in lines[4]
+
+
+def test_a_key_is_told_with_the_reason_of_its_loss(tierkv: Run, record: Path) -> None:
+    """A chunk whose bytes failed on the way to the GPU was not evicted, and one that a reset took was neither."""
+    said = tierkv("explain", "--record", record, "--key", "bb33")
+    assert "transfer 9 ended; FAILED" in said.stdout
+    assert "step 5: host lost it: its bytes failed the check" in said.stdout
+    assert "in: no tier" in said.stdout
+    reset = tierkv("explain", "--record", record, "--key", A)
+    assert "step 6: host lost it: the cache was reset." in reset.stdout
+
+
+def test_failures_only(tierkv: Run, record: Path) -> None:
+    """Two things went wrong that day."""
+    said = tierkv("explain", "--record", record, "--last-failures", "--json")
+    assert [entry["is"] for entry in json.loads(said.stdout)["entries"]] == ["record", "op end", "job end"]
+
+
+def test_a_day_without_failures(tierkv: Run, tmp_path: Path) -> None:
+    """Silence would leave the reader wondering."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps(entries()[0]) + "\n", encoding="utf-8")
+    assert "Nothing went wrong" in tierkv("explain", "--record", path, "--last-failures").stdout
+
+
+def test_many_lines_are_cut_and_said(tierkv: Run, record: Path) -> None:
+    """The end of a story matters most."""
+    said = tierkv("explain", "--record", record, "--request", "chat-1", "--lines", 2)
+    assert said.stdout.startswith("(3 earlier lines are left out")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--request", "chat-7"], 1, "nothing of request chat-7; it knows 2 others. Nearest: chat-1, chat-2"),
+        (["--key", "bb3366"], 1, f"nothing of chunk bb3366; it knows 3 others. Nearest: {OTHER}"),
+        (["--key", "aa11aa", "--lines", "1"], 0, ""),
+        (["--key", "zz"], 2, "at least 4 hexadecimal digits"),
+        (["--key", "aa11", "--last-failures"], 2, "give one of"),
+        ([], 2, "give one of"),
+    ],
+)
+def test_what_cannot_be_told_is_explained(tierkv: Run, record: Path, words: list[str], code: int, says: str) -> None:
+    """A misspelled id is answered with the nearest, wrong use with the right one; never with a traceback."""
+    said = tierkv("explain", "--record", record, *words)
+    assert said.exit_code == code, said.output
+    assert says in said.output
+
+
+def test_too_few_digits_ask_for_more(tierkv: Run, record: Path) -> None:
+    """Two chunks in one story would be no story."""
+    text = record.read_text(encoding="utf-8").replace(A, "aa22" * 7 + "aaaa.0")
+    record.write_text(text, encoding="utf-8")
+    said = tierkv("explain", "--record", record, "--key", "aa22")
+    assert said.exit_code == 1
+    assert "2 chunks begin with aa22" in said.output
+
+
+def test_no_such_record(tierkv: Run, tmp_path: Path) -> None:
+    """The commonest error: the wrong file."""
+    said = tierkv("explain", "--record", tmp_path / "absent", "--last-failures")
+    assert said.exit_code == 2
+    assert "record.path" in said.output
+
+
+def test_a_later_version_is_shown_as_far_as_it_is_known(tierkv: Run, record: Path) -> None:
+    """Old programs meet new records."""
+    with record.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"is": "dream", "step": 9, "t": 1.0, "r": "chat-1"}) + "\n")
+    assert "dream (written by a later version)" in tierkv("explain", "--record", record, "--request", "chat-1").stdout
+
+
+def test_following_prints_what_comes(record: Path) -> None:
+    """As the server writes it, in a process of its own, until it is interrupted."""
+    words = ["explain", "--record", str(record), "--request", "chat-1", "--follow", "--json"]
+    command = [sys.executable, "-u", "-c", "from tierkv.cli.main import main; main()", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = [json.loads(process.stdout.readline())["is"] for _ in range(5)]
+        with record.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"is": "finished", "step": 9, "t": 1.0, "r": "chat-1", "account": {}}) + "\n")
+        last = json.loads(process.stdout.readline())
+        time.sleep(0)
+        process.terminate()
+    assert first == ["record", "answer", "op", "op end", "answer"]
+    assert last["is"] == "finished"
+
+
+@pytest.mark.parametrize("hash_bytes", [8, 16, 32])
+def test_a_key_is_found_however_it_is_given(hash_bytes: int) -> None:
+    """Short as in the record, whole in hex as in log lines, or its first digits; never with another group."""
+    key = make_key(bytes(range(hash_bytes)), 2)
+    short = short_key(key)
+    assert matches(short, short)
+    assert matches(short, key.hex())
+    assert matches(short, key.hex()[:6])
+    assert matches(short, key.hex()[: 2 * hash_bytes])
+    assert not matches(short, short.replace(".2", ".3"))
+    assert not matches(short, "ff" + short[2:])
+
+
+def test_nearest_names_begin_alike() -> None:
+    """What is offered must look like what was typed."""
+    assert nearest("request-44", ["chat-4", "request-4", "request-5"]) == ["request-4", "request-5"]
+    assert nearest("qwxz", ["request-1"]) == []

@@ -1,0 +1,189 @@
+"""Hints, accounts, sightings and the choice between loading and computing, wired as a user gets them: a real disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierkv
+from tierkv.abc import PolicyPlugin
+from tierkv.hookspecs import hookimpl
+from tierkv.plugins import load_plugins
+from tierkv.policies.lru import LruPolicy
+from tierkv.stack import Stack
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, ScheduledRequest, StepOutput
+from tierkv.types.sighting import Sighting, SightingEvent
+
+SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
+WAIT_S = 20.0
+
+
+class Asked:
+    """A request of whole blocks of 16 tokens, one chunk each."""
+
+    def __init__(self, request_id: str, first: int, count: int, hints: Mapping[str, Any] | None = None) -> None:
+        self.request_id = request_id
+        self.num_tokens = self.num_prompt_tokens = 16 * count
+        self.block_hashes = [bytes([first, i]) * 8 for i in range(count)]
+        self.kv_transfer_params = {"tierkv": hints or {}}
+
+
+class Block:
+    """A block that is not computed yet."""
+
+    block_hash = None
+    is_null = False
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+
+
+def opened(place: Path, *, capabilities: EngineCapabilities | None = None, **config: Any) -> Stack:
+    """A stack over host and disk, with pages to copy."""
+    whole = {
+        "host": {"capacity": "1MiB"},
+        "tiers": [{"backend": "disk", "path": str(place), "capacity": "8MiB", "min_free_bytes": 0}],
+        **config,
+    }
+    stack = tierkv.open_stack(whole, replace(SPEC, capabilities=capabilities or EngineCapabilities()))
+    stack.worker.register_kv_caches([[np.ones((8, 1024), np.float32)]])
+    return stack
+
+
+def step(stack: Stack, *scheduled: ScheduledRequest) -> frozenset[str]:
+    """One step of an engine; the requests whose loads ended."""
+    meta = stack.build_connector_meta(StepOutput(scheduled))
+    stack.worker.start_step(meta)
+    stack.worker.queue_stores(meta)
+    return stack.update_connector_output(stack.worker.get_finished()).finished
+
+
+def compute(stack: Stack, request: Asked) -> None:
+    """Compute and store a whole request."""
+    ids = tuple(range(1, 1 + request.num_tokens // 16))
+    stack.on_new_request(request)
+    stack.update_state_after_alloc(request, [[Block(i) for i in ids]], 0)
+    step(stack, ScheduledRequest(request.request_id, 0, request.num_tokens, (ids,), replaces_table=True))
+    stack.request_finished(request, [ids])
+    assert stack.flush(WAIT_S)
+
+
+def ask(stack: Stack, request: Asked) -> int:
+    """The answer, however many steps it takes."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        tokens, _ = stack.get_num_new_matched_tokens(request, 0)
+        if tokens is not None:
+            return tokens
+        step(stack)
+        time.sleep(0.001)
+    raise AssertionError("no answer")
+
+
+def load(stack: Stack, request: Asked, tokens: int) -> None:
+    """Take an offer, and end the request."""
+    stack.update_state_after_alloc(request, [[Block(i) for i in range(1, 1 + tokens // 16)]], tokens)
+    deadline = time.monotonic() + WAIT_S
+    while request.request_id not in step(stack):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    stack.request_finished(request, [[]])
+
+
+def test_hints_choose_the_tier_and_the_account_tells_it(tmp_path: Path) -> None:
+    """After a restart everything lies on the disk: who allows the host tier only gets nothing, who allows the disk gets
+    it, and the account says where it came from, after the request has ended, too."""
+    with opened(tmp_path) as stack:
+        compute(stack, Asked("w", 1, 4))
+        told = stack.request_account("w")
+        assert told is not None
+        assert told.stored_tokens == 64
+    with opened(tmp_path) as stack:
+        assert ask(stack, Asked("a", 1, 4, {"load_tiers": ["host"]})) == 0
+        request = Asked("b", 1, 4, {"load_tiers": ["disk"], "max_load_tokens": 32})
+        assert ask(stack, request) == 32
+        load(stack, request, 32)
+        told = stack.request_account("b")
+        assert told is not None
+        assert told.loaded_tokens == {"disk": 32}
+        assert told.loaded_bytes == {"disk": 2 * 4096}
+        again = Asked("c", 1, 4)
+        assert ask(stack, again) == 64
+        load(stack, again, 64)
+        told = stack.request_account("c")
+        assert told is not None
+        assert told.loaded_tokens == {"host": 32, "disk": 32}
+        assert stack.counters.tokens_loaded == {"host": 32, "disk": 64}
+
+
+def test_store_hints_reach_the_disk(tmp_path: Path) -> None:
+    """What shall stay in memory, or go away, is not there after a restart; what may be stored is."""
+    with opened(tmp_path) as stack:
+        compute(stack, Asked("memory", 1, 2, {"store": ["host"]}))
+        compute(stack, Asked("once", 2, 2, {"one_shot": True}))
+        compute(stack, Asked("never", 3, 2, {"store": False}))
+        compute(stack, Asked("always", 4, 2))
+        assert ask(stack, Asked("m", 1, 2)) == 32
+    with opened(tmp_path) as stack:
+        assert [ask(stack, Asked(f"r{i}", i, 2)) for i in (1, 2, 3, 4)] == [0, 0, 0, 32]
+
+
+@pytest.mark.parametrize(("lookup", "expected"), [({}, 0), ({"recompute": "off"}, 32)], ids=["auto", "off"])
+def test_auto_leaves_a_disk_out_that_no_prefill_waits_for(
+    tmp_path: Path, lookup: dict[str, Any], expected: int
+) -> None:
+    """An engine that computes a token in a nanosecond has no use for a disk, once it is measured; off loads all the
+    same. The first hit is loaded in either case: the disk was never measured before."""
+    with opened(tmp_path) as stack:
+        for i in (1, 2):
+            compute(stack, Asked(f"w{i}", i, 2))
+    fast = EngineCapabilities(prefill_tokens_per_s=1e9)
+    with opened(tmp_path, capabilities=fast, lookup=lookup) as stack:
+        first = Asked("a", 1, 2)
+        assert stack.tier_speeds() == {}
+        assert ask(stack, first) == 32
+        load(stack, first, 32)
+        assert stack.tier_speeds()["disk"]["bytes_per_s"] > 0
+        assert stack.prefill_tokens_per_s == 1e9
+        assert ask(stack, Asked("b", 2, 2)) == expected
+        assert stack.counters.hits_shortened == (not expected)
+
+
+def test_a_floor_in_the_file(tmp_path: Path) -> None:
+    """``lookup.load_tokens_min`` reaches the scheduler."""
+    with opened(tmp_path, lookup={"load_tokens_min": 33}) as stack:
+        compute(stack, Asked("w", 1, 3))
+        assert ask(stack, Asked("a", 1, 2)) == 0
+        assert ask(stack, Asked("b", 1, 3)) == 48
+
+
+def test_a_plugins_policy_hears_of_requests(tmp_path: Path) -> None:
+    """A policy from a plugin needs no registration beyond its own: it has the method, so it is told."""
+    seen: list[Sighting] = []
+
+    class Listening(LruPolicy):
+        def sighted(self, sighting: Sighting) -> None:
+            seen.append(sighting)
+
+    class Plugin:
+        TIERKV_SPI = 1
+
+        @hookimpl
+        def tierkv_policies(self) -> list[PolicyPlugin]:
+            return [PolicyPlugin("listening", "LRU that listens.", lambda _: Listening())]
+
+    registry = load_plugins([Plugin()])
+    config = {"host": {"capacity": "1MiB", "policy": "listening"}}
+    with tierkv.open_stack(config, SPEC, plugins=registry) as stack:
+        request = Asked("a", 1, 2, {"session": "s"})
+        stack.on_new_request(request)
+        assert stack.get_num_new_matched_tokens(request, 16) == (0, False)
+        stack.request_finished(request, [[]])
+    assert [sighting.event for sighting in seen] == [SightingEvent.ARRIVED, SightingEvent.FINISHED]
+    assert (seen[0].gpu_chunks, seen[0].hints.session) == ((1,), "s")

@@ -1,0 +1,45 @@
+"""Figures of an open stack that served: a scrape and a report that agree with what was done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from stack_bed import opened, prompts_of, serve, stack_config
+
+from tierkv.metrics.prometheus import StackCollector
+from tierkv.metrics.transfer_stats import LOAD, STORE
+
+pytest.importorskip("torch")
+
+
+def test_a_scrape_tells_what_was_moved(tmp_path: Path) -> None:
+    """Bytes in histograms, in counters and in the samples are the same bytes; every read of a tier was timed."""
+    prompts = prompts_of(9, 4)
+    with opened(stack_config(tmp_path)) as stack:
+        serve(stack, prompts)
+        stack.flush()
+    with opened(stack_config(tmp_path)) as stack:
+        serve(stack, prompts)
+        stack.flush()
+        samples = stack.take_stats()
+        assert samples is not None
+        assert stack.take_stats() is None
+        found = {(series.metric.name, *series.label_values): series.histogram for series in stack.series()}
+        registry = CollectorRegistry()
+        registry.register(StackCollector(lambda: stack.counters, stack.tier_stats, {"engine": "0"}, stack.series))
+        text = generate_latest(registry).decode()
+        counters, worker = stack.counters, stack.worker
+        ops = stack.tier_stats()["disk"]["ops"]
+    sums = samples.transfers.reduce()
+    assert sums[f"{LOAD}_total_bytes"] == worker.bytes_loaded == found["tierkv_transfer_bytes", LOAD].total
+    assert sums.get(f"{STORE}_total_bytes", 0) == worker.bytes_stored
+    assert worker.bytes_loaded
+    assert found["tierkv_lookup_seconds",].count == counters.lookups == len(samples.lookup_sync_s)
+    assert bool(counters.deferrals) == bool(samples.lookup_async_s)
+    assert counters.chunks_hit.total() == counters.chunks_loaded
+    reads, writes = found["tierkv_tier_read_seconds", "disk"], found["tierkv_tier_write_seconds", "disk"]
+    assert 0 < reads.count <= ops - writes.count
+    assert f'tierkv_tier_read_seconds_count{{engine="0",tier="disk"}} {reads.count}.0' in text
+    assert f'tierkv_chunks_hit_total{{engine="0",tier="disk"}} {counters.chunks_hit["disk"]}.0' in text

@@ -1,0 +1,113 @@
+"""Store plans over a real stack and a real model: whatever is stored when, the answers stay the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stack_bed import ANSWER, ENGINE, opened, prompts_of, serve, stack_config
+
+from tierkv.assembly import open_stack
+from tierkv.errors import ConfigError
+from tierkv.reference.block_pool import Block, BlockPool
+from tierkv.reference.engine import Engine
+from tierkv.stack import Stack
+from tierkv.types.engine import Block as AnyBlock
+from tierkv.types.engine import EngineCapabilities
+
+pytestmark = pytest.mark.needs_torch
+
+Expected = Callable[..., list[list[int]]]
+
+
+class NumberedQueue(OrderedDict[int, Block]):
+    """The pool's free queue, which counts who joins."""
+
+    def __init__(self, free: OrderedDict[int, Block]) -> None:
+        self.entries: dict[int, int] = {}
+        self.joined = 0
+        super().__init__(free)
+
+    def __setitem__(self, block_id: int, block: Block) -> None:
+        self.joined += 1
+        self.entries[block_id] = self.joined
+        super().__setitem__(block_id, block)
+
+
+class PoolQueue:
+    """The reference engine's free blocks as :class:`tierkv.types.engine.FreeBlockQueue`."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._free = pool._free = NumberedQueue(pool._free)
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def head(self) -> Block | None:
+        return next(iter(self._free.values()), None)
+
+    def after(self, block: AnyBlock) -> Block | None:
+        behind = iter(self._free.values())
+        assert any(one is block for one in behind)
+        return next(behind, None)
+
+    def entry(self, block: AnyBlock) -> int | None:
+        return self._free.entries[block.block_id] if block.block_id in self._free else None
+
+
+def lazy_stack(place: Path) -> Stack:
+    """A stack that stores what is about to be reused, for an engine that shows it."""
+    config = stack_config(place, chunk={"blocks": 1}, store={"plan": "lazy"})
+    spec = replace(ENGINE.engine_spec(), capabilities=EngineCapabilities(shows_free_blocks=True))
+    return open_stack(config, spec)
+
+
+def test_eager_changes_no_answer(tmp_path: Path, expected: Expected) -> None:
+    """A step later is early enough: a second engine with an empty pool finds all it needs."""
+    prompts = prompts_of(31, 4)
+    with opened(stack_config(tmp_path, store={"plan": "eager"})) as stack:
+        assert serve(stack, prompts) == expected(prompts)
+        assert serve(stack, prompts) == expected(prompts)
+        assert stack.counters.tokens_loaded["host"] >= 112 + 3 * 72
+
+
+def test_lazy_stores_what_the_pool_is_about_to_lose(tmp_path: Path, expected: Expected) -> None:
+    """The pool holds 39 blocks and the prompts need 65: what it loses lies in the tiers when it is asked for again, and
+    less is stored than was computed."""
+    prompts = prompts_of(32, 6, shared=16)
+    with lazy_stack(tmp_path) as stack:
+        engine = Engine(ENGINE, connector=stack)
+        stack.register_free_queue(PoolQueue(engine.block_pool), ENGINE.max_batched_tokens)
+        for _ in range(2):
+            answers = [list(record.output_tokens) for record in engine.generate(prompts, ANSWER)]
+            assert answers == expected(prompts)
+        assert stack.counters.chunks_stored
+        assert stack.counters.tokens_loaded
+
+
+def test_request_level_changes_no_answer(tmp_path: Path, expected: Expected) -> None:
+    """Loaded chunks are offered again; what the host tier still has is not stored twice."""
+    prompts = prompts_of(33, 4)
+    with opened(stack_config(tmp_path, store={"policy": "request_level"})) as stack:
+        assert serve(stack, prompts) == expected(prompts)
+        stored = stack.counters.chunks_stored
+        assert serve(stack, prompts) == expected(prompts)
+        assert stack.counters.tokens_loaded["host"]
+        assert stack.counters.chunks_stored - stored < stored
+
+
+def test_an_engine_that_does_not_show_its_free_blocks(tmp_path: Path) -> None:
+    """Lazy storing would store nothing: it is refused at once, with what to write instead."""
+    with pytest.raises(ConfigError, match=r'does not show its free blocks .* use "immediate" or "eager"'):
+        open_stack(stack_config(tmp_path, chunk={"blocks": 1}, store={"plan": "lazy"}), ENGINE.engine_spec())
+
+
+def test_lazy_with_chunks_of_several_blocks(tmp_path: Path) -> None:
+    """Nothing was opened when this is found out: the same places open right after."""
+    spec = replace(ENGINE.engine_spec(), capabilities=EngineCapabilities(shows_free_blocks=True))
+    with pytest.raises(ConfigError, match=r"has 2 of them: set chunk\.blocks = 1"):
+        open_stack(stack_config(tmp_path, store={"plan": "lazy"}), spec)
+    open_stack(stack_config(tmp_path), spec).close()

@@ -1,0 +1,98 @@
+"""A GPU on the CPU: what is enqueued runs at once, but whether an event has passed is for the test to say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from tierkv.worker.cuda_runtime import Event, Stream
+
+
+class HandEvent:
+    """Passes when the device is let go, or when somebody waits for it."""
+
+    def __init__(self, device: HandDevice) -> None:
+        self._device = device
+        self._number = device.recorded
+        device.recorded += 1
+
+    def query(self) -> bool:
+        """Whether the device got so far."""
+        if self._device.is_broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self._device.queries += 1
+        return self._number < self._device.passed
+
+    def synchronize(self) -> None:
+        """Get so far."""
+        self._device.waits += 1
+        self._device.passed = max(self._device.passed, self._number + 1)
+
+
+class HandStream:
+    """Remembers what it was told to wait for."""
+
+    def __init__(self, device: HandDevice) -> None:
+        self._device = device
+        self.waited_for: list[Event] = []
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Enqueue here."""
+        yield
+
+    def wait_event(self, event: Event) -> None:
+        self.waited_for.append(event)
+
+    def record_event(self) -> Event:
+        return HandEvent(self._device)
+
+    def synchronize(self) -> None:
+        """Everything has run already."""
+        self._device.synchronized += 1
+
+
+class HandDevice:
+    """See the module's docstring. ``pinnable``: whether memory can be pinned."""
+
+    def __init__(self, *, pinnable: bool = True) -> None:
+        self.pinnable = pinnable
+        self.is_broken = False
+        self.is_full = False
+        self.recorded = self.passed = self.queries = self.waits = self.synchronized = 0
+        self.streams: list[HandStream] = []
+        self.registered: dict[int, int] = {}
+
+    def let_go(self) -> None:
+        """Everything enqueued so far has run."""
+        self.passed = self.recorded
+
+    def now(self) -> Event:
+        return HandEvent(self)
+
+    def stream(self) -> Stream:
+        stream = HandStream(self)
+        self.streams.append(stream)
+        return stream
+
+    def memory(self, num_bytes: int) -> torch.Tensor:
+        return torch.full((num_bytes,), 0xAB, dtype=torch.uint8)
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.full((num_bytes,), 0xCD, dtype=torch.uint8)
+
+    def upload(self, ids: Sequence[int]) -> torch.Tensor:
+        if self.is_full:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def register(self, address: int, num_bytes: int) -> bool:
+        if self.pinnable:
+            assert address not in self.registered
+            self.registered[address] = num_bytes
+        return self.pinnable
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]

@@ -1,0 +1,135 @@
+"""A worker over real memory: in host memory, on a GPU, or on a GPU that a test plays by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hand_device import HandDevice
+
+from tierkv.codecs.frame import FrameSealer
+from tierkv.tiers.arena import HostArena
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key, make_key
+from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
+from tierkv.worker.cuda_copies import CudaCopies
+from tierkv.worker.cuda_pages import DevicePages
+from tierkv.worker.worker import Worker
+
+NAMESPACE = bytes(range(16))
+SPEC = EngineSpec("m", "float32", (GroupSpec(16, (64, 128)), GroupSpec(16, (32,))), 16)
+GEOMETRY = Geometry.of(SPEC, blocks=3)
+NUM_BLOCKS = 32
+
+HOST, HAND = "host", "hand"
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
+DEVICES = [HOST, HAND, CUDA]
+"""Where a worker's tensors may be: the same tests hold for all."""
+
+
+class Bed:
+    """A worker; its copy thread can be held back by a gate."""
+
+    def __init__(
+        self,
+        device: str = HOST,
+        *,
+        verify_loads: bool = True,
+        geometry: Geometry = GEOMETRY,
+        pinnable: bool = True,
+        staging_bytes: int = 1200,
+    ) -> None:
+        rng = np.random.default_rng(7)
+        self.geometry = geometry
+        self.device = device
+        self.hand = HandDevice(pinnable=pinnable)
+        self.caches: list[list[Any]] = [
+            [rng.integers(0, 255, (NUM_BLOCKS, size), dtype=np.uint8) for size in group.page_bytes]
+            for group in geometry.groups
+        ]
+        self.arena = HostArena(1 << 20, geometry.payload_bytes_max)
+        self.pool = ThreadPoolExecutor(1)
+        self.sealer = FrameSealer(NAMESPACE)
+        self.gate = Event()
+        self.gate.set()
+        self.worker = Worker(self.arena, self.sealer, geometry, self.submit, verify_loads=verify_loads)
+        if device == "cuda":
+            self.caches = [[torch.from_numpy(tensor).cuda() for tensor in group] for group in self.caches]
+        self.worker.register_kv_caches(self.caches)
+        if device == HAND:  # over the same memory
+            tensors = [[torch.from_numpy(tensor) for tensor in group] for group in self.caches]
+            pages = DevicePages(geometry, tensors)
+            self.worker._copies = CudaCopies(self.worker._slots, pages, self.submit, self.hand, staging_bytes)
+
+    def submit(self, copy: Callable[[], Any]) -> Future[Any]:
+        """Run on the one copy thread, behind the gate."""
+
+        def gated() -> object:
+            self.gate.wait(10)
+            return copy()
+
+        return self.pool.submit(gated)
+
+    def snapshot(self) -> list[list[np.ndarray]]:
+        """A copy of all tensors."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            return [[tensor.cpu().numpy().copy() for tensor in group] for group in self.caches]
+        return [[tensor.copy() for tensor in group] for group in self.caches]
+
+    def clear(self, group: int, blocks: slice = slice(None)) -> None:
+        """The forward pass writes zeros."""
+        for tensor in self.caches[group]:
+            tensor[blocks] = 0
+
+    def close(self) -> None:
+        """End the thread."""
+        self.gate.set()
+        self.worker.shutdown()
+        self.pool.shutdown()
+
+    def run(
+        self, *, loads: tuple[TransferJob, ...] = (), stores: tuple[TransferJob, ...] = ()
+    ) -> dict[int, frozenset[Key]]:
+        """One step that is flushed at once; returns the failures."""
+        everything = frozenset(j.job_id for j in (*loads, *stores))
+        self.worker.start_step(ConnectorMeta(loads=loads, stores=stores, jobs_to_flush=everything))
+        output = self.worker.get_finished()
+        assert set(output.finished) == everything
+        return dict(output.failed_keys)
+
+
+def job(
+    job_id: int,
+    blocks: list[int],
+    *,
+    store: bool,
+    group: int = 0,
+    first_block: int = 0,
+    keys: tuple[Key, ...] | None = None,
+    slot: int = 0,
+) -> TransferJob:
+    """A job over one group whose chunks lie in neighbouring slots."""
+    chunks = -(-(first_block % 3 + len(blocks)) // 3)
+    names = keys or tuple(make_key(b"%08d" % (first_block // 3 + i), group) for i in range(chunks))
+    sizes, indices = [0, 0], [0, 0]
+    sizes[group], indices[group] = len(blocks), first_block
+    return TransferJob(
+        job_id=job_id,
+        request_id="r",
+        is_store=store,
+        keys=names,
+        slots=tuple(SlotRef(slot + i, 0) for i in range(chunks)),
+        chunk_groups=(group,) * chunks,
+        block_ids=tuple(blocks),
+        group_sizes=tuple(sizes),
+        block_indices=tuple(indices),
+    )

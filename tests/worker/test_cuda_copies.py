@@ -1,0 +1,315 @@
+"""Copies of a GPU: nobody waits for it, nothing is believed before its event has passed, and its faults are reports."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from worker_bed import CUDA, GEOMETRY, HAND, NUM_BLOCKS, SPEC, Bed, job
+
+from tierkv.codecs.frame import HEADER_BYTES
+from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.errors import EngineProtocolError
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import make_key
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
+from tierkv.worker.cuda_copies import CudaCopies
+from tierkv.worker.cuda_pages import DevicePages
+from tierkv.worker.pages import HostPages
+from tierkv.worker.slot_parts import SlotParts
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    """A worker over a GPU played by hand."""
+    made = Bed(HAND)
+    yield made
+    made.close()
+
+
+def start(bed: Bed, *, loads: tuple[TransferJob, ...] = (), stores: tuple[TransferJob, ...] = ()) -> None:
+    """Begin transfers and let the copy thread enqueue them."""
+    bed.worker.queue_stores(ConnectorMeta(stores=stores))
+    bed.worker.start_step(ConnectorMeta(loads=loads))
+    bed.pool.submit(int).result(10)
+
+
+def finish(bed: Bed) -> dict[int, frozenset[bytes]]:
+    """Let the GPU get on; returns failures of what had been running."""
+    bed.hand.let_go()
+    first = bed.worker.get_finished()  # loads have ended, of stores the checksums begin
+    bed.pool.submit(int).result(10)
+    output = WorkerOutput.aggregate([first, bed.worker.get_finished()])
+    assert output.finished
+    return dict(output.failed_keys)
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_a_transfer_ends_when_its_event_has_passed_and_nobody_waits(bed: Bed, store: bool) -> None:
+    """Never in the way: polling asks the events, however often, and waits for none."""
+    bed.run(stores=(job(1, [1, 2, 3], store=True),))
+    bed.hand.waits = 0
+    transfer = job(2, [4, 5, 6], store=store)
+    start(bed, stores=(transfer,) if store else (), loads=() if store else (transfer,))
+    for _ in range(3):
+        assert bed.worker.get_finished().is_empty
+    assert not finish(bed)
+    assert bed.hand.queries >= 3
+    assert bed.hand.waits == bed.hand.synchronized == 0
+
+
+def test_a_slot_is_sealed_after_the_copy_not_before(bed: Bed) -> None:
+    """Promise 1: a checksum taken while the copy engine still writes would vouch for bytes that are not there yet."""
+    start(bed, stores=(job(1, [1, 2, 3], store=True),))
+    bed.worker.get_finished()
+    bed.pool.submit(int).result(10)
+    assert bed.arena.slot(0)[0] == 0, "no header yet"
+    bed.arena.payload(0)[:64] = 77  # the copy engine is still at it
+    assert not finish(bed)
+    bed.sealer.check(bed.arena.slot(0), job(1, [1], store=True).keys[0])
+    assert set(bed.arena.payload(0)[:64]) == {77}
+
+
+def test_a_damaged_chunk_is_not_even_enqueued(bed: Bed) -> None:
+    """The checksum of a load is compared before its bytes go to the device, and its neighbour goes on."""
+    stored = job(1, [1, 2, 3, 4, 5, 6], store=True)
+    bed.run(stores=(stored,))
+    bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
+    before = bed.snapshot()
+    start(bed, loads=(job(2, [11, 12, 13, 14, 15, 16], store=False),))
+    after = bed.snapshot()
+    np.testing.assert_array_equal(after[0][0][11:14], before[0][0][11:14])
+    np.testing.assert_array_equal(after[0][0][14:17], before[0][0][4:7])
+    assert finish(bed) == {2: frozenset({stored.keys[0]})}
+
+
+def test_copies_run_behind_what_the_engine_had_enqueued(bed: Bed) -> None:
+    """The step that computed a block, or that still reads it, may be on its way: every batch waits for that point."""
+    bed.hand.recorded = 40
+    start(bed, stores=(job(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], store=True),))
+    start(bed, loads=(job(2, [11, 12, 13], store=False),))
+    waited = [[event._number for event in stream.waited_for] for stream in bed.hand.streams]  # type: ignore[attr-defined]
+    assert waited == [[40], [40], [], []], "two batches on two lanes; the load found nothing to load yet"
+    finish(bed)
+    start(bed, loads=(job(3, [11, 12, 13], store=False),))
+    assert len(bed.hand.streams[2].waited_for) == 1, "loads have streams of their own"
+    assert not finish(bed)
+
+
+def test_flushed_jobs_are_waited_for(bed: Bed) -> None:
+    """Preemption: the engine's thread waits for these events, and only because it asked."""
+    assert not bed.run(stores=(job(1, [1, 2, 3], store=True),))
+    assert bed.hand.waits == 1
+
+
+def test_an_arena_that_cannot_be_pinned_works_all_the_same() -> None:
+    """Through a pinned buffer, batch by batch: slower, and as exact."""
+    bed = Bed(HAND, pinnable=False)
+    before = bed.snapshot()
+    assert not bed.run(stores=(job(1, [1, 2, 3, 4, 5, 6, 7], store=True),))
+    assert not bed.run(loads=(job(2, [11, 12, 13, 14, 15, 16, 17], store=False),))
+    after = bed.snapshot()
+    for tensor in (0, 1):
+        np.testing.assert_array_equal(after[0][tensor][11:18], before[0][tensor][1:8])
+    assert bed.hand.synchronized == 4, "each batch of two chunks, both ways"
+    bed.close()
+
+
+def test_the_arena_is_pinned_once_and_unpinned_by_the_last(bed: Bed) -> None:
+    """Workers of one process share it; CUDA refuses a second registration, and a first one too many is a segfault."""
+    address = bed.arena.payload(0).ctypes.data - HEADER_BYTES
+    length = bed.arena.num_slots * bed.arena.slot_bytes
+    assert bed.hand.registered == {address: length}
+    pages = DevicePages(GEOMETRY, [[torch.from_numpy(t) for t in group] for group in bed.caches])
+    second = CudaCopies(SlotParts(bed.arena, bed.sealer, GEOMETRY), pages, bed.submit, bed.hand)
+    bed.worker.shutdown()
+    bed.worker.shutdown()
+    assert bed.hand.registered == {address: length}
+    second.close()
+    second.close()
+    assert bed.hand.registered == {}
+
+
+def test_a_full_gpu_fails_the_batch_and_no_more(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    """Out of memory while copying is a failed store, told with its traceback; the next one works."""
+    failing = job(1, [1, 2, 3, 4, 5, 6], store=True)
+    bed.hand.is_full = True
+    with caplog.at_level(logging.ERROR):
+        assert bed.run(stores=(failing,)) == {1: frozenset(failing.keys)}
+    assert "out of memory" in caplog.text
+    assert not any(bed.arena.slot(slot)[0] for slot in (0, 1)), "nothing was sealed"
+    bed.hand.is_full = False
+    assert not bed.run(stores=(job(2, [1, 2, 3], store=True),))
+
+
+def test_a_broken_gpu_fails_its_jobs(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    """S114, D4: an event that raises ends the jobs as failed. The process is the engine's to end, not ours."""
+    stored = job(1, [1, 2, 3], store=True)
+    start(bed, stores=(stored,))
+    bed.hand.is_broken = True
+    with caplog.at_level(logging.ERROR):
+        assert bed.worker.get_finished().is_empty
+        bed.pool.submit(int).result(10)
+        assert bed.worker.get_finished().failed_keys == {1: frozenset(stored.keys)}
+    assert "illegal memory access" in caplog.text
+    assert bed.arena.slot(0)[0] == 0
+
+
+def test_a_job_that_no_thread_took_has_failed(bed: Bed) -> None:
+    """A full or closed pool refuses: the job is reported as failed, not lost."""
+    copies = bed.worker._copies
+    assert isinstance(copies, CudaCopies)
+    copies._submit = CopyPool(jobs_max=1, spawn=lambda *_: None).submit  # type: ignore[arg-type,return-value]  # no thread
+    copies._submit(int)
+    stored = job(1, [1, 2, 3], store=True)
+    assert bed.run(stores=(stored,)) == {1: frozenset(stored.keys)}
+
+
+def test_batches_of_several_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes are shared by copy threads: a batch that another one's gather overwrote would be stored as that one's."""
+    bed = Bed(HAND, staging_bytes=600)
+    pool = ThreadPoolExecutor(8)
+    copies = bed.worker._copies
+    assert isinstance(copies, CudaCopies)
+    copies._submit = pool.submit
+    gather = copies._pages.gather
+
+    def slow_gather(*arguments: Any) -> None:
+        gather(*arguments)
+        time.sleep(0.001)  # let other threads in, if they can
+
+    monkeypatch.setattr(copies._pages, "gather", slow_gather)
+    before = bed.snapshot()
+    starts = range(1, NUM_BLOCKS - 3)
+    jobs = [job(i, [i, i + 1, i + 2], store=True, slot=i, keys=(make_key(b"%d" % i, 0),)) for i in starts]
+    assert not bed.run(stores=tuple(jobs))
+    for i in starts:
+        expected = np.concatenate([tensor[i : i + 3].reshape(-1) for tensor in before[0]])
+        np.testing.assert_array_equal(bed.arena.payload(i)[: len(expected)], expected)
+    pool.shutdown()
+    bed.close()
+
+
+# -- layout ------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Geometry, list[tuple[int, list[int]]]]:
+    """Tensors of any page sizes, and chunks of which any part is taken."""
+    factor = draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.sampled_from([1, 2, 6, 7, 8, 12, 64, 96]), min_size=1, max_size=4))
+    geometry = Geometry.of(EngineSpec("m", "u8", (GroupSpec(16, tuple(sizes)),), 16), blocks=factor)
+    chunks = []
+    for _ in range(draw(st.integers(1, 5))):
+        skip = draw(st.integers(0, factor - 1))
+        take = draw(st.integers(0, factor - skip))
+        chunks.append((skip, draw(st.lists(st.integers(0, 19), min_size=take, max_size=take))))
+    return geometry, chunks
+
+
+@given(layouts())
+def test_both_kinds_of_pages_have_one_layout(case: tuple[Geometry, list[tuple[int, list[int]]]]) -> None:
+    """A chunk stored from a GPU may be loaded on a CPU, and the other way round: one layout, byte for byte."""
+    geometry, chunks = case
+    sizes = geometry.groups[0]
+    rng = np.random.default_rng(3)
+    tensors = [rng.integers(0, 256, (20, size), dtype=np.uint8) for size in sizes.page_bytes]
+    on_host, on_device = HostPages(geometry, [tensors]), DevicePages(geometry, [list(map(torch.from_numpy, tensors))])
+    ids = torch.tensor([block for _, blocks in chunks for block in blocks], dtype=torch.int64)
+    staging = torch.full((len(chunks) * sizes.worker_bytes,), 0xAB, dtype=torch.uint8)
+    on_device.gather(0, chunks, ids, staging)
+    parts = staging.numpy().reshape(len(chunks), -1)
+    for part, (skip, blocks) in zip(parts, chunks, strict=True):
+        expected = np.full(sizes.worker_bytes, 0xEE, np.uint8)
+        on_host.gather(0, skip, blocks, expected)
+        np.testing.assert_array_equal(part, expected)
+    rng.shuffle(parts.reshape(-1))
+    wanted = [tensor.copy() for tensor in tensors]
+    targets = HostPages(geometry, [wanted])
+    unique = len(set(ids.tolist())) == len(ids)
+    if unique:  # one block given twice has no answer of its own
+        for part, (skip, blocks) in zip(parts, chunks, strict=True):
+            targets.scatter(0, skip, blocks, part)
+        on_device.scatter(0, chunks, ids, staging)
+        for tensor, expected in zip(tensors, wanted, strict=True):
+            np.testing.assert_array_equal(tensor, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+def test_any_dtype_is_moved_as_bytes(dtype: torch.dtype) -> None:
+    """Also bit patterns that are no number must survive: pages are moved as integers."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    tensor = torch.randint(0, 256, (20, 2 * 8 * size), dtype=torch.uint8).view(dtype).view(20, 2, 8)
+    geometry = Geometry.of(EngineSpec("m", "x", (GroupSpec(16, (16 * size,)),), 16), blocks=2)
+    staging = torch.empty(32 * size, dtype=torch.uint8)
+    DevicePages(geometry, [[tensor]]).gather(0, [(0, [3, 9])], torch.tensor([3, 9]), staging)
+    assert torch.equal(staging, tensor[[3, 9]].reshape(-1).view(torch.uint8))
+
+
+def test_a_tensor_at_an_odd_place_is_moved_all_the_same() -> None:
+    """A KV pool may be cut out of one allocation anywhere; wide words need aligned addresses."""
+    memory = torch.arange(20 * 64 + 3, dtype=torch.int64).to(torch.uint8)
+    tensor = memory[3:].view(20, 64)
+    geometry = Geometry.of(EngineSpec("m", "x", (GroupSpec(16, (64,)),), 16))
+    staging = torch.empty(64, dtype=torch.uint8)
+    DevicePages(geometry, [[tensor]]).gather(0, [(0, [7])], torch.tensor([7]), staging)
+    assert torch.equal(staging, tensor[7])
+
+
+def tensors(*sizes: int) -> list[Any]:
+    """Four blocks of each size."""
+    return [torch.zeros(4, size, dtype=torch.uint8) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("caches", "message"),
+    [
+        ([tensors(64, 128)], "caches of 1 groups"),
+        ([tensors(64), tensors(32)], "1 tensors were registered"),
+        ([tensors(60, 128), tensors(32)], "60 bytes"),
+        ([[tensors(128)[0][:, ::2], *tensors(128)], tensors(32)], "contiguous"),
+        ([[*tensors(64), np.zeros((4, 128), np.uint8)], tensors(32)], "expected a torch tensor"),
+        ([[*tensors(64), torch.zeros(4, 128, dtype=torch.uint8, device="meta")], tensors(32)], "one device"),
+    ],
+)
+def test_wrong_tensors_are_refused_by_name(caches: list[list[Any]], message: str) -> None:
+    """As in host memory: which tensor, and what is wrong with it, before a byte moves."""
+    with pytest.raises(EngineProtocolError, match=message):
+        DevicePages(Geometry.of(SPEC, blocks=3), caches)
+
+
+# -- a real one --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_stores_see_what_the_engine_computed_before(device: str) -> None:
+    """A store enqueued right behind a long computation must carry its result, not what was there before."""
+    bed = Bed(device)
+    busy = torch.randn(4096, 4096, device="cuda")
+    for _ in range(50):
+        busy = busy @ busy.T / 4096
+    bed.clear(0)  # behind all that, on the compute stream
+    start(bed, stores=(job(1, [1, 2, 3], store=True),))
+    bed.worker.wait([1])
+    assert not bed.worker.get_finished().failed_keys
+    assert not bed.arena.payload(0)[:576].any()
+    bed.close()
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_the_arena_is_pinned_for_cuda(device: str) -> None:
+    """Registered while the worker lives, and not after: memory that is unmapped while pinned is a fault for all."""
+    bed = Bed(device)
+    assert torch.from_numpy(bed.arena.payload(0)).is_pinned()
+    bed.worker.shutdown()
+    assert not torch.from_numpy(bed.arena.payload(0)).is_pinned()
+    bed.close()

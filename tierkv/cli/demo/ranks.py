@@ -1,0 +1,181 @@
+"""Workers of several ranks, each in a process of its own, and the KV pools that they share with the engine.
+
+The model runs in the engine's process, rank by rank; that is the reference engine's simplification. The copies are
+what the demo is about: each rank's process maps its own pool and the one host tier, and nobody copies for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tierkv.cli.demo.processes import PhaseFailedError
+from tierkv.errors import TierKVError
+from tierkv.stack import Stack
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+from tierkv.worker_setup import ProcessWorker, WorkerSetup, open_worker
+
+if TYPE_CHECKING:  # a rank's process copies bytes and must not wait for torch
+    from torch import Tensor
+
+    from tierkv.reference.kv_pool import Allocate
+
+JOIN_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPages:
+    """One KV tensor, as another process finds it: a file to map, and its shape in blocks."""
+
+    path: str
+    num_blocks: int
+    page_bytes: int
+
+
+class SharedMemory:
+    """Memory that other processes of this machine can map: files in a directory of the run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._paths: dict[int, Path] = {}
+
+    def allocate(self, size: int) -> memoryview:
+        """So many zero bytes in a file of their own."""
+        path = self._directory / f"kv-{len(self._paths)}"
+        with path.open("wb+") as file:
+            file.truncate(size)
+            memory = mmap.mmap(file.fileno(), size)
+        self._paths[np.frombuffer(memory, dtype=np.uint8).ctypes.data] = path
+        return memoryview(memory)
+
+    def pages(self, tensor: Tensor) -> SharedPages:
+        """Where another process finds a tensor that lies in this memory."""
+        blocks = tensor.shape[0]
+        return SharedPages(str(self._paths[tensor.data_ptr()]), blocks, tensor.nbytes // blocks)
+
+
+class RankProcess:
+    """The worker of a rank, seen from the engine: each call is done by the rank's process.
+
+    Calls that the engine must not overtake wait for the answer. Used on the engine's thread.
+    """
+
+    def __init__(self, setup: WorkerSetup, memory: SharedMemory) -> None:
+        """Start the process; it becomes the worker that ``setup`` says."""
+        context = multiprocessing.get_context("spawn")
+        self._memory = memory
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve_rank, args=(setup, theirs), name=f"tierkv-demo-rank-{setup.rank}", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid or 0
+
+    def register_kv_caches(self, caches: Sequence[Sequence[Tensor]]) -> None:
+        """Tell the process where the rank's pool is."""
+        self._ask("register", [[self._memory.pages(tensor) for tensor in group] for group in caches])
+
+    def start_step(self, meta: ConnectorMeta) -> None:
+        """Flush, submit what was queued, start loads; returns when the flushed jobs are done."""
+        self._ask("start_step", meta)
+
+    def queue_stores(self, meta: ConnectorMeta) -> None:
+        """Remember this step's stores."""
+        self._ask("queue_stores", meta)
+
+    def get_finished(self) -> WorkerOutput:
+        """What ended since the last call."""
+        output: WorkerOutput = self._ask("get_finished", None)
+        return output
+
+    def copied_bytes(self) -> tuple[int, int]:
+        """Bytes stored and loaded so far."""
+        counts: tuple[int, int] = self._ask("copied_bytes", None)
+        return counts
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._pipe.close()
+        self._process.join(JOIN_TIMEOUT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _ask(self, verb: str, argument: object) -> Any:  # noqa: ANN401 - whatever the verb answers
+        try:
+            self._pipe.send((verb, argument))
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(JOIN_TIMEOUT_S)
+            raise PhaseFailedError(
+                f"the process of worker {self._process.name!r} died with exit code {self._process.exitcode}"
+            ) from None
+        if isinstance(answer, TierKVError):
+            raise answer
+        return answer
+
+
+@contextmanager
+def rank_processes(stack: Stack, count: int) -> Iterator[tuple[list[RankProcess], Allocate]]:
+    """A process per rank, and the memory in which the engine must make its KV pools."""
+    with TemporaryDirectory(prefix="tierkv-demo-kv-") as place, ExitStack() as opened:
+        memory = SharedMemory(Path(place))
+        ranks = []
+        for rank in range(count):
+            process = RankProcess(stack.worker_setup(rank), memory)
+            opened.callback(process.close)
+            ranks.append(process)
+        yield ranks, memory.allocate
+
+
+# -- in the rank's process ---------------------------------------------------------------------------------------------
+
+
+def _serve_rank(setup: WorkerSetup, engine: Connection) -> None:
+    """Do what the engine asks until it hangs up."""
+    with engine, open_worker(setup) as worker:
+        while True:
+            try:
+                verb, argument = engine.recv()
+            except EOFError:
+                return
+            try:
+                answer = _do(worker, verb, argument)
+            except TierKVError as error:
+                answer = error
+            engine.send(answer)
+
+
+def _do(worker: ProcessWorker, verb: str, argument: Any) -> object:  # noqa: ANN401 - whatever the verb takes
+    match verb:
+        case "register":
+            worker.register_kv_caches([[_mapped(pages) for pages in group] for group in argument])
+        case "start_step":
+            worker.start_step(argument)
+        case "queue_stores":
+            worker.queue_stores(argument)
+        case "get_finished":
+            return worker.get_finished()
+        case "copied_bytes":
+            return worker.bytes_stored, worker.bytes_loaded
+    return None
+
+
+def _mapped(pages: SharedPages) -> Any:  # noqa: ANN401 - a numpy array [num_blocks, page_bytes]
+    with Path(pages.path).open("rb+") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    return np.frombuffer(memory, dtype=np.uint8).reshape(pages.num_blocks, pages.page_bytes)

@@ -1,0 +1,136 @@
+"""``tierkv explain``: the story of a key or a request, from the record of a stack."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from tierkv.cli.output import print_json
+from tierkv.recording.entries import Entry, matches
+from tierkv.recording.reading import follow, read
+from tierkv.recording.story import Story, StoryOfFailures, StoryOfKey, StoryOfRequest, last, nearest, told
+from tierkv.recording.words import in_words, why_lost
+
+KEY_DIGITS_MIN = 4
+LINES = 200
+ENTRIES_MAX = 100_000
+"""Entries of one story that are kept; the last ones."""
+
+
+@click.command()
+@click.option(
+    "--record",
+    "path",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file that the stack's configuration names under `record.path`. It may be still in use.",
+)
+@click.option("--key", help="A chunk: its key in hex, or as the record writes it; the first digits will do.")
+@click.option("--request", "request_id", help="A request, by the id that the engine gave it.")
+@click.option("--last-failures", is_flag=True, help="What went wrong lately: frames, reads, writes, copies, tiers.")
+@click.option(
+    "--lines", type=click.IntRange(min=1), default=LINES, show_default=True, help="At most so many of the last lines."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --follow, one per line.")
+@click.option("--follow", "follows", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.pass_context
+def explain(  # noqa: PLR0913 - one parameter per option
+    ctx: click.Context,
+    *,
+    path: Path,
+    key: str | None,
+    request_id: str | None,
+    last_failures: bool,
+    lines: int,
+    as_json: bool,
+    follows: bool,
+) -> None:
+    """Tell what happened to a chunk or a request: what was asked, why it waited, what came from where, what was lost.
+
+    Needs a stack that keeps a record: `path = "..."` in the section `[record]` of its configuration. Exit code 0: the
+    story was told; 1: the record knows nothing of it; 2: wrong use, or no such record.
+
+    \b
+    Examples:
+      tierkv explain --record run.jsonl --request chatcmpl-17
+      tierkv explain --record run.jsonl --key 5bb0ec31 --json | jq .summary
+      tierkv explain --record run.jsonl --last-failures --follow
+    """  # noqa: D301  click reads the control character: what follows is not wrapped
+    if (key is not None) + (request_id is not None) + last_failures != 1:
+        raise click.UsageError("give one of --key, --request and --last-failures", ctx)
+    story, mine = _story(key, request_id)
+    if follows:
+        _follow(path, story, mine, as_json=as_json)
+        return
+    entries = last(read(path), story, ENTRIES_MAX)
+    unknown = _unknown(story)
+    if unknown:
+        click.echo(unknown, err=True)
+        ctx.exit(1)
+    summary = list(why_lost(entries, mine)) if isinstance(story, StoryOfKey) else []
+    if as_json:
+        print_json({"record": str(path), "entries": entries[-lines:], "summary": summary})
+        return
+    if len(entries) > lines:
+        click.echo(f"({len(entries) - lines} earlier lines are left out: --lines)")
+    for entry in entries[-lines:]:
+        click.echo(in_words(entry, mine))
+    for line in summary:
+        click.echo(line)
+    if not entries:
+        click.echo("Nothing went wrong, as far as the record tells.")
+
+
+def _story(key: str | None, request_id: str | None) -> tuple[Story, Callable[[str], bool]]:
+    if key is not None:
+        wanted = key.strip().lower()
+        if not re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS_MIN},}}(\.\d+)?", wanted):
+            raise click.BadParameter(
+                f"{key!r}: give at least {KEY_DIGITS_MIN} hexadecimal digits, and perhaps a dot and the group, such as "
+                "5bb0ec31 or 5bb0ec31.0",
+                param_hint="--key",
+            )
+        return StoryOfKey(wanted), lambda short: matches(short, wanted)
+    if request_id is not None:
+        return StoryOfRequest(request_id), lambda _: False
+    return StoryOfFailures(), lambda _: False
+
+
+def _unknown(story: Story) -> str:
+    """What to say where the record does not know what was asked about, or knows too many of them; else nothing."""
+    if isinstance(story, StoryOfKey):
+        hashes = sorted({short.partition(".")[0] for short in story.found})
+        if len(hashes) > 1:
+            return f"{len(hashes)} chunks begin with {story.key}: {_some(hashes)}. Give more digits."
+        if not hashes:
+            return _nothing_of("chunk", story.key, story.known)
+    if isinstance(story, StoryOfRequest) and not story.is_known:
+        return _nothing_of("request", story.request_id, story.known)
+    return ""
+
+
+def _nothing_of(what: str, name: str, known: dict[str, None]) -> str:
+    near = nearest(name, known)
+    like = f" Nearest: {_some(near)}." if near else ""
+    return f"The record knows nothing of {what} {name}; it knows {len(known)} others.{like}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")  # noqa: PLR2004 - as many as fit a line
+
+
+def _follow(path: Path, story: Story, mine: Callable[[str], bool], *, as_json: bool) -> None:
+    try:
+        for entry in told(follow(path, time.sleep), story):
+            click.echo(_line(entry, mine, as_json=as_json))
+    except KeyboardInterrupt:
+        return
+
+
+def _line(entry: Entry, mine: Callable[[str], bool], *, as_json: bool) -> str:
+    return json.dumps(entry) if as_json else in_words(entry, mine)

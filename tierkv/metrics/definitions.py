@@ -1,0 +1,144 @@
+"""Every metric under its name, with what it means: what is exported, and the text of docs/reference/metrics.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SIZE_BUCKETS = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
+"""Bytes. Source: spec, section 15."""
+CALL_BUCKETS = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0)
+"""Seconds of one call on the engine's thread."""
+WAIT_BUCKETS = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 10.0)
+"""Seconds that a request waits, or a tier takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. ``name`` is without the ending that a kind adds: a counter is exported as ``<name>_total``."""
+
+    name: str
+    kind: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+COUNTERS = {
+    "lookups": "Answers given to the engine, deferrals among them",
+    "deferrals": "Lookups answered: ask again next step",
+    "deadlines_expired": "Lookups ended by their deadline",
+    "tokens_loaded": "Tokens loaded, by the tier whose bytes were used",
+    "chunks_hit": "Chunks loaded, by the tier whose bytes were used",
+    "chunks_stored": "Chunks copied from the GPU to the host tier",
+    "chunks_loaded": "Chunks copied from the host tier to the GPU",
+    "stores_refused": "Batches that the host tier had no room for",
+    "stores_failed": "Chunks whose copy from the GPU failed",
+    "loads_failed": "Chunks whose copy to the GPU failed or was refused",
+    "promotions": "Chunks read from a tier into the host tier",
+    "cascades": "Chunks written from the host tier to a tier",
+    "cascades_dropped": "Chunks a tier did not get because its queue was full or it was out of service",
+    "chunks_corrupt": "Frames that failed their check",
+    "evictions": "Chunks evicted",
+    "reads_failed": "Reads that failed for another reason than corruption",
+    "writes_failed": "Writes that failed",
+    "events_dropped": "Cache events dropped because the engine did not take them",
+    "events_undescribed": "Chunks in events that should carry their tokens and could not",
+    "payloads_forgotten": "Payloads of chunks forgotten because too many were remembered",
+    "probes": "Existence questions put to a tier",
+    "hints_ignored": "Hints of requests that could not be used",
+    "tokens_local": "Tokens that the engine found in its own cache, once per request",
+    "tokens_stored": "Tokens copied from the GPU to the host tier",
+    "deferred_ms": "Milliseconds that lookups were deferred for",
+    "hits_shortened": "Hits cut short because loading the rest was expected to take longer than computing it",
+    "tokens_shortened": "Tokens cut off from hits for that reason",
+    "sightings_failed": "Policies that raised when told of a request, and are told no more",
+    "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
+}
+"""Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
+
+TIER_COUNTERS = {
+    "ops": "Operations whose I/O has ended",
+    "keys": "Keys of those operations",
+    "bytes_read": "Bytes of frames that the backend read, also where nobody waited for them any more",
+    "bytes_written": "Bytes of frames that the backend wrote",
+    "bytes_verified": "Bytes of frames that were read, checked and accepted",
+    "corrupt": "Keys whose frame failed its check",
+    "failed": "Keys for which the backend failed",
+    "no_space": "Keys that the place had no room for",
+    "timed_out": "Keys whose deadline passed",
+    "refused": "Keys not tried: queue full, tier out of service, or the stack is closing",
+    "retries": "Further tries of a key",
+    "breaker_opens": "How often the tier was found unusable",
+}
+"""Of dispatch: field of :class:`~tierkv.dispatch.stats.TierStats` -> meaning."""
+
+LOOKUP_SECONDS = Metric(
+    "tierkv_lookup_seconds", "histogram", "Time of one lookup call on the engine's thread", buckets=CALL_BUCKETS
+)
+DEFERRED_SECONDS = Metric(
+    "tierkv_deferred_seconds",
+    "histogram",
+    "Time from a request's first deferral to its answer, or to its end",
+    buckets=WAIT_BUCKETS,
+)
+READ_SECONDS = Metric(
+    "tierkv_tier_read_seconds",
+    "histogram",
+    "Time of one read of a batch, from its submission on",
+    labels=("tier",),
+    buckets=WAIT_BUCKETS,
+)
+WRITE_SECONDS = Metric(
+    "tierkv_tier_write_seconds",
+    "histogram",
+    "Time of one write of a batch, from its submission on",
+    labels=("tier",),
+    buckets=WAIT_BUCKETS,
+)
+TRANSFER_BYTES = Metric(
+    "tierkv_transfer_bytes", "histogram", "Bytes of one transfer", labels=("transfer_type",), buckets=SIZE_BUCKETS
+)
+TRANSFER_SECONDS = Metric(
+    "tierkv_transfer_seconds", "histogram", "Time of one transfer", labels=("transfer_type",), buckets=WAIT_BUCKETS
+)
+HISTOGRAMS = (LOOKUP_SECONDS, DEFERRED_SECONDS, READ_SECONDS, WRITE_SECONDS, TRANSFER_BYTES, TRANSFER_SECONDS)
+
+
+def counters() -> list[Metric]:
+    """Our counters, under the names that are exported."""
+    by_tier = {
+        *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
+        *("reads_failed", "writes_failed", "probes", "sightings_failed"),
+    }
+    core = [
+        Metric(f"tierkv_{name}", "counter", meaning, ("tier",) if name in by_tier else ())
+        for name, meaning in COUNTERS.items()
+    ]
+    return core + [
+        Metric(f"tierkv_tier_{name}", "counter", meaning, ("tier",)) for name, meaning in TIER_COUNTERS.items()
+    ]
+
+
+# -- names that dashboards of vLLM know --------------------------------------------------------------------------------
+
+TOTAL_BYTES = Metric("vllm:kv_offload_total_bytes", "counter", "Bytes moved", ("transfer_type",))
+TOTAL_TIME = Metric("vllm:kv_offload_total_time", "counter", "Seconds of all transfers", ("transfer_type",))
+SIZES = Metric("vllm:kv_offload_size", "histogram", "Bytes of one transfer", ("transfer_type",), SIZE_BUCKETS)
+LOAD_BYTES = Metric("vllm:kv_offload_load_bytes", "counter", "Bytes loaded to the GPU")
+LOAD_TIME = Metric("vllm:kv_offload_load_time", "counter", "Seconds of all loads")
+LOAD_SIZES = Metric("vllm:kv_offload_load_size", "histogram", "Bytes of one load", buckets=SIZE_BUCKETS)
+STORE_BYTES = Metric("vllm:kv_offload_store_bytes", "counter", "Bytes stored from the GPU")
+STORE_TIME = Metric("vllm:kv_offload_store_time", "counter", "Seconds of all stores")
+STORE_SIZES = Metric("vllm:kv_offload_store_size", "histogram", "Bytes of one store", buckets=SIZE_BUCKETS)
+SYNC_DELAY = Metric(
+    "vllm:kv_offload_lookup_sync_delay_seconds", "histogram", LOOKUP_SECONDS.meaning, buckets=CALL_BUCKETS
+)
+ASYNC_DELAY = Metric(
+    "vllm:kv_offload_lookup_async_delay_seconds", "histogram", DEFERRED_SECONDS.meaning, buckets=WAIT_BUCKETS
+)
+ALLOCATION_FAILURE = Metric("vllm:kv_offload_allocation_failure", "counter", COUNTERS["stores_refused"])
+LINEAGE = (
+    *(TOTAL_BYTES, TOTAL_TIME, SIZES),
+    *(LOAD_BYTES, LOAD_TIME, LOAD_SIZES, STORE_BYTES, STORE_TIME, STORE_SIZES),
+    *(SYNC_DELAY, ASYNC_DELAY, ALLOCATION_FAILURE),
+)

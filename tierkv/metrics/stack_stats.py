@@ -1,0 +1,146 @@
+"""What a stack measures of itself: delays of lookups, and transfers as workers report them.
+
+Twice: as histograms, for a scrape of this process; and as samples to be taken and sent to whoever exports for several
+engines. Samples that nobody takes are bounded, histograms do not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tierkv.metrics.definitions import (
+    DEFERRED_SECONDS,
+    LOOKUP_SECONDS,
+    TRANSFER_BYTES,
+    TRANSFER_SECONDS,
+    Metric,
+)
+from tierkv.metrics.histogram import Histogram
+from tierkv.metrics.transfer_stats import SIZE, TIME, Operations, TransferStats
+
+SAMPLES_MAX = 10_000
+"""Samples of each kind that are kept for taking; the oldest go first."""
+
+
+class Series(NamedTuple):
+    """One histogram, with the values of its metric's own labels."""
+
+    metric: Metric
+    label_values: tuple[str, ...]
+    histogram: Histogram
+
+
+@dataclass(slots=True)
+class ConnectorStats:
+    """Samples since the last time they were taken.
+
+    transfers: between GPU and host. lookup_sync_s: seconds of each lookup call. lookup_async_s: seconds from a
+    request's first deferral to its answer or end. allocation_failures: store batches that found no room.
+    """
+
+    transfers: TransferStats = field(default_factory=lambda: TransferStats(operations_max=SAMPLES_MAX))
+    lookup_sync_s: list[float] = field(default_factory=list)
+    lookup_async_s: list[float] = field(default_factory=list)
+    allocation_failures: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        delays = self.lookup_sync_s or self.lookup_async_s
+        return self.transfers.is_empty and not delays and not self.allocation_failures
+
+    def aggregate(self, other: ConnectorStats) -> ConnectorStats:
+        """Add what ``other`` has, which stays as it is; returns this object."""
+        self.transfers.aggregate(other.transfers)
+        self.lookup_sync_s = (self.lookup_sync_s + other.lookup_sync_s)[-SAMPLES_MAX:]
+        self.lookup_async_s = (self.lookup_async_s + other.lookup_async_s)[-SAMPLES_MAX:]
+        self.allocation_failures += other.allocation_failures
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers, for another process; see :meth:`from_dict`."""
+        return {
+            "transfers": {kind: [dict(one) for one in operations] for kind, operations in self.transfers.data.items()},
+            "lookup_sync_s": list(self.lookup_sync_s),
+            "lookup_async_s": list(self.lookup_async_s),
+            "allocation_failures": self.allocation_failures,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ConnectorStats:
+        """What :meth:`as_dict` made; parts that are missing are empty."""
+        return cls(
+            TransferStats(data.get("transfers"), operations_max=SAMPLES_MAX),
+            list(data.get("lookup_sync_s", ())),
+            list(data.get("lookup_async_s", ())),
+            data.get("allocation_failures", 0),
+        )
+
+
+class StackStats:
+    """Measurements of one stack; engine's thread."""
+
+    def __init__(self) -> None:
+        self._samples = ConnectorStats()
+        self._lookups = Histogram(LOOKUP_SECONDS.buckets)
+        self._deferred = Histogram(DEFERRED_SECONDS.buckets)
+        self._transfers: dict[str, tuple[Histogram, Histogram]] = {}
+        self._deferred_since: dict[str, float] = {}
+        self._allocation_failures = 0
+
+    def looked_up(self, request_id: str, began_s: float, ended_s: float, *, answered: bool) -> None:
+        """A lookup call took from ``began_s`` to ``ended_s``, on the stack's clock; ``answered``: not deferred."""
+        self._sample(self._lookups, self._samples.lookup_sync_s, ended_s - began_s)
+        if answered:
+            self._end_wait(request_id, ended_s)
+        else:
+            self._deferred_since.setdefault(request_id, ended_s)
+
+    def finished(self, request_id: str, now_s: float) -> None:
+        """The request is over; it may have waited in vain."""
+        if request_id in self._deferred_since:
+            self._end_wait(request_id, now_s)
+
+    def _end_wait(self, request_id: str, now_s: float) -> None:
+        since_s = self._deferred_since.pop(request_id, None)
+        if since_s is not None:
+            self._sample(self._deferred, self._samples.lookup_async_s, now_s - since_s)
+
+    @staticmethod
+    def _sample(histogram: Histogram, samples: list[float], value: float) -> None:
+        histogram.observe(value)
+        samples.append(value)
+        if len(samples) >= 2 * SAMPLES_MAX:  # seldom, so that an append stays O(1)
+            del samples[:-SAMPLES_MAX]
+
+    def transferred(self, operations: Operations) -> None:
+        """Workers report operations."""
+        whole = TransferStats(operations)
+        self._samples.transfers.aggregate(whole)
+        for transfer_type, done in whole.data.items():
+            if transfer_type not in self._transfers:
+                self._transfers[transfer_type] = Histogram(TRANSFER_BYTES.buckets), Histogram(TRANSFER_SECONDS.buckets)
+            sizes, times = self._transfers[transfer_type]
+            for one in done:
+                sizes.observe(one[SIZE])
+                times.observe(one[TIME])
+
+    def take(self, stores_refused: int) -> ConnectorStats | None:
+        """Samples since the last call, or None; ``stores_refused`` is the counter of that name."""
+        samples = self._samples
+        samples.allocation_failures = stores_refused - self._allocation_failures
+        self._allocation_failures = stores_refused
+        if samples.is_empty:
+            return None
+        self._samples = ConnectorStats()
+        return samples
+
+    def series(self) -> Iterator[Series]:
+        """All histograms. Any thread."""
+        yield Series(LOOKUP_SECONDS, (), self._lookups)
+        yield Series(DEFERRED_SECONDS, (), self._deferred)
+        for transfer_type, (sizes, times) in list(self._transfers.items()):
+            yield Series(TRANSFER_BYTES, (transfer_type,), sizes)
+            yield Series(TRANSFER_SECONDS, (transfer_type,), times)

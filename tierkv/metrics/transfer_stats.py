@@ -1,0 +1,75 @@
+"""How many bytes moved between GPU and host, operation by operation, and in what time (spec, section 15).
+
+Workers may be other processes, so what they send are plain dicts and lists. Who adds them up never keeps a list of
+somebody else's (D9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+LOAD = "CPU_to_GPU"
+STORE = "GPU_to_CPU"
+
+SIZE = "op_size"
+"""Bytes of an operation."""
+TIME = "op_time"
+"""Seconds it took."""
+
+Operations = Mapping[str, Sequence[Mapping[str, float]]]
+"""Transfer type ("SRC_to_DST") -> operations, each with :data:`SIZE` and :data:`TIME`."""
+
+
+class TransferStats:
+    """Operations since the last time they were taken.
+
+    Args:
+        data: operations to begin with; copied. Entries that lack a size or a time are left out (S109).
+        operations_max: operations kept per type; the oldest go first. None: all.
+    """
+
+    def __init__(self, data: Operations | None = None, *, operations_max: int | None = None) -> None:
+        self.data: dict[str, list[dict[str, float]]] = {}
+        self._operations_max = operations_max
+        self._add(data or {})
+
+    def record(self, transfer_type: str, size_bytes: int | None, time_s: float | None) -> None:
+        """Note one operation; one that moved nothing, or whose time nobody knows, is left out. 0 seconds are a time."""
+        if size_bytes and time_s is not None:
+            self._add({transfer_type: [{SIZE: size_bytes, TIME: time_s}]})
+
+    def aggregate(self, other: TransferStats) -> Self:
+        """Append what ``other`` has, which stays as it is; returns this object."""
+        self._add(other.data)
+        return self
+
+    def _add(self, data: Operations) -> None:
+        for transfer_type, operations in data.items():
+            whole = [dict(one) for one in operations if one.get(SIZE) is not None and one.get(TIME) is not None]
+            if whole:
+                mine = self.data.setdefault(transfer_type, [])
+                mine += whole
+                if self._operations_max is not None and len(mine) > self._operations_max:
+                    del mine[: -self._operations_max]
+
+    def reduce(self) -> dict[str, float]:
+        """Sums, for a line in a log: ``<type>_total_bytes`` and ``<type>_total_time`` (seconds)."""
+        sums: dict[str, float] = {}
+        for transfer_type, operations in self.data.items():
+            sums[f"{transfer_type}_total_bytes"] = sum(one[SIZE] for one in operations)
+            sums[f"{transfer_type}_total_time"] = sum(one[TIME] for one in operations)
+        return sums
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was noted."""
+        return not self.data
+
+    def drain(self) -> TransferStats | None:
+        """Everything so far, or None if there is nothing; what comes after is counted afresh."""
+        if self.is_empty:
+            return None
+        taken = TransferStats(operations_max=self._operations_max)
+        taken.data, self.data = self.data, {}
+        return taken

@@ -1,0 +1,181 @@
+"""Writes a record: off the engine's thread, bounded in memory and on disk, and never in anybody's way.
+
+The newest file has the configured name; older ones end in ``.1``, ``.2``, ... A line is whole or, at the very end of a
+file whose process was killed, cut short; readers skip such a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
+from tierkv.errors import ConfigError
+from tierkv.recording.entries import Entry, short_key
+
+_log = logging.getLogger(__name__)
+
+ENTRIES_MAX = 65_536
+"""Entries that may wait for a slow disk; more are dropped and counted."""
+
+
+class RecordWriter:
+    """``put`` and ``close`` belong to one thread; files to another.
+
+    Args:
+        path: the newest file. Its folder must exist.
+        head: the first line of every file: what the record is about.
+        bytes_max: size at which a new file is begun.
+        keep: older files kept.
+        clock, pause: for :meth:`close`.
+        entries_max: entries that may wait.
+        spawn: starts the thread.
+
+    Raises:
+        ConfigError: the file cannot be opened.
+    """
+
+    def __init__(  # noqa: PLR0913 - where and how much, and three doors for tests
+        self,
+        path: Path,
+        head: Entry,
+        bytes_max: int,
+        keep: int,
+        *,
+        clock: Callable[[], float],
+        pause: Callable[[float], None],
+        entries_max: int = ENTRIES_MAX,
+        spawn: Spawn = start_thread,
+    ) -> None:
+        self.dropped = 0
+        """Entries that were not written, for whatever reason."""
+        self._path = path
+        self._head = head
+        self._bytes_max = bytes_max
+        self._keep = keep
+        self._clock = clock
+        self._pause = pause
+        self._entries_max = entries_max
+        self._put = self._taken = self._lost = self._untold = self._failed = 0
+        self._batches: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
+        self._file: BinaryIO | None = None
+        self._warned = False
+        self.done = False
+        try:
+            self._open()
+        except OSError as error:
+            raise ConfigError(
+                f'record.path = "{path}": {error.strerror or error}; name a file in a folder that exists and may be '
+                "written to, or leave the section [record] out"
+            ) from error
+        self._handle: Handle = spawn("tierkv-record", self)
+
+    # -- engine's thread ---------------------------------------------------------------------------------------------
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Take entries over. Never waits; what there is no room for is dropped, and the record will say so."""
+        self.dropped = self._lost + self._failed
+        waiting = self._put - self._taken
+        if not entries or self.done:
+            return
+        if waiting + len(entries) > self._entries_max:
+            self._lost += len(entries)
+            self._untold += len(entries)
+            self.dropped += len(entries)
+            return
+        if self._untold:
+            first = entries[0]
+            lost = {"is": "lost", "step": first.get("step", 0), "t": first.get("t", 0), "entries": self._untold}
+            entries, self._untold = [lost, *entries], 0
+        self._put += len(entries)
+        self._batches.put(entries)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, within a bound. Idempotent."""
+        self._batches.put(None)
+        wait_until(lambda: not self._handle.is_alive(), timeout_s, self._clock, self._pause)
+        self.dropped = self._lost + self._failed
+
+    # -- the writer's thread -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Write until closed."""
+        while self._write_next(self._batches.get()):
+            pass
+
+    def step(self) -> bool:
+        """Write one batch if one waits."""
+        with contextlib.suppress(queue.Empty):
+            self._write_next(self._batches.get_nowait())
+            return True
+        return False
+
+    def _write_next(self, entries: Sequence[Entry] | None) -> bool:
+        if entries is None:
+            self.done = True
+            self._close_file()
+            return False
+        try:
+            self._write(entries)
+        except OSError as error:
+            self._failed += len(entries)
+            self._close_file()
+            if not self._warned:
+                self._warned = True
+                _log.warning("the record %s cannot be written at present: %s", self._path, error)
+        self._taken += len(entries)
+        return True
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        lines = b"".join(map(line_of, entries))
+        file = self._file or self._open()
+        if file.tell() > len(line_of(self._head)) and file.tell() + len(lines) > self._bytes_max:
+            self._rotate()
+            file = self._open()
+        file.write(lines)
+
+    def _open(self) -> BinaryIO:
+        file: BinaryIO = self._path.open("ab", buffering=0)
+        self._file = file
+        size = file.seek(0, os.SEEK_END)
+        if size and not _ends_line(self._path, size):
+            file.write(b"\n")  # a process was killed while it wrote
+        file.write(line_of(self._head))
+        return file
+
+    def _rotate(self) -> None:
+        self._close_file()
+        older = [self._path, *(self._path.with_name(f"{self._path.name}.{i}") for i in range(1, self._keep + 1))]
+        for newer, old in reversed(list(pairwise(older))):
+            if newer.exists():
+                newer.replace(old)
+        if not self._keep:
+            self._path.unlink(missing_ok=True)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def line_of(entry: Entry) -> bytes:
+    """One line. Keys in it may still be bytes."""
+    return json.dumps(entry, separators=(",", ":"), default=_plain).encode() + b"\n"
+
+
+def _plain(value: object) -> str:
+    return short_key(value) if isinstance(value, bytes) else str(value)
+
+
+def _ends_line(path: Path, size: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
