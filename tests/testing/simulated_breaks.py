@@ -23,7 +23,6 @@ from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.scheduler.stores import Stores
 from tierkv.types.cache_events import CacheEventKind
-from tierkv.types.lookup import LookupResult
 from tierkv.types.namespace import Namespace
 from tierkv.types.tier_ops import OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
@@ -278,17 +277,6 @@ def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
         return capacity is None or self.used_bytes - going + self.reserved_bytes + size <= capacity
 
     patch.setattr(LowerTier, "has_room", has_room)
-    patch.setattr(LowerTier, "validate", lambda self: None)
-
-
-@breaks("calm", 40)
-def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
-    def wants(self: LowerTier, key: Any, now: float) -> bool:
-        if not self.limits.writes or key in self.cascading:
-            return False
-        return key in self._deleting or self.presence(key, now) is not LookupResult.HIT
-
-    patch.setattr(LowerTier, "wants", wants)
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
