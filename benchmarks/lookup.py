@@ -30,6 +30,7 @@ def run(settings: Settings) -> Iterator[Row]:
     releases: list[Cost] = []
 
     def ask() -> Cost:
+        core.manager.begin_step(0.0)  # what ends is let go of in steps
         request = BenchRequest(f"request-{next(numbers)}", copies_of(next(turns)))
         arrivals.append(timed(lambda: scheduler.on_new_request(request)))
         answers: list[int | None] = []

@@ -8,6 +8,7 @@ from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.errors import InvariantError
 from tierkv.testing.simulation.engine import SimEngine
 from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.memory import WRONG_BYTES
 from tierkv.testing.simulation.places import Place
 from tierkv.testing.simulation.probe import Probe
@@ -62,10 +63,16 @@ class Checks:
         except InvariantError as error:
             raise Violation(INSIDE, str(error)) from error
         if take_events:
-            self._watch.replay(self._probe.take_events(), {HOST, *self._indexed})
+            self._hear()
             self._check_residents()
         self._check_bounds()
         self._check_jobs(trace)
+
+    def _hear(self) -> None:
+        """Take the stack's events."""
+        with guarded("take_events"):
+            events = self._probe.take_events()
+        self._watch.replay(events, {HOST, *self._indexed})
 
     def _check_residents(self) -> None:
         told = self._watch.residents
@@ -109,7 +116,7 @@ class Checks:
             new_weights: what was stored by other weights is owed to nobody.
         """
         owed: dict[int, set[Key]] = {}
-        self._watch.replay(self._probe.take_events(), {HOST, *self._indexed})
+        self._hear()
         for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
             if new_weights:
                 place.suspects.update(place.frames)

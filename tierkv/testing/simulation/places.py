@@ -18,8 +18,8 @@ HEADER_USED_BYTES = 362
 
 _T = TypeVar("_T")
 
-Judge = Callable[[Key, memoryview], None]
-"""Looks at every frame that a stack writes, and raises where it should not be."""
+Judge = Callable[[Key, memoryview], bool]
+"""Looks at every frame that a stack writes; raises where it is wrong, and is False where a fault has spoiled it."""
 
 
 class Place:
@@ -127,7 +127,7 @@ class Place:
         return flipped(frame, self._rng)
 
     def _write(self, request: WriteRequest) -> WriteResult:
-        self._show(request)
+        sound = self._is_sound(request)
         if (error := self.weather.key_error()) is not None:
             return error
         frame = bytes(request.frame)
@@ -145,15 +145,17 @@ class Place:
                 return None
             frame = frame[: self._rng.randrange(len(frame))]
         self.frames[request.key] = frame
+        if not sound:
+            self.suspects.add(request.key)
         return None
 
-    def _show(self, request: WriteRequest) -> None:
+    def _is_sound(self, request: WriteRequest) -> bool:
         """Have a frame judged. A verdict must not be lost among the errors that a backend may raise."""
         try:
-            if self.judge is not None:
-                self.judge(request.key, request.frame)
+            return self.judge is None or self.judge(request.key, request.frame)
         except AssertionError as verdict:
             self.verdict = self.verdict or verdict
+            return False
 
     def _delete(self, key: Key) -> WriteResult:
         error = self.weather.key_error()

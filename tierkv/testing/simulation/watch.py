@@ -243,13 +243,17 @@ class Watch:
         if key in place.frames and key not in self.residents.get(place.name, ()):
             place.orphans.add(key)
 
-    def judge(self, key: Key, frame: memoryview) -> None:
-        """A stack writes a frame to a tier: it must be the right one."""
+    def judge(self, key: Key, frame: memoryview) -> bool:
+        """A stack writes a frame to a tier: it must be the right one. Returns False where it was damaged on purpose."""
+        raw = bytes(frame)
+        if any(rotten[: len(raw)] == raw for rotten in self.rotten.values()):
+            return False
         header = parse_header(frame)
         demand(header.key == key, WRONG_BYTES, f"the frame of {header.key.hex()} is written as {key.hex()}")
         if header.codec == NO_CODEC:
-            found = bytes(frame[HEADER_BYTES : HEADER_BYTES + len(self.truth.payloads[key])])
+            found = raw[HEADER_BYTES : HEADER_BYTES + len(self.truth.payloads[key])]
             demand(self.truth.is_right(key, found), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
+        return True
 
     # -- events ------------------------------------------------------------------------------------------------------
 

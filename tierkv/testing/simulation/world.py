@@ -18,6 +18,9 @@ from tierkv.testing.simulation.workload import Workload
 from tierkv.testing.stepping import ManualClock
 from tierkv.types.keys import Key
 
+RESET_IN_LOAD = 5
+"""So many times as often somebody empties the cache while a load is under way: the rarer, harder case."""
+
 SETTLE_STEPS_MAX = 1500
 """Steps in which a run must come to rest once everything goes well."""
 
@@ -96,7 +99,8 @@ class World:
             seat = chance.choice(engine.seats)
             self.trace.note("abort", seat.request.request_id)
             engine.abort(seat)
-        if chance.random() < plan.reset:
+        loads = any(not live.job.is_store for live in self.process.watch.jobs.values())
+        if chance.random() < plan.reset * (RESET_IN_LOAD if loads else 1):
             self.trace.note("reset")
             self.process.stack.reset_cache()
             self.process.watch.was_reset()
