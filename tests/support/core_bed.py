@@ -302,7 +302,7 @@ class Bed:
         assert not len(scheduler._jobs)
         assert not len(scheduler._fences)
         assert not len(scheduler._tables._windows)
-        assert not scheduler._sent
+        assert not scheduler._results.has_news
         assert not scheduler._lookups._open
         assert not scheduler._lookups._loading
         assert not core.manager._gathering._by_owner

@@ -20,6 +20,7 @@ from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.policies.lru import LruPolicy
 from tierkv.scheduler.jobs import Fences, JobTable
 from tierkv.scheduler.lookups import Lookups
+from tierkv.scheduler.results import Results
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.scheduler.stores import Stores
 from tierkv.types.cache_events import CacheEventKind
@@ -182,7 +183,7 @@ def a_failed_read_becomes_readable(patch: Patch) -> None:
 
 @breaks("mixed", 60)
 def failed_loads_are_not_told(patch: Patch) -> None:
-    patch.setattr(OffloadScheduler, "_invalid_blocks", lambda self, status: set())
+    patch.setattr(Results, "_invalid_blocks", lambda self, status: set())
 
 
 @breaks("resets", 20)

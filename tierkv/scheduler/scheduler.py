@@ -16,7 +16,7 @@ from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.explaining import SchedulerView
 from tierkv.scheduler.hint_reader import HintReader
-from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
+from tierkv.scheduler.jobs import Fences, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.load_plan import LoadPlan, plan_load
@@ -25,6 +25,7 @@ from tierkv.scheduler.plans import make_store_plan
 from tierkv.scheduler.prefill import PrefillRate
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
+from tierkv.scheduler.results import Results
 from tierkv.scheduler.sightings import arrival_of, end_of
 from tierkv.scheduler.store_policy import store_policy
 from tierkv.scheduler.stores import Stores
@@ -33,7 +34,7 @@ from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
-from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 
 
 class OffloadScheduler:
@@ -70,13 +71,15 @@ class OffloadScheduler:
         self._fences = Fences()
         if block_events is None:
             block_events = BlockEvents(geometry, counters, warn, active=False)
-        self._block_events = block_events
         self._stores = Stores(manager, geometry, limits, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = Tables(geometry, self._fences, self._plan.overwritten)
+        self._results = Results(
+            manager, geometry, counters,
+            self._records, self._jobs, self._fences, self._lookups, self._accounts, block_events,
+        )  # fmt: skip
         self._new_loads: list[TransferJob] = []
         self._to_flush: set[int] = set()
-        self._sent: set[str] = set()
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
         """Show the engine's free blocks; once, before the first step. Needed by ``store.plan = "lazy"`` only."""
@@ -228,19 +231,12 @@ class OffloadScheduler:
             self._manager.touch(group.useful_keys(record.computed_tokens))
         if self._manager.wants_sightings:
             self._manager.sighted(end_of(record, self._lookups.now_s))
-        self._forget_if_done(record)
+        self._results.forget_if_done(record)
         return hold, None
 
     @staticmethod
     def _job_ids(record: RequestRecord) -> Iterable[int]:
         return record.store_jobs if record.load_job is None else {record.load_job, *record.store_jobs}
-
-    def _forget_if_done(self, record: RequestRecord) -> None:
-        if record.state is RequestState.FINISHED and not record.has_jobs:
-            self._records.pop(record.ctx.request_id, None)
-            if record.held_for_stores:
-                self._sent.add(record.ctx.request_id)
-            self._accounts.close(record.ctx.request_id)
 
     def request_account(self, request_id: str) -> RequestAccount | None:
         """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
@@ -300,51 +296,7 @@ class OffloadScheduler:
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """Workers ended jobs. Tells which loads and last stores are over, and which blocks hold no valid data."""
-        finished: set[str] = set()
-        invalid: set[int] = set()
-        for job_id, count in output.finished.items():
-            status = self._jobs.report(job_id, count, output.failed_keys.get(job_id, frozenset()))
-            if status is None:
-                continue
-            if status.job.is_store:
-                self._manager.complete_store(status.job.slots, frozenset(status.failed))
-                if not status.stale:
-                    self._accounts.stored(status.job, status.failed)
-            else:
-                if not status.stale:
-                    self._lookups.loading_ended(status.job.keys)
-                self._manager.complete_load(status.job.slots, frozenset(status.failed))
-                finished.add(status.job.request_id)
-                invalid |= self._invalid_blocks(status)
-            self._end_job(status)
-        sent, self._sent = frozenset(self._sent), set()
-        return LoadReport(frozenset(finished), frozenset(invalid), sent)
-
-    def _invalid_blocks(self, status: JobStatus) -> set[int]:
-        """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past."""
-        job = status.job
-        if status.stale:
-            return set(job.block_ids)
-        self._counters.loads_failed += len(status.failed)
-        parts = zip(job.keys, chunk_blocks(job, self._geometry.blocks_per_chunk), strict=True)
-        return {block_id for key, (_, ids) in parts if key in status.failed for block_id in ids}
-
-    def _end_job(self, status: JobStatus) -> None:
-        job = status.job
-        self._fences.lift(job.job_id)
-        if job.is_store:
-            self._block_events.ended(job.keys)
-        record = self._records.get(job.request_id)
-        if record is None:
-            return
-        if job.is_store:
-            record.store_jobs.discard(job.job_id)
-        else:
-            if status.failed or status.stale:
-                record.offer_again()  # what is recomputed shall be stored again
-            record.load_job = None
-            record.apply(RequestEvent.LOAD_ENDED)
-        self._forget_if_done(record)
+        return self._results.take_in(output)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
@@ -376,12 +328,12 @@ class OffloadScheduler:
 
     def _take_back(self, job: TransferJob) -> None:
         self._manager.complete_store(job.slots)  # its chunks were dropped: this only frees their slots
-        self._end_job(self._jobs.take_back(job.job_id))
+        self._results.end_job(self._jobs.take_back(job.job_id))
 
     @property
     def has_pending_work(self) -> bool:
         """Whether a transfer between GPU and host is in flight, or the end of one is still to be told."""
-        return bool(self._jobs) or bool(self._sent)
+        return bool(self._jobs) or self._results.has_news
 
     def validate(self) -> None:
         """Check every invariant of scheduler and manager.
