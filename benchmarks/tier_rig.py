@@ -23,7 +23,7 @@ from tierkv.types.namespace import Namespace
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 from tierkv.types.transfers import SlotRef
 
-NAMESPACE = Namespace("benchmark", "", "uint8", "page", ((16, (1 << 16,)),), 1, 16)
+NAMESPACE = Namespace("benchmark", "", "uint8", "page", ((16, (1 << 16,), "full_attention", None),), 1, 16)
 POLL_S = 0.0005
 
 

@@ -102,7 +102,10 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
         revision=named.revision if named.revision is not None else engine.revision,
         dtype=engine.dtype,
         layout=engine.layout,
-        groups=tuple((group.block_tokens, group.page_bytes * engine.num_workers) for group in engine.groups),
+        groups=tuple(
+            (group.block_tokens, group.page_bytes * engine.num_workers, group.kind.value, group.window_tokens)
+            for group in engine.groups
+        ),
         blocks_per_chunk=geometry.blocks_per_chunk,
         hash_block_tokens=engine.hash_block_tokens,
         rank=engine.rank,

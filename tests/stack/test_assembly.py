@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tierkv.plugins import load_plugins
 from tierkv.stack import Stack
 from tierkv.testing.faults import raise_error
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
-from tierkv.types.engine import EngineSpec, GroupSpec, ScheduledRequest, StepOutput
+from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec, ScheduledRequest, StepOutput
 
 SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
 
@@ -29,6 +30,12 @@ class OneRequest:
     num_tokens = num_prompt_tokens = 16
     block_hashes: Sequence[bytes] = (b"h" * 16,)
     kv_transfer_params = None
+
+
+class LongerRequest(OneRequest):
+    """The same beginning, so that a hit may end with the chunk in a group of any kind."""
+
+    num_tokens = num_prompt_tokens = 18
 
 
 class OneBlock:
@@ -71,6 +78,33 @@ def test_a_chunk_size_that_does_not_fit_the_engine(tmp_path: Path) -> None:
     """chunk.tokens is checked against the engine's blocks, and the next valid size is named."""
     with pytest.raises(ConfigError, match="next valid size is 32"):
         tierkv.open_stack({"host": {"capacity": "1MiB"}, "chunk": {"tokens": 20}}, SPEC)
+
+
+GROUPS = [
+    GroupSpec(16, (4096,)),
+    GroupSpec(16, (4096,), GroupKind.SLIDING_WINDOW, 32),
+    GroupSpec(16, (4096,), GroupKind.SLIDING_WINDOW, 48),
+    GroupSpec(16, (4096,), GroupKind.CHUNKED_LOCAL, 32),
+    GroupSpec(16, (4096,), GroupKind.SSM),
+]
+
+
+@pytest.mark.parametrize("later", GROUPS[1:])
+def test_what_a_group_attends_to_is_part_of_the_namespace(tmp_path: Path, later: GroupSpec) -> None:
+    """A windowed group's chunk is stored without the blocks that the window has left behind, zeros in their place. To
+    a group that attends to more they would be wrong bytes under a checksum that fits: such an engine finds nothing."""
+    config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
+    namespaces = set()
+    for group in GROUPS:
+        with tierkv.open_stack(config, replace(SPEC, groups=(group,))) as stack:
+            namespaces.add(stack.namespace.fingerprint())
+    assert len(namespaces) == len(GROUPS)
+    with tierkv.open_stack(config, replace(SPEC, groups=(later,))) as stack:
+        store_one_chunk(stack)
+    with tierkv.open_stack(config, SPEC) as stack:
+        assert stack.get_num_new_matched_tokens(OneRequest(), 0) == (0, False)
+    with tierkv.open_stack(config, replace(SPEC, groups=(later,))) as stack:
+        assert stack.get_num_new_matched_tokens(LongerRequest(), 0)[0] != 0
 
 
 def test_a_host_tier_without_room_for_a_chunk() -> None:

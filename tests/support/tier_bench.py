@@ -24,7 +24,7 @@ from tierkv.types.transfers import SlotRef
 
 PAYLOAD_BYTES = 10_000
 CODECS: Mapping[str, Codec] = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
-NAMESPACE = Namespace("model", "", "bf16", "page", ((16, (4096,)),), 4, 16)
+NAMESPACE = Namespace("model", "", "bf16", "page", ((16, (4096,), "full_attention", None),), 4, 16)
 ONCE = RetryLimits(attempts=1)
 
 

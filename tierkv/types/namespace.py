@@ -6,8 +6,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-KV_FORMAT_VERSION = 1
-"""Bumped when the arrangement of bytes inside a chunk's payload changes."""
+KV_FORMAT_VERSION = 2
+"""Bumped when the bytes inside a chunk's payload are arranged otherwise, or when what must agree about them changes.
+
+2: what a group attends to is part of the namespace.
+"""
 
 FINGERPRINT_BYTES = 16
 
@@ -16,16 +19,17 @@ FINGERPRINT_BYTES = 16
 class Namespace:
     """Two processes may share KV bytes exactly when all of these are equal.
 
-    ``groups`` holds, per KV cache group, (tokens per GPU block, bytes of one block in each tensor, worker by
-    worker). ``epoch`` is the
-    user's: bump it when weights change under the same name.
+    ``groups`` holds, per KV cache group, (tokens per GPU block, bytes of one block in each tensor, worker by worker,
+    what it attends to, tokens of its window or None). The last two count because a chunk is stored without the blocks
+    that a window has left behind: to a group that attends to more, the zeros in their place would be wrong bytes.
+    ``epoch`` is the user's: bump it when weights change under the same name.
     """
 
     model: str
     revision: str
     dtype: str
     layout: str
-    groups: tuple[tuple[int, tuple[int, ...]], ...]
+    groups: tuple[tuple[int, tuple[int, ...], str, int | None], ...]
     blocks_per_chunk: int
     hash_block_tokens: int
     rank: int = 0

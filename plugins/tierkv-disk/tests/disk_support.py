@@ -23,7 +23,7 @@ def make_namespace(model: str = "disk-tests") -> Namespace:
         revision="r1",
         dtype="bfloat16",
         layout="page",
-        groups=((16, (4096,)),),
+        groups=((16, (4096,), "full_attention", None),),
         blocks_per_chunk=4,
         hash_block_tokens=16,
     )

@@ -23,7 +23,7 @@ CHILD_TIMEOUT_S = 60
 
 def namespace(model: str = "tests") -> Namespace:
     """A namespace; another model makes another one."""
-    return Namespace(model, "r1", "bfloat16", "page", ((16, (4096,)),), 4, 16)
+    return Namespace(model, "r1", "bfloat16", "page", ((16, (4096,), "full_attention", None),), 4, 16)
 
 
 def context(
