@@ -94,6 +94,24 @@ def _resolved(config: StackConfig | Mapping[str, Any] | str | Path, registry: Pl
     return resolve(load_config(Path(config)), registry, str(config))
 
 
+def _check_capabilities(engine: EngineSpec) -> None:
+    """Every load may fail, and may take several steps: there is no way to load otherwise.
+
+    Raises:
+        ConfigError: the engine says that it cannot live with that.
+    """
+    needs = {
+        "loads_may_fail": "compute again what LoadReport.invalid_block_ids names",
+        "loads_span_steps": "let a request wait until LoadReport.finished names it",
+    }
+    for flag, do in needs.items():
+        if not getattr(engine.capabilities, flag):
+            raise ConfigError(
+                f"EngineCapabilities({flag}=False): tierkv has no other way to load. Let the engine {do}, and leave "
+                "the flag at True"
+            )
+
+
 def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
     """Everything that makes the engine's KV bytes interchangeable, with what the user says about it."""
     named = config.namespace
@@ -145,6 +163,7 @@ class _Assembly:
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
         self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
+        _check_capabilities(engine)
         _check_store_plan(self.config, engine, self.geometry)
         self.verify_loads = self.config.host.verify and verify_frames
         self.shared = SharedMemory() if engine.capabilities.worker_processes else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from core_parts import Core, make_core
 from core_pool import blocks
+from group_parts import full, window
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -245,15 +246,115 @@ def test_d4_failed_load_names_the_blocks() -> None:
     assert store.keys == (keys[1],)
 
 
-def test_an_id_that_is_still_busy_is_refused() -> None:
-    """A new request under the id of one whose transfers run would mix up their jobs."""
+def test_an_id_that_still_loads_is_refused() -> None:
+    """A load of the earlier request is still to be reported under this id: nobody could tell whose report it is."""
     core = make_core()
+    request = core.arrive(8)
+    core.put(core.truth.keys(request))
+    core.ask(request)
+    core.scheduler.update_state_after_alloc(request, [blocks([1, 2])], 8)
+    (job,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    finish(core, "a")
+    with pytest.raises(EngineProtocolError, match="use another id"):
+        core.arrive(4, "a")
+    assert core.report(job.job_id).finished == {"a"}
+    core.arrive(4, "a")
+
+
+def test_an_id_whose_blocks_are_held_is_refused() -> None:
+    """The same for an engine that is told when a finished request's blocks are free: that is still to be told."""
+    core = make_core(limits=SchedulerLimits(holds_blocks_of_finished=True))
     job = stored(core)
     finish(core, "a")
     with pytest.raises(EngineProtocolError, match="use another id"):
         core.arrive(4, "a")
-    core.report(job.job_id)
+    assert core.report(job.job_id).finished_sending == {"a"}
     core.arrive(4, "a")
+
+
+def test_an_id_is_free_while_the_last_store_of_its_request_runs() -> None:
+    """Users send an id again as soon as they have their answer: the stores left over are nobody's then, their blocks
+    stay fenced, and their end is not the new request's."""
+    core = make_core()
+    job = stored(core)
+    finish(core, "a")
+    again = core.arrive(8, "a")
+    core.scheduler.validate()
+    meta = core.schedule(again, computed=0, scheduled=8, ids=[[1, 2]])
+    assert job.job_id in meta.jobs_to_flush
+    core.report(job.job_id)
+    core.scheduler.validate()
+    assert set(job.keys) <= core.ready()
+    account = core.scheduler.request_account("a")
+    assert account is not None
+    assert account.stored_tokens == 0
+    finish(core, "a")
+    core.report(*(store.job_id for store in meta.stores))
+    assert not core.scheduler._records
+    assert not core.scheduler.has_pending_work
+
+
+def test_an_empty_id_is_refused() -> None:
+    """The empty id stands for jobs of no request: a request of that name could never be told from them."""
+    with pytest.raises(EngineProtocolError, match="empty id"):
+        make_core().arrive(4, "")
+
+
+def test_only_new_blocks_of_a_request_that_was_asked_about_again() -> None:
+    """Asking about a running request makes tierkv forget its table. New blocks alone would then stand at the front of
+    the table, and chunks be stored under the keys of others: the engine is told, and nothing has changed."""
+    core = make_core()
+    request = core.arrive(16)
+    core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
+    core.ask(request, 8)
+    with pytest.raises(EngineProtocolError, match="'a' was scheduled with 8 computed tokens and only its new blocks"):
+        core.schedule(request, computed=8, scheduled=8, ids=[[3, 4]], whole=False)
+    (job,) = core.schedule(request, computed=8, scheduled=8, ids=[[1, 2, 3, 4]]).stores
+    assert job.keys == tuple(core.truth.keys(request)[2:])
+    assert job.block_ids == (3, 4)
+
+
+def test_only_new_blocks_of_a_request_that_was_loaded() -> None:
+    """Of a loaded request no table is known but the one that the first step tells, also where no group has a table
+    that must be as long as the tokens."""
+    core = make_core(groups=[window(4)])
+    request = core.arrive(17)
+    core.put(core.truth.keys(request)[3:])
+    assert core.ask(request) == 16
+    core.scheduler.update_state_after_alloc(request, [blocks([0, 0, 0, 4, 5])], 16)
+    (job,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    core.report(job.job_id)
+    with pytest.raises(EngineProtocolError, match="only its new blocks"):
+        core.schedule(request, computed=16, scheduled=1, ids=[[5]], whole=False)
+    core.schedule(request, computed=16, scheduled=1, ids=[[0, 0, 0, 4, 5]])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_table_that_is_too_short(whole: bool) -> None:
+    """Blocks that are missing in the middle of a table move all that follow: what is stored would be others' bytes."""
+    core = make_core(groups=[full(), window(4)])
+    request = core.arrive(16)
+    core.schedule(request, computed=0, scheduled=4, ids=[[1], [11]])
+    ids = [[1, 3, 4], [0, 0, 13, 14]] if whole else [[3, 4], [12, 13, 14]]
+    with pytest.raises(EngineProtocolError, match="'a', group 0: 3 blocks for 16 tokens, 4 are needed"):
+        core.schedule(request, computed=4, scheduled=12, ids=ids, whole=whole)
+
+
+def test_a_failed_load_of_a_windowed_model_is_reported_whole() -> None:
+    """An engine computes from the first invalid block on. Of a window only the end was loaded, so with one chunk of
+    full attention missing it would compute with blocks that nobody has filled."""
+    core = make_core(groups=[full(), window(8)])
+    request = core.arrive(17)
+    keys = [core.truth.keys(request, 0), core.truth.keys(request, 1)]
+    core.put([*keys[0], *keys[1][2:]])
+    assert core.ask(request) == 16
+    tables = [blocks([1, 2, 3, 4, 5]), blocks([0, 0, 13, 14, 15])]
+    core.scheduler.update_state_after_alloc(request, tables, 16)
+    (job,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    report = core.report(job.job_id, failed={job.job_id: frozenset({keys[0][2]})})
+    assert report.finished == {"a"}
+    assert report.invalid_block_ids == {1, 2, 3, 4, 13, 14}
+    assert core.counters.loads_failed == 1
 
 
 def test_scheduled_before_its_load_ended() -> None:

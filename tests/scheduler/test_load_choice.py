@@ -287,11 +287,11 @@ def test_the_rate_is_measured_from_steps() -> None:
     """An engine that gives no figure is measured: after some steps of prefill its slow tier is left out."""
     core = core_of(disk(), rate=None)
     teach(core, SLOW_S)
-    runner = core.arrive(600 * SAMPLES_MIN, "r")
+    runner = core.arrive(600 * SAMPLES_MIN, "r", max_offload_tokens=0)
     for i in range(SAMPLES_MIN):
         core.begin(i * 0.6)
         assert core.scheduler._prefill.tokens_per_s is None
-        core.schedule(runner, computed=600 * i, scheduled=600, ids=[[]], whole=not i)
+        core.schedule(runner, computed=600 * i, scheduled=600, ids=[range(150 * i + 1, 150 * i + 151)], whole=not i)
     core.begin(SAMPLES_MIN * 0.6)
     assert core.scheduler._prefill.tokens_per_s == 1000.0
     assert core.ask(below(core, 64)) == 0

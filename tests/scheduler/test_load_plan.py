@@ -126,15 +126,17 @@ def test_a_hole_in_a_window_is_refused() -> None:
     assert load(core, request, [blocks([0, 4, 5, 6, 7])], 16).block_ids == (4, 5, 6)
 
 
-def test_a_part_of_a_windowed_offer_is_refused() -> None:
-    """A shorter hit needs an earlier window, which was not asked for and need not be there: the engine takes all that
-    was offered or nothing. It is told so, and nothing has changed."""
-    core = make_core(groups=[full(), window(4)], tiers=[disk()])
+@pytest.mark.parametrize(("group", "taken"), [(window(4), 8), (window(4), 14), (ssm(), 8), (ssm(), 15)])
+def test_a_part_of_a_windowed_offer_is_refused(group: GroupSpec, taken: int) -> None:
+    """A shorter hit needs an earlier window, or another state, which was not asked for and need not be there: the
+    engine takes all that was offered or nothing, also where the part ends in the last chunk and all its blocks could be
+    filled. It is told so, and nothing has changed."""
+    core = make_core(groups=[full(), group], tiers=[disk()])
     request = core.request(17)
     core.put([*core.truth.keys(request, 0), core.truth.keys(request, 1)[3]])
     assert core.ask(request) == 16
-    with pytest.raises(EngineProtocolError, match="load only what get_num_new_matched_tokens answered"):
-        core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3]), blocks([0, 5, 6])], 8)
+    with pytest.raises(EngineProtocolError, match=f"'a': {taken} of 16 offered tokens .* take all of them or none"):
+        core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4]), blocks([0, 5, 6, 7])], taken)
     assert len(load(core, request, [blocks([1, 2, 3, 4, 9]), blocks([0, 0, 0, 7, 8])], 16).keys) == 5
 
 

@@ -294,11 +294,14 @@ def test_d3_a_request_that_never_ran() -> None:
 
 
 def test_d3_fewer_blocks_than_tokens() -> None:
-    """D3: where a table is shorter than the tokens that are said to be computed, only what has blocks is offered."""
+    """D3: a request that is aborted has more keys than blocks, or no block yet: only what has blocks is offered."""
     core = make_core()
-    request = core.arrive(16)
-    meta = core.schedule(request, computed=0, scheduled=16, ids=[[1, 2]])
+    request, queued = core.arrive(16), core.arrive(16, "queued")
+    meta = core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
     assert chunk_indices(core, request, meta) == [0, 1]
+    for one in (request, queued):
+        core.scheduler.request_finished(one, [])
+    assert not core.scheduler.build_connector_meta(StepOutput()).stores
 
 
 def test_a_large_prompt_takes_several_steps() -> None:

@@ -18,7 +18,7 @@ from tierkv.plugins import load_plugins
 from tierkv.stack import Stack
 from tierkv.testing.faults import raise_error
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
-from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec, ScheduledRequest, StepOutput
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec, ScheduledRequest, StepOutput
 
 SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
 
@@ -105,6 +105,14 @@ def test_what_a_group_attends_to_is_part_of_the_namespace(tmp_path: Path, later:
         assert stack.get_num_new_matched_tokens(OneRequest(), 0) == (0, False)
     with tierkv.open_stack(config, replace(SPEC, groups=(later,))) as stack:
         assert stack.get_num_new_matched_tokens(LongerRequest(), 0)[0] != 0
+
+
+@pytest.mark.parametrize("flag", ["loads_may_fail", "loads_span_steps"])
+def test_an_engine_that_cannot_live_with_loads(flag: str) -> None:
+    """A load that fails, or takes a while, must not come as a surprise: who says that it would is refused at once."""
+    engine = replace(SPEC, capabilities=EngineCapabilities(**{flag: False}))
+    with pytest.raises(ConfigError, match=rf"EngineCapabilities\({flag}=False\).* leave the flag at True"):
+        tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine)
 
 
 def test_a_host_tier_without_room_for_a_chunk() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tierkv.errors import EngineProtocolError, require
 from tierkv.types.engine import NULL_BLOCK_ID
@@ -46,6 +46,11 @@ class JobTable:
     def job(self, job_id: int) -> TransferJob:
         """A job in flight."""
         return self._live[job_id].job
+
+    def disown(self, job_id: int) -> None:
+        """The job's request is forgotten, and its id may be another's: the job goes on as nobody's."""
+        status = self._live[job_id]
+        status.job = replace(status.job, request_id=NO_REQUEST)
 
     def take_back(self, job_id: int) -> JobStatus:
         """A job that was never handed out ends here."""

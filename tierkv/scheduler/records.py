@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.ledger import Ledger
 from tierkv.scheduler.limits import StorePolicy
@@ -122,16 +121,7 @@ class RequestRecord:
             group.hit_chunks = tokens // group.chunk_tokens
 
     def replace_blocks(self, block_ids: tuple[tuple[int, ...], ...], *, whole_table: bool) -> None:
-        """Take over block ids that the engine scheduled.
-
-        Raises:
-            EngineProtocolError: the number of groups differs.
-        """
-        if len(block_ids) != len(self.groups):
-            raise EngineProtocolError(
-                f"request {self.ctx.request_id!r}: block ids of {len(block_ids)} groups, "
-                f"the engine has {len(self.groups)}"
-            )
+        """Take over block ids that the engine scheduled, one entry per group."""
         for record, ids in zip(self.groups, block_ids, strict=True):
             if whole_table:
                 record.block_ids = list(ids)

@@ -69,11 +69,16 @@ class Results:
         return LoadReport(frozenset(finished), frozenset(invalid), sent)
 
     def _invalid_blocks(self, status: JobStatus) -> set[int]:
-        """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past."""
+        """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past.
+
+        Also all of them where a group has a window: it was loaded for one end only, so no shorter part is of use.
+        """
         job = status.job
         if status.stale:
             return set(job.block_ids)
         self._counters.loads_failed += len(status.failed)
+        if status.failed and self._geometry.has_windows:
+            return set(job.block_ids)
         parts = zip(job.keys, chunk_blocks(job, self._geometry.blocks_per_chunk), strict=True)
         return {block_id for key, (_, ids) in parts if key in status.failed for block_id in ids}
 

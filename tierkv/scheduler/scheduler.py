@@ -34,7 +34,7 @@ from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
-from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
+from tierkv.types.transfers import NO_REQUEST, ConnectorMeta, TransferJob, WorkerOutput
 
 
 class OffloadScheduler:
@@ -96,12 +96,30 @@ class OffloadScheduler:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        """A request has arrived. Harmless when repeated."""
+        """A request has arrived. Harmless when repeated.
+
+        Raises:
+            EngineProtocolError: its id is empty, or that of a finished request whose end is still to be reported: of
+                its load, or of its stores to an engine with ``holds_blocks_of_finished``.
+        """
+        earlier = self._records.get(request.request_id)
+        if earlier is not None and earlier.state is RequestState.FINISHED:
+            self._let_go(earlier)
         self._record(request)
+
+    def _let_go(self, record: RequestRecord) -> None:
+        """Free the id of a finished request: its stores become nobody's, and its fences guard what they read."""
+        if record.load_job is None and not record.held_for_stores:
+            for job_id in record.store_jobs:
+                self._jobs.disown(job_id)
+            record.store_jobs.clear()
+            self._results.forget_if_done(record)
 
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
+            if request.request_id == NO_REQUEST:
+                raise EngineProtocolError("a request has an empty id: give each one an id of its own")
             hints = self._hints.read(request.request_id, request.kv_transfer_params)
             record = self._records[request.request_id] = RequestRecord(
                 request, self._geometry, hints, self._accounts.open(request.request_id)
@@ -117,13 +135,14 @@ class OffloadScheduler:
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``num_computed_tokens`` can be loaded, and whether that happens asynchronously.
 
-        Idempotent while nothing changes. What is answered stays held until :meth:`update_state_after_alloc`.
+        Idempotent while nothing changes. What is answered stays held until :meth:`update_state_after_alloc`. A running
+        request that is asked about counts as preempted: when it is scheduled again, its whole table must be told.
 
         Returns:
             (tokens, tokens > 0); or (None, False): ask again next step.
 
         Raises:
-            EngineProtocolError: the request is already running or has finished.
+            EngineProtocolError: the request has finished and still has transfers in flight, or its id is empty.
         """
         record = self._record(request)
         self._counters.lookups += 1
@@ -159,7 +178,8 @@ class OffloadScheduler:
         """Blocks were allocated for the local and ``num_external_tokens`` external tokens: start the load.
 
         Raises:
-            EngineProtocolError: more tokens than were offered, tables that cannot take them, or a load still runs.
+            EngineProtocolError: more tokens than were offered, a part of them where a group has a window, tables that
+                cannot take them, or a load still runs. Nothing has changed then.
         """
         record = self._record(request)
         if record.state is RequestState.LOADING:
@@ -168,6 +188,11 @@ class OffloadScheduler:
         if num_external_tokens > offered:
             raise EngineProtocolError(
                 f"request {request.request_id!r}: {num_external_tokens} external tokens, but {offered} were offered"
+            )
+        if self._geometry.has_windows and 0 < num_external_tokens < offered:
+            raise EngineProtocolError(
+                f"request {request.request_id!r}: {num_external_tokens} of {offered} offered tokens were taken, but a "
+                "part would need a window that was not gathered: take all of them or none"
             )
         if num_external_tokens <= 0:
             self._close_lookup(record)
@@ -250,7 +275,12 @@ class OffloadScheduler:
     # -- instructions ------------------------------------------------------------------------------------------------
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
-        """This step's loads, stores and flushes, for every worker. Called once per step, after scheduling."""
+        """This step's loads, stores and flushes, for every worker. Called once per step, after scheduling.
+
+        Raises:
+            EngineProtocolError: a request is scheduled that still loads, or whose block table does not hold what it
+                has computed and computes.
+        """
         for request_id in step.preempted:
             self._preempt(request_id)
         # All tables first: what one request is given may stand in another's.
@@ -283,6 +313,7 @@ class OffloadScheduler:
             return None
         if record.state is RequestState.LOADING:
             raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
+        self._tables.check(record, scheduled)
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
         if scheduled.num_computed_tokens < record.request.num_prompt_tokens:

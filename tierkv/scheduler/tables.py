@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.jobs import Fences
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.window_blocks import WindowBlocks
 from tierkv.types.engine import ScheduledRequest
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, cdiv
 
 
 class Tables:
@@ -20,6 +21,7 @@ class Tables:
         self._fences = fences
         self._windows = WindowBlocks()
         self._windowed = [group.index for group in geometry.groups if group.window_chunks is not None]
+        self._full = [group.index for group in geometry.groups if group.window_chunks is None]
 
     def overwritten(self, block_ids: Iterable[int]) -> set[int]:
         """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
@@ -30,12 +32,33 @@ class Tables:
         self._on_overwritten(ids)
         return self._fences.crossed(ids)
 
-    def update(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
-        """Take over what was scheduled. Returns the jobs that must end before this step writes.
+    def check(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
+        """Make sure that the table will hold all tokens: else chunks would be stored from the wrong blocks.
 
         Raises:
-            EngineProtocolError: the number of groups differs.
+            EngineProtocolError: the number of groups differs, only new blocks are told of a request whose table is not
+                known (first time, loaded, preempted, asked about again), or blocks are missing.
         """
+        what = f"request {record.ctx.request_id!r}"
+        ids, whole = scheduled.block_ids, scheduled.replaces_table
+        if len(ids) != len(record.groups):
+            raise EngineProtocolError(f"{what}: block ids of {len(ids)} groups, the engine has {len(record.groups)}")
+        if not whole and scheduled.num_computed_tokens and not any(group.block_ids for group in record.groups):
+            raise EngineProtocolError(
+                f"{what} was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
+                "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True"
+            )
+        stop = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        for index in self._full:
+            held = len(ids[index]) + (0 if whole else len(record.groups[index].block_ids))
+            needed = cdiv(stop, self._geometry.groups[index].block_tokens)
+            if held < needed:
+                raise EngineProtocolError(
+                    f"{what}, group {index}: {held} blocks for {stop} tokens, {needed} are needed"
+                )
+
+    def update(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
+        """Take over what was scheduled. Returns the jobs that must end before this step writes."""
         if scheduled.replaces_table:
             self._leave(record)
         starts = [0 if scheduled.replaces_table else len(group.block_ids) for group in record.groups]

@@ -17,11 +17,10 @@ NULL_BLOCK_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What the engine can live with; tierkv chooses its loading mode by it.
+    """What the engine can live with, and what it can do.
 
-    loads_may_fail: the engine recomputes blocks reported as failed; without it only chunks already verified in the
-        host tier are ever answered as hits.
-    loads_span_steps: a load may take several steps while the request waits.
+    loads_may_fail: the engine recomputes blocks reported as failed. It must: a stack does not open for one that cannot.
+    loads_span_steps: a load may take several steps while the request waits. It must, too.
     prefix_caching: the engine keeps finished blocks for reuse, so two requests should not load one prefix twice.
     prefill_tokens_per_s: how fast it computes prompts; None: it does not know, and tierkv measures its steps.
     holds_blocks_of_finished: the engine keeps the blocks of a finished request until it is told that its transfers
@@ -209,6 +208,8 @@ class LoadReport:
 
     finished: requests whose load ended; they may be scheduled again.
     invalid_block_ids: GPU blocks of theirs that hold no valid data: the engine computes from the first of them on.
+        Where a group has a window, a load that failed in part is reported whole: the engine goes on from what it had
+        before the load, or from the start if its windows have no blocks there.
     finished_sending: finished requests whose last store ended: their blocks are free now. Told once, and only to an
         engine with ``holds_blocks_of_finished``.
     """
