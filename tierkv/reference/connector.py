@@ -71,8 +71,8 @@ class KVConnector(Protocol):
         """Take in what the worker reported; tell which loads ended, and how.
 
         The engine goes on from where every group has valid blocks for all that the next token attends to. With full
-        attention that is the first invalid block. A window is loaded for one end only: if a block of it is invalid, or
-        one of full attention before it, there is as a rule nothing to go on from, and the engine computes everything.
+        attention that is the first invalid block. A window is loaded for one end only: so where a group has one, a
+        load that failed in part is reported whole, and the engine goes on from what it had before, or from the start.
 
         Every load accepted by ``update_state_after_alloc`` is reported as finished exactly once, also if the request
         was aborted or the cache was reset in between: the engine keeps the blocks until then.
