@@ -133,6 +133,17 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def nightly(session: nox.Session) -> None:
+    """Every property test with twenty times as many cases, for a machine that has the night (-- PYTEST ARGUMENTS)."""
+    session.install(*CONSTRAINTS, "torch")
+    everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    pytest(
+        session, "--hypothesis-profile", "nightly", "tests/scheduler", "tests/manager", "tests/policies", "tests/codecs"
+    )
+
+
+@nox.session
 def simulate(session: nox.Session) -> None:
     """Days of faults under simulated time, 200 seeds of them, every byte checked (-- --seeds N --seed S, or --help)."""
     session.install(*CONSTRAINTS, local(ROOT))
