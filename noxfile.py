@@ -138,9 +138,8 @@ def nightly(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, "torch")
     everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
-    pytest(
-        session, "--hypothesis-profile", "nightly", "tests/scheduler", "tests/manager", "tests/policies", "tests/codecs"
-    )
+    folders = [f"tests/{name}" for name in ("scheduler", "manager", "policies", "codecs")]
+    pytest(session, "--hypothesis-profile", "nightly", "--timeout", "3600", *folders)
 
 
 @nox.session
