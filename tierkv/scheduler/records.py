@@ -68,6 +68,7 @@ class RequestRecord:
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
+        self.tokens_unconfirmed = 0  # computed in its last step; where only what is certain is stored
         self.ledger = Ledger(request.request_id) if ledger is None else ledger
         self.arrival: Sighting | None = None
         self.has_arrived = False
