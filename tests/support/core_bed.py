@@ -172,14 +172,15 @@ class Bed:
         core = self.core
         core.truth.learn(request)
         store = self.tiers.stores[tier]
+        leaving = set(core.lower[tier].deleting())
         for group in core.geometry.groups:
             keys = core.truth.keys(request, group.index)
             for i, key in enumerate(keys):
-                if chunks is None or i in chunks:
+                if (chunks is None or i in chunks) and key not in leaving:
                     store.frames[key] = core.truth.payloads[key]
         if store.spec.capabilities.authoritative_index:
             core.lower[tier].load_index((key, 4096 + len(frame)) for key, frame in store.frames.items())
-            self.residents[store.spec.name] |= set(store.frames)
+            self.residents[store.spec.name] |= store.frames.keys() - leaving
 
     def run_transfers(self) -> None:
         """Let all started transfers go well."""

@@ -114,8 +114,12 @@ class LowerTier(TierTable):
     # -- residency ---------------------------------------------------------------------------------------------------
 
     def load_index(self, entries: Iterable[tuple[Key, int]]) -> None:
-        """Take over what the backend found at rest, oldest first. What can be no key of ours is passed over."""
-        usual = iter((key, size) for key, size in entries if len(key) >= KEY_BYTES_MIN and size >= 0)
+        """Take over what the backend found at rest, oldest first.
+
+        Passed over is what can be no key of ours, and what is just being deleted.
+        """
+        entries = ((key, size) for key, size in entries if len(key) >= KEY_BYTES_MIN and size >= 0)
+        usual = (entry for entry in entries if not self._flagged(entry[0], DELETING))
         while batch := list(islice(usual, _LOAD_KEYS)):
             self._store(batch)
 
