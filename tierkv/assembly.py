@@ -9,10 +9,11 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tierkv.abc import AsyncBackend, Backend, BackendContext
+from tierkv.abc import AsyncBackend, Backend, BackendContext, Codec, EvictionPolicy, PolicyPlugin
 from tierkv.codecs.frame import PARTS_MAX, FrameSealer
 from tierkv.config.loading import load_config, parse_config
 from tierkv.config.resolving import ResolvedStack, ResolvedTier, resolve
@@ -21,7 +22,7 @@ from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
-from tierkv.errors import ConfigError
+from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv.events import Observers
 from tierkv.manager.contract import HOST
 from tierkv.manager.guarded_policy import guarded
@@ -29,7 +30,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
-from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.plugins import PluginRegistry, load_plugins, opened
 from tierkv.recorded_stack import RecordedStack
 from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.block_events import BlockEvents
@@ -192,8 +193,7 @@ class _Assembly:
     def _wire(self, arena: HostArena, dispatcher: Dispatcher) -> Stack:
         config, counters = self.config, CoreCounters()
         lower = [self._lower_tier(i, tier, arena, counters) for i, tier in enumerate(self.resolved.tiers)]
-        host_policy = self.resolved.host_policy.open(arena.num_slots)
-        host = HostIndex(arena.num_slots, guarded(host_policy, HOST, counters))
+        host = HostIndex(arena.num_slots, self._policy(self.resolved.host_policy, arena.num_slots, HOST, counters))
         manager = OffloadManager(
             host,
             lower,
@@ -303,12 +303,18 @@ class _Assembly:
         return Observers(self.registry.observe, CopyPool(name="tierkv-observe", spawn=self.runtime.spawn).submit)
 
     def _open_tiers(self, arena: HostArena, undo: contextlib.ExitStack) -> list[Tier]:
-        codecs = {name: registered.plugin.open() for name, registered in self.registry.codecs.items()}
+        codecs = self._open_codecs()
         timing = Timing(self.runtime.clock, self.runtime.nap, self.runtime.rng)
         tiers = []
         for tier in self.resolved.tiers:
             context = BackendContext(tier.config.name, self.namespace, arena.slot_bytes, tier.config.capacity)
-            backend = tier.backend.open(context, tier.options)
+            backend = opened(
+                f"backend {tier.backend.name!r}",
+                self.registry.backends[tier.backend.name].origin,
+                partial(tier.backend.open, context, tier.options),
+                tier=tier.config.name,
+                error=BackendError,
+            )
             undo.callback(_close_backend, backend)
             retry = RetryLimits(attempts=tier.config.retries + 1)
             tiers.append(
@@ -318,6 +324,26 @@ class _Assembly:
                 )
             )  # fmt: skip
         return tiers
+
+    def _open_codecs(self) -> dict[str, Codec]:
+        """Every codec by name: those that tiers name, and others, to read frames of an earlier description."""
+        named = {tier.codec.name: tier.config.name for tier in reversed(self.resolved.tiers)}
+        codecs = {}
+        for name, registered in self.registry.codecs.items() if named else ():
+            try:
+                codec = opened(f"codec {name!r}", registered.origin, registered.plugin.open, tier=named.get(name))
+            except TierKVError as error:
+                if name in named:
+                    raise
+                _log.warning("%s; no tier is to write with it, and frames that were written with it are misses", error)
+            else:
+                codecs[name] = codec
+        return codecs
+
+    def _policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str, counters: CoreCounters) -> EvictionPolicy:
+        origin = self.registry.policies[plugin.name].origin
+        policy = opened(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
+        return guarded(policy, tier, counters)
 
     def _lower_tier(self, index: int, tier: ResolvedTier, arena: HostArena, counters: CoreCounters) -> LowerTier:
         config = tier.config
@@ -335,7 +361,7 @@ class _Assembly:
             presence_keys_max=config.presence_keys_max,
         )
         frames = None if config.capacity is None else config.capacity // arena.slot_bytes
-        policy = guarded(tier.policy.open(frames), config.name, counters)
+        policy = self._policy(tier.policy, frames, config.name, counters)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
 
     def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:

@@ -22,7 +22,7 @@ import pluggy
 
 from tierkv import __version__, hookspecs
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, PolicyPlugin
-from tierkv.errors import PluginError, SpiVersionError
+from tierkv.errors import PluginError, SpiVersionError, TierKVError
 from tierkv.plugin_checks import check_plugin_value
 from tierkv.types.cache_events import CacheEvent
 
@@ -191,6 +191,25 @@ def nearest_hint(name: str, choices: Iterable[str]) -> str:
 
 _PLUGIN_FAULTS = (Exception, SystemExit)
 """What may come out of somebody else's code at import or in a hook. Anything: the plugin is then named and left out."""
+
+
+def opened(
+    what: str, origin: Origin, make: Callable[[], T], *, tier: str | None = None, error: type[TierKVError] = PluginError
+) -> T:
+    """What somebody's ``open`` makes; ``what`` it is and for which tier, for the message.
+
+    Raises:
+        TierKVError: as the plugin raised it itself; or an ``error`` that names the plugin, whatever else it raised.
+    """
+    try:
+        return make()
+    except TierKVError as fault:
+        fault.tier = fault.tier or tier
+        raise
+    except _PLUGIN_FAULTS as fault:
+        place = "" if tier is None else f"tier {tier!r}: "
+        text = f"{place}{what} of {origin} cannot be opened: {type(fault).__name__}: {fault}".removesuffix(": ")
+        raise error(text, tier=tier) from fault
 
 
 @dataclass(slots=True)

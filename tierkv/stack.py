@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -99,7 +100,8 @@ class Stack:
         self._validate = os.environ.get(VALIDATE) == "1"
         self._passes_events_on = parts.observers.any or parts.events.needs_every_step
         self._in_step = False
-        self._closed = False
+        self._untold = LoadReport()  # what a flush has learnt, until the engine comes for its report
+        self._flushed_at_end: bool | None = None  # what the first close answered
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -221,7 +223,8 @@ class Stack:
         self._stats.transferred(output.transfers)
         if self._parts.part_book is not None:
             output = self._parts.part_book.take_in(output)
-        report = self._scheduler.update_connector_output(output)
+        report = _joined(self._untold, self._scheduler.update_connector_output(output))
+        self._untold = LoadReport()
         if not output.is_empty:
             self._hand_out()
         return report
@@ -254,8 +257,8 @@ class Stack:
         self._hand_out()
 
     def has_pending_work(self) -> bool:
-        """Whether transfers between GPU and host are in flight: the engine should go on stepping."""
-        return self._scheduler.has_pending_work
+        """Whether transfers are in flight, or the end of one is still to be told: the engine should go on stepping."""
+        return self._scheduler.has_pending_work or self._untold != LoadReport()
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
@@ -297,7 +300,8 @@ class Stack:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.
 
-        Workers in other processes are the engine's to drain, and their reports its to hand in, before.
+        Workers in other processes are the engine's to drain, and their reports its to hand in, before. Loads that end
+        meanwhile are told by the next :meth:`update_connector_output`.
 
         Returns:
             Whether all of it got there in time.
@@ -305,7 +309,8 @@ class Stack:
         deadline = self._clock() + timeout_s
         for worker in self.workers:
             worker.drain()
-        self.update_connector_output(WorkerOutput.aggregate(worker.get_finished() for worker in self.workers))
+        output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
+        self._untold = self.update_connector_output(output)
         while True:
             self._take_in()
             self._hand_out()
@@ -316,16 +321,22 @@ class Stack:
             self._sleep(_POLL_S)
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """Flush, then release threads, files and memory. Idempotent.
+        """Hand out what the scheduler still wanted stored, flush, then release threads, files and memory. Idempotent.
+
+        Workers in other processes get nothing more: an engine that wants to lose nothing steps, and hands in their
+        reports, until :meth:`has_pending_work` is false.
 
         Returns:
-            Whether everything that was stored reached its tiers.
+            Whether everything that was stored, or was to be, reached its tiers. A second call repeats the answer.
         """
-        if self._closed:
-            return True
-        self._closed = True
+        if self._flushed_at_end is not None:
+            return self._flushed_at_end
+        self._flushed_at_end = False
         try:
+            if self.workers and self._scheduler.has_pending_work:
+                self._take_last_step()
             flushed = self.flush(timeout_s)
+            self._flushed_at_end = flushed and not self._scheduler.has_pending_work
         finally:
             for worker in self.workers:
                 worker.shutdown()
@@ -336,7 +347,15 @@ class Stack:
             self._parts.arena.close()
             if self._parts.shared is not None:
                 self._parts.shared.close()
-        return flushed
+        return self._flushed_at_end
+
+    def _take_last_step(self) -> None:
+        """A request that has ended may have left stores to the next step's instructions, and no step will come."""
+        with suppress(EngineProtocolError):  # no KV tensors, or no queue, were ever registered: the jobs stay undone
+            meta = self.build_connector_meta(StepOutput())
+            for worker in self.workers:
+                worker.start_step(meta)
+                worker.queue_stores(meta)
 
     def __enter__(self) -> Self:
         """The open stack."""
@@ -347,3 +366,12 @@ class Stack:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _joined(first: LoadReport, later: LoadReport) -> LoadReport:
+    """Both reports as one."""
+    return LoadReport(
+        first.finished | later.finished,
+        first.invalid_block_ids | later.invalid_block_ids,
+        first.finished_sending | later.finished_sending,
+    )

@@ -35,6 +35,26 @@ def test_hints_are_warned_of_once_and_counted_always() -> None:
     assert len(core.warnings) == 4, "another kind of fault of the same key is news"
 
 
+@pytest.mark.parametrize(
+    "params",
+    [["x"], "x", 7, {"tierkv": {"ttl_s": 10**400}}, {"tierkv": {"priority": 10**5000}}, {"tierkv": {10**5000: 1}}],
+    ids=["list", "text", "number", "beyond a float", "beyond a text", "key beyond a text"],
+)
+def test_parameters_of_any_kind_never_reach_the_engine_as_an_exception(params: object) -> None:
+    """What a user attaches to a request comes from outside: the worst of it is told once, counted, and ignored."""
+    core = make_core()
+    for i in range(2):
+        request = core.request(range(16), f"r{i}")
+        request.kv_transfer_params = params  # type: ignore[assignment] - what an engine passes on unread
+        core.scheduler.on_new_request(request)
+        assert core.ask(request) == 16 * i
+        store(core, request)
+    assert core.counters.hints_ignored == 2
+    assert len(core.warnings) == 1
+    assert not core.scheduler.has_pending_work
+    core.scheduler.validate()
+
+
 def test_warnings_have_a_bound() -> None:
     """Keys come from outside: a client that makes up a new one each time must not fill log and memory."""
     core = make_core()

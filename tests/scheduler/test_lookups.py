@@ -9,8 +9,10 @@ from core_parts import Core, disk, make_core, objects
 from core_pool import blocks
 from core_truth import BedRequest
 
+from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.types.engine import StepOutput
+from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 from tierkv.types.transfers import TransferJob
 
@@ -293,6 +295,32 @@ def test_a_waiting_request_costs_little_while_nothing_changes(monkeypatch: pytes
     assert core.ask(request) is None
     monkeypatch.setattr(core.manager, "lookup", None)
     assert core.ask(request) is None
+
+
+def test_a_waiting_request_is_not_searched_anew_when_others_store_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 2: in every busy step some transfer or write of others ends. None of that answers what a tier was asked,
+    so a long prompt that waits for the tier is not looked through again from its start."""
+    core = make_core(tiers=[objects()])
+    other = core.arrive([7] * 4, "other")
+    request = core.arrive(16)
+    assert core.ask(request) is None
+    (probe,) = core.manager.take_ops()
+    searches: list[Key] = []
+    lookup = core.manager.lookup
+    monkeypatch.setattr(core.manager, "lookup", lambda key, ctx: searches.append(key) or lookup(key, ctx))
+    key = core.truth.keys(other)[0]
+    grant = core.manager.prepare_store([(key, 0)], RequestContext("other"))
+    assert grant is not None
+    core.manager.complete_store(grant.slots)
+    (write,) = core.manager.take_ops()
+    core.finish(write)
+    load = core.manager.prepare_load([key], RequestContext("other"))
+    core.manager.complete_load(load.slots)
+    assert core.ask(request) is None
+    assert not searches
+    core.finish(probe)
+    assert core.ask(request) is None
+    assert searches, "the answer is looked at"
 
 
 def test_engine_that_accepts_half_of_every_offer() -> None:

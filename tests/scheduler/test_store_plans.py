@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from core_parts import Core, make_core
+from core_parts import Core, disk, make_core
 from core_pool import BedBlock, blocks
 from core_truth import BedRequest
 from group_parts import full, ssm, window
@@ -301,9 +301,9 @@ def test_s117_no_gap_whatever_room_there_is(rooms: list[int]) -> None:
 # -- lazy ------------------------------------------------------------------------------------------------------------
 
 
-def compute(core: Core, tokens: range, first_block: int, request_id: str) -> list[BedBlock]:
+def compute(core: Core, tokens: range, first_block: int, request_id: str, **params: object) -> list[BedBlock]:
     """A request that computes and ends; its blocks, in order."""
-    request = core.arrive(tokens, request_id)
+    request = core.arrive(tokens, request_id, **params)
     ids = list(range(first_block, first_block + len(tokens) // 4))
     assert not core.schedule(request, computed=0, scheduled=len(tokens), ids=[ids]).stores
     core.scheduler.request_finished(request, [])
@@ -365,6 +365,48 @@ def test_s118_the_bound_of_one_step_is_kept() -> None:
     core, queue = lazy_core(max_batched_tokens=100, store_chunks_per_step_max=3)
     queue.free(*compute(core, range(20), 1, "a"))
     assert [only_store(empty_step(core)).block_ids for _ in range(2)] == [(1, 2, 3), (4, 5)]
+
+
+def test_lazy_keeps_what_the_request_said_about_its_chunks() -> None:
+    """A free block belongs to no request any more, but what its chunk was computed under still counts: where it may
+    go, for how long it stays, and that nobody will ask for it again."""
+    core, queue = lazy_core(max_batched_tokens=100, tiers=[disk(), disk(name="more")])
+    said = [{"store": ["host", "disk"]}, {"one_shot": True}, {"ttl_s": 5.0}, None]
+    requests, free = [], []
+    for i, hints in enumerate(said):
+        tokens = range(100 * i, 100 * i + 8)
+        free += compute(core, tokens, 1 + 2 * i, f"r{i}", tierkv=hints)
+        requests.append(core.request(tokens, f"again{i}"))
+    queue.free(*free)
+    core.report(only_store(empty_step(core)).job_id)
+    written = {(core.lower[op.tier].name, key) for op in core.finish_all() for key in op.keys}
+    keys = [core.truth.keys(request) for request in requests]
+    kept = {key for _, key in written}
+    assert {tier for tier, key in written if key in keys[0]} == {"disk"}
+    assert kept.isdisjoint(keys[1])
+    assert {tier for tier, key in written if key in keys[3]} == {"disk", "more"}
+    core.begin(6.0)
+    assert [core.ask(request) for request in requests] == [8, 8, 0, 8]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "stays"),
+    [({"one_shot": True}, {}, True), ({}, {"one_shot": True}, True), ({"one_shot": True}, {"one_shot": True}, False)],
+)
+def test_lazy_a_chunk_of_two_requests_is_kept_for_the_one_that_wants_it(
+    first: dict[str, object], later: dict[str, object], *, stays: bool
+) -> None:
+    """A use by a request that is not one-shot ends that, also where the block was only shared on the GPU and nothing
+    was stored yet: else the order of two requests would decide what another one finds."""
+    core, queue = lazy_core(max_batched_tokens=100, tiers=[disk()])
+    compute(core, range(4), 1, "a", tierkv=first)
+    again = core.arrive(range(8), "b", tierkv=later)
+    core.schedule(again, computed=4, scheduled=4, ids=[[1, 2]])
+    core.scheduler.request_finished(again, [])
+    queue.free(*computed_blocks(again, [1, 2]))
+    core.report(only_store(empty_step(core)).job_id)
+    written = {key for op in core.finish_all() for key in op.keys}
+    assert (core.truth.keys(again)[0] in written) == stays
 
 
 def test_s118_cursor_in_use_again() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store_parts import chunk_indices, only_store
 
 from tierkv.manager.contract import RequestContext, StoreGrant
-from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
+from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits, StorePlanName
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.store_plan import Candidate, candidates, source_blocks
 from tierkv.types.engine import StepOutput
@@ -270,16 +270,47 @@ def test_s77_an_aborted_request_stores_what_is_computed() -> None:
 
 
 def test_s77_a_long_prompt_that_ends_at_once() -> None:
-    """S77: what one step's bound left over is stored at the end, in a bounded number of further jobs."""
+    """S77: what one step's bound left over of a local prefix is stored at the end, in a bounded number of further jobs;
+    and what is lost all the same is counted, once."""
     core = make_core(slots=40, limits=SchedulerLimits(store_chunks_per_step_max=3))
     request = core.arrive(4 * 20)
-    meta = core.schedule(request, computed=0, scheduled=80, ids=[list(range(1, 21))])
+    meta = core.schedule(request, computed=76, scheduled=4, ids=[list(range(1, 21))])
     assert chunk_indices(core, request, meta) == [0, 1, 2]
     core.scheduler.request_finished(request, [list(range(1, 21))])
     last = core.scheduler.build_connector_meta(StepOutput())
     assert len(last.stores) == FINAL_PASSES_MAX
     assert [len(job.keys) for job in last.stores] == [3] * FINAL_PASSES_MAX
     assert {job.job_id for job in last.stores} <= last.jobs_to_flush
+    assert core.counters.chunks_not_stored == 20 - 3 * (1 + FINAL_PASSES_MAX)
+
+
+@pytest.mark.parametrize("plan", ["immediate", "eager"])
+def test_what_a_step_completes_is_stored_however_much_it_is(plan: StorePlanName) -> None:
+    """A long prompt is computed in few large steps: with a bound below one step's chunks its end would be lost, and
+    nobody would be told."""
+    core = make_core(slots=200, limits=SchedulerLimits(store_chunks_per_step_max=3, store_plan=plan))
+    request = core.arrive(4 * 100)
+    stored: list[int] = []
+    for step in range(5):
+        ids = list(range(1 + 20 * step, 21 + 20 * step))
+        meta = core.schedule(request, computed=80 * step, scheduled=80, ids=[ids], whole=not step)
+        stored.append(sum(len(job.keys) for job in meta.stores))
+    assert stored == ([20] * 5 if plan == "immediate" else [0] + [20] * 4)
+    core.scheduler.request_finished(request, [])
+    last = core.scheduler.build_connector_meta(StepOutput())
+    assert sum(len(job.keys) for job in last.stores) == 100 - sum(stored)
+    assert core.counters.chunks_not_stored == 0
+
+
+def test_chunks_that_a_full_host_tier_never_took_are_counted() -> None:
+    """A request that ends while the host tier has no room loses what it computed: that must show somewhere."""
+    core = make_core(slots=8)
+    others = core.request(range(1000, 1028), "others")
+    assert core.manager.prepare_store([(key, 0) for key in core.truth.keys(others)], RequestContext("others"))
+    request = core.arrive(16)
+    assert not core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
+    core.scheduler.request_finished(request, [])
+    assert core.counters.chunks_not_stored == 3
 
 
 def test_d3_a_request_that_never_ran() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core_parts import Core, make_core
+from core_parts import Core, TierSpec, make_core
 from core_pool import BedBlock
 from core_truth import BedRequest
 
@@ -71,9 +71,12 @@ class FreeQueue:
         return self._entries.get(block.block_id)
 
 
-def lazy_core(max_batched_tokens: int = 8, slots: int = 64, **limits: object) -> tuple[Core, FreeQueue]:
+def lazy_core(
+    max_batched_tokens: int = 8, slots: int = 64, tiers: Sequence[TierSpec] = (), **limits: object
+) -> tuple[Core, FreeQueue]:
     """A core that stores lazily, with its engine's queue. Blocks of 4 tokens: 2 visits per 4 batched tokens."""
-    core = make_core(slots=slots, limits=SchedulerLimits(store_plan="lazy", **limits))  # type: ignore[arg-type]
+    plan = SchedulerLimits(store_plan="lazy", **limits)  # type: ignore[arg-type]
+    core = make_core(slots=slots, tiers=tiers, limits=plan)
     queue = FreeQueue()
     core.scheduler.register_free_queue(queue, max_batched_tokens)
     return core, queue

@@ -17,6 +17,7 @@ from tierkv.errors import EngineProtocolError
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
 from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
+from tierkv.worker.transfers import Transfer
 
 
 @pytest.fixture(params=DEVICES)
@@ -145,6 +146,36 @@ def test_s110_stores_wait_for_the_next_step_and_go_first(bed: Bed, monkeypatch: 
     output = bed.worker.get_finished()
     assert list(output.finished) == [1, 2]
     assert not output.failed_keys
+
+
+def test_s111_a_load_that_was_given_up_ends_before_another_load_of_its_step(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S111: an aborted load's blocks may be the target of another load in the same step: the one that counts is begun
+    when the other has ended, also where copies run side by side; else the wrong chunk's bytes may stay."""
+    old, new = make_key(b"old", 0), make_key(b"new", 0)
+    stores = (job(8, [1, 2, 3], store=True, slot=5, keys=(old,)), job(9, [4, 5, 6], store=True, slot=6, keys=(new,)))
+    bed.run(stores=stores)
+    wanted = bed.snapshot()[0][0][4:7]
+    copies = bed.worker._copies
+    assert copies is not None
+    begin, seen = copies.start, []
+    begun: dict[int, Transfer] = {}
+
+    def start(job: TransferJob) -> Transfer:
+        seen.append((job.job_id, [job_id for job_id, transfer in begun.items() if not transfer.done()]))
+        begun[job.job_id] = begin(job)
+        return begun[job.job_id]
+
+    monkeypatch.setattr(copies, "start", start)
+    loads = (
+        job(1, [11, 12, 13], store=False, slot=6, keys=(new,)),
+        job(2, [11, 12, 13], store=False, slot=5, keys=(old,)),
+    )
+    bed.worker.start_step(ConnectorMeta(loads=loads, jobs_to_flush=frozenset({2})))
+    bed.worker.wait([1])
+    assert seen == [(2, []), (1, [])]
+    np.testing.assert_array_equal(bed.snapshot()[0][0][11:14], wanted)
 
 
 def test_s111_a_store_of_this_step_can_be_flushed(bed: Bed) -> None:

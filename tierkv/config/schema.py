@@ -217,7 +217,11 @@ class StoreConfig(_Model):
         "`request_level`: yes, where the host tier has lost them meanwhile. A request chooses `request_level` with "
         "`do_remote_decode = true` in its `kv_transfer_params`.",
     )
-    chunks_per_step_max: Count = Field(default=256, description="Chunks whose store may start per engine step.")
+    chunks_per_step_max: Count = Field(
+        default=256,
+        description="Chunks that one request offers for storing in one step, while it has more to offer than the step "
+        "itself completes. What a step completes is offered in one go, up to a quarter of the host tier.",
+    )
     prompt_only: bool = Field(default=False, description="Store chunks of prompts only, not of generated tokens.")
 
 

@@ -87,7 +87,11 @@ class OffloadManager:
 
     @property
     def version(self) -> int:
-        """Grows whenever an answer that was "not known yet" may have become known."""
+        """Grows whenever an answer that was "not known yet" may have become known.
+
+        A tier has answered, its health has changed, or a chunk is lost. Not when chunks have been stored, loaded or
+        written: that happens in every busy step, and leaves the question that a tier was asked as open as it was.
+        """
         return self._traffic.version
 
     @property
@@ -229,8 +233,8 @@ class OffloadManager:
             self.counters.chunks_corrupt[HOST] += len(dropped)
             self._events.extend(CacheEventKind.REMOVED, HOST, [host.key(slot) for slot in dropped])
             host.drop(dropped)
+            self._traffic.version += 1
         host.release(leased)
-        self._traffic.version += 1
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
@@ -276,6 +280,7 @@ class OffloadManager:
             ended = [slot for slot in ended if host.key(slot) not in failed]
             host.failed(bad)
             self.counters.stores_failed += len(bad)
+            self._traffic.version += 1
         filled = host.filled(ended, ChunkEvent.STORED)
         self.counters.chunks_stored += len(filled.keys)
         self._traffic.became_ready(filled)

@@ -158,7 +158,6 @@ class TierTraffic:
 
     def became_ready(self, filled: Filled) -> None:
         """Chunks are readable in the host tier: let them cascade to every tier that wants and may have them. Say so."""
-        self.version += 1
         self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
         routes = self.admissions.take_routes(filled.slots)
         for tier in self._tiers:
@@ -273,13 +272,14 @@ class TierTraffic:
 
     def on_news(self, news: Completion | TierHealth) -> None:
         """Take in a completion or a change of a tier's health."""
-        self.version += 1
         if isinstance(news, TierHealth):
+            self.version += 1
             self._tiers[news.tier].usable = news.usable
             return
         pending = self._in_flight.get(news.op_id)
         if pending is None:
             return
+        self.version += pending.op.verb in (Verb.PROBE, Verb.READ)  # a read may find that the chunk is gone
         tier = self._tiers[pending.op.tier]
         if pending.op.verb is Verb.READ:
             self._measure(pending, news)

@@ -12,7 +12,8 @@ class CoreCounters:
 
     lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again". deadlines_expired:
     lookups ended by their deadline. tokens_loaded, chunks_hit: by the tier whose bytes were used. stores_refused: store
-    batches the host tier had no room for. cascades_dropped: chunks that a lower tier did not get because its queue was
+    batches the host tier had no room for. chunks_not_stored: chunks that were never offered with success before their
+    request ended. cascades_dropped: chunks that a lower tier did not get because its queue was
     full or it was unusable, by tier. admissions_refused: chunks that a tier's policy did not let in. promotions,
     cascades: chunks read from and written to a tier. chunks_corrupt: frames that failed their check, by tier.
     evictions: by tier. reads_failed, writes_failed: by tier, for any other reason. probes: existence questions, by
@@ -35,6 +36,7 @@ class CoreCounters:
     chunks_loaded: int = 0
     stores_refused: int = 0
     stores_failed: int = 0
+    chunks_not_stored: int = 0
     loads_failed: int = 0
     admissions_refused: Counter[str] = field(default_factory=Counter)
     promotions: Counter[str] = field(default_factory=Counter)

@@ -32,6 +32,7 @@ COUNTERS = {
     "chunks_stored": "Chunks copied from the GPU to the host tier",
     "chunks_loaded": "Chunks copied from the host tier to the GPU",
     "stores_refused": "Batches that the host tier had no room for",
+    "chunks_not_stored": "Chunks of requests that ended before the host tier had taken them or said that it has them",
     "stores_failed": "Chunks whose copy from the GPU failed",
     "loads_failed": "Chunks whose copy to the GPU failed or was refused",
     "promotions": "Chunks read from a tier into the host tier",

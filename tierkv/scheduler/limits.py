@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Literal
 
 FINAL_PASSES_MAX = 4
-"""Store passes when a request ends, each of at most ``store_chunks_per_step_max`` chunks: its blocks will not come
-back, so this is the last chance; and still a bounded one, because the engine waits for it."""
+"""Store passes when a request ends, each bounded as in a step: its blocks will not come back, so this is the last
+chance; and still a bounded one, because the engine waits for it. What is left is counted (``chunks_not_stored``)."""
 
 
 StorePlanName = Literal["immediate", "eager", "lazy"]
@@ -29,7 +29,7 @@ class SchedulerLimits:
     """Bounds of the scheduler.
 
     lookup_deadline_s: a lookup is answered at the latest this long after it was first asked.
-    store_chunks_per_step_max: chunks of one request offered for storing in one step.
+    store_chunks_per_step_max: chunks of one request offered for storing in one step, beyond those that it completes.
     prompt_only: store no chunk that holds a generated token.
     store_plan: when blocks are stored.
     store_policy: of requests that do not say it themselves.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.ledger import Ledger
@@ -56,7 +57,7 @@ class RequestRecord:
         self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, ledger: Ledger | None = None
     ) -> None:
         self.request = request
-        self.ctx = RequestContext(request.request_id, request.kv_transfer_params or {}, hints)
+        self.ctx = RequestContext(request.request_id, _mapping(request.kv_transfer_params), hints)
         self.state = RequestState.IDLE
         self.watcher: Watcher | None = None
         self._story: deque[tuple[RequestEvent, RequestState]] = deque(maxlen=STORY_EVENTS_MAX)
@@ -66,6 +67,7 @@ class RequestRecord:
         self.load_job: int | None = None
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
+        self.tokens_unconfirmed = 0  # computed in its last step; where only what is certain is stored
         self.ledger = Ledger(request.request_id) if ledger is None else ledger
         self.arrival: Sighting | None = None
         self.has_arrived = False
@@ -152,6 +154,11 @@ class RequestRecord:
     def has_jobs(self) -> bool:
         """Whether a transfer of this request is in flight."""
         return self.load_job is not None or bool(self.store_jobs)
+
+
+def _mapping(params: object) -> Mapping[str, Any]:
+    """What the engine's user attached; nothing, where it is not what it should be (the hints' reader tells that)."""
+    return params if isinstance(params, Mapping) else {}
 
 
 def _search_groups(groups: Sequence[GroupRecord], geometry: Geometry) -> tuple[SearchGroup, ...]:

@@ -70,6 +70,15 @@ def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> bool
     return found
 
 
+def count_storable(record: RequestRecord, geometry: Geometry, tokens: int) -> int:
+    """How many storable chunks within ``tokens`` were not offered."""
+    return sum(
+        1
+        for group, state in zip(geometry.groups, record.groups, strict=True)
+        for _ in storable_chunks(group, state, geometry.blocks_per_chunk, tokens)
+    )
+
+
 def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> list[Candidate]:
     """Storable chunks within ``tokens``, ordered by group; at most ``chunks_max``: those nearest to the start."""
     found: list[Candidate] = []

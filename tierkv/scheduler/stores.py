@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
@@ -14,9 +16,10 @@ from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.jobs import Fences, JobTable
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
 from tierkv.scheduler.records import RequestRecord
-from tierkv.scheduler.store_plan import Candidate, SourceBlocks, candidates, skip_useless, source_blocks
+from tierkv.scheduler.store_plan import Candidate, SourceBlocks, candidates, count_storable, skip_useless, source_blocks
 from tierkv.types.engine import Request
-from tierkv.types.geometry import Geometry
+from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_groups
 
@@ -25,7 +28,7 @@ from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_g
 class FreeChunk:
     """A chunk of one block that no request uses any more: chunk ``index`` of ``group``.
 
-    request: who computed it, where events shall describe it.
+    request: who computed it, where events shall describe it. hints: what was said about it.
     """
 
     key: Key
@@ -33,6 +36,7 @@ class FreeChunk:
     index: int
     block_id: int
     request: Request | None
+    hints: RequestHints
 
 
 class Stores:
@@ -63,8 +67,17 @@ class Stores:
 
     @property
     def chunks_max(self) -> int:
-        """Chunks that are offered together."""
-        return min(self._limits.store_chunks_per_step_max, self._manager.store_chunks_max)
+        """Chunks that are offered together, where more wait than one step completes."""
+        return self._chunks_max(0)
+
+    def _chunks_max(self, new_tokens: int) -> int:
+        """The same, of a request of which ``new_tokens`` have become storable since it was last asked.
+
+        What a step completes is always offered in one go: with less, a prompt that is computed faster would lose its
+        end, and the price is a small part of what computing it costs.
+        """
+        new = sum(cdiv(new_tokens, group.chunk_tokens) for group in self._geometry.groups)
+        return min(max(new, self._limits.store_chunks_per_step_max), self._manager.store_chunks_max)
 
     @property
     def describes(self) -> bool:
@@ -90,29 +103,38 @@ class Stores:
 
     # -- offering ----------------------------------------------------------------------------------------------------
 
-    def offer(self, record: RequestRecord, tokens: int) -> None:
-        """Offer what is storable within ``tokens`` and not yet offered. If not all of it finds room, it waits (S71)."""
-        offered = self._candidates(record, tokens)
+    def offer(self, record: RequestRecord, tokens: int, new_tokens: int) -> None:
+        """Offer what is storable within ``tokens`` and not yet offered. If not all of it finds room, it waits (S71).
+
+        new_tokens: how many of them this step computes.
+        """
+        offered = self._candidates(record, tokens, new_tokens)
         slots = self._grant(offered, record.ctx) if offered else None
         if slots is not None:
             self._accept(record, offered, slots)
 
-    def offer_what_fits(self, record: RequestRecord, tokens: int) -> bool:
+    def offer_what_fits(self, record: RequestRecord, tokens: int, new_tokens: int = 0) -> bool:
         """The same, but as much of it as finds room is taken, from the front: the cursors stop exactly there (S117).
 
         Returns:
             False if the host tier is full.
         """
-        offered = sorted(self._candidates(record, tokens), key=lambda candidate: candidate.end_token)
+        offered = sorted(self._candidates(record, tokens, new_tokens), key=lambda candidate: candidate.end_token)
         taken, slots = self._grant_what_fits(offered, record.ctx)
         self._accept(record, offered[:taken], slots)
         return taken == len(offered)
 
-    def offer_at_end(self, record: RequestRecord) -> None:
-        """The request ends and its blocks will not come back: the last chance to offer what it has computed."""
+    def offer_at_end(self, record: RequestRecord, new_tokens: int = 0) -> None:
+        """The request ends and its blocks will not come back: the last chance to offer what it has computed.
+
+        What is not taken now is counted as not stored.
+        """
+        tokens = self.final_tokens(record)
         for _ in range(FINAL_PASSES_MAX):
-            if not self.offer_what_fits(record, self.final_tokens(record)):
+            if not self.offer_what_fits(record, tokens, new_tokens):
                 break
+        if skip_useless(record, self._geometry, tokens):
+            self._manager.counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
 
     def offer_free(self, chunks: Sequence[FreeChunk]) -> int:
         """Offer chunks that no request uses any more; their blocks are fenced at once.
@@ -120,7 +142,14 @@ class Stores:
         Returns:
             How many of them, from the front, found room.
         """
-        taken, slots = self._grant_what_fits(chunks, RequestContext(NO_REQUEST))
+        taken, slots = 0, dict[Key, SlotRef]()
+        for hints, alike in groupby(chunks, attrgetter("hints")):
+            some = list(alike)
+            count, granted_slots = self._grant_what_fits(some, RequestContext(NO_REQUEST, hints=hints))
+            taken += count
+            slots |= granted_slots
+            if count < len(some):
+                break
         granted = sorted((chunk for chunk in chunks[:taken] if chunk.key in slots), key=lambda chunk: chunk.group)
         if granted:
             groups = [chunk.group for chunk in granted]
@@ -133,11 +162,11 @@ class Stores:
                 self._block_events.granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.index, 0)])
         return taken
 
-    def _candidates(self, record: RequestRecord, tokens: int) -> list[Candidate]:
+    def _candidates(self, record: RequestRecord, tokens: int, new_tokens: int) -> list[Candidate]:
         record.extend_keys(self._geometry)
         if not skip_useless(record, self._geometry, tokens):
             return []
-        return candidates(record, self._geometry, tokens, self.chunks_max)
+        return candidates(record, self._geometry, tokens, self._chunks_max(new_tokens))
 
     def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:
         """Slots for those that the host tier does not have; None if there is no room for all of them."""

@@ -6,7 +6,7 @@ Every key is optional, and a hint never makes an answer wrong: at worst a chunk 
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -168,7 +168,7 @@ def _wrong(path: str, value: object, kind: str, allowed: str) -> HintFault:
 
 def _unknown_key(key: object) -> HintFault:
     text = f"{HINTS}.{key}" if isinstance(key, str) else f"key {_shown(key)} of {HINTS}"
-    near = _nearest(str(key), ALLOWED)
+    near = _nearest(key, ALLOWED) if isinstance(key, str) else ""
     path = text[:_SHOWN_CHARS_MAX]
     return HintFault(path, "unknown", f"{path} is unknown and ignored{near}; keys: {', '.join(ALLOWED)}")
 
@@ -179,7 +179,10 @@ def _nearest(name: str, names: Collection[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a whole number of thousands of digits has no repr, and who knows what else
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."
 
 
@@ -211,7 +214,7 @@ def _flag(value: object) -> bool:
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _WrongError("type")
-    if not (value > 0 and math.isfinite(value)):
+    if not 0 < value <= sys.float_info.max:  # a whole number may lie beyond what a float can be
         raise _WrongError("range")
     return float(value)
 

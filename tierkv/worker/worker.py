@@ -1,7 +1,8 @@
 """A worker: moves chunks between GPU blocks and host slots as the scheduler says, and reports.
 
 Order within a step (spec, section 16): flushed jobs first, because their blocks are about to be overwritten; then the
-stores of the step before; then this step's loads. This step's stores wait for the next one, so that they never delay
+stores of the step before; then this step's loads, after those of them that were given up already, into whose blocks
+another may go. This step's stores wait for the next one, so that they never delay
 the forward pass they depend on. A failed transfer is a report, never an exception.
 """
 
@@ -102,10 +103,15 @@ class Worker:
             self._start(job)
         self._queued.clear()
         self.wait(meta.jobs_to_flush)
-        for job in meta.loads:
+        # A load that is to be flushed in the very step that starts it was given up: its blocks are somebody else's,
+        # perhaps those of another load of this step, which must come last.
+        given_up = [job for job in meta.loads if job.job_id in meta.jobs_to_flush]
+        for job in given_up:
             self._start(job)
-        # A load that is to be flushed in the very step that starts it: nobody will come back for it.
-        self.wait(job.job_id for job in meta.loads if job.job_id in meta.jobs_to_flush)
+        self.wait(job.job_id for job in given_up)
+        for job in meta.loads:
+            if job.job_id not in meta.jobs_to_flush:
+                self._start(job)
 
     def queue_stores(self, meta: ConnectorMeta) -> None:
         """After the forward pass: this step's stores will be submitted at the start of the next one."""

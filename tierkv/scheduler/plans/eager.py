@@ -30,7 +30,8 @@ class EagerPlan:
         if not self._full:
             confirmed = scheduled.num_computed_tokens - scheduled.num_placeholder_tokens
             tokens = self._stores.storable_tokens(record, confirmed)
-            self._full = not self._stores.offer_what_fits(record, tokens)
+            self._full = not self._stores.offer_what_fits(record, tokens, record.tokens_unconfirmed)
+        record.tokens_unconfirmed = scheduled.num_scheduled_tokens
 
     def end_step(self) -> None:
         """The next step may find room again."""
@@ -38,7 +39,7 @@ class EagerPlan:
 
     def finished(self, record: RequestRecord) -> None:
         """Offer the rest: all of it is confirmed now (D5)."""
-        self._stores.offer_at_end(record)
+        self._stores.offer_at_end(record, record.tokens_unconfirmed)
 
     def reset(self) -> None:
         """Nothing is remembered."""

@@ -21,9 +21,10 @@ class ImmediatePlan:
     def overwritten(self, block_ids: Sequence[int]) -> None:
         """Tables are kept up to date elsewhere."""
 
-    def scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:  # noqa: ARG002 - contract
+    def scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """Offer what the request has computed when this step ends."""
-        self._stores.offer(record, self._stores.storable_tokens(record, record.computed_tokens))
+        tokens = self._stores.storable_tokens(record, record.computed_tokens)
+        self._stores.offer(record, tokens, scheduled.num_scheduled_tokens)
 
     def end_step(self) -> None:
         """Nothing is left to do."""

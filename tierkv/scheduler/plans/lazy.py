@@ -7,6 +7,7 @@ walks the engine's queue of free blocks ahead of its head.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.manager.manager import OffloadManager
@@ -15,6 +16,7 @@ from tierkv.scheduler.store_plan import skip_useless, storable_chunks
 from tierkv.scheduler.stores import FreeChunk, Stores
 from tierkv.types.engine import Block, FreeBlockQueue, ScheduledRequest
 from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key, split_key
 
 
@@ -41,6 +43,18 @@ def check_lazy(geometry: Geometry) -> None:
             f'store.plan = "lazy" stores single blocks, and a chunk here has {geometry.blocks_per_chunk} of them: '
             'set chunk.blocks = 1, or store.plan = "eager"'
         )
+
+
+def _of_both(first: RequestHints, later: RequestHints) -> RequestHints:
+    """What counts for a chunk that one request computed and a later one used, as if it had been stored in between.
+
+    It goes where the first one lets it. It stays unless both say that it may go, for as long as the longer one says.
+    """
+    if first == later:
+        return first
+    ends = first.ttl_s, later.ttl_s
+    ttl_s = None if ends[0] is None or ends[1] is None else max(ends[0], ends[1])
+    return replace(first, one_shot=first.one_shot and later.one_shot, ttl_s=ttl_s)
 
 
 class LazyPlan:
@@ -84,8 +98,12 @@ class LazyPlan:
         request = record.request if self._stores.describes else None
         for group, table in zip(self._geometry.groups, record.groups, strict=True):
             for i in storable_chunks(group, table, 1, tokens):
-                block_id = table.block_ids[i]
-                self._chunk_of_block[block_id] = FreeChunk(table.keys[i], group.index, i, block_id, request)
+                block_id, key = table.block_ids[i], table.keys[i]
+                known = self._chunk_of_block.get(block_id)
+                hints = record.ctx.hints
+                if known is not None and known.key == key:
+                    hints = _of_both(known.hints, hints)
+                self._chunk_of_block[block_id] = FreeChunk(key, group.index, i, block_id, request, hints)
                 table.next_stored = i + 1
 
     def reset(self) -> None:

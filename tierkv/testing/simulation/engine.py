@@ -17,7 +17,7 @@ from tierkv.testing.simulation.seats import Seat, TableKeeper, first_attended
 from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.truth import SimRequest, Truth
 from tierkv.types.engine import GroupKind, LoadReport, ScheduledRequest, StepOutput
-from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+from tierkv.types.transfers import WorkerOutput
 
 PROTOCOL = "engine protocol"
 """What an engine was promised about the calls' answers."""
@@ -47,9 +47,6 @@ class Watch(Protocol):
 
     def answered(self, seat: Seat, local: int, answer: int | None) -> None:
         """A lookup was answered."""
-
-    def handed_out(self, meta: ConnectorMeta) -> None:
-        """Instructions go to the workers."""
 
     def heard(self, report: LoadReport) -> None:
         """The stack told of loads that ended."""
@@ -129,7 +126,6 @@ class SimEngine:
         meta = self._stack.build_connector_meta(
             StepOutput(entries, frozenset(seat.request.request_id for seat in preempted))
         )
-        self._watch.handed_out(meta)
         for worker in self.workers:
             worker.start_step(meta)
         self._pass_time(whims.forward_s / 2)

@@ -15,10 +15,11 @@ from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack
 from tierkv.tiers.arena import HostArena
 from tierkv.types.cache_events import CacheEvent
+from tierkv.types.engine import StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
-from tierkv.types.transfers import WorkerOutput
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.worker import Worker
 
 
@@ -48,9 +49,18 @@ class Probe:
         self,
         submitted: Callable[[TierOp], None],
         drained: Callable[[list[Completion | TierHealth]], None],
+        handed_out: Callable[[ConnectorMeta], None],
         reported: Callable[[int, WorkerOutput], None],
     ) -> None:
-        """Hear every instruction to a tier, and every word of tiers and workers before the stack hears it."""
+        """Hear every instruction to a tier or a worker, and every word of theirs before the stack hears it."""
+        build = self._stack.build_connector_meta
+
+        def build_aloud(step: StepOutput) -> ConnectorMeta:
+            meta = build(step)
+            handed_out(meta)
+            return meta
+
+        vars(self._stack)["build_connector_meta"] = build_aloud
         vars(self._stack)["_dispatcher"] = _Tap(self._parts.dispatcher, submitted, drained)
         for index, worker in enumerate(workers_of(self._stack)):
             vars(worker)["get_finished"] = partial(_overheard, worker.get_finished, partial(reported, index))

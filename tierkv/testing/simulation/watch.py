@@ -102,7 +102,7 @@ class Watch:
         self._stale: set[int] = set()
         self._void: list[tuple[Key, int]] = []
         self._stale_loads: set[int] = set()
-        probe.listen(self.submitted, self.drained, self.reported)
+        probe.listen(self.submitted, self.drained, self.handed_out, self.reported)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 

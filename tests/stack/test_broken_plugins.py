@@ -1,0 +1,105 @@
+"""A plugin whose ``open`` fails stops only the stack that asks for it, and is named by it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tierkv
+from tierkv.abc import BackendPlugin, CodecPlugin, PolicyPlugin
+from tierkv.errors import BackendError, PluginError, TierKVError
+from tierkv.hookspecs import hookimpl
+from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.types.engine import EngineSpec, GroupSpec
+
+SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
+
+
+def fails(*_: object) -> Any:
+    """What a plugin does on a machine that it was not made for."""
+    raise RuntimeError("no licence file")
+
+
+def ends(*_: object) -> Any:
+    """What a plugin does that takes itself for a program."""
+    raise SystemExit(3)
+
+
+def registry(make: Any = fails) -> PluginRegistry:
+    """What is installed, and a codec, a policy and a backend that cannot be opened."""
+    known = load_plugins()
+
+    class Broken:
+        TIERKV_SPI = 1
+
+        @hookimpl
+        def tierkv_codecs(self) -> list[CodecPlugin]:
+            return [replace(known.codecs["none"].plugin, name="badcodec", open=make)]
+
+        @hookimpl
+        def tierkv_policies(self) -> list[PolicyPlugin]:
+            return [replace(known.policies["lru"].plugin, name="badpolicy", open=make)]
+
+        @hookimpl
+        def tierkv_backends(self) -> list[BackendPlugin]:
+            return [replace(known.backends["disk"].plugin, name="badbackend", open=make, check=None)]
+
+    return load_plugins([Broken()])
+
+
+def stack_of(place: Path, host: dict[str, Any] | None = None, **tier: Any) -> dict[str, Any]:
+    """A host tier and a disk."""
+    disk = {"name": "below", "backend": "disk", "path": str(place / "d"), "capacity": "8MiB", "min_free_bytes": 0}
+    return {"host": {"capacity": "1MiB", **(host or {})}, "tiers": [disk | tier]}
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_a_codec_that_nobody_asked_for_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, tiers: bool
+) -> None:
+    """All codecs are opened to read what lies in tiers already. One that fails is told and left out: else a plugin
+    that somebody merely installed would stop every stack on the machine."""
+    config = stack_of(tmp_path) if tiers else {"host": {"capacity": "1MiB"}}
+    with caplog.at_level(logging.WARNING, "tierkv"):
+        tierkv.open_stack(config, SPEC, plugins=registry()).close()
+    told = [record.getMessage() for record in caplog.records if "badcodec" in record.getMessage()]
+    assert len(told) == tiers
+    assert all("Broken" in text and "no licence file" in text for text in told)
+
+
+@pytest.mark.parametrize("make", [fails, ends])
+@pytest.mark.parametrize(
+    ("host", "tier", "error", "named"),
+    [
+        ({}, {"codec": "badcodec"}, PluginError, "tier 'below': codec 'badcodec'"),
+        ({}, {"policy": "badpolicy"}, PluginError, "tier 'below': eviction policy 'badpolicy'"),
+        ({"policy": "badpolicy"}, {}, PluginError, "tier 'host': eviction policy 'badpolicy'"),
+        ({}, {"backend": "badbackend"}, BackendError, "tier 'below': backend 'badbackend'"),
+    ],
+)
+def test_a_plugin_that_cannot_be_opened_is_named(
+    tmp_path: Path, make: Any, host: dict[str, Any], tier: dict[str, Any], error: type[TierKVError], named: str
+) -> None:
+    """Whatever a plugin raises, the user reads which tier, which plugin and why, and nothing stays open behind it."""
+    what = "no licence file" if make is fails else "SystemExit: 3"
+    with pytest.raises(error, match=rf"{named} of Broken .*{what}") as caught:
+        tierkv.open_stack(stack_of(tmp_path, host, **tier), SPEC, plugins=registry(make))
+    assert caught.value.tier == named.split("'")[1]
+    tierkv.open_stack(stack_of(tmp_path), SPEC).close()
+
+
+def test_an_error_of_ours_is_passed_on_with_the_tier(tmp_path: Path) -> None:
+    """A backend that says itself what is wrong says it better than we could."""
+    ours = BackendError("the bucket is in another country")
+
+    def refuse(*_: object) -> Any:
+        raise ours
+
+    with pytest.raises(BackendError) as caught:
+        tierkv.open_stack(stack_of(tmp_path, backend="badbackend"), SPEC, plugins=registry(refuse))
+    assert caught.value is ours
+    assert caught.value.tier == "below"

@@ -1,0 +1,134 @@
+"""Flushing between steps and closing: what the engine would have been told later is told, and nothing ends silently."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierkv
+from tierkv.stack import Stack
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
+
+SPEC = EngineSpec("m", "float32", (GroupSpec(16, (64,)),), 16)
+IDS = (1, 2, 3, 4)
+
+
+@dataclass
+class Prompt:
+    """64 tokens, four blocks, always the same."""
+
+    request_id: str
+    num_tokens: int = 64
+    num_prompt_tokens: int = 64
+    kv_transfer_params: None = None
+    block_hashes: list[bytes] = field(
+        default_factory=lambda: [hashlib.blake2b(bytes([i]), digest_size=32).digest() for i in range(4)]
+    )
+
+
+@dataclass
+class Block:
+    """A block that is not computed yet."""
+
+    block_id: int
+    block_hash: bytes | None = None
+    is_null: bool = False
+
+
+def config_of(place: Path, **store: Any) -> dict[str, Any]:
+    """A host tier and a disk."""
+    disk = {"backend": "disk", "path": str(place / "disk"), "capacity": "8MiB", "min_free_bytes": 0}
+    return {"host": {"capacity": "1MiB"}, "store": store, "tiers": [disk]}
+
+
+def opened(config: dict[str, Any]) -> Stack:
+    """A stack whose one worker has its pages."""
+    stack = tierkv.open_stack(config, SPEC)
+    stack.worker.register_kv_caches([[np.ones((20, 64), np.uint8)]])
+    return stack
+
+
+def step(stack: Stack, *scheduled: ScheduledRequest) -> LoadReport:
+    """One whole step."""
+    meta = stack.build_connector_meta(StepOutput(scheduled))
+    for worker in stack.workers:
+        worker.start_step(meta)
+        worker.queue_stores(meta)
+    return stack.update_connector_output(stack.worker.get_finished()) if stack.workers else LoadReport()
+
+
+def ask(stack: Stack, request: Prompt) -> int:
+    """The answer of a lookup that ends."""
+    while (tokens := stack.get_num_new_matched_tokens(request, 0)[0]) is None:
+        step(stack)
+    return tokens
+
+
+def compute(stack: Stack, request_id: str) -> None:
+    """A request that computes its prompt in one step, and is over."""
+    request = Prompt(request_id)
+    assert ask(stack, request) == 0
+    stack.update_state_after_alloc(request, [[Block(i) for i in IDS]], 0)
+    step(stack, ScheduledRequest(request_id, 0, 64, (IDS,), replaces_table=True))
+    stack.request_finished(request, [IDS])
+
+
+def test_a_load_that_ends_in_a_flush_is_reported_by_the_next_step(tmp_path: Path) -> None:
+    """Who flushes between steps, before a checkpoint, say, drains the worker. The request whose load ended thereby
+    waits for a report: if the flush kept it to itself, the request would wait for ever."""
+    with opened(config_of(tmp_path)) as stack:
+        compute(stack, "a")
+        while stack.has_pending_work():
+            step(stack)
+        request = Prompt("b")
+        assert ask(stack, request) == 64
+        stack.update_state_after_alloc(request, [[Block(i) for i in (5, 6, 7, 8)]], 64)
+        meta = stack.build_connector_meta(StepOutput())
+        stack.worker.start_step(meta)
+        stack.worker.queue_stores(meta)
+        assert stack.flush()
+        assert stack.flush(), "also where two flushes follow each other"
+        assert stack.has_pending_work(), "the engine goes on stepping, or it would not come for the report"
+        assert step(stack) == LoadReport(frozenset({"b"}))
+        assert not stack.has_pending_work()
+        assert step(stack) == LoadReport(), "told once"
+
+
+@pytest.mark.parametrize("plan", ["immediate", "eager"])
+def test_close_makes_the_stores_that_the_next_step_would_have_made(tmp_path: Path, plan: str) -> None:
+    """A request ends, and the server stops before another step: what its last pass left to that step is stored and
+    reaches the disk; a close that says so must not have left it out."""
+    stack = opened(config_of(tmp_path, plan=plan))
+    compute(stack, "a")
+    assert stack.has_pending_work()
+    assert stack.close()
+    with opened(config_of(tmp_path)) as stack:
+        assert ask(stack, Prompt("b")) == 64
+
+
+def test_close_says_what_is_lost_and_says_it_again(tmp_path: Path) -> None:
+    """Workers in other processes cannot be reached by close: stores that they were never given are lost, and neither
+    the first answer nor that of a second call in a shutdown path may hide it."""
+    capabilities = EngineCapabilities(worker_processes=True)
+    spec = EngineSpec("m", "float32", (GroupSpec(16, (64,)),), 16, capabilities=capabilities)
+    stack = tierkv.open_stack(config_of(tmp_path), spec)
+    compute(stack, "a")
+    assert not stack.close()
+    assert not stack.close()
+
+
+def test_close_without_registered_pages_ends_all_the_same(tmp_path: Path) -> None:
+    """An engine that fails between its first step's instructions and their execution still gets its files and memory
+    back, and the error that it failed with is not replaced by one of ours."""
+    stack = tierkv.open_stack(config_of(tmp_path), SPEC)
+    request = Prompt("a")
+    assert ask(stack, request) == 0
+    stack.update_state_after_alloc(request, [[Block(i) for i in IDS]], 0)
+    stack.build_connector_meta(StepOutput((ScheduledRequest("a", 0, 64, (IDS,), replaces_table=True),)))
+    assert not stack.close()
+    opened(config_of(tmp_path)).close()
