@@ -76,7 +76,8 @@ class Checks:
 
     def _check_residents(self) -> None:
         told = self._watch.residents
-        readable = self._probe.readable(self._watch.truth.payloads)
+        listed = {key for key, _ in self._probe.ready_slots()}
+        readable = self._probe.readable(listed | told[HOST])
         demand(told[HOST] == readable, EVENTS, f"host: {_difference(told[HOST], readable)}")
         for i, tier in enumerate(self._setup.tiers):
             if tier.name in self._indexed:

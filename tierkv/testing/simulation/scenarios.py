@@ -20,6 +20,10 @@ _STACKS: tuple[tuple[str, ...], ...] = (
 )
 
 
+_QUICK = (0.0001, 0.0005, 0.002, 0.01)
+_STEADY = (0.0002, 0.001, 0.005, 0.02, 0.1)
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Chances are per engine step.
@@ -29,6 +33,9 @@ class Scenario:
     as a share of what the longest request needs. families: how many unrelated prefixes there are. burst_max: requests
     that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
     the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
+    paces: how long tiers usually need for a call, in seconds; each tier has one of these.
+    disk_share: frames that a bounded tier takes, as multiples of the host tier's slots. back: of the requests, how many
+    go on with an earlier one. crowd: of the bursts, how many ask for the same prefix.
     others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an offer
     unused. lazy: of the seeds, how many store what the engine is about to reuse.
     """
@@ -39,10 +46,14 @@ class Scenario:
     menu: Sequence[Trouble] = ()
     healthy_s: float = 3.0
     trouble_s: float = 1.5
-    host_slots: tuple[int, int] = (8, 24)
-    prompt_share: tuple[float, float] = (0.3, 0.9)
-    gpu_share: tuple[float, float] = (1.0, 3.0)
-    families: int = 4
+    host_slots: tuple[int, int] = (32, 96)
+    prompt_share: tuple[float, float] = (0.15, 0.5)
+    gpu_share: tuple[float, float] = (1.0, 1.4)
+    paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
+    disk_share: Sequence[float] = (0.2, 1.0, 3.0, 8.0)
+    families: int = 6
+    back: float = 0.5
+    crowd: float = 0.4
     arrive: float = 0.25
     burst_max: int = 3
     abort: float = 0.02
@@ -82,7 +93,7 @@ def _scenarios() -> list[Scenario]:
             "restarts", "The process dies and comes back, sometimes with other weights.", rows, (_T.SLOW, _T.RAISING),
             kill=0.03, close=0.01,
         ),
-        Scenario("resets", "The cache is emptied all the time.", menu=(_T.SLOW,), reset=0.06),
+        Scenario("resets", "The cache is emptied all the time.", menu=(_T.SLOW,), reset=0.02),
         Scenario(
             "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
             gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, shy=0.3,

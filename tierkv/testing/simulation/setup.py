@@ -19,7 +19,7 @@ SLOT_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class TierSetup:
-    """One lower tier. ``options`` is its table in the stack's description; ``menu`` what can go wrong with it."""
+    """One lower tier. ``options`` is its table in the stack's description; the rest is for its place and weather."""
 
     name: str
     capabilities: Capabilities
@@ -28,6 +28,7 @@ class TierSetup:
     menu: Sequence[Trouble]
     healthy_s: float
     trouble_s: float
+    usual_s: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
     chunk_tokens = max(group.block_tokens for group in engine.groups) * chunk_blocks
     host_slots = rng.randint(*plan.host_slots)
     # A prompt may be longer than the host tier: what fits must be answered.
-    prompt_tokens_max = max(3 * chunk_tokens, int(host_slots * chunk_tokens * rng.uniform(*plan.prompt_share)))
+    chunks_per_token = sum(1 / (group.block_tokens * chunk_blocks) for group in engine.groups)
+    prompt_tokens_max = max(3 * chunk_tokens, int(host_slots / chunks_per_token * rng.uniform(*plan.prompt_share)))
     blocks = sum(-(-(prompt_tokens_max + 16) // group.block_tokens) for group in engine.groups)
     tiers = rng.choice(plan.tiers)
     return Setup(
@@ -155,6 +157,7 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
         GroupSpec(size, (size * TOKEN_BYTES,) * rng.choice((1, 2)), kind, window) for kind, size, window in model
     )
     sizes = [group.block_tokens for group in groups]
+    lazy = rng.random() < plan.lazy
     return EngineSpec(
         model="simulated",
         dtype="bytes",
@@ -162,9 +165,9 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
         hash_block_tokens=rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2,
         num_workers=rng.choice((1, 1, 2, 3)),
         capabilities=EngineCapabilities(
-            prefix_caching=rng.random() < 0.7,
+            prefix_caching=lazy or rng.random() < 0.5,  # what has no content to be found by is never stored lazily
             holds_blocks_of_finished=rng.random() < 0.2,
-            shows_free_blocks=rng.random() < plan.lazy,
+            shows_free_blocks=lazy,
             prefill_tokens_per_s=(None, 30.0, 300.0)[sum(sizes) % 3],  # by model: whether slow tiers are left out
         ),
     )
@@ -178,10 +181,10 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         authoritative_index=not shared,
         scan=not shared,
         bounded=not shared,
-        preferred_batch=rng.choice((1, 2, 8)),
-        preferred_concurrency=rng.choice((1, 2, 3)),
+        preferred_batch=rng.choice((1, 2, 8, 8)),
+        preferred_concurrency=rng.choice((1, 2, 4)),
     )
-    frames = rng.choice((2, 5, host_slots, 3 * host_slots))
+    frames = max(2, int(host_slots * rng.choice(plan.disk_share)))
     capacity = None if shared else frames * SLOT_BYTES
     options: dict[str, Any] = {
         "name": name,
@@ -198,9 +201,9 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         "breaker_cooldown_s": rng.choice((0.2, 1.0)),
         "probe_keys_max": rng.choice((3, 1024)),
         "presence_ttl_s": rng.choice((0.5, 30.0)),
-        "absence_ttl_s": rng.choice((0.0, 1.0)),
+        "absence_ttl_s": rng.choice((0.0, 0.5, 1.0, 5.0)),
         "presence_keys_max": rng.choice((8, 1_000_000)),
     }
     if capacity is not None:
         options["capacity"] = capacity
-    return TierSetup(name, capabilities, capacity, options, plan.menu, plan.healthy_s, plan.trouble_s)
+    return TierSetup(name, capabilities, capacity, options, plan.menu, plan.healthy_s, plan.trouble_s, rng.choice(plan.paces))

@@ -41,6 +41,13 @@ class Trouble(Enum):
     """Raises for a moment, works for a moment."""
 
 
+TAIL = 0.02
+"""The share of calls that takes long although nothing is wrong: what began later may end before."""
+
+TAIL_S = (0.1, 1.2)
+"""How long those take: some beyond their deadline, most within."""
+
+
 class Weather:
     """The trouble of one tier over time. All numbers are seconds of simulated time.
 
@@ -48,14 +55,18 @@ class Weather:
         rng: chance.
         menu: what can go wrong; empty: nothing ever does.
         healthy_s, trouble_s: how long spells last on average.
+        usual_s: how long calls usually take; any of these.
     """
 
-    def __init__(self, rng: Random, menu: Sequence[Trouble], healthy_s: float, trouble_s: float) -> None:
+    def __init__(
+        self, rng: Random, menu: Sequence[Trouble], healthy_s: float, trouble_s: float, usual_s: Sequence[float]
+    ) -> None:
         self.trouble = Trouble.NONE
         self.rng = rng
         self._menu = menu
         self._healthy_s = healthy_s
         self._trouble_s = trouble_s
+        self._usual_s = usual_s
         self._until_s = -math.inf
         self._now_s = 0.0
 
@@ -83,7 +94,9 @@ class Weather:
                 return math.inf
             case Trouble.SLOW:
                 return self.rng.uniform(0.1, 4.0)
-        return self.rng.choice((0.0002, 0.001, 0.005, 0.02, 0.1))
+        if self.rng.random() < TAIL:
+            return self.rng.uniform(*TAIL_S)
+        return self.rng.choice(self._usual_s)
 
     @property
     def raises(self) -> bool:

@@ -13,7 +13,8 @@ Arrival = tuple[list[int], int, dict[str, object] | None]
 """Prompt tokens, tokens to generate, and what the user attached."""
 
 WAITING_MAX = 10
-NEW_TOKENS_MAX = 12
+NEW_TOKENS = (1, 1, 2, 3, 12)
+"""Tokens to generate; mostly few: what is decoded cannot be loaded."""
 
 PARAMS: tuple[dict[str, object] | None, ...] = (
     *[None] * 24, {"max_offload_tokens": 0}, {"max_offload_tokens": 9},
@@ -56,20 +57,27 @@ class Workload:
         rng, plan = self._rng, self._plan
         count = rng.randint(1, plan.burst_max) if rng.random() < plan.arrive else 0
         prompts = [self._again.popleft() for _ in range(len(self._again))]
-        prompts += [self._prompt() for _ in range(min(count, WAITING_MAX - waiting - len(prompts)))]
-        return [(prompt, rng.randint(1, NEW_TOKENS_MAX), rng.choice(PARAMS)) for prompt in prompts]
+        count = min(count, WAITING_MAX - waiting - len(prompts))
+        if count > 1 and rng.random() < plan.crowd:  # they come for the same: one loads, the others find it
+            shared = self._beginning()
+            prompts += [self._grown(shared) for _ in range(count)]
+        else:
+            prompts += [self._grown(self._beginning()) for _ in range(count)]
+        return [(prompt, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for prompt in prompts]
 
-    def _prompt(self) -> list[int]:
-        rng, limit = self._rng, self._setup.prompt_tokens_max
-        if self._conversations and rng.random() < 0.3:  # somebody answers
-            return [*rng.choice(self._conversations), *self._own(rng.randint(1, 6))][:limit]
-        tokens = [*self.prefix(), *self._own(rng.choice((0, 1, 3, 9)))]
-        return tokens[:limit]
+    def _beginning(self) -> list[int]:
+        """Somebody goes on with an earlier request, or begins as many do."""
+        if self._conversations and self._rng.random() < self._plan.back:
+            return self._rng.choice(self._conversations)
+        return self.prefix()
+
+    def _grown(self, beginning: list[int]) -> list[int]:
+        return [*beginning, *self._own(self._rng.choice((0, 1, 3, 6)))][: self._setup.prompt_tokens_max]
 
     def prefix(self) -> list[int]:
         """The beginning of one of the prompts that many share."""
         family = self._rng.choice(self._families)
-        length = self._rng.choice((len(family), self._rng.randint(1, len(family)), self._rng.randint(1, len(family))))
+        length = self._rng.choice((len(family), len(family), self._rng.randint(1, len(family))))
         return family[:length]
 
     def _own(self, count: int) -> list[int]:
