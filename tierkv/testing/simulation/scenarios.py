@@ -81,6 +81,16 @@ def _scenarios() -> list[Scenario]:
             host_slots=(4, 8), prompt_share=(1.1, 3.0), gpu_share=(1.0, 4.0), burst_max=8,
         ),
         Scenario(
+            "returning", "Conversations come back long after their GPU blocks were given to others.",
+            (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW,), healthy_s=6.0, gpu_share=(1.0, 1.2),
+            disk_share=(3.0, 8.0), back=0.8, kill=0.0, lazy=0.0,
+        ),
+        Scenario(
+            "cramped", "Small disks that make room all the time, for what they have just deleted.",
+            (("disk",), ("disk", "disk")), host_slots=(8, 24), prompt_share=(0.5, 1.5), disk_share=(0.2, 0.5, 1.0),
+            kill=0.0, close=0.0, rot=0.0, lose=0.0,
+        ),
+        Scenario(
             "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), trouble_s=3.0
         ),
         Scenario("flapping", "Tiers come and go.", rows, (_T.FLAPPING, _T.RAISING, _T.PARTIAL), healthy_s=1.0),

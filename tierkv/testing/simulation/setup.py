@@ -117,9 +117,9 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
         prompt_tokens_max=prompt_tokens_max,
         deadline_s=rng.choice((0.3, 1.0, 3.0)),
         host={"reserved_share": rng.choice((0.5, 0.8, 1.0)), "copy_threads": rng.choice((1, 2, 4))},
-        lookup={"completions_per_step_max": rng.choice((1, 4, 256))},
+        lookup={"completions_per_step_max": rng.choice((1, 8, 256, 256))},
         store={
-            "chunks_per_step_max": rng.choice((1, 4, 256)),
+            "chunks_per_step_max": rng.choice((1, 4, 256, 256)),
             "prompt_only": rng.random() < 0.15,
             "plan": "lazy" if lazy else rng.choice(("immediate", "immediate", "eager")),
             "policy": rng.choice(("block_level", "block_level", "request_level")),
@@ -194,15 +194,15 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         "probe_deadline_s": rng.choice((0.1, 0.5)),
         "read_deadline_s": rng.choice((0.3, 2.0)),
         "write_deadline_s": rng.choice((0.5, 3.0)),
-        "queue_ops_max": rng.choice((2, 8, 4096)),
-        "queue_bytes_max": rng.choice((2, 1000)) * SLOT_BYTES,
+        "queue_ops_max": rng.choice((2, 8, 4096, 4096)),
+        "queue_bytes_max": rng.choice((2, 1000, 1000)) * SLOT_BYTES,
         "retries": rng.choice((0, 2)),
         "breaker_failures": rng.choice((1, 3, 5)),
         "breaker_cooldown_s": rng.choice((0.2, 1.0)),
         "probe_keys_max": rng.choice((3, 1024)),
-        "presence_ttl_s": rng.choice((0.5, 30.0)),
+        "presence_ttl_s": rng.choice((0.5, 5.0, 30.0)),
         "absence_ttl_s": rng.choice((0.0, 0.5, 1.0, 5.0)),
-        "presence_keys_max": rng.choice((8, 1_000_000)),
+        "presence_keys_max": rng.choice((8, 100, 1_000_000, 1_000_000)),
     }
     if capacity is not None:
         options["capacity"] = capacity
