@@ -30,14 +30,15 @@ class Scenario:
 
     tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long
     spells last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks
-    as a share of what the longest request needs. families: how many unrelated prefixes there are. burst_max: requests
+    as a share of what the longest request needs. families: how many unrelated prefixes there may be. burst_max: requests
     that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
     the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
     paces: how long tiers usually need for a call, in seconds; each tier has one of these.
     disk_share: frames that a bounded tier takes, as multiples of the host tier's slots. back: of the requests, how many
     go on with an earlier one. crowd: of the bursts, how many ask for the same prefix.
     others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an offer
-    unused. lazy: of the seeds, how many store what the engine is about to reuse.
+    unused. lazy, caching: of the seeds, how many store what the engine is about to reuse, and
+    how many find computed blocks in the GPU again.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Scenario:
     gpu_share: tuple[float, float] = (1.0, 1.4)
     paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
     disk_share: Sequence[float] = (0.2, 1.0, 3.0, 8.0)
-    families: int = 6
+    families: Sequence[int] = (2, 3, 6)
     back: float = 0.5
     crowd: float = 0.4
     arrive: float = 0.25
@@ -68,6 +69,7 @@ class Scenario:
     idle: float = 0.02
     shy: float = 0.1
     lazy: float = 0.1
+    caching: float = 0.4
 
 
 def _scenarios() -> list[Scenario]:
@@ -83,7 +85,7 @@ def _scenarios() -> list[Scenario]:
         Scenario(
             "returning", "Conversations come back long after their GPU blocks were given to others.",
             (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW,), healthy_s=6.0, gpu_share=(1.0, 1.2),
-            disk_share=(3.0, 8.0), back=0.8, kill=0.0, lazy=0.0,
+            disk_share=(3.0, 8.0), back=0.8, kill=0.0, lazy=0.0, shy=0.0,
         ),
         Scenario(
             "cramped", "Small disks that make room all the time, for what they have just deleted.",

@@ -109,7 +109,7 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
         engine=engine,
         chunk_blocks=chunk_blocks,
         gpu_blocks=2 + int(blocks * rng.uniform(*plan.gpu_share)),
-        token_budget=rng.choice((8, 24, 64)),
+        token_budget=rng.choice((8, 24, 64, 64)),
         running_max=rng.choice((2, 4, 8)),
         frees_early=rng.random() < 0.3 and not engine.capabilities.holds_blocks_of_finished,
         caching=engine.capabilities.prefix_caching,
@@ -165,7 +165,7 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
         hash_block_tokens=rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2,
         num_workers=rng.choice((1, 1, 2, 3)),
         capabilities=EngineCapabilities(
-            prefix_caching=lazy or rng.random() < 0.5,  # what has no content to be found by is never stored lazily
+            prefix_caching=lazy or rng.random() < plan.caching,  # what has no content to be found by is never stored lazily
             holds_blocks_of_finished=rng.random() < 0.2,
             shows_free_blocks=lazy,
             prefill_tokens_per_s=(None, 30.0, 300.0)[sum(sizes) % 3],  # by model: whether slow tiers are left out

@@ -13,7 +13,7 @@ Arrival = tuple[list[int], int, dict[str, object] | None]
 """Prompt tokens, tokens to generate, and what the user attached."""
 
 WAITING_MAX = 10
-NEW_TOKENS = (1, 1, 2, 3, 12)
+NEW_TOKENS = (1, 1, 1, 2, 10)
 """Tokens to generate; mostly few: what is decoded cannot be loaded."""
 
 PARAMS: tuple[dict[str, object] | None, ...] = (
@@ -40,7 +40,7 @@ class Workload:
         self._plan = setup.scenario
         self._rng = rng
         self._families = [
-            [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)] for family in range(self._plan.families)
+            [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)] for family in range(rng.choice(self._plan.families))
         ]
         self._conversations: deque[list[int]] = deque(maxlen=8)
         self._again: deque[list[int]] = deque(maxlen=16)
@@ -97,8 +97,8 @@ class Workload:
         """What the engine feels like now."""
         rng, workers = self._rng, self._setup.engine.num_workers
         return Whims(
-            asks=rng.choice((0, 1, 100, 100, 100)),
-            accepts=rng.choice((1.0, 1.0, 1.0, 0.5)),
+            asks=rng.choice((0, 1, 100, 100, 100, 100, 100, 100)),
+            accepts=rng.choice((1.0, 1.0, 1.0, 1.0, 1.0, 0.5)),
             preempt=int(rng.random() < self._plan.preempt),
             forward_s=rng.choice((0.0, 0.002, 0.02)),
             silent=frozenset(rank for rank in range(workers) if workers > 1 and rng.random() < 0.2),
