@@ -47,11 +47,11 @@ class Scenario:
     menu: Sequence[Trouble] = ()
     healthy_s: float = 3.0
     trouble_s: float = 1.5
-    host_slots: tuple[int, int] = (32, 96)
+    host_slots: tuple[int, int] = (24, 64)
     prompt_share: tuple[float, float] = (0.15, 0.5)
     gpu_share: tuple[float, float] = (1.0, 1.4)
     paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
-    disk_share: Sequence[float] = (0.2, 1.0, 3.0, 8.0)
+    disk_share: Sequence[float] = (0.2, 1.0, 2.0, 5.0)
     families: Sequence[int] = (2, 3, 6)
     back: float = 0.5
     crowd: float = 0.4
@@ -85,7 +85,7 @@ def _scenarios() -> list[Scenario]:
         Scenario(
             "returning", "Conversations come back long after their GPU blocks were given to others.",
             (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW,), healthy_s=6.0, gpu_share=(1.0, 1.2),
-            disk_share=(3.0, 8.0), back=0.8, kill=0.0, lazy=0.0, shy=0.0,
+            disk_share=(2.0, 5.0), back=0.8, kill=0.0, lazy=0.0, shy=0.0,
         ),
         Scenario(
             "cramped", "Small disks that make room all the time, for what they have just deleted.",

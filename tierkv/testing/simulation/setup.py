@@ -182,7 +182,7 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         scan=not shared,
         bounded=not shared,
         preferred_batch=rng.choice((1, 2, 8, 8)),
-        preferred_concurrency=rng.choice((1, 2, 4)),
+        preferred_concurrency=rng.choice((1, 2, 3)),
     )
     frames = max(2, int(host_slots * rng.choice(plan.disk_share)))
     capacity = None if shared else frames * SLOT_BYTES

@@ -21,7 +21,7 @@ from tierkv.types.keys import Key
 MORE_IN_LOAD = 5
 """So many times as often somebody empties the cache, or a slot rots, while a load is under way: the harder case."""
 
-COPY_S = (0.0, 0.0, 0.0, 0.001, 0.03, 0.03, 0.3)
+COPY_S = (0.0, 0.0, 0.0, 0.001, 0.03, 0.03, 0.12)
 """How long copies between GPU and host take, any of these: some go on while the engine makes several steps."""
 
 SETTLE_STEPS_MAX = 1500
