@@ -89,7 +89,7 @@ def _scenarios() -> list[Scenario]:
         ),
         Scenario(
             "cramped", "Small disks that make room all the time, for what they have just deleted.",
-            (("disk",), ("disk", "disk")), host_slots=(8, 24), prompt_share=(0.5, 1.5), disk_share=(0.2, 0.5, 1.0),
+            (("disk",), ("disk", "disk")), host_slots=(8, 24), prompt_share=(0.5, 1.5), disk_share=(0.3, 0.6, 1.0),
             kill=0.0, close=0.0, rot=0.0, lose=0.0,
         ),
         Scenario(

@@ -19,7 +19,10 @@ SLOT_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class TierSetup:
-    """One lower tier. ``options`` is its table in the stack's description; the rest is for its place and weather."""
+    """One lower tier. ``options`` is its table in the stack's description; the rest is for its place and weather.
+
+    asynchronous: its backend runs on the event loop, where the reply may travel for a while after the deed.
+    """
 
     name: str
     capabilities: Capabilities
@@ -29,6 +32,7 @@ class TierSetup:
     healthy_s: float
     trouble_s: float
     usual_s: Sequence[float]
+    asynchronous: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +210,14 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
     }
     if capacity is not None:
         options["capacity"] = capacity
-    return TierSetup(name, capabilities, capacity, options, plan.menu, plan.healthy_s, plan.trouble_s, rng.choice(plan.paces))
+    return TierSetup(
+        name=name,
+        capabilities=capabilities,
+        capacity_bytes=capacity,
+        options=options,
+        menu=plan.menu,
+        healthy_s=plan.healthy_s,
+        trouble_s=plan.trouble_s,
+        usual_s=rng.choice(plan.paces),
+        asynchronous=shared or rng.random() < 0.4,
+    )
