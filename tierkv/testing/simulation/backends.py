@@ -59,8 +59,9 @@ class ThreadBackend:
 
 
 class LoopBackend:
-    """An async backend: calls take their time on the loop, reads arrive in two parts, and the word that something was
-    deleted takes as long again: what happens at a place, and when one hears of it, are two orders."""
+    """An async backend: calls take their time on the loop, reads arrive in two parts, and the word of what was
+    written or deleted takes as long again: in which order things happen, and in which one hears of it, are two orders.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -85,7 +86,9 @@ class LoopBackend:
         self.place.under_way += requests
         try:
             await self._travel()
-            return self.place.write(requests)
+            results = self.place.write(requests)
+            await self._travel()
+            return results
         finally:
             for request in requests:
                 self.place.under_way.remove(request)

@@ -93,6 +93,12 @@ def _scenarios() -> list[Scenario]:
             kill=0.0, close=0.0, rot=0.0, lose=0.0,
         ),
         Scenario(
+            "rotten", "Disks from which much is read again, and of which much is bad.",
+            (("disk",), ("disk", "disk")), (_T.SLOW,), host_slots=(12, 32), prompt_share=(0.3, 0.7),
+            gpu_share=(1.0, 1.2), paces=(_STEADY,), disk_share=(3.0,), families=(2, 3), caching=0.0, lazy=0.0,
+            rot=0.4, lose=0.0, kill=0.0, close=0.0,
+        ),
+        Scenario(
             "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), trouble_s=3.0
         ),
         Scenario("flapping", "Tiers come and go.", rows, (_T.FLAPPING, _T.RAISING, _T.PARTIAL), healthy_s=1.0),
