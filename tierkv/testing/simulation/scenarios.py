@@ -33,7 +33,8 @@ class Scenario:
     as a share of what the longest request needs. families: how many unrelated prefixes there may be. burst_max: requests
     that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
     the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
-    paces: how long tiers usually need for a call, in seconds; each tier has one of these.
+    paces: how long tiers usually need for a call, in seconds; each tier has one of these. tail: of
+    the calls, how many take long although nothing is wrong.
     disk_share: frames that a bounded tier takes, as multiples of the host tier's slots. back: of the requests, how many
     go on with an earlier one. crowd: of the bursts, how many ask for the same prefix.
     others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an offer
@@ -51,6 +52,7 @@ class Scenario:
     prompt_share: tuple[float, float] = (0.15, 0.5)
     gpu_share: tuple[float, float] = (1.0, 1.4)
     paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
+    tail: float = 0.02
     disk_share: Sequence[float] = (0.2, 1.0, 2.0, 5.0)
     families: Sequence[int] = (2, 3, 6)
     back: float = 0.5
@@ -94,9 +96,9 @@ def _scenarios() -> list[Scenario]:
         ),
         Scenario(
             "rotten", "Disks from which much is read again, and of which much is bad.",
-            (("disk",), ("disk", "disk")), (_T.SLOW,), host_slots=(12, 32), prompt_share=(0.3, 0.7),
-            gpu_share=(1.0, 1.2), paces=(_STEADY,), disk_share=(3.0,), families=(2, 3), caching=0.0, lazy=0.0,
-            rot=0.4, lose=0.0, kill=0.0, close=0.0,
+            (("disk",),), host_slots=(8, 20), prompt_share=(0.3, 0.6), gpu_share=(1.0, 1.2),
+            paces=(_QUICK,), tail=0.2, disk_share=(8.0,), families=(3, 6), caching=0.0, lazy=0.0,
+            rot=0.5, lose=0.0, kill=0.0, close=0.0,
         ),
         Scenario(
             "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), trouble_s=3.0

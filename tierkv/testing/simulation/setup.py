@@ -32,6 +32,7 @@ class TierSetup:
     healthy_s: float
     trouble_s: float
     usual_s: Sequence[float]
+    tail: float
     asynchronous: bool
 
 
@@ -115,7 +116,7 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
         gpu_blocks=2 + int(blocks * rng.uniform(*plan.gpu_share)),
         token_budget=rng.choice((8, 24, 64, 64)),
         running_max=rng.choice((2, 4, 8)),
-        frees_early=rng.random() < 0.3 and not engine.capabilities.holds_blocks_of_finished,
+        frees_early=rng.random() < 0.6 and not engine.capabilities.holds_blocks_of_finished,
         caching=engine.capabilities.prefix_caching,
         host_slots=host_slots,
         prompt_tokens_max=prompt_tokens_max,
@@ -219,5 +220,6 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         healthy_s=plan.healthy_s,
         trouble_s=plan.trouble_s,
         usual_s=rng.choice(plan.paces),
-        asynchronous=shared or rng.random() < 0.4,
+        tail=plan.tail,
+        asynchronous=shared or rng.random() < 0.5,
     )

@@ -21,7 +21,7 @@ from tierkv.types.keys import Key
 MORE_IN_LOAD = 5
 """So many times as often somebody empties the cache, or a slot rots, while a load is under way: the harder case."""
 
-COPY_S = (0.0, 0.0, 0.0, 0.001, 0.03, 0.03, 0.12)
+COPY_S = (0.0, 0.0, 0.0, 0.001, 0.03, 0.03, 0.12, 0.25)
 """How long copies between GPU and host take, any of these: some go on while the engine makes several steps."""
 
 SETTLE_STEPS_MAX = 1500
@@ -45,7 +45,14 @@ class World:
             Place(
                 tier.name,
                 tier.capacity_bytes,
-                Weather(Random(f"weather {setup.seed} {tier.name}"), tier.menu, tier.healthy_s, tier.trouble_s, tier.usual_s),
+                Weather(
+                    Random(f"weather {setup.seed} {tier.name}"),
+                    tier.menu,
+                    tier.healthy_s,
+                    tier.trouble_s,
+                    tier.usual_s,
+                    tier.tail,
+                ),
             )
             for tier in setup.tiers
         ]
