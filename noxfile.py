@@ -133,6 +133,16 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def nightly(session: nox.Session) -> None:
+    """Every property test with twenty times as many cases, for a machine that has the night (-- PYTEST ARGUMENTS)."""
+    session.install(*CONSTRAINTS, "torch")
+    everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    folders = [f"tests/{name}" for name in ("scheduler", "manager", "policies", "codecs")]
+    pytest(session, "--hypothesis-profile", "nightly", "--timeout", "3600", *folders)
+
+
+@nox.session
 def simulate(session: nox.Session) -> None:
     """Days of faults under simulated time, 200 seeds of them, every byte checked (-- --seeds N --seed S, or --help)."""
     session.install(*CONSTRAINTS, local(ROOT))

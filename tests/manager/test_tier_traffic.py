@@ -148,9 +148,43 @@ def test_a_write_that_fails(kind: OutcomeKind) -> None:
     core.finish(write, [kind if key == keys[0] else OutcomeKind.OK for key in write.keys])
     assert [core.lower[0].presence(key, 0.0) for key in keys] == [LookupResult.MISS, LookupResult.HIT]
     assert core.counters.writes_failed == {"disk": 1}
+    if kind is not OutcomeKind.REFUSED:  # it may lie there all the same: see the next test
+        core.finish(only(core, Verb.DELETE))
     assert core.lower[0].reserved_bytes == 0
     assert core.host.room == core.host.num_slots
     assert core.ready() == set(keys)
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.FAILED, OutcomeKind.TIMED_OUT])
+def test_a_write_that_failed_may_lie_there_all_the_same(kind: OutcomeKind) -> None:
+    """Its reply was lost, or it came too late. Until its deletion is confirmed its bytes count, nobody reads it, and it
+    is not written again; a deletion that fails is tried again later. Otherwise a tier would outgrow its capacity by
+    frames that nobody accounts for."""
+    core = make_core(tiers=[disk(frames=1)])
+    first, second = run(0, 2)
+    core.put([first])
+    core.finish(only(core, Verb.WRITE), kind)
+    core.put([second])
+    deletion = only(core, Verb.DELETE)
+    assert deletion.keys == (first,)
+    assert core.manager.lookup(second, WHO) is LookupResult.HIT
+    core.finish(deletion, OutcomeKind.FAILED)
+    assert not ops(core, Verb.DELETE), "not again at once, and there is no room for the other chunk"
+    assert core.lower[0].presence(first, 0.0) is LookupResult.MISS
+    core.manager.validate()
+    core.begin(6.0)
+    core.finish(only(core, Verb.DELETE))
+    assert only(core, Verb.WRITE).keys == (second,)
+    assert not [event for event in core.manager.take_events() if event.tier == "disk"]
+    core.manager.validate()
+
+
+def test_a_failed_write_to_a_shared_tier_is_not_followed_up() -> None:
+    """Its room is not ours to keep, and another engine may have written the same chunk well."""
+    core = make_core(tiers=[objects()])
+    core.put(run(0, 1))
+    core.finish(only(core, Verb.WRITE), OutcomeKind.FAILED)
+    assert not core.manager.take_ops()
 
 
 def test_the_place_itself_is_full() -> None:

@@ -14,13 +14,14 @@ from core_engine import BedEngine, Seat, Whims
 from core_mirror import BlockMirror
 from core_parts import Core, TierSpec, make_core
 from core_pool import BedPool
-from core_tiers import GARBAGE, ScriptedTiers
+from core_tiers import GARBAGE, ScriptedTiers, TierStore
 from core_truth import TOKEN_BYTES, Audit, BedRequest
 from core_worker import ScriptedWorker
 from group_parts import full
 
 from tierkv.manager.chunk import Chunk
 from tierkv.manager.chunk_state import ChunkState
+from tierkv.manager.lower_tier import LowerTier
 from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
 from tierkv.scheduler.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
@@ -171,14 +172,15 @@ class Bed:
         core = self.core
         core.truth.learn(request)
         store = self.tiers.stores[tier]
+        leaving = set(core.lower[tier].deleting())
         for group in core.geometry.groups:
             keys = core.truth.keys(request, group.index)
             for i, key in enumerate(keys):
-                if chunks is None or i in chunks:
+                if (chunks is None or i in chunks) and key not in leaving:
                     store.frames[key] = core.truth.payloads[key]
         if store.spec.capabilities.authoritative_index:
             core.lower[tier].load_index((key, 4096 + len(frame)) for key, frame in store.frames.items())
-            self.residents[store.spec.name] |= set(store.frames)
+            self.residents[store.spec.name] |= store.frames.keys() - leaving
 
     def run_transfers(self) -> None:
         """Let all started transfers go well."""
@@ -214,7 +216,13 @@ class Bed:
             and not self.engine.orphans
             and not self.engine.held
             and not self.core.scheduler.has_pending_work
+            and all(tier.is_quiet for tier, _ in self._lower)
         )
+
+    @property
+    def _lower(self) -> list[tuple[LowerTier, TierStore]]:
+        """What the core knows of each lower tier, beside what is there."""
+        return list(zip(self.core.lower, self.tiers.stores, strict=True))
 
     # -- what must always hold ---------------------------------------------------------------------------------------
 
@@ -311,7 +319,7 @@ class Bed:
             assert chunk.holders == 0
             if chunk.slot not in self.worker.damaged:
                 assert core.truth.is_good(chunk.key, self.memory[chunk.slot])
-        for tier, store in zip(core.lower, self.tiers.stores, strict=True):
+        for tier, store in self._lower:
             assert tier.reserved_bytes == 0
             assert tier.is_quiet
             if tier.capabilities.authoritative_index:

@@ -6,6 +6,7 @@ is answered at once, capacity is ours to keep. Of a *shared* tier we know only w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -66,6 +67,8 @@ class LowerTier(TierTable):
         self.unknown_to_ask: dict[Key, None] = {}
         self._answers = Answers(limits.presence_keys_max)
         self._asked: set[Key] = set()
+        self._doubtful: dict[Key, int] = {}  # bytes that stay reserved until the key's deletion is confirmed
+        self._overdue: deque[tuple[float, Key]] = deque()
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
@@ -111,8 +114,12 @@ class LowerTier(TierTable):
     # -- residency ---------------------------------------------------------------------------------------------------
 
     def load_index(self, entries: Iterable[tuple[Key, int]]) -> None:
-        """Take over what the backend found at rest, oldest first. What can be no key of ours is passed over."""
-        usual = iter((key, size) for key, size in entries if len(key) >= KEY_BYTES_MIN and size >= 0)
+        """Take over what the backend found at rest, oldest first.
+
+        Passed over is what can be no key of ours, and what is just being deleted.
+        """
+        entries = ((key, size) for key, size in entries if len(key) >= KEY_BYTES_MIN and size >= 0)
+        usual = (entry for entry in entries if not self._flagged(entry[0], DELETING))
         while batch := list(islice(usual, _LOAD_KEYS)):
             self._store(batch)
 
@@ -215,11 +222,43 @@ class LowerTier(TierTable):
         A deletion that failed leaves the bytes on the tier's account: they are still there. They are not read again at
         once: they may be bad, and refused for deletion every time.
         """
+        if key in self._doubtful:
+            if ok:
+                self.reserved_bytes -= self._doubtful.pop(key)
+                self._end_deletion(self._row(key))
+            else:
+                self._overdue.append((now + self.limits.suspect_ttl_s, key))
+            return False
         known = self.forget(key, now) if ok else False  # while it is being deleted, the policy does not know it
         if not ok:
             self.suspect(key, now)
         self._end_deletion(self._row(key))
         return known
+
+    def doubt(self, key: Key, frame_bytes: int) -> bool:
+        """A write of ``key`` did not end well, and may lie here all the same: too late, or only its reply was lost.
+
+        Its bytes, at most ``frame_bytes``, stay reserved until its deletion is confirmed. Nothing of it is read.
+
+        Returns:
+            Whether it has to be deleted: only where the account is ours.
+        """
+        if not self.capabilities.authoritative_index:
+            return False
+        if self._flagged(key, STORED):
+            self.condemn(key)
+        else:
+            self._begin_deletion(self._row(key))
+            self.reserved_bytes += frame_bytes
+            self._doubtful[key] = frame_bytes
+        return True
+
+    def overdue(self, now: float) -> list[Key]:
+        """Deletions of doubtful chunks that failed a while ago, and are tried again."""
+        keys: list[Key] = []
+        while self._overdue and self._overdue[0][0] <= now:
+            keys.append(self._overdue.popleft()[1])
+        return keys
 
     # -- check -------------------------------------------------------------------------------------------------------
 
@@ -238,7 +277,9 @@ class LowerTier(TierTable):
         rows = [row for _, row in self._rows.items()]
         stored = [row for row in rows if self._flags[row] & STORED]
         require(self.used_bytes == sum(self._frame_bytes[row] for row in stored), f"{what}: bytes are counted wrong")
-        require(self.reserved_bytes >= 0, f"{what}: {self.reserved_bytes} bytes are reserved")
+        doubted = sum(self._doubtful.values())
+        require(self.reserved_bytes >= doubted, f"{what}: {self.reserved_bytes} bytes are reserved, {doubted} doubtful")
+        require(all(self._flagged(key, DELETING) for key in self._doubtful), f"{what}: a doubtful chunk is forgotten")
         require(all(self._flags[row] or self._uses[row] for row in rows), f"{what}: a row stands for nothing")
         writing = sum(bool(self._flags[row] & WRITING) for row in rows)
         require(writing == self.num_writing, f"{what}: {writing} chunks are written, {self.num_writing} are counted")

@@ -29,6 +29,9 @@ from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, 
 
 _T = TypeVar("_T")
 
+_PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
+"""Ends of a write after which the frame may lie in the tier all the same."""
+
 CASCADES_PER_STEP_MAX = 512
 """Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
 
@@ -200,7 +203,8 @@ class TierTraffic:
                 self._counters.probes[tier.name] += len(probe)
                 ops.append(self._issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
             writes = self._writable(tier)
-            for keys in _batches(self._deletions.pop(tier.index, []), tier.capabilities.preferred_batch):
+            self._deletions.setdefault(tier.index, []).extend(tier.overdue(self.now))
+            for keys in _batches(self._deletions.pop(tier.index), tier.capabilities.preferred_batch):
                 ops.append(self._issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
             for batch in _batches(writes, tier.capabilities.preferred_batch):
                 ops.append(self._issue(tier, Verb.WRITE, limits.write_deadline_s, slots=batch))
@@ -354,10 +358,12 @@ class TierTraffic:
             self._counters.cascades[tier.name] += len(stored)
             self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
-        for outcome in outcomes if len(stored) < len(keys) else ():
+        for key, outcome in zip(keys, outcomes, strict=True) if len(stored) < len(keys) else ():
             self._counters.writes_failed[tier.name] += outcome.kind is not well
             if outcome.kind is OutcomeKind.NO_SPACE:
                 self._evict(tier, tier.next_victim())
+            elif outcome.kind in _PERHAPS_WRITTEN and tier.doubt(key, self._sizes.frame_bound(key)):
+                self._deletions.setdefault(tier.index, []).append(key)
         self._host.release(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:

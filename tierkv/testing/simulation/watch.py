@@ -233,15 +233,8 @@ class Watch:
             for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):
                 if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
                     self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
-                elif op.verb is Verb.WRITE and outcome.kind is not OutcomeKind.OK:
-                    self._write_failed(self._places[op.tier], key)
                 elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
                     self._places[op.tier].suspects.add(key)  # it may be gone all the same
-
-    def _write_failed(self, place: Place, key: Key) -> None:
-        """A write that failed in the stack's eyes may have gone well in its tier's: too late, or the reply was lost."""
-        if key in place.frames and key not in self.residents.get(place.name, ()):
-            place.orphans.add(key)
 
     def judge(self, key: Key, frame: memoryview) -> bool:
         """A stack writes a frame to a tier: it must be the right one. Returns False where it was damaged on purpose."""
