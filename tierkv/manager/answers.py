@@ -26,7 +26,7 @@ class Answers:
         row = self._order.find(key)
         if row is None:
             return None
-        if now > self._until[row]:  # an answer holds in the step in which it came, even if it is believed for no time
+        if now >= self._until[row]:
             self._order.discard(key)
             return None
         return bool(self._present[row])
