@@ -276,7 +276,7 @@ def what_is_being_loaded_is_not_held(patch: Patch) -> None:
         self._host.release([ref.slot for ref in grant.slots])
         return grant
 
-    def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:  # noqa: ARG001 - signature
+    def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
         self._traffic.version += 1
 
     patch.setattr(OffloadManager, "prepare_load", loose)
@@ -290,7 +290,7 @@ def a_window_is_loaded_one_chunk_short(patch: Patch) -> None:
 
     def short(self: SearchGroup, computed_tokens: int, end: int) -> range:
         wanted = needs(self, computed_tokens, end)
-        return wanted if self.window_chunks is None or len(wanted) < 2 else wanted[1:]  # noqa: PLR2004 - one is left
+        return wanted if self.window_chunks is None or len(wanted) < 2 else wanted[1:]
 
     patch.setattr(SearchGroup, "needs", short)
 

@@ -59,8 +59,10 @@ class ThreadBackend:
 
 
 class LoopBackend:
-    """An async backend: calls take their time on the loop, reads arrive in two parts, and the word of what was
-    written or deleted takes as long again: in which order things happen, and in which one hears of it, are two orders.
+    """An async backend: calls take their time on the loop, and reads arrive in two parts.
+
+    The word of what was written or deleted takes as long again: in which order things happen, and in which one hears of
+    it, are two orders.
     """
 
     def __init__(self, place: Place) -> None:

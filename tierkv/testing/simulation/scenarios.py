@@ -28,18 +28,17 @@ _STEADY = (0.0002, 0.001, 0.005, 0.02, 0.1)
 class Scenario:
     """Chances are per engine step.
 
-    tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long
-    spells last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks
-    as a share of what the longest request needs. families: how many unrelated prefixes there may be. burst_max: requests
+    tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long spells
+    last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks as a
+    share of what the longest request needs. families: how many unrelated prefixes there may be. burst_max: requests
     that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
     the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
-    paces: how long tiers usually need for a call, in seconds; each tier has one of these. tail: of
-    the calls, how many take long although nothing is wrong.
-    disk_share: frames that a bounded tier takes, as multiples of the host tier's slots. back: of the requests, how many
-    go on with an earlier one. crowd: of the bursts, how many ask for the same prefix.
-    others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an offer
-    unused. lazy, caching: of the seeds, how many store what the engine is about to reuse, and
-    how many find computed blocks in the GPU again.
+    paces: how long tiers usually need for a call, in seconds; each tier has one of these. tail: of the calls, how many
+    take long although nothing is wrong. disk_share: frames that a bounded tier takes, as multiples of the host tier's
+    slots. back: of the requests, how many go on with an earlier one. crowd: of the bursts, how many ask for the same
+    prefix. others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an
+    offer unused. lazy, caching: of the seeds, how many store what the engine is about to reuse, and how many find
+    computed blocks in the GPU again.
     """
 
     name: str

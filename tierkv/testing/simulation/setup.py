@@ -170,7 +170,8 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
         hash_block_tokens=rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2,
         num_workers=rng.choice((1, 1, 2, 3)),
         capabilities=EngineCapabilities(
-            prefix_caching=lazy or rng.random() < plan.caching,  # what has no content to be found by is never stored lazily
+            # What has no content to be found by is never stored lazily.
+            prefix_caching=lazy or rng.random() < plan.caching,
             holds_blocks_of_finished=rng.random() < 0.2,
             shows_free_blocks=lazy,
             prefill_tokens_per_s=(None, 30.0, 300.0)[sum(sizes) % 3],  # by model: whether slow tiers are left out

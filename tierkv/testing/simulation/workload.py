@@ -40,7 +40,8 @@ class Workload:
         self._plan = setup.scenario
         self._rng = rng
         self._families = [
-            [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)] for family in range(rng.choice(self._plan.families))
+            [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)]
+            for family in range(rng.choice(self._plan.families))
         ]
         self._conversations: deque[list[int]] = deque(maxlen=8)
         self._again: deque[list[int]] = deque(maxlen=16)

@@ -174,11 +174,10 @@ class World:
         self.trace.note("rot", HOST, "slot", slot, key)
 
     def _slots_loading(self) -> list[tuple[Key, int]]:
-        """What is being loaded to the GPU, or offered, with its slots."""
+        """What is being loaded to the GPU, with its slots."""
         process = self.process
         jobs = [live.job for live in process.watch.jobs.values() if not live.job.is_store]
-        loading = [(key, ref.slot) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
-        return loading
+        return [(key, ref.slot) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
 
     def _others_write(self, place: Place) -> None:
         """Another engine with the same model has stored a prefix."""
