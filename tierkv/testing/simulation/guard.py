@@ -30,7 +30,7 @@ def guarded(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         trace = "".join(traceback.format_exception(error)[-6:])
-        raise Violation(FATAL, f"{what} raised {type(error).__name__}: {error}\n{trace}") from error
+        raise Violation(FATAL, f"{what} raised {explain(error)}\n{trace}") from error
     finally:
         logger.removeHandler(errors)
         logger.propagate = propagate
