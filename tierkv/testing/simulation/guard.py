@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.tiers.answers import explain
 
 FATAL = "never fatal"
 LOGS = "no error is hidden in a log"

@@ -53,7 +53,7 @@ class Scenario:
     paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
     tail: float = 0.02
     disk_share: Sequence[float] = (0.2, 1.0, 2.0, 5.0)
-    families: Sequence[int] = (2, 3, 6)
+    families: Sequence[int] = (2, 2, 5)
     back: float = 0.5
     crowd: float = 0.4
     arrive: float = 0.25
@@ -70,7 +70,7 @@ class Scenario:
     idle: float = 0.02
     shy: float = 0.1
     lazy: float = 0.1
-    caching: float = 0.4
+    caching: float = 0.3
 
 
 def _scenarios() -> list[Scenario]:

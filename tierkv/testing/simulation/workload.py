@@ -73,7 +73,7 @@ class Workload:
         return self.prefix()
 
     def _grown(self, beginning: list[int]) -> list[int]:
-        return [*beginning, *self._own(self._rng.choice((0, 1, 3, 6)))][: self._setup.prompt_tokens_max]
+        return [*beginning, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max]
 
     def prefix(self) -> list[int]:
         """The beginning of one of the prompts that many share."""
