@@ -52,6 +52,17 @@ def test_a_shared_tier_is_asked_and_believed_for_a_while() -> None:
     assert tier.presence(A, 30.0) is RETRY
 
 
+def test_an_answer_that_is_believed_for_no_time_holds_in_its_own_step() -> None:
+    """With `absence_ttl_s = 0` every no would otherwise be forgotten before the request that waits for it is asked
+    about, and each lookup would be deferred until its deadline."""
+    limits = LowerTierLimits(None, True, 100, presence_ttl_s=0.0, absence_ttl_s=0.0)
+    tier = LowerTier(0, "tier", OBJECTS, limits, LruPolicy())
+    tier.answered(A, 5.0, present=True)
+    tier.answered(B, 5.0, present=False)
+    assert [tier.presence(key, 5.0) for key in (A, B)] == [HIT, MISS]
+    assert [tier.presence(key, 5.001) for key in (A, B)] == [RETRY, RETRY]
+
+
 def test_one_probe_at_a_time_in_order() -> None:
     """Keys are asked for once, in the order in which they were wanted (prefix first), and the next batch waits for this
     one: a slow tier is not flooded."""

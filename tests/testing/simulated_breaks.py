@@ -16,17 +16,21 @@ from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
+from tierkv.manager.reservation import Reservation
+from tierkv.manager.tier_table import DELETING, WRITING
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.policies.lru import LruPolicy
 from tierkv.scheduler.jobs import Fences, JobTable
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.results import Results
 from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.scheduler.search import SearchGroup, find_hit
 from tierkv.scheduler.stores import Stores
 from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.lookup import LookupResult
 from tierkv.types.namespace import Namespace
 from tierkv.types.tier_ops import OutcomeKind, Verb
-from tierkv.types.transfers import SlotRef
+from tierkv.types.transfers import SlotRef, TransferJob
 from tierkv.worker.worker import Worker
 
 Patch = pytest.MonkeyPatch
@@ -213,8 +217,8 @@ def some_completions_are_lost(patch: Patch) -> None:
 def lookups_have_no_deadline(patch: Patch) -> None:
     init = Lookups.__init__
 
-    def patient(self: Lookups, manager: Any, deadline_s: float, counters: Any, **options: Any) -> None:
-        init(self, manager, math.inf, counters, **options)
+    def patient(self: Lookups, manager: Any, deadline_s: float, *others: Any, **options: Any) -> None:
+        init(self, manager, math.inf, *others, **options)
 
     patch.setattr(Lookups, "__init__", patient)
 
@@ -248,6 +252,80 @@ def a_job_is_reported_twice(patch: Patch) -> None:
 @breaks("churn", 20)
 def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
     patch.setattr(OffloadScheduler, "_close_lookup", lambda self, record: self._lookups.close(record))
+
+
+# -- loads -----------------------------------------------------------------------------------------------------------
+
+
+@breaks("churn", 40)
+def the_blocks_of_an_aborted_load_are_not_fenced(patch: Patch) -> None:
+    put = Fences.put
+
+    def careless(self: Fences, job: TransferJob, block_ids: Any = None) -> None:
+        if job.is_store:
+            put(self, job, block_ids)
+
+    patch.setattr(Fences, "put", careless)
+
+
+@breaks("churn", 20)
+def what_is_being_loaded_is_not_held(patch: Patch) -> None:
+    prepare = OffloadManager.prepare_load
+
+    def loose(self: OffloadManager, keys: Sequence[Any], ctx: Any) -> Any:
+        grant = prepare(self, keys, ctx)
+        self._host.release([ref.slot for ref in grant.slots])
+        return grant
+
+    def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
+        self._traffic.version += 1
+
+    patch.setattr(OffloadManager, "prepare_load", loose)
+    patch.setattr(OffloadManager, "complete_load", complete)
+
+
+@breaks("returning", 20)
+def a_window_is_loaded_one_chunk_short(patch: Patch) -> None:
+    """The search asks for one chunk too few of each window."""
+    needs = SearchGroup.needs
+
+    def short(self: SearchGroup, computed_tokens: int, end: int) -> range:
+        wanted = needs(self, computed_tokens, end)
+        return wanted if self.window_chunks is None or len(wanted) < 2 else wanted[1:]
+
+    patch.setattr(SearchGroup, "needs", short)
+
+
+@breaks("returning", 20)
+def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
+    """Whatever has a slot in the host tier counts as readable once the deadline has passed."""
+    longest = Lookups._longest
+
+    def hopeful(self: Lookups, record: Any, ctx: Any, computed: int, tokens_max: int, *, expired: bool) -> Any:
+        if not expired:
+            return longest(self, record, ctx, computed, tokens_max, expired=False)
+        find = self._manager._host.find
+        lookup = lambda key: LookupResult.MISS if find(key) is None else LookupResult.HIT  # noqa: E731 - shorter so
+        return find_hit(record.search_groups, computed, tokens_max, lookup)
+
+    patch.setattr(Lookups, "_longest", hopeful)
+    patch.setattr(Reservation, "granted_ready", lambda self: set(self.granted()))
+
+
+@breaks("returning", 20)
+def ended_loads_are_waited_for(patch: Patch) -> None:
+    patch.setattr(Lookups, "loading_ended", lambda self, keys: None)
+
+
+@breaks("returning", 20)
+def a_load_that_failed_on_one_worker_counts_as_whole(patch: Patch) -> None:
+    report = JobTable.report
+
+    def deaf(self: JobTable, job_id: int, count: int, failed: frozenset[Any]) -> Any:
+        is_load = job_id in self._live and not self._live[job_id].job.is_store
+        return report(self, job_id, count, frozenset() if is_load else failed)
+
+    patch.setattr(JobTable, "report", deaf)
 
 
 # -- accounts and events ---------------------------------------------------------------------------------------------
@@ -289,6 +367,17 @@ def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
         return capacity is None or self.used_bytes - self._deleting_bytes + self.reserved_bytes + size <= capacity
 
     patch.setattr(LowerTier, "has_room", has_room)
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+@breaks("rotten", 40)
+def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
+    def wants(self: LowerTier, key: Any, now: float) -> bool:
+        if not self.limits.writes or self._flagged(key, WRITING):
+            return False
+        return self._flagged(key, DELETING) or self.presence(key, now) is not LookupResult.HIT
+
+    patch.setattr(LowerTier, "wants", wants)
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 

@@ -44,6 +44,7 @@ def test_runs_reach_what_they_are_about() -> None:
     totals = total(simulate(seed, steps=150) for seed in range(24))
     assert not {name for name in REACHED if not totals[name]}
     assert totals["processes"] > 24
+    assert totals["tokens_loaded"] > totals["tokens_computed"] / 4  # loading is the rarer, and the harder half
 
 
 def test_it_tells_what_it_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

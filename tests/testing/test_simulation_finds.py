@@ -15,7 +15,9 @@ def test_it_is_found(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one careless line in tierkv; the number of seeds beside it says how soon it must be noticed."""
     broken.apply(monkeypatch)
     for seed in range(broken.seeds):
-        if simulate(seed, scenario=broken.scenario, steps=STEPS).finding is not None:
+        finding = simulate(seed, scenario=broken.scenario, steps=STEPS).finding
+        if finding is not None:
+            assert finding.step, f"not even a stack can be opened: {finding.detail}"
             return
     pytest.fail(f"{broken.name} was not found in {broken.seeds} seeds of {broken.scenario!r}")
 

@@ -20,6 +20,9 @@ from tierkv.manager.tier_table import DELETING, STORED, WRITING, TierTable
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
+_SAME_STEP_S = 1e-6
+"""An answer is believed in the step in which it comes at least: or a request that waits for it would never see it."""
+
 _LOAD_KEYS = 4096
 """Keys of an index that the policy is told of at once."""
 
@@ -61,6 +64,8 @@ class LowerTier(TierTable):
         self.name = name
         self.capabilities = capabilities
         self.limits = limits
+        self._present_s = max(limits.presence_ttl_s, _SAME_STEP_S)
+        self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
         self.usable = True
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self.cascades = LeaseQueue()
@@ -104,7 +109,7 @@ class LowerTier(TierTable):
     def answered(self, key: Key, now: float, *, present: bool) -> None:
         """A probe ended. No answer in time counts as absent."""
         self._asked.discard(key)
-        ttl = self.limits.presence_ttl_s if present else self.limits.absence_ttl_s
+        ttl = self._present_s if present else self._absent_s
         self._answers.put(key, now + ttl, present=present)
 
     def suspect(self, key: Key, now: float) -> None:
@@ -132,14 +137,14 @@ class LowerTier(TierTable):
             self._store(entries)
         else:
             for key, _ in entries:
-                self._answers.put(key, now + self.limits.presence_ttl_s, present=True)
+                self._answers.put(key, now + self._present_s, present=True)
 
     def forget(self, key: Key, now: float) -> bool:
         """``key`` is not here any more, or never was. Returns whether it was thought to be."""
         was_known = False
         if not self.capabilities.authoritative_index:
             was_known = bool(self._answers.get(key, now))
-            self._answers.put(key, now + self.limits.absence_ttl_s, present=False)
+            self._answers.put(key, now + self._absent_s, present=False)
         row = self._rows.find(key)
         if row is not None and self._flags[row] & STORED:
             if self._is_listed(row):

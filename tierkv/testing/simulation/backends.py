@@ -1,4 +1,4 @@
-"""The plugins that put a place under a real tier: a blocking backend with an index, and an async shared one."""
+"""The plugins that put a place under a real tier: a blocking backend, and an async one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,11 @@ class ThreadBackend:
 
 
 class LoopBackend:
-    """An async backend: calls take their time on the loop, and reads arrive in two parts."""
+    """An async backend: calls take their time on the loop, and reads arrive in two parts.
+
+    The word of what was written or deleted takes as long again: in which order things happen, and in which one hears of
+    it, are two orders.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -84,7 +88,9 @@ class LoopBackend:
         self.place.under_way += requests
         try:
             await self._travel()
-            return self.place.write(requests)
+            results = self.place.write(requests)
+            await self._travel()
+            return results
         finally:
             for request in requests:
                 self.place.under_way.remove(request)
@@ -94,10 +100,16 @@ class LoopBackend:
         self.place.deletes_under_way += keys
         try:
             await self._travel()
-            return self.place.delete(keys)
+            results = self.place.delete(keys)
+            await self._travel()
+            return results
         finally:
             for key in keys:
                 self.place.deletes_under_way.remove(key)
+
+    def scan(self) -> Iterable[Entry]:
+        """See :class:`tierkv.abc.Scannable`."""
+        return self.place.scan()
 
     async def close(self) -> None:
         """See :class:`tierkv.abc.AsyncBackend`."""
@@ -115,11 +127,11 @@ class NoOptions:
     """These backends need no option: they are handed their place."""
 
 
-def plugin_of(name: str, capabilities: Capabilities, place: Place) -> BackendPlugin:
+def plugin_of(name: str, capabilities: Capabilities, place: Place, *, asynchronous: bool) -> BackendPlugin:
     """A kind of tier that has one place alone."""
 
     def open_backend(_context: BackendContext, _options: object) -> Backend | AsyncBackend:
-        return LoopBackend(place) if capabilities.shared else ThreadBackend(place)
+        return LoopBackend(place) if asynchronous else ThreadBackend(place)
 
     return BackendPlugin(name, f"simulated, at {place.name}", NoOptions, capabilities, open_backend)
 

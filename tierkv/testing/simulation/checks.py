@@ -76,12 +76,14 @@ class Checks:
 
     def _check_residents(self) -> None:
         told = self._watch.residents
-        readable = self._probe.readable(self._watch.truth.payloads)
+        listed = {key for key, _ in self._probe.ready_slots()}
+        readable = self._probe.readable(listed | told[HOST])
         demand(told[HOST] == readable, EVENTS, f"host: {_difference(told[HOST], readable)}")
         for i, tier in enumerate(self._setup.tiers):
             if tier.name in self._indexed:
                 resident = self._probe.resident(i)
                 demand(told[tier.name] == resident, EVENTS, f"{tier.name}: {_difference(told[tier.name], resident)}")
+                self._check_kept(i, resident - self._probe.leaving(i))
 
     def _check_bounds(self) -> None:
         for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
@@ -146,10 +148,15 @@ class Checks:
         for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
             self._check_frames(place)
             if tier.name in self._indexed and not place.index_lost:
-                lost = self._probe.resident(i) - place.frames.keys() - place.suspects
-                demand(not lost, DURABLE, f"{tier.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
+                self._check_kept(i, self._probe.resident(i))
                 unknown = place.frames.keys() - self._probe.resident(i) - place.suspects - place.orphans
                 demand(not unknown, CAPACITY, f"{tier.name} holds {len(unknown)} frames that nobody accounts for")
+
+    def _check_kept(self, tier: int, said: set[Key]) -> None:
+        """What a tier is said to hold lies there, if no fault has touched it."""
+        place = self._places[tier]
+        lost = said - place.frames.keys() - place.suspects
+        demand(not lost, DURABLE, f"{place.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
 
     def _check_frames(self, place: Place) -> None:
         """What lies in a tier is right, if no fault has touched it."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.tiers.answers import explain
 
 FATAL = "never fatal"
 LOGS = "no error is hidden in a log"
@@ -30,7 +31,7 @@ def guarded(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         trace = "".join(traceback.format_exception(error)[-6:])
-        raise Violation(FATAL, f"{what} raised {type(error).__name__}: {error}\n{trace}") from error
+        raise Violation(FATAL, f"{what} raised {explain(error)}\n{trace}") from error
     finally:
         logger.removeHandler(errors)
         logger.propagate = propagate

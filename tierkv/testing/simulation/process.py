@@ -66,7 +66,7 @@ class Process:
         self._trace = trace
         self.executor = Executor(clock, duration)
         plugins = [
-            plugin_of(f"sim-{tier.name}", tier.capabilities, place)
+            plugin_of(f"sim-{tier.name}", tier.capabilities, place, asynchronous=tier.asynchronous)
             for tier, place in zip(setup.tiers, places, strict=True)
         ]
         runtime = Runtime(

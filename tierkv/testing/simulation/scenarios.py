@@ -20,17 +20,25 @@ _STACKS: tuple[tuple[str, ...], ...] = (
 )
 
 
+_QUICK = (0.0001, 0.0005, 0.002, 0.01)
+_STEADY = (0.0002, 0.001, 0.005, 0.02, 0.1)
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Chances are per engine step.
 
-    tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long
-    spells last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks
-    as a share of what the longest request needs. families: how many unrelated prefixes there are. burst_max: requests
+    tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long spells
+    last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks as a
+    share of what the longest request needs. families: how many unrelated prefixes there may be. burst_max: requests
     that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
     the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
-    others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an offer
-    unused. lazy: of the seeds, how many store what the engine is about to reuse.
+    paces: how long tiers usually need for a call, in seconds; each tier has one of these. tail: of the calls, how many
+    take long although nothing is wrong. disk_share: frames that a bounded tier takes, as multiples of the host tier's
+    slots. back: of the requests, how many go on with an earlier one. crowd: of the bursts, how many ask for the same
+    prefix. others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an
+    offer unused. lazy, caching: of the seeds, how many store what the engine is about to reuse, and how many find
+    computed blocks in the GPU again.
     """
 
     name: str
@@ -39,10 +47,15 @@ class Scenario:
     menu: Sequence[Trouble] = ()
     healthy_s: float = 3.0
     trouble_s: float = 1.5
-    host_slots: tuple[int, int] = (8, 24)
-    prompt_share: tuple[float, float] = (0.3, 0.9)
-    gpu_share: tuple[float, float] = (1.0, 3.0)
-    families: int = 4
+    host_slots: tuple[int, int] = (24, 64)
+    prompt_share: tuple[float, float] = (0.15, 0.5)
+    gpu_share: tuple[float, float] = (1.0, 1.4)
+    paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
+    tail: float = 0.02
+    disk_share: Sequence[float] = (0.2, 1.0, 2.0, 5.0)
+    families: Sequence[int] = (2, 2, 5)
+    back: float = 0.5
+    crowd: float = 0.4
     arrive: float = 0.25
     burst_max: int = 3
     abort: float = 0.02
@@ -57,6 +70,7 @@ class Scenario:
     idle: float = 0.02
     shy: float = 0.1
     lazy: float = 0.1
+    caching: float = 0.3
 
 
 def _scenarios() -> list[Scenario]:
@@ -68,6 +82,22 @@ def _scenarios() -> list[Scenario]:
         Scenario(
             "tiny-host", "Prefixes longer than the host tier; eight requests over a full one.", rows,
             host_slots=(4, 8), prompt_share=(1.1, 3.0), gpu_share=(1.0, 4.0), burst_max=8,
+        ),
+        Scenario(
+            "returning", "Conversations come back long after their GPU blocks were given to others.",
+            (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW,), healthy_s=6.0, gpu_share=(1.0, 1.2),
+            disk_share=(2.0, 5.0), back=0.8, kill=0.0, lazy=0.0, shy=0.0,
+        ),
+        Scenario(
+            "cramped", "Small disks that make room all the time, for what they have just deleted.",
+            (("disk",), ("disk", "disk")), host_slots=(8, 24), prompt_share=(0.5, 1.5), disk_share=(0.3, 0.6, 1.0),
+            kill=0.0, close=0.0, rot=0.0, lose=0.0,
+        ),
+        Scenario(
+            "rotten", "Disks from which much is read again, and of which much is bad.",
+            (("disk",),), host_slots=(8, 20), prompt_share=(0.3, 0.6), gpu_share=(1.0, 1.2),
+            paces=(_QUICK,), tail=0.2, disk_share=(8.0,), families=(3, 6), caching=0.0, lazy=0.0,
+            rot=0.5, lose=0.0, kill=0.0, close=0.0,
         ),
         Scenario(
             "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), trouble_s=3.0
@@ -82,7 +112,7 @@ def _scenarios() -> list[Scenario]:
             "restarts", "The process dies and comes back, sometimes with other weights.", rows, (_T.SLOW, _T.RAISING),
             kill=0.03, close=0.01,
         ),
-        Scenario("resets", "The cache is emptied all the time.", menu=(_T.SLOW,), reset=0.06),
+        Scenario("resets", "The cache is emptied all the time.", menu=(_T.SLOW,), reset=0.02),
         Scenario(
             "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
             gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, shy=0.3,

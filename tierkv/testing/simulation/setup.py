@@ -19,7 +19,10 @@ SLOT_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class TierSetup:
-    """One lower tier. ``options`` is its table in the stack's description; ``menu`` what can go wrong with it."""
+    """One lower tier. ``options`` is its table in the stack's description; the rest is for its place and weather.
+
+    asynchronous: its backend runs on the event loop, where the reply may travel for a while after the deed.
+    """
 
     name: str
     capabilities: Capabilities
@@ -28,6 +31,9 @@ class TierSetup:
     menu: Sequence[Trouble]
     healthy_s: float
     trouble_s: float
+    usual_s: Sequence[float]
+    tail: float
+    asynchronous: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,8 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
     chunk_tokens = max(group.block_tokens for group in engine.groups) * chunk_blocks
     host_slots = rng.randint(*plan.host_slots)
     # A prompt may be longer than the host tier: what fits must be answered.
-    prompt_tokens_max = max(3 * chunk_tokens, int(host_slots * chunk_tokens * rng.uniform(*plan.prompt_share)))
+    chunks_per_token = sum(1 / (group.block_tokens * chunk_blocks) for group in engine.groups)
+    prompt_tokens_max = max(3 * chunk_tokens, int(host_slots / chunks_per_token * rng.uniform(*plan.prompt_share)))
     blocks = sum(-(-(prompt_tokens_max + 16) // group.block_tokens) for group in engine.groups)
     tiers = rng.choice(plan.tiers)
     return Setup(
@@ -107,17 +114,17 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
         engine=engine,
         chunk_blocks=chunk_blocks,
         gpu_blocks=2 + int(blocks * rng.uniform(*plan.gpu_share)),
-        token_budget=rng.choice((8, 24, 64)),
+        token_budget=rng.choice((8, 24, 64, 64)),
         running_max=rng.choice((2, 4, 8)),
-        frees_early=rng.random() < 0.3 and not engine.capabilities.holds_blocks_of_finished,
+        frees_early=rng.random() < 0.6 and not engine.capabilities.holds_blocks_of_finished,
         caching=engine.capabilities.prefix_caching,
         host_slots=host_slots,
         prompt_tokens_max=prompt_tokens_max,
         deadline_s=rng.choice((0.3, 1.0, 3.0)),
         host={"reserved_share": rng.choice((0.5, 0.8, 1.0)), "copy_threads": rng.choice((1, 2, 4))},
-        lookup={"completions_per_step_max": rng.choice((1, 4, 256))},
+        lookup={"completions_per_step_max": rng.choice((1, 8, 256, 256))},
         store={
-            "chunks_per_step_max": rng.choice((1, 4, 256)),
+            "chunks_per_step_max": rng.choice((1, 4, 256, 256)),
             "prompt_only": rng.random() < 0.15,
             "plan": "lazy" if lazy else rng.choice(("immediate", "immediate", "eager")),
             "policy": rng.choice(("block_level", "block_level", "request_level")),
@@ -155,6 +162,7 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
         GroupSpec(size, (size * TOKEN_BYTES,) * rng.choice((1, 2)), kind, window) for kind, size, window in model
     )
     sizes = [group.block_tokens for group in groups]
+    lazy = rng.random() < plan.lazy
     return EngineSpec(
         model="simulated",
         dtype="bytes",
@@ -162,9 +170,10 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
         hash_block_tokens=rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2,
         num_workers=rng.choice((1, 1, 2, 3)),
         capabilities=EngineCapabilities(
-            prefix_caching=rng.random() < 0.7,
+            # What has no content to be found by is never stored lazily.
+            prefix_caching=lazy or rng.random() < plan.caching,
             holds_blocks_of_finished=rng.random() < 0.2,
-            shows_free_blocks=rng.random() < plan.lazy,
+            shows_free_blocks=lazy,
             prefill_tokens_per_s=(None, 30.0, 300.0)[sum(sizes) % 3],  # by model: whether slow tiers are left out
         ),
     )
@@ -178,10 +187,10 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         authoritative_index=not shared,
         scan=not shared,
         bounded=not shared,
-        preferred_batch=rng.choice((1, 2, 8)),
+        preferred_batch=rng.choice((1, 2, 8, 8)),
         preferred_concurrency=rng.choice((1, 2, 3)),
     )
-    frames = rng.choice((2, 5, host_slots, 3 * host_slots))
+    frames = max(2, int(host_slots * rng.choice(plan.disk_share)))
     capacity = None if shared else frames * SLOT_BYTES
     options: dict[str, Any] = {
         "name": name,
@@ -191,16 +200,27 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         "probe_deadline_s": rng.choice((0.1, 0.5)),
         "read_deadline_s": rng.choice((0.3, 2.0)),
         "write_deadline_s": rng.choice((0.5, 3.0)),
-        "queue_ops_max": rng.choice((2, 8, 4096)),
-        "queue_bytes_max": rng.choice((2, 1000)) * SLOT_BYTES,
+        "queue_ops_max": rng.choice((2, 8, 4096, 4096)),
+        "queue_bytes_max": rng.choice((2, 1000, 1000)) * SLOT_BYTES,
         "retries": rng.choice((0, 2)),
         "breaker_failures": rng.choice((1, 3, 5)),
         "breaker_cooldown_s": rng.choice((0.2, 1.0)),
         "probe_keys_max": rng.choice((3, 1024)),
-        "presence_ttl_s": rng.choice((0.5, 30.0)),
-        "absence_ttl_s": rng.choice((0.0, 1.0)),
-        "presence_keys_max": rng.choice((8, 1_000_000)),
+        "presence_ttl_s": rng.choice((0.5, 5.0, 30.0)),
+        "absence_ttl_s": rng.choice((0.0, 0.5, 1.0, 5.0)),
+        "presence_keys_max": rng.choice((8, 100, 1_000_000, 1_000_000)),
     }
     if capacity is not None:
         options["capacity"] = capacity
-    return TierSetup(name, capabilities, capacity, options, plan.menu, plan.healthy_s, plan.trouble_s)
+    return TierSetup(
+        name=name,
+        capabilities=capabilities,
+        capacity_bytes=capacity,
+        options=options,
+        menu=plan.menu,
+        healthy_s=plan.healthy_s,
+        trouble_s=plan.trouble_s,
+        usual_s=rng.choice(plan.paces),
+        tail=plan.tail,
+        asynchronous=shared or rng.random() < 0.5,
+    )

@@ -41,21 +41,38 @@ class Trouble(Enum):
     """Raises for a moment, works for a moment."""
 
 
+TAIL_S = (0.1, 1.2)
+"""How long it takes where nothing is wrong and it takes long: what began later may end before. Some end beyond their
+deadline, most within."""
+
+
 class Weather:
-    """The trouble of one tier over time. All numbers are seconds of simulated time.
+    """The trouble of one tier over time. All times are seconds of simulated time.
 
     Args:
         rng: chance.
         menu: what can go wrong; empty: nothing ever does.
         healthy_s, trouble_s: how long spells last on average.
+        usual_s: how long calls usually take; any of these.
+        tail: the share of calls that takes long although nothing is wrong.
     """
 
-    def __init__(self, rng: Random, menu: Sequence[Trouble], healthy_s: float, trouble_s: float) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - what a tier's setup says
+        self,
+        rng: Random,
+        menu: Sequence[Trouble],
+        healthy_s: float,
+        trouble_s: float,
+        usual_s: Sequence[float],
+        tail: float,
+    ) -> None:
         self.trouble = Trouble.NONE
         self.rng = rng
         self._menu = menu
         self._healthy_s = healthy_s
         self._trouble_s = trouble_s
+        self._usual_s = usual_s
+        self._tail = tail
         self._until_s = -math.inf
         self._now_s = 0.0
 
@@ -83,7 +100,9 @@ class Weather:
                 return math.inf
             case Trouble.SLOW:
                 return self.rng.uniform(0.1, 4.0)
-        return self.rng.choice((0.0002, 0.001, 0.005, 0.02, 0.1))
+        if self.rng.random() < self._tail:
+            return self.rng.uniform(*TAIL_S)
+        return self.rng.choice(self._usual_s)
 
     @property
     def raises(self) -> bool:

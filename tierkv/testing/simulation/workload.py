@@ -13,7 +13,8 @@ Arrival = tuple[list[int], int, dict[str, object] | None]
 """Prompt tokens, tokens to generate, and what the user attached."""
 
 WAITING_MAX = 10
-NEW_TOKENS_MAX = 12
+NEW_TOKENS = (1, 1, 1, 2, 10)
+"""Tokens to generate; mostly few: what is decoded cannot be loaded."""
 
 PARAMS: tuple[dict[str, object] | None, ...] = (
     *[None] * 24, {"max_offload_tokens": 0}, {"max_offload_tokens": 9},
@@ -39,7 +40,8 @@ class Workload:
         self._plan = setup.scenario
         self._rng = rng
         self._families = [
-            [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)] for family in range(self._plan.families)
+            [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)]
+            for family in range(rng.choice(self._plan.families))
         ]
         self._conversations: deque[list[int]] = deque(maxlen=8)
         self._again: deque[list[int]] = deque(maxlen=16)
@@ -56,20 +58,27 @@ class Workload:
         rng, plan = self._rng, self._plan
         count = rng.randint(1, plan.burst_max) if rng.random() < plan.arrive else 0
         prompts = [self._again.popleft() for _ in range(len(self._again))]
-        prompts += [self._prompt() for _ in range(min(count, WAITING_MAX - waiting - len(prompts)))]
-        return [(prompt, rng.randint(1, NEW_TOKENS_MAX), rng.choice(PARAMS)) for prompt in prompts]
+        count = min(count, WAITING_MAX - waiting - len(prompts))
+        if count > 1 and rng.random() < plan.crowd:  # they come for the same: one loads, the others find it
+            shared = self._beginning()
+            prompts += [self._grown(shared) for _ in range(count)]
+        else:
+            prompts += [self._grown(self._beginning()) for _ in range(count)]
+        return [(prompt, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for prompt in prompts]
 
-    def _prompt(self) -> list[int]:
-        rng, limit = self._rng, self._setup.prompt_tokens_max
-        if self._conversations and rng.random() < 0.3:  # somebody answers
-            return [*rng.choice(self._conversations), *self._own(rng.randint(1, 6))][:limit]
-        tokens = [*self.prefix(), *self._own(rng.choice((0, 1, 3, 9)))]
-        return tokens[:limit]
+    def _beginning(self) -> list[int]:
+        """Somebody goes on with an earlier request, or begins as many do."""
+        if self._conversations and self._rng.random() < self._plan.back:
+            return self._rng.choice(self._conversations)
+        return self.prefix()
+
+    def _grown(self, beginning: list[int]) -> list[int]:
+        return [*beginning, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max]
 
     def prefix(self) -> list[int]:
         """The beginning of one of the prompts that many share."""
         family = self._rng.choice(self._families)
-        length = self._rng.choice((len(family), self._rng.randint(1, len(family)), self._rng.randint(1, len(family))))
+        length = self._rng.choice((len(family), len(family), self._rng.randint(1, len(family))))
         return family[:length]
 
     def _own(self, count: int) -> list[int]:
@@ -89,8 +98,8 @@ class Workload:
         """What the engine feels like now."""
         rng, workers = self._rng, self._setup.engine.num_workers
         return Whims(
-            asks=rng.choice((0, 1, 100, 100, 100)),
-            accepts=rng.choice((1.0, 1.0, 1.0, 0.5)),
+            asks=rng.choice((0, 1, 100, 100, 100, 100, 100, 100)),
+            accepts=rng.choice((1.0, 1.0, 1.0, 1.0, 1.0, 0.5)),
             preempt=int(rng.random() < self._plan.preempt),
             forward_s=rng.choice((0.0, 0.002, 0.02)),
             silent=frozenset(rank for rank in range(workers) if workers > 1 and rng.random() < 0.2),

@@ -18,8 +18,11 @@ from tierkv.testing.simulation.workload import Workload
 from tierkv.testing.stepping import ManualClock
 from tierkv.types.keys import Key
 
-RESET_IN_LOAD = 5
-"""So many times as often somebody empties the cache while a load is under way: the rarer, harder case."""
+MORE_IN_LOAD = 5
+"""So many times as often somebody empties the cache, or a slot rots, while a load is under way: the harder case."""
+
+COPY_S = (0.0, 0.0, 0.0, 0.001, 0.03, 0.03, 0.12, 0.25)
+"""How long copies between GPU and host take, any of these: some go on while the engine makes several steps."""
 
 SETTLE_STEPS_MAX = 1500
 """Steps in which a run must come to rest once everything goes well."""
@@ -42,7 +45,14 @@ class World:
             Place(
                 tier.name,
                 tier.capacity_bytes,
-                Weather(Random(f"weather {setup.seed} {tier.name}"), tier.menu, tier.healthy_s, tier.trouble_s),
+                Weather(
+                    Random(f"weather {setup.seed} {tier.name}"),
+                    tier.menu,
+                    tier.healthy_s,
+                    tier.trouble_s,
+                    tier.usual_s,
+                    tier.tail,
+                ),
             )
             for tier in setup.tiers
         ]
@@ -60,7 +70,7 @@ class World:
         place = self._by_name.get(thread.split("-")[1])
         if place is not None:
             return place.weather.duration()
-        return self._durations.choice((0.0, 0.0, 0.001, 0.03))
+        return self._durations.choice(COPY_S)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -96,11 +106,11 @@ class World:
             engine.add(request, new_tokens, self.trace.step)
             self.trace.note("arrives", request.request_id, f"{len(tokens)} tokens + {new_tokens}", params or "")
         if chance.random() < plan.abort and engine.seats:
-            seat = chance.choice(engine.seats)
+            loading = list(engine.loading.values())
+            seat = chance.choice(loading if loading and chance.random() < 0.5 else engine.seats)
             self.trace.note("abort", seat.request.request_id)
             engine.abort(seat)
-        loads = any(not live.job.is_store for live in self.process.watch.jobs.values())
-        if chance.random() < plan.reset * (RESET_IN_LOAD if loads else 1):
+        if chance.random() < plan.reset * (MORE_IN_LOAD if self._slots_loading() else 1):
             self.trace.note("reset")
             self.process.stack.reset_cache()
             self.process.watch.was_reset()
@@ -133,7 +143,10 @@ class World:
     def _mischief(self) -> None:
         """Bytes rot, people delete files, other engines write."""
         plan, chance = self.setup.scenario, self._chance
-        if chance.random() < plan.rot:
+        loading = self._slots_loading()
+        if loading and chance.random() < plan.rot * MORE_IN_LOAD:
+            self._rot_slot(*chance.choice(loading))
+        elif chance.random() < plan.rot:
             self._rot()
         if self.places and chance.random() < plan.lose:
             place = chance.choice(self.places)
@@ -151,12 +164,20 @@ class World:
             return
         ready = self.process.probe.ready_slots()
         if ready:
-            key, slot = self._chance.choice(ready)
-            view = self.process.probe.arena.slot(slot)
-            used = HEADER_BYTES + len(self.process.truth.payloads[key])
-            view[:used] = flipped(bytes(view[:used]), self._chance)
-            self.process.watch.rotten[slot] = bytes(view)
-            self.trace.note("rot", HOST, "slot", slot, key)
+            self._rot_slot(*self._chance.choice(ready))
+
+    def _rot_slot(self, key: Key, slot: int) -> None:
+        view = self.process.probe.arena.slot(slot)
+        used = HEADER_BYTES + len(self.process.truth.payloads[key])
+        view[:used] = flipped(bytes(view[:used]), self._chance)
+        self.process.watch.rotten[slot] = bytes(view)
+        self.trace.note("rot", HOST, "slot", slot, key)
+
+    def _slots_loading(self) -> list[tuple[Key, int]]:
+        """What is being loaded to the GPU, with its slots."""
+        process = self.process
+        jobs = [live.job for live in process.watch.jobs.values() if not live.job.is_store]
+        return [(key, ref.slot) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
 
     def _others_write(self, place: Place) -> None:
         """Another engine with the same model has stored a prefix."""
