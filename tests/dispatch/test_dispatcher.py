@@ -345,3 +345,15 @@ def test_a_duplicate_op_is_just_another_op(bench: Bench) -> None:
         dispatch.dispatcher.submit(op)
         wait_for(lambda: bool(dispatch.drain()) or len(dispatch.completions(7)) == 2, "both completions")
         wait_for(lambda: dispatch.drain() == [] and len(dispatch.completions(7)) == 2, "both completions")
+
+
+def test_deletions_that_go_well_do_not_excuse_writes_that_fail(bench: Bench) -> None:
+    """Each failed write has a deletion behind it. If those counted as good news, a disk that takes no data would never
+    be left alone."""
+    tier = bench.tier(retry=RetryLimits(1))
+    with dispatching(bench, tier, limits=TierLimits(breaker_failures=3)) as dispatch:
+        bench.backend.add("write", faults.raise_error(lambda: OSError("no route to disk")))
+        for number in range(3):
+            assert dispatch.wait(dispatch.write(number, number)) == [[FAILED]]
+            dispatch.wait(dispatch.submit(Verb.DELETE, [number]))
+        dispatch.wait_health(False)

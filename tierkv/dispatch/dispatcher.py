@@ -229,7 +229,10 @@ class Dispatcher:
             line.stats.count_outcomes(ticket.op.verb, result.tally)
             self._finish(line, ticket, result.outcomes, now_s)
             if result.tally.answered or not ticket.op.keys:
-                line.breaker.succeeded(now_s)
+                # What went well says that the tier is well, but for deletions: each failed write has one behind it, and
+                # a disk that takes no data may still forget some.
+                if ticket.op.verb is not Verb.DELETE:
+                    line.breaker.succeeded(now_s)
             else:
                 self._count_failure(line, now_s, result.outcomes[-1].error or "deadline missed")
 
