@@ -112,15 +112,19 @@ def _peer_cycle(peer: Any, ctx: Any, batch: list[Key]) -> None:  # noqa: ANN401 
 
 def _lookup_row(settings: Settings) -> Row:
     chunks = settings.pick(8192, 256)
-    hashes = random_hashes(chunks, seed=1)
-    core, peer, context = make_core(2 * chunks), _peer(2 * chunks, "lru"), _peer_context()
-    fill(core.host, keys_of(hashes))
-    _peer_cycle(peer, context(), keys_of(hashes))
-    numbers = itertools.count()
+    prompts = [
+        random_hashes(chunks, seed=1),
+        random_hashes(chunks, seed=2),
+    ]  # in turns: nothing is asked twice in a row
+    core, peer, context = make_core(4 * chunks), _peer(4 * chunks, "lru"), _peer_context()
+    for hashes in prompts:
+        fill(core.host, keys_of(hashes))
+        _peer_cycle(peer, context(), keys_of(hashes))
+    numbers, our_turns, their_turns = itertools.count(), itertools.cycle(prompts), itertools.cycle(prompts)
 
     def ours() -> Cost:
         core.manager.begin_step(0.0)  # what ends is let go of in steps
-        request = BenchRequest(f"request-{next(numbers)}", copies_of(hashes))
+        request = BenchRequest(f"request-{next(numbers)}", copies_of(next(our_turns)))
         core.scheduler.on_new_request(request)
         answers: list[int | None] = []
         cost = timed(lambda: answers.append(core.scheduler.get_num_new_matched_tokens(request, 0)[0]))
@@ -130,7 +134,7 @@ def _lookup_row(settings: Settings) -> Row:
         return cost
 
     def theirs() -> Cost:
-        ctx, keys = context(), keys_of(copies_of(hashes))
+        ctx, keys = context(), keys_of(copies_of(next(their_turns)))
         peer.on_new_request(ctx)
         return timed(lambda: [peer.lookup(key, ctx) for key in keys])
 
