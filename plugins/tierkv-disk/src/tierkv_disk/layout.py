@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -182,7 +183,8 @@ def sweep(directory: Path) -> None:
 
 def publish_document(path: Path, document: Mapping[str, object]) -> None:
     """Write a small JSON file so that it is there whole or not at all, also after a power cut."""
-    temporary = path.parent / f"{_TEMPORARY_PREFIX}{path.name}.{os.getpid()}{_TEMPORARY_SUFFIX}"
+    writer = f"{os.getpid()}-{threading.get_ident()}"  # two stacks of one process may claim one path at once
+    temporary = path.parent / f"{_TEMPORARY_PREFIX}{path.name}.{writer}{_TEMPORARY_SUFFIX}"
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(document, file, indent=2)
         file.write("\n")

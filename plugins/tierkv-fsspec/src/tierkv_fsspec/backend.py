@@ -15,7 +15,7 @@ from tierkv.abc import ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.keys import Key
 from tierkv_fsspec.store import Store, TooLongError
-from tierkv_fsspec.troubles import Kind, Trouble
+from tierkv_fsspec.troubles import Kind, Trouble, forget_frames
 
 DIGEST_BYTES = 16
 A = TypeVar("A")
@@ -98,7 +98,8 @@ class FsspecBackend:
     def _read(self, request: ReadRequest) -> ReadResult:
         try:
             return self._store.read_into(object_name(request.key), request.buffer)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            forget_frames(error)
             return None
         except TooLongError as error:
             return BackendError(f"{self._where(request.key)}: {error}", tier=self._tier, key=request.key)
@@ -123,6 +124,7 @@ class FsspecBackend:
 
     def _failure(self, verb: str, key: Key, error: Exception) -> TierKVError:
         trouble = Trouble.of(error)
+        forget_frames(error)
         if trouble.kind is Kind.ABSENT:  # of a write: what it should lie in is gone
             trouble = Trouble(Kind.NO_BUCKET, trouble.detail)
         return trouble.to_error(f"cannot {verb} {self._where(key)}", tier=self._tier, key=key)

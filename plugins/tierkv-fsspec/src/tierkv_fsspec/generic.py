@@ -54,7 +54,8 @@ class FsspecStore:
             if self._call("info", path)["size"] != len(data):
                 return False
             return bool(self._call("cat_file", path, start=0, end=min(len(data), HEAD_BYTES)) == data[:HEAD_BYTES])
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            forget_frames(error)  # of this frame, which it has passed after all
             return False
 
     def write(self, name: str, data: memoryview) -> None:
