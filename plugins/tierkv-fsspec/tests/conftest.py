@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,20 @@ def s3(environment: None) -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.stop()
+
+
+@pytest.fixture(params=["obstore", "fsspec"])
+def options(request: pytest.FixtureRequest, s3: S3Server) -> dict[str, Any]:
+    """Options of a tier on the server, once for each implementation."""
+    return {
+        "endpoint_url": s3.endpoint,
+        "implementation": request.param,
+        "connect_timeout_s": 2.0,
+        "read_timeout_s": 10.0,
+    }
+
+
+@pytest.fixture
+def url(s3: S3Server) -> str:
+    """A prefix in a bucket of its own."""
+    return f"s3://{s3.new_bucket()}/pre/fix"

@@ -190,3 +190,9 @@ def run_child(code: str, *arguments: object) -> str:
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def names(s3: S3Server, url: str) -> list[str]:
+    """All objects in the bucket of ``url``, looked at from outside."""
+    listed = s3.client.list_objects_v2(Bucket=url.split("/")[2])
+    return [entry["Key"] for entry in listed.get("Contents", [])]

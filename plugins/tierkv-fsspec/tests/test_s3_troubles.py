@@ -1,0 +1,159 @@
+"""An S3 server that refuses, hangs, goes away and comes back, through both implementations."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fsspec_support import S3Server, check, get, key, names, object_name, open_at, put
+
+from tierkv.abc import ReadRequest, WriteRequest
+from tierkv.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DeadlineExceededError,
+    OutOfSpaceError,
+    TierKVError,
+)
+
+FRAME = bytes(range(256)) * 200
+
+
+def test_server_goes_away_and_comes_back(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """An outage is an error for each key that says it may be tried again; when it is over, the same backend works."""
+    backend = open_at(url, **options)
+    put(backend, {key(1): FRAME})
+    s3.stop()
+    try:
+        failures = [
+            *get(backend, key(1), key(2)),
+            *put(backend, {key(3): FRAME, key(4): FRAME}),
+            *backend.delete([key(1), key(2)]),
+        ]
+        assert [type(failure) for failure in failures] == [BackendUnavailableError] * 6
+        assert all(failure.retryable and failure.tier == "remote" and url in str(failure) for failure in failures)
+        assert [failure.key for failure in failures] == [key(n) for n in (1, 2, 3, 4, 1, 2)]
+        with pytest.raises(BackendUnavailableError):
+            backend.contains([key(1), key(2)])
+        with pytest.raises(BackendUnavailableError, match="endpoint_url"):
+            open_at(url, **options)
+        found = check(url, **options)
+        assert not found["access"].ok
+        assert "endpoint_url" in found["access"].fix
+    finally:
+        s3.start()
+    assert get(backend, key(1), key(3)) == [FRAME, None]
+    assert put(backend, {key(3): FRAME}) == [None]
+    assert backend.contains([key(3)]) == [True]
+    backend.close()
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """Takes connections and never answers."""
+    taken = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(listener.accept()[0])
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in taken:
+        connection.close()
+
+
+def test_server_that_hangs(url: str, options: dict[str, Any]) -> None:
+    """A server that takes connections and says nothing is the worst: it must cost the timeout, and be named."""
+    with silent_server() as endpoint:
+        slow = options | {"endpoint_url": endpoint, "read_timeout_s": 0.2}
+        with pytest.raises(DeadlineExceededError, match="read_timeout_s"):
+            open_at(url, **slow)
+        assert "no answer in time" in check(url, **slow)["access"].detail
+
+
+def test_bucket_that_does_not_exist(options: dict[str, Any]) -> None:
+    """The most common mistake: told at open and at check, by name, with the fix; and no bucket is made."""
+    url = "s3://tierkv-no-such-bucket/prefix"
+    with pytest.raises(BackendError, match="no such bucket") as failure:
+        open_at(url, **options)
+    assert url in str(failure.value)
+    assert "create the bucket" in str(failure.value).lower()
+    found = check(url, **options)
+    assert "no such bucket" in found["access"].detail
+    with pytest.raises(BackendError, match="no such bucket"):
+        open_at(url, **options)
+
+
+def test_bucket_removed_under_the_tier(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Reads are misses or errors, writes are errors, and the bucket is not made anew behind its owner's back."""
+    backend = open_at(url, **options)
+    bucket = url.split("/")[2]
+    s3.client.delete_object(Bucket=bucket, Key=names(s3, url)[0])
+    s3.client.delete_bucket(Bucket=bucket)
+    (result,) = put(backend, {key(1): FRAME})
+    assert isinstance(result, BackendError)
+    assert "no such bucket" in str(result)
+    assert get(backend, key(1)) == [None]
+    assert bucket not in [entry["Name"] for entry in s3.client.list_buckets()["Buckets"]]
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ("503 Slow Down", BackendUnavailableError),
+        ("500 Internal Server Error", BackendUnavailableError),
+        ("403 Forbidden", BackendError),
+        ("507 Insufficient Storage", OutOfSpaceError),
+    ],
+)
+def test_failure_of_one_object_is_its_own(
+    s3: S3Server, url: str, options: dict[str, Any], status: str, kind: type[TierKVError]
+) -> None:
+    """One bad object must not fail the batch that it is in."""
+    backend = open_at(url, **options)
+    put(backend, {key(n): FRAME for n in (1, 2, 3)})
+    s3.refuse[object_name(key(2))] = status
+    try:
+        reads = get(backend, key(1), key(2), key(3))
+        writes = put(backend, {key(n): b"new" for n in (1, 2, 3)})
+    finally:
+        s3.refuse.clear()
+    assert (reads[0], reads[2]) == (FRAME, FRAME)
+    assert (writes[0], writes[2]) == (None, None)
+    for failure in (reads[1], writes[1]):
+        assert type(failure) is kind
+        assert failure.key == key(2)
+        assert object_name(key(2)) in str(failure)
+    assert get(backend, key(1), key(2), key(3)) == [b"new", FRAME, b"new"]
+    backend.close()
+
+
+def test_no_view_of_a_buffer_is_kept(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """A library's exception in a reference cycle must not keep the arena mapped until the next garbage collection."""
+    backend = open_at(url, **options)
+    buffer = mmap.mmap(-1, 4096)
+    gc.disable()
+    try:
+        backend.write([WriteRequest(key(1), memoryview(buffer))])
+        backend.read_into([ReadRequest(key(2), memoryview(buffer))])
+        s3.refuse[object_name(key(1))] = "403 Forbidden"
+        backend.write([WriteRequest(key(1), memoryview(buffer))])
+        backend.read_into([ReadRequest(key(1), memoryview(buffer))])
+        buffer.close()  # BufferError while anybody holds a view
+    finally:
+        gc.enable()
+        s3.refuse.clear()
+    backend.close()

@@ -1,0 +1,126 @@
+"""Who may do what in a bucket, and where credentials come from, through both implementations."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from fsspec_support import S3Server, check, get, key, names, open_at, put
+
+from tierkv.errors import (
+    BackendError,
+)
+
+FRAME = bytes(range(256)) * 200
+
+SECRETS = ("AKIATIERKVTESTS00001", "the-secret-of-the-tests")
+
+
+def make_user(s3: S3Server, monkeypatch: pytest.MonkeyPatch, *actions: str) -> list[str]:
+    """Become a user who may do only these; its credentials."""
+    iam = boto3.client("iam", endpoint_url=s3.endpoint)
+    name = f"user-{uuid.uuid4().hex}"
+    iam.create_user(UserName=name)
+    if actions:
+        statement = {"Effect": "Allow", "Action": list(actions), "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        iam.put_user_policy(UserName=name, PolicyName="tests", PolicyDocument=policy)
+    made = iam.create_access_key(UserName=name)["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", made["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", made["SecretAccessKey"])
+    return [made["AccessKeyId"], made["SecretAccessKey"]]
+
+
+def test_bucket_that_refuses(s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without rights is told so at open and at check, and no message holds the credentials."""
+    secrets = make_user(s3, monkeypatch)
+    with s3.enforcing_rights():
+        with pytest.raises(BackendError, match="access is refused") as failure:
+            open_at(url, **options)
+        found = check(url, **options)
+    assert "access is refused" in found["access"].detail
+    assert "403" in found["access"].detail
+    assert "right" in found["access"].fix
+    said = [str(failure.value), *(f"{finding}" for finding in found.values())]
+    assert not [secret for secret in secrets for text in said if secret in text]
+    assert failure.value.__cause__ is None, "the library's own words would be printed with a traceback"
+
+
+def test_unknown_credentials(s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that the server does not know are a refusal, too; they are not shown."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN000000001")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    with s3.enforcing_rights(), pytest.raises(BackendError, match="access is refused") as failure:
+        open_at(url, **options)
+    assert "AKIAUNKNOWN000000001" not in str(failure.value)
+    assert "hush-hush" not in str(failure.value)
+
+
+def test_user_who_may_only_read(
+    s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of somebody else's cache: opens, reads, and is refused by key where it writes; check says read-only."""
+    owner = open_at(url, **options)
+    put(owner, {key(1): FRAME})
+    owner.close()
+    make_user(s3, monkeypatch, "s3:GetObject", "s3:ListBucket")
+    with s3.enforcing_rights():
+        backend = open_at(url, **options)
+        assert get(backend, key(1)) == [FRAME]
+        assert put(backend, {key(1): FRAME}) == [None], "what is there need not be written"
+        (result,) = put(backend, {key(1): b"other"})
+        found = check(url, **options)
+        with pytest.raises(BackendError, match="access is refused"):
+            open_at(url, model="another", **options)
+        backend.close()
+    assert type(result) is BackendError
+    assert "access is refused" in str(result)
+    assert found["access"].ok
+    assert not found["write"].ok
+    assert "read_only" in found["write"].fix
+
+
+def test_check_of_a_good_bucket(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """All is good, it says who serves the URL and where the credentials come from, and it leaves nothing behind."""
+    found = check(url, **options)
+    assert all(finding.ok for finding in found.values())
+    assert ("obstore" if options["implementation"] == "obstore" else "s3fs") in found["package"].detail
+    assert "AWS_ACCESS_KEY_ID" in found["credentials"].detail
+    assert not [secret for secret in SECRETS if secret in str(found)]
+    assert names(s3, url) == []
+
+
+def test_no_credentials(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials, and where the machine's role may not be asked for, nobody is asked over the network."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(BackendError, match="no credentials"):
+        open_at(url, **options)
+    found = check(url, **options)
+    assert not found["credentials"].ok
+    assert "AWS_EC2_METADATA_DISABLED" in found["credentials"].detail
+
+
+def test_credentials_in_a_profile(
+    s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """~/.aws is where people keep credentials; both implementations must find them there."""
+    owner = open_at(url, **options)
+    put(owner, {key(1): FRAME})
+    owner.close()
+    key_id, secret = make_user(s3, monkeypatch, "s3:*")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file = tmp_path / "credentials"
+    file.write_text(f"[work]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    with s3.enforcing_rights():
+        backend = open_at(url, **options)
+        assert get(backend, key(1)) == [FRAME]
+        assert "'work'" in check(url, **options)["credentials"].detail
+        backend.close()
