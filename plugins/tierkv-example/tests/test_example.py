@@ -8,6 +8,8 @@ import sqlite3
 from pathlib import Path
 
 import tierkv_example
+from tierkv.abc import WriteRequest
+from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.testing import BackendConformance
 from tierkv.types.keys import Key
 from tierkv_example import ExampleOptions
@@ -32,6 +34,17 @@ class TestExample(BackendConformance):
             damaged = frame[:middle] + bytes([frame[middle] ^ 0xFF]) + frame[middle + 1 :]
             database.execute("UPDATE frames SET frame = ? WHERE key = ?", (damaged, key))
         database.close()
+
+
+def test_only_a_full_database_is_called_full(tmp_path: Path) -> None:
+    """What is called full makes the framework evict: a disk that fails would empty the tier, chunk by chunk."""
+    suite = TestExample()
+    with suite.open(tmp_path / "place", capacity_bytes=4096) as session:
+        backend = session.backend
+        frames = [WriteRequest(Key(bytes([i]) * 8), memoryview(bytes(4096))) for i in range(8)]
+        assert {type(result) for result in backend.write(frames)} == {OutOfSpaceError}
+        backend._db.execute("DROP TABLE frames")
+        assert {type(result) for result in backend.write(frames[:1])} == {BackendError}
 
 
 def test_it_fits_on_a_page() -> None:

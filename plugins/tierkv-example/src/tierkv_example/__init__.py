@@ -81,8 +81,9 @@ class ExampleBackend:
                 self._db.execute("BEGIN")
                 self._db.executemany(statement, rows)
             except sqlite3.OperationalError as error:
-                self._db.rollback()
-                return [OutOfSpaceError(f"SQLite: {error}")] * len(rows)
+                self._db.rollback()  # "full" makes the framework evict, so nothing else may be called so
+                kind = OutOfSpaceError if error.sqlite_errorcode == sqlite3.SQLITE_FULL else BackendError
+                return [kind(f"SQLite: {error}")] * len(rows)
         return [None] * len(rows)
 
     def scan(self) -> Iterable[Entry]:
