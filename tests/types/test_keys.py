@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.types.keys import make_key, split_key
-from tierkv.types.lookup import LookupResult, as_lookup_result
 
 
 @pytest.mark.parametrize("group", [0, 1, 2**32 - 1])
@@ -38,13 +37,3 @@ def test_s1_too_short_to_split() -> None:
 def test_s2_groups_do_not_share_keys() -> None:
     """S2: the same prefix has other bytes in another group."""
     assert make_key(b"hash", 0) != make_key(b"hash", 1)
-
-
-@pytest.mark.parametrize(
-    ("said", "meant"),
-    [(True, LookupResult.HIT), (False, LookupResult.MISS), (None, LookupResult.RETRY)]
-    + [(result, result) for result in LookupResult],
-)
-def test_plugins_may_answer_in_short(said: LookupResult | bool | None, meant: LookupResult) -> None:
-    """A plugin's True, False and None have one meaning each, at one place."""
-    assert as_lookup_result(said) is meant

@@ -57,11 +57,6 @@ class Geometry:
         return max(group.payload_bytes for group in self.groups)
 
     @property
-    def chunk_tokens_max(self) -> int:
-        """Tokens of the coarsest group's chunk: no hit is shorter (S43, S44)."""
-        return max(group.chunk_tokens for group in self.groups)
-
-    @property
     def has_windows(self) -> bool:
         """Whether some group needs only the end of a prefix."""
         return any(group.window_chunks is not None for group in self.groups)
