@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -131,6 +132,27 @@ def test_a_failing_disk_costs_entries_and_nothing_else(tmp_path: Path, caplog: p
     thread.runner.step()
     writer.close(10)
     assert steps_in(read(path)) == [6]
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    """The kernel takes the part that fits and says so only in a number: those entries are lost and must be counted, and
+    those that come when there is room again must not be glued to the torn line."""
+    path = tmp_path / "run.jsonl"
+    thread = Stopped()
+    writer = writer_of(path, spawn=thread)
+    writer.put([line(0)])
+    thread.runner.step()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+    try:
+        writer.put([line(1)])
+        thread.runner.step()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.put([line(2)])
+    writer.close(10)
+    assert steps_in(read(path)) == [0, 2]
+    assert writer.dropped == 1
 
 
 def test_a_path_that_cannot_be_opened_is_the_users_error(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ file whose process was killed, cut short; readers skip such a line.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -139,7 +140,8 @@ class RecordWriter:
         if file.tell() > len(line_of(self._head)) and file.tell() + len(lines) > self._bytes_max:
             self._rotate()
             file = self._open()
-        file.write(lines)
+        if file.write(lines) < len(lines):  # unbuffered: a disk that fills up takes the part that fits
+            raise OSError(errno.ENOSPC, "only a part of the entries fitted")
 
     def _open(self) -> BinaryIO:
         file: BinaryIO = self._path.open("ab", buffering=0)
