@@ -174,7 +174,12 @@ class AsyncFaultyBackend(_Rules):
         due = self._due(verb)
 
         def on_the_loop(batch: Sequence[Any]) -> object:
-            return asyncio.run_coroutine_threadsafe(action(batch), loop).result()
+            coroutine = action(batch)
+            try:
+                return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+            except RuntimeError:  # the loop has ended while the call hung
+                coroutine.close()
+                raise
 
         try:
             return await (asyncio.to_thread(self._spoil, due, on_the_loop, batch) if due else action(batch))
