@@ -21,6 +21,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.terms import Terms
+from tierkv.manager.tier_list import TierList
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
@@ -50,7 +51,7 @@ class TierTraffic:
     def __init__(
         self,
         host: HostIndex,
-        tiers: Sequence[LowerTier],
+        tiers: TierList,
         group_bytes: Sequence[int],
         events: EventLog,
         counters: CoreCounters,
@@ -68,7 +69,7 @@ class TierTraffic:
         self._deletions: dict[int, list[Key]] = {}
         self._last_op_id = 0
         self._sizes = ChunkSizes(group_bytes)
-        self._speeds = [TierSpeed() for _ in tiers]
+        self._speeds = {tier.index: TierSpeed() for tier in tiers}
         self._ended: dict[Verb, Callable[[LowerTier, _OpInFlight, Sequence[Outcome]], None]] = {
             Verb.PROBE: self._probe_ended,
             Verb.READ: self._read_ended,
@@ -102,14 +103,35 @@ class TierTraffic:
     # -- speed -------------------------------------------------------------------------------------------------------
 
     @property
-    def speeds(self) -> Sequence[TierSpeed]:
-        """How fast the tiers are, in order."""
+    def speeds(self) -> Mapping[int, TierSpeed]:
+        """How fast the tiers are, by number."""
         return self._speeds
 
     def remeasure(self, tier: int, key: Key) -> None:
         """Read ``key``, which the tier has and the host tier has not, if the tier was not read for a while."""
         if self._speeds[tier].is_stale(self.now) and self._host.room:
             self._host.release(self.promote([key], self._tiers[tier]) or ())
+
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    def attach(self, tier: LowerTier, before: LowerTier | None) -> None:
+        """Put a tier in service. What it holds may answer questions that were answered with less."""
+        self._tiers.attach(tier, before)
+        self._speeds[tier.index] = TierSpeed()
+        self.version += 1
+
+    def detach(self, tier: LowerTier) -> None:
+        """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
+        tier.leaving, tier.usable = True, False
+        self._tiers.detach(tier)
+        self._events.cleared(tier.name)
+        self.version += 1
+
+    def forget(self, index: int) -> None:
+        """Nothing is under way any more in a tier that was detached."""
+        self._tiers.forget(index)
+        for of_tier in (self._speeds, self._promotions, self._deletions):
+            of_tier.pop(index, None)
 
     # -- terms -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +215,7 @@ class TierTraffic:
     def take_ops(self) -> list[TierOp]:
         """Everything dispatch shall start now: reads, probes, deletions, writes."""
         ops: list[TierOp] = []
-        for tier in self._tiers:
+        for tier in self._tiers.with_leaving:
             limits = tier.limits
             for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.preferred_batch):
                 ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
@@ -274,7 +296,8 @@ class TierTraffic:
         """Take in a completion or a change of a tier's health."""
         if isinstance(news, TierHealth):
             self.version += 1
-            self._tiers[news.tier].usable = news.usable
+            tier = self._tiers[news.tier]
+            tier.usable = news.usable and not tier.leaving
             return
         pending = self._in_flight.get(news.op_id)
         if pending is None:
@@ -356,7 +379,8 @@ class TierTraffic:
         if stored:
             tier.stored(stored, self.now)
             self._counters.cascades[tier.name] += len(stored)
-            self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
+            if not tier.leaving:
+                self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
         for key, outcome in zip(keys, outcomes, strict=True) if len(stored) < len(keys) else ():
             self._counters.writes_failed[tier.name] += outcome.kind is not well
@@ -379,7 +403,7 @@ class TierTraffic:
     @property
     def has_pending_writes(self) -> bool:
         """Whether chunks wait for, or are in, a write below."""
-        return any(tier.num_writing or tier.cascades for tier in self._tiers)
+        return any(tier.num_writing or tier.cascades for tier in self._tiers.with_leaving)
 
     def validate(self) -> None:
         """Check that every op in flight holds its slots, and every tier's account.
@@ -392,7 +416,7 @@ class TierTraffic:
                 chunk = self._host.owner(ref)
                 held = chunk is not None and chunk.key == key and chunk.holders
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
-        for tier in self._tiers:
+        for tier in self._tiers.with_leaving:
             tier.validate()
 
 
