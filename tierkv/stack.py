@@ -337,8 +337,8 @@ class Stack:
         finally:
             for worker in self.workers:
                 worker.shutdown()
-            self._parts.changes.close()
             self._dispatcher.close(timeout_s)
+            self._parts.changes.close()
             for copies in self._parts.copies:
                 copies.close(timeout_s)
             self._parts.observers.finish(timeout_s)

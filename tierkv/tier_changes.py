@@ -159,6 +159,8 @@ class TierChanges:
 
     def _check_names(self, name: str, before: str | None) -> None:
         """Refuse early what the engine's thread would refuse, before anything is opened."""
+        if self._is_closed:
+            raise EngineProtocolError(f"tier {name!r} cannot be attached: the stack is closed")
         names = self._manager.tier_names[1:]
         if name in names:
             raise EngineProtocolError(f"there is a tier {name!r} already; give the new one another `name`")
@@ -201,8 +203,10 @@ class TierChanges:
                 self._leaving.pop(index)[0].settle()
 
     def close(self) -> None:
-        """The stack closes: what has not come never will."""
+        """The stack has closed, with every tier in it: what has not come never will."""
         self._is_closed = True
+        for change, _ in self._leaving.values():
+            change.settle()
         while self._waiting:
             item = self._waiting.popleft()
             item.change.settle(EngineProtocolError("the stack was closed before a step could do it"))

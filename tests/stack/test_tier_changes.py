@@ -154,7 +154,7 @@ def test_what_cannot_be_attached_leaves_everything_as_it_was(tmp_path: Path, fau
             stack.attach_tier({**disk(tmp_path, "new"), "capasity": "1GiB"})
         with pytest.raises(EngineProtocolError, match="'disk' already"):
             stack.attach_tier(disk(tmp_path))
-        with pytest.raises(EngineProtocolError, match="before='slow'.*there are: disk"):
+        with pytest.raises(EngineProtocolError, match=r"before='slow'.*there are: disk"):
             stack.attach_tier(disk(tmp_path, "new"), before="slow")
         taken = {**disk(tmp_path, "new"), "path": str(tmp_path / "disk")}
         with pytest.raises(BackendError):
@@ -205,14 +205,17 @@ def test_two_that_come_at_once_under_one_name(tmp_path: Path) -> None:
 
 
 def test_a_closed_stack_settles_what_never_came(tmp_path: Path) -> None:
-    """Who waits for a change must not wait for ever, and the backend must not stay open."""
-    with opened(stack_config(tmp_path, tiers=[])) as stack:
-        change = stack.attach_tier(disk(tmp_path))
+    """Who waits for a change must not wait for ever, and no backend may stay open."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
+        stack.attach_tier(disk(tmp_path))
+        gone = stack.detach_tier("first")
+    assert gone.wait(5.0)
     with pytest.raises(EngineProtocolError, match="closed"):
-        change.wait(5.0)
-    later = stack.detach_tier("disk")
+        stack.attach_tier(disk(tmp_path, "late"))
     with pytest.raises(EngineProtocolError, match="closed"):
-        later.wait(5.0)
+        stack.detach_tier("disk").wait(5.0)
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path), disk(tmp_path, "first")])) as again:
+        assert again.tier_names == ("disk", "first")
 
 
 def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
