@@ -77,7 +77,7 @@ class Cascades:
         batch: list[int] = []
         host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX)):
-            if tier.num_writing >= tier.limits.queue_chunks_max:
+            if tier.num_writing >= tier.queue_chunks_max:
                 break
             slot, generation = tier.cascades.front()
             key = host.key(slot)
