@@ -71,6 +71,7 @@ class LowerTier(TierTable):
         self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self.cascades = LeaseQueue()
+        self.deletions: list[Key] = []
         self.unknown_to_ask: dict[Key, None] = {}
         self._answers = Answers(limits.presence_keys_max)
         self._asked: set[Key] = set()
