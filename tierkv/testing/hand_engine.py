@@ -167,9 +167,7 @@ class HandEngine:
         """The same for a request whose lookup was answered with ``chunks``."""
         ids = self._block_ids(request.prompt)
         self._pages[ids] = 0xDB
-        self.stack.update_state_after_alloc(
-            request, [[HandBlock(block_id) for block_id in ids]], chunks * BLOCK_TOKENS
-        )
+        self.stack.update_state_after_alloc(request, [[HandBlock(block_id) for block_id in ids]], chunks * BLOCK_TOKENS)
         if not chunks:
             return 0
         invalid: set[int] = set()

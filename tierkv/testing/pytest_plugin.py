@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from tierkv.testing.report import Report
 
 MODULES = (
     "crash", "hand_engine", "kit", "ledger", "model", "raw", "session", "small_stack", "stack_kit",

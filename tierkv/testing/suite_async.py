@@ -12,6 +12,7 @@ from tierkv.testing.kit import KitBase
 from tierkv.testing.session import Session
 from tierkv.types.keys import Key
 
+
 class AsyncTests(KitBase):
     """A guest on somebody else's loop."""
 

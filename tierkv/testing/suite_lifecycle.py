@@ -194,5 +194,3 @@ def _open_files() -> int:
 def _content(place: Path) -> dict[str, bytes]:
     """All files below ``place``."""
     return {str(path): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
-
-

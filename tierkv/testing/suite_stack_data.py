@@ -192,5 +192,3 @@ def _note_keys(into: list[Key]) -> Callable[..., object]:
         return inner(batch)
 
     return fault
-
-
