@@ -118,7 +118,8 @@ class VerbAccess:
         return bytes(buffer[:result])
 
     def write(self, key: Key, data: bytes) -> None:
-        """See :class:`RawAccess`."""
+        """See :class:`RawAccess`. Deletes first: a backend may pass over a frame whose header says that it is there."""
+        self.remove(key)
         (result,) = self._call(self._faulty.inner.write, [WriteRequest(key, aligned_copy(data).toreadonly())])
         assert result is None, f"the backend refused a frame: {result!r}"
 
