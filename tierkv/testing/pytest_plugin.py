@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tierkv.testing.report import Report
 
 MODULES = (
     "crash", "hand_engine", "kit", "ledger", "model", "raw", "session", "small_stack", "stack_kit",
@@ -21,7 +25,7 @@ MODULES = (
 
 pytest.register_assert_rewrite(*(f"tierkv.testing.{module}" for module in MODULES))
 
-REPORT = pytest.StashKey["Report"]()
+REPORT: pytest.StashKey[Report] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,8 +19,8 @@ from tierkv.types.keys import Key
 CALL_TIMEOUT_S = 120.0
 
 
-class RawAccess(Protocol):
-    """Stored frames of one namespace, as bytes at the place where they lie. Never through the store's own code."""
+class Frames(Protocol):
+    """Stored frames of one namespace, as bytes."""
 
     def read(self, key: Key) -> bytes:
         """The bytes at rest of a stored frame.
@@ -38,17 +38,21 @@ class RawAccess(Protocol):
     def remove(self, key: Key) -> None:
         """Take the frame's bytes away: the object, the file or the row; or where there is no such thing, zero them."""
 
+
+class RawAccess(Frames, Protocol):
+    """Stored frames of one namespace, as bytes at the place where they lie. Never through the store's own code."""
+
     def count(self) -> int:
         """How many frames lie there."""
 
 
-Damage = Callable[[RawAccess, Key], None]
+Damage = Callable[[Frames, Key], None]
 
 
 def flip(position: Callable[[int], int], bits: int = 0x01) -> Damage:
     """Invert ``bits`` of the byte at ``position(length)``."""
 
-    def damage(raw: RawAccess, key: Key) -> None:
+    def damage(raw: Frames, key: Key) -> None:
         data = bytearray(raw.read(key))
         data[position(len(data))] ^= bits
         raw.write(key, bytes(data))
@@ -69,28 +73,28 @@ FLIPS: dict[str, Damage] = {
 """One bit in each part of a frame (docs/reference, frame format)."""
 
 
-def truncate(raw: RawAccess, key: Key) -> None:
+def truncate(raw: Frames, key: Key) -> None:
     """Keep the first half."""
     data = raw.read(key)
     raw.write(key, data[: len(data) // 2])
 
 
-def empty(raw: RawAccess, key: Key) -> None:
+def empty(raw: Frames, key: Key) -> None:
     """Keep nothing, but the entry."""
     raw.write(key, b"")
 
 
-def fill_with_rubbish(raw: RawAccess, key: Key) -> None:
+def fill_with_rubbish(raw: Frames, key: Key) -> None:
     """Other bytes of the same length."""
     raw.write(key, bytes(byte ^ 0xA5 for byte in raw.read(key)))
 
 
-def remove(raw: RawAccess, key: Key) -> None:
+def remove(raw: Frames, key: Key) -> None:
     """Take it away."""
     raw.remove(key)
 
 
-def swap(raw: RawAccess, one: Key, other: Key) -> None:
+def swap(raw: Frames, one: Key, other: Key) -> None:
     """Exchange two entries: each is whole, and each is the wrong one."""
     data = raw.read(one)
     raw.write(one, raw.read(other))
@@ -110,7 +114,7 @@ class VerbAccess:
         self._frame_bytes_max = frame_bytes_max
 
     def read(self, key: Key) -> bytes:
-        """See :class:`RawAccess`."""
+        """See :class:`Frames`."""
         buffer = aligned_buffer(self._frame_bytes_max)
         (result,) = self._call(self._faulty.inner.read_into, [ReadRequest(key, buffer)])
         if not isinstance(result, int):
@@ -118,24 +122,24 @@ class VerbAccess:
         return bytes(buffer[:result])
 
     def write(self, key: Key, data: bytes) -> None:
-        """See :class:`RawAccess`. Deletes first: a backend may pass over a frame whose header says that it is there."""
+        """See :class:`Frames`. Deletes first: a backend may pass over a frame whose header says that it is there."""
         self.remove(key)
         (result,) = self._call(self._faulty.inner.write, [WriteRequest(key, aligned_copy(data).toreadonly())])
         assert result is None, f"the backend refused a frame: {result!r}"
 
     def remove(self, key: Key) -> None:
-        """See :class:`RawAccess`."""
+        """See :class:`Frames`."""
         assert list(self._call(self._faulty.inner.delete, [key])) == [None]
 
     def has(self, keys: Sequence[Key]) -> list[bool]:
         """Whether the backend has each key."""
         return list(self._call(self._faulty.inner.contains, keys))
 
-    def _call(self, verb: Callable[[Any], Any], batch: Sequence[Any]) -> Any:
+    def _call(self, verb: Callable[[Any], Any], batch: Sequence[Any]) -> Sequence[Any]:
         if isinstance(self._faulty, FaultyBackend):
-            return verb(batch)
+            return cast("Sequence[Any]", verb(batch))
         assert self._faulty.loop is not None, "nothing was asked of the backend yet, so its loop is not known"
-        coroutine = cast("Coroutine[Any, Any, Any]", verb(batch))
+        coroutine = cast("Coroutine[Any, Any, Sequence[Any]]", verb(batch))
         return asyncio.run_coroutine_threadsafe(coroutine, self._faulty.loop).result(CALL_TIMEOUT_S)
 
 

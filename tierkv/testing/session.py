@@ -172,7 +172,8 @@ class Session:
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop of an async backend."""
-        return self._run(coroutine)
+        assert self._loop is not None, "a blocking backend has no loop"
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
 
     def _run(self, answer: T | Coroutine[Any, Any, T]) -> T:
         if self._loop is None:

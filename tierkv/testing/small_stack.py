@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from tierkv.abc import AsyncBackend, Backend, BackendContext, BackendPlugin
 from tierkv.assembly import open_stack
@@ -131,7 +131,7 @@ class SmallStack(HandEngine):
         super().__init__(stack, payload_bytes)
         self.probe = Probe(stack)
 
-    def __enter__(self) -> SmallStack:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -19,7 +19,7 @@ A, B, C = Prompt(1), Prompt(2), Prompt(3)
 class StackKit(KitBase):
     """How a stack is opened over the backend."""
 
-    def stack(self, place: Path, *, capacity_bytes: int | None = None, **options: Any) -> SmallStack:
+    def stack(self, place: Path, *, capacity_bytes: int | None = None, **options: Any) -> SmallStack:  # noqa: ANN401  # SmallStack's own keywords
         """A small stack over the backend at ``place``; see :class:`SmallStack` for the options."""
         self.need()
         capacity = capacity_bytes or self.capacity_bytes or 64 * MIB

@@ -1,4 +1,4 @@
-"""Kit: batches and results. A result belongs to its key by position alone, and every batch is somebody's working set."""
+"""Kit: batches and results. A result belongs to its key by its position, and a batch belongs to the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kit: buffers. They are slots of an arena that other chunks share, and belong to the caller before and after a call."""
+"""Kit: buffers. They are slots of an arena that other chunks share, and the caller's before and after a call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Kit: stored bytes that changed past the backend. One chunk's damage is its own, and not for ever.
 
-The backend may give wrong bytes, a miss or an error for the damaged key: the frame's checksum above decides. What it may
-not do is let others suffer, refuse to store the key again, or mix in what the buffer held before.
+The backend may give wrong bytes, a miss or an error for the damaged key: the frame's checksum above decides. What it
+may not do is let others suffer, refuse to store the key again, or mix in what the buffer held before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DamageTests(KitBase):
         self._damaged_at_rest(place, lambda raw, key: raws.swap(raw, key, SECOND), hurt=(HURT, SECOND))
 
     def test_a_cut_read_shows_nothing_of_the_buffer(self, place: Path) -> None:
-        """A truncated file was once a hit that carried another chunk's stale bytes: what is told must have been read."""
+        """A truncated file once was a hit with another chunk's stale bytes: what is told must have been read."""
         self.need("durable")
         self.need_raw()
         with self.open(place) as session:

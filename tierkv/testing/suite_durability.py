@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -144,8 +145,6 @@ class PlaceTests(KitBase):
         if sysfs.is_dir():
             return sysfs
         place.mkdir(mode=0o500)
-        try:
-            (place / "probe").touch()
-        except OSError:
-            return place
-        self.not_applicable("no directory here is closed to this user")
+        if os.access(place, os.W_OK):
+            self.not_applicable("no directory here is closed to this user")
+        return place

@@ -67,7 +67,7 @@ class KeyTests(KitBase):
         assert session.get(usual) == make_frame(usual, 1, size)
 
     def test_namespaces_with_like_names(self, place: Path) -> None:
-        """ "org/m" and "org-m" shared a file once: names that look alike are still different models."""
+        """The models org/m and org-m once shared a file: names that look alike are still different models."""
         self.need()
         self._namespaces_stay_apart(place, [{"model": name} for name in LIKE_NAMES])
 

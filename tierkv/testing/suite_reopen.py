@@ -70,7 +70,7 @@ class ReopenTests(KitBase):
                 assert session.scan() == told
 
     def test_another_capacity_loses_nothing(self, place: Path) -> None:
-        """Users change ``capacity`` and restart: the framework shrinks the tier, chunk by chunk; the backend may not."""
+        """Users change ``capacity`` and restart: the framework shrinks a tier chunk by chunk; a backend may not."""
         self.need("durable", "bounded")
         size = self.frame_bytes_max
         frames = self.full_capacity_bytes // size // 2

@@ -1,7 +1,7 @@
 """Kit, in a stack: a chunk reaches the engine whole and as itself, or not at all; and a bad one does not stay.
 
-Each case is the same story: chunks are stored, one of them is spoilt, and the engine gets the prefix before it. Computed
-again and stored again, it is whole again: also after a restart.
+Each case is the same story: chunks are stored, one of them is spoilt, and the engine gets the prefix before it.
+Computed again and stored again, it is whole again: also after a restart.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StackDataTests(StackKit):
         self._spoilt_at_rest(place, FLIPS[part])
 
     def test_truncated_at_rest_is_a_miss(self, place: Path) -> None:
-        """A truncated file was once never loadable and never rewritten: a bad entry is removed, so a re-store writes."""
+        """A truncated file once was never loadable and never rewritten: bad entries go, so that a re-store writes."""
         self._spoilt_at_rest(place, raws.truncate)
 
     def test_empty_at_rest_is_a_miss(self, place: Path) -> None:
@@ -97,7 +97,7 @@ class StackDataTests(StackKit):
         self._one_bad(place)
 
     def test_another_layout_at_rest_is_a_miss(self, place: Path) -> None:
-        """An object of another length once loaded "ok": identity carries the layout, and the length is checked first."""
+        """An object of another length once loaded "ok": identity carries the layout, the length is checked first."""
         self.need("durable")
         self.need_raw()
         with self.stack(place, payload_bytes=PAYLOAD_BYTES // 2) as other:

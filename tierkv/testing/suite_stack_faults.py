@@ -7,14 +7,15 @@ backend's own.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.testing import faults
-from tierkv.testing.faults import LIES, Fault, VerbName
+from tierkv.testing.faults import LIES, Fault, Inner, VerbName
 from tierkv.testing.hand_engine import Prompt
 from tierkv.testing.small_stack import TESTED, SmallStack
 from tierkv.testing.stack_kit import A, B, C, StackKit
@@ -67,7 +68,7 @@ class StackFaultTests(StackKit):
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_lies_are_misses(self, opened: SmallStack, verb: VerbName) -> None:
-        """Too few results, other types, impossible lengths: a plugin's bug is a miss, never an exception or wrong bytes."""
+        """Too few results, other types, impossible lengths: a plugin's bug is a miss, no exception, no wrong bytes."""
         opened.store_all(A)
         for lie in LIES.values():
             rule = opened.faulty.add(verb, lie)
@@ -214,7 +215,7 @@ class StackFaultTests(StackKit):
 def _fail_key(key: bytes) -> Fault:
     """An error in the place of one key's result; nothing is done for it."""
 
-    def fault(batch, inner):  # type: ignore[no-untyped-def]  # see faults.Fault
+    def fault(batch: Sequence[Any], inner: Inner) -> object:
         healthy = [request for request in batch if request.key != key]
         results = iter(inner(healthy) if healthy else [])
         return [BackendError("not this one") if request.key == key else next(results) for request in batch]
