@@ -316,7 +316,8 @@ def curious(options: PlainOptions, _capacity_bytes: int | None) -> Iterable[Find
     """A check that tries whether it can write, and leaves its trial."""
     place = Path(options.path)
     place.mkdir(exist_ok=True, parents=True)
-    (place / "trial").write_bytes(b"x")
+    with (place / "trial").open("ab") as trial:
+        trial.write(b"x")
     return [Finding("place", ok=True, detail="can be written")]
 
 

@@ -14,7 +14,6 @@ from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager import tier_traffic
 from tierkv.manager.gathering import Gathering
-from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.stack import Stack
 from tierkv.testing import hand_engine, small_stack
@@ -72,11 +71,41 @@ def what_failed_once_is_never_tried_again(patch: Patch) -> None:
     patch.setattr(LowerTier, "stored", stored)
 
 
-@noticed_by("test_raising_leaves_hot_chunks_hits", "test_a_hot_hit_is_answered_at_once")
+@noticed_by("test_a_hot_hit_is_answered_at_once")
+def the_first_answer_is_always_later(patch: Patch) -> None:
+    ask = Stack.get_num_new_matched_tokens
+    asked: set[str] = set()
+
+    def shy(self: Stack, request: Any, computed: int) -> Any:
+        if request.request_id in asked:
+            return ask(self, request, computed)
+        asked.add(request.request_id)
+        return None, False
+
+    patch.setattr(Stack, "get_num_new_matched_tokens", shy)
+
+
+@noticed_by("test_raising_leaves_hot_chunks_hits")
+def every_tier_is_asked_first(patch: Patch) -> None:
+    ask = Stack.get_num_new_matched_tokens
+
+    def nosy(self: Stack, request: Any, computed: int) -> Any:
+        for tier in self._parts.dispatcher._tiers:
+            tier.backend.contains(())
+        return ask(self, request, computed)
+
+    patch.setattr(Stack, "get_num_new_matched_tokens", nosy)
+
+
 @noticed_by("test_two_requests_read_a_chunk_once")
-def the_host_tier_is_not_asked(patch: Patch) -> None:
-    patch.setattr(HostIndex, "is_readable", lambda self, key: None)
-    patch.setattr(HostIndex, "ready_prefix", lambda self, keys: ())
+def everything_is_read_twice(patch: Patch) -> None:
+    read = Tier._read
+
+    async def twice(self: Tier, keys: Any, slots: Any) -> Any:
+        await read(self, keys, slots)
+        return await read(self, keys, slots)
+
+    patch.setattr(Tier, "_read", twice)
 
 
 @noticed_by("test_a_write_that_is_not_there_is_a_miss", "test_half_a_write_is_a_miss")
@@ -157,6 +186,7 @@ def a_late_write_is_believed(patch: Patch) -> None:
         return True
 
     patch.setattr(LowerTier, "doubt", doubt)
+    patch.setattr(LowerTier, "deleted", lambda self, key, *, ok, now: False)
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
@@ -172,7 +202,7 @@ def nobody_is_told_of_a_bad_tier(patch: Patch) -> None:
 
 @noticed_by("test_a_prefix_longer_than_the_host_tier_resolves")
 def all_of_it_or_nothing(patch: Patch) -> None:
-    patch.setattr(Gathering, "chunks_max", 10**9)
+    patch.setattr(Gathering, "chunks_max", 0)
 
 
 @noticed_by("test_batches_and_calls_keep_to_the_declaration")
@@ -202,6 +232,6 @@ def evictions_are_generous(patch: Patch) -> None:
 
     def generous(self: LowerTier, *args: Any) -> Any:
         chosen = victims(self, *args)
-        return chosen + [key for _ in chosen for key in self.next_victim()]
+        return chosen + [key for _ in range(80 if chosen else 0) for key in self.next_victim()]
 
     patch.setattr(LowerTier, "victims", generous)

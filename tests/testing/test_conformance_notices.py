@@ -47,9 +47,10 @@ def broken(monkeypatch):
 
 
 def failures(pytester: pytest.Pytester, text: str, test: str) -> int:
-    """How many cases of one test of the suite fail."""
+    """How many cases of one test of the suite fail, or cannot even begin."""
     file = pytester.makepyfile(text)
-    return pytester.runpytest_inprocess(f"{file}::TestBroken::{test}").parseoutcomes().get("failed", 0)
+    outcomes = pytester.runpytest_inprocess(f"{file}::TestBroken::{test}").parseoutcomes()
+    return outcomes.get("failed", 0) + outcomes.get("errors", 0)
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -20,7 +20,7 @@ from tierkv.testing.kit import KIB, KitBase
 
 T = TypeVar("T")
 CYCLES = 6
-SETTLE_ATTEMPTS = 100
+SETTLE_ATTEMPTS = 60
 
 
 class LifecycleTests(KitBase):
@@ -150,6 +150,7 @@ class LifecycleTests(KitBase):
             self.not_applicable("has no check")
         options = self.make_options(place)
         findings = list(self.plugin.check(options, self.capacity_bytes))
+        assert not place.exists(), "check made the place that it looked for"
         assert findings and all(isinstance(finding, Finding) for finding in findings)
         if not self.capabilities.durable or self.capabilities.read_only:
             return
@@ -176,8 +177,9 @@ def least_use(enough: tuple[int, int] | None) -> tuple[int, int]:
     enough: stop as soon as it is no more than that.
     """
     files = threads = 1 << 30
-    for _ in range(SETTLE_ATTEMPTS):
-        gc.collect()
+    for attempt in range(SETTLE_ATTEMPTS):
+        if attempt % 20 == 0:
+            gc.collect()
         files, threads = min(files, _open_files()), min(threads, threading.active_count())
         if enough is None or (files <= enough[0] and threads <= enough[1]):
             break

@@ -62,9 +62,10 @@ class ProcessTests(KitBase):
     def test_killed_while_opening(self, place: Path) -> None:
         """The first start is where files are created: a kill in the middle may not leave a place that never opens."""
         self.need("durable")
-        for delay_s in OPENING_KILLS_S:
-            kill_while_opening(self.orders(place), delay_s)
-            with self.open(place) as session:
+        for number, delay_s in enumerate(OPENING_KILLS_S):
+            new = place.with_name(f"{place.name}-{number}")
+            kill_while_opening(self.orders(new), delay_s)
+            with self.open(new) as session:
                 key = make_key(1)
                 session.put({key: make_frame(key, 1, self.small)})
                 assert session.get(key) == make_frame(key, 1, self.small)

@@ -40,6 +40,8 @@ class RoomTests(KitBase):
             key = make_key(0)
             session.put({key: make_frame(key, 1, short)})
             self._fill(session)
+            for number in range(20_000, 20_000 + long // short):  # what a long frame has left
+                session.write({make_key(number): make_frame(make_key(number), 1, short)})
             for version in (2, 3):
                 (result,) = session.write({key: make_frame(key, version, long)})
                 found = session.get(key)
