@@ -40,9 +40,7 @@ def test_what_is_declared_is_in_the_table(distribution: str) -> None:
     for suite in KNOWN[distribution]["suites"].values():
         declared = dataclasses.asdict(backends[suite["backend"]].plugin.capabilities)
         assert declared.keys() == suite["capabilities"].keys(), AGAIN
-        more = [
-            name for name, value in suite["capabilities"].items() if value != declared[name] and value is not False
-        ]
+        more = [name for name, value in suite["capabilities"].items() if value != declared[name] and value is not False]
         assert not more, AGAIN
 
 

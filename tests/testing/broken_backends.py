@@ -21,6 +21,7 @@ from tierkv.abc import (
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.types.keys import Key
 
+
 @noticed_by("test_declaration_is_consistent", shared=True)
 class AuthoritativeAndShared(PlainFiles):
     """Declares two things that exclude each other."""
@@ -64,7 +65,9 @@ class OnlySaysReadOnly(PlainFiles):
     """Writes all the same."""
 
 
-@noticed_by("test_sharers_see_each_other", "test_sees_what_another_process_wrote", shared=True, authoritative_index=False)
+@noticed_by(
+    "test_sharers_see_each_other", "test_sees_what_another_process_wrote", shared=True, authoritative_index=False
+)
 class LooksOnlyAtOpen(PlainFiles):
     """Is shared, and remembers from its opening what was there."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from broken_registry import noticed_by
 from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
@@ -61,7 +61,7 @@ class AddsLists(PlainFiles):
     """Believes that every batch is a list."""
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
-        return super().contains(keys + [])  # type: ignore[operator]  # the mistake
+        return super().contains(keys + [])  # type: ignore[operator]  # noqa: RUF005  # the mistake
 
 
 @noticed_by("test_batches_are_left_as_they_were")
@@ -77,7 +77,7 @@ class PopsItsBatch(PlainFiles):
 class OneListForAll(PlainFiles):
     """Saves an allocation."""
 
-    answers: list[bool] = []
+    answers: ClassVar[list[bool]] = []
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         self.answers[:] = super().contains(keys)
@@ -242,7 +242,7 @@ class LivesOnOneThread(PlainFiles):
 class NeverClosesItsLog(PlainFiles):
     """Leaves a file open each time."""
 
-    logs: list[Any] = []
+    logs: ClassVar[list[Any]] = []
 
     def __init__(self, context: BackendContext, options: PlainOptions) -> None:
         super().__init__(context, options)
@@ -253,13 +253,13 @@ class NeverClosesItsLog(PlainFiles):
 class NeverClosesWhatFails(PlainFiles):
     """Leaves a file open where it could not open the rest."""
 
-    left: list[Any] = []
+    left: ClassVar[list[Any]] = []
 
     def __init__(self, context: BackendContext, options: PlainOptions) -> None:
         try:
             super().__init__(context, options)
         except BackendError:
-            self.left.append(Path("/dev/null").open("rb"))
+            self.left.append(Path("/dev/null").open("rb"))  # noqa: SIM115  # the mistake
             raise
 
 

@@ -1,5 +1,6 @@
 """Promises of the framework broken on purpose, for the kit's tests that put a backend into a stack."""
 
+# ruff: noqa: D103 - the name of a break is its description
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -15,6 +15,7 @@ from tierkv.types.keys import Key
 
 CHUNKS = 8
 
+
 class Meter:
     """Bytes at rest as writes and deletions were answered, and the most and the least that there were.
 
