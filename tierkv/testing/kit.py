@@ -18,8 +18,8 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-BY_THE_KIT = "left out by the conformance kit"
-"""Note on the exception with which the kit leaves out one of its tests. Whatever else skips one is a failure."""
+BY_THE_KIT = "left_out_by_the_kit"
+"""Attribute of the exception with which the kit leaves out one of its tests. Whatever else skips one is a failure."""
 
 
 class KitBase:
@@ -106,7 +106,7 @@ class KitBase:
         try:
             pytest.skip(reason)
         except BaseException as skipped:
-            skipped.add_note(BY_THE_KIT)
+            vars(skipped)[BY_THE_KIT] = True
             raise
 
     def context(

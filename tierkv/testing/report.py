@@ -26,7 +26,7 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     """Turn a skip or an expected failure of a kit test into a failure, unless the kit itself skipped it."""
     if not is_kit_test(item):
         return
-    by_kit = call.excinfo is not None and BY_THE_KIT in getattr(call.excinfo.value, "__notes__", ())
+    by_kit = call.excinfo is not None and hasattr(call.excinfo.value, BY_THE_KIT)
     if (report.skipped and not by_kit) or hasattr(report, "wasxfail"):
         reason = call.excinfo.value if call.excinfo else "expected to fail"
         report.outcome = "failed"
