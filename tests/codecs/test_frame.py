@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierkv.abc import CODEC_NOTES_BYTES
 from tierkv.codecs import frame
 from tierkv.codecs.frame import (
     _FIXED,
@@ -136,6 +137,9 @@ headers = st.builds(
     stored_checksum=st.binary(min_size=16, max_size=16),
     raw_checksum=st.binary(min_size=16, max_size=16),
     part_checksums=st.just(()),  # these hang together with the raw checksum: they have a test of their own
+    withheld=st.just(value=False),  # and so does this
+    approximate=st.booleans(),
+    notes=st.one_of(st.just(b""), st.binary(min_size=CODEC_NOTES_BYTES, max_size=CODEC_NOTES_BYTES)),
 )
 
 

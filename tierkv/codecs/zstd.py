@@ -1,45 +1,61 @@
 """Zstandard for payloads at rest.
 
-Level 1: on KV bytes higher levels cost time and gain nothing. Contexts of the library are not thread-safe and
-expensive to make, so each thread has its own. Both ways stream straight into the caller's buffer: nothing of a chunk's
-size is allocated.
+Level 1 unless the user says otherwise: on KV bytes higher levels cost time and gain nothing. Contexts of the library
+are not thread-safe and expensive to make, so each thread has its own. Both ways stream straight into the caller's
+buffer: nothing of a chunk's size is allocated.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import zstandard
 
+from tierkv.abc.codec import CodecFrame
 from tierkv.errors import CorruptFrameError
 
-LEVEL = 1
+LEVEL_MAX = 22
 
 
-def make_compressor() -> zstandard.ZstdCompressor:
+@dataclass(frozen=True, slots=True)
+class ZstdOptions:
+    """level: 1 is fastest, 22 is smallest. What was written with one level is read with any."""
+
+    level: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.level <= LEVEL_MAX:
+            raise ValueError(f"level = {self.level} is not one of 1 to {LEVEL_MAX}")
+
+
+def make_compressor(level: int = 1) -> zstandard.ZstdCompressor:
     """A compression context as tierkv wants it; the length in the zstd frame lets decode check it first."""
-    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    return zstandard.ZstdCompressor(level=level, write_content_size=True)
 
 
 class ZstdCodec:
     """Payloads as one zstd frame. May be called on any number of threads; the work is done without the GIL.
 
     Args:
+        options: how hard to try.
         compressor: makes a compression context; called once per thread that encodes.
         decompressor: makes a decompression context; called once per thread that decodes.
     """
 
     def __init__(
         self,
-        compressor: Callable[[], zstandard.ZstdCompressor] = make_compressor,
+        options: ZstdOptions | None = None,
+        compressor: Callable[[], zstandard.ZstdCompressor] | None = None,
         decompressor: Callable[[], zstandard.ZstdDecompressor] = zstandard.ZstdDecompressor,
     ) -> None:
-        self._compressor = compressor
+        self._compressor = compressor or partial(make_compressor, (options or ZstdOptions()).level)
         self._decompressor = decompressor
         self._contexts = _Contexts()
 
-    def encode(self, raw: memoryview, out: memoryview) -> int | None:
+    def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
         """See :meth:`tierkv.abc.Codec.encode`."""
         if not raw or not out:  # the library's reader never returns from an empty payload
             return None
@@ -51,7 +67,7 @@ class ZstdCodec:
         # A full buffer may have cut the zstd frame off; at that length it is of no use anyway.
         return written if 0 < written < min(len(raw), len(out)) else None
 
-    def decode(self, stored: memoryview, out: memoryview) -> None:
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:  # noqa: ARG002 - interface
         """See :meth:`tierkv.abc.Codec.decode`."""
         context = self._contexts.decompressor
         if context is None:

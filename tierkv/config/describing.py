@@ -53,7 +53,9 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
         return SIZE_ALLOWED
     if get_origin(annotation) is Literal:
         return " or ".join(_quoted(choice) for choice in get_args(annotation))
-    if model_of(annotation) is not None:
+    if (model := model_of(annotation)) is not None:
+        if shorthand := getattr(model, "ALLOWED", ""):
+            return str(shorthand)
         is_list = get_origin(annotation) is tuple
         return f"a list of tables; in TOML write each as `[[{name}]]`" if is_list else f"a table; in TOML `[{name}]`"
     return _plain_in_words(name, annotation, marks)

@@ -22,7 +22,7 @@ from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, FrameSealer
 from tierkv.errors import EngineProtocolError, PluginError
 from tierkv.tiers.answers import checked, failure
 from tierkv.tiers.arena import HostArena
-from tierkv.tiers.framing import Framer
+from tierkv.tiers.framing import EXACT_AND_CLEAR, CodecTerms, Framer
 from tierkv.tiers.retry import Answer, Performed, Retrier, RetryLimits, Timing
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
@@ -45,6 +45,7 @@ class Tier:
         codecs: all codecs by name, to read what lies there already.
         sealer: seals and checks frames of this stack's namespace.
         arena: where the slots are.
+        terms: what that codec does to payloads, and what the tier takes.
         retry: tries per key.
         timing: clock and chance.
 
@@ -62,6 +63,7 @@ class Tier:
         sealer: FrameSealer,
         arena: HostArena,
         *,
+        terms: CodecTerms = EXACT_AND_CLEAR,
         retry: RetryLimits | None = None,
         timing: Timing | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class Tier:
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
         self._verbs = cast("AsyncBackend", backend) if self.is_async else _Unwaiting(cast("Backend", backend))
         self._arena = arena
-        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes)
+        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, terms)
         self._retrier = Retrier(
             retry or RetryLimits(), timing, asyncio.sleep if self.is_async else _unwaiting(timing.sleep)
         )
