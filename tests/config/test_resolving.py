@@ -56,7 +56,10 @@ def test_names_become_plugins(registry: PluginRegistry) -> None:
             "tier if they may, or choose a lossless codec: aes-256-gcm, bf16, none, zstd",
         ),
         ({**DISK, "codec": {"name": "rough"}}, 'tiers[0].codec = "rough": is lossy'),
-        ({**DISK, "codec": {"name": "zstdd"}}, "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?"),
+        (
+            {**DISK, "codec": {"name": "zstdd"}},
+            "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?",
+        ),
         (
             {**DISK, "codec": {"name": "zstd", "lvl": 3}},
             "tiers[0].codec.lvl = 3: unknown key; did you mean 'level'?; allowed here: level, name",

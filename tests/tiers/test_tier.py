@@ -234,7 +234,7 @@ def test_a_codec_that_is_gone_is_a_miss_with_a_reason(bench: Bench, compressible
     """The frame is whole and somebody else may read it: calling it corrupt would have it deleted."""
     store(bench, compressible, count=1, codec="zstd")
     (outcome,) = bench.tier(codecs={"none": CODECS["none"]}).read(KEYS[:1], bench.stale([4]))
-    assert outcome.kind is OutcomeKind.ABSENT
+    assert outcome.kind is OutcomeKind.UNREADABLE
     assert "'zstd'" in outcome.error
 
 

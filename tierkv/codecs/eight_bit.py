@@ -135,6 +135,7 @@ class EightBitCodec:
             tile = self._scratch.tile(columns)
             flat = tile.reshape(-1)
             self._codes.values(codes[start:stop], flat[: stop - start])
+            flat[stop - start :] = 0
             tile *= _power_of_two(scales[at : at + columns].astype(np.uint32) - np.uint32(self._codes.exponent))
             self._save(flat[: stop - start], out, start, stop)
         out[count * self._dtype.item_bytes :] = stored[len(stored) - rest :] if rest else b""

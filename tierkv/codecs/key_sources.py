@@ -46,7 +46,7 @@ class AesGcmOptions:
                 "give either key_env, the name of an environment variable that holds the key, or key_file, the path "
                 "of a file that does"
             )
-        for name in (*self.previous_key_env, *filter(None, [self.key_env])):
+        for name in (*self.previous_key_env, *(() if self.key_env is None else (self.key_env,))):
             if len(name) >= _KEY_CHARS_MIN or not _VARIABLE.fullmatch(name):
                 raise ValueError(
                     "key_env and previous_key_env take names of environment variables (letters, digits and _), "
@@ -85,20 +85,30 @@ def read_key_file(path: str) -> bytes:
         ConfigError: it cannot be read, may be read or changed by everybody, or holds no key.
     """
     try:
-        # Non-blocking: opening a pipe that nobody writes to would wait forever.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"key file {path} is no regular file")
-            if status.st_mode & stat.S_IRWXO:
-                mode = stat.S_IMODE(status.st_mode)
-                raise ConfigError(f"key file {path} is open to every user (mode {mode:04o}); run: chmod 600 {path}")
-            data = file.read(KEY_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"key file {path} cannot be read: {error.strerror or error}") from error
+        data = _read_private(path)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        raise ConfigError(f"key file {path!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(data) == KEY_BYTES:
         return data
     return _parse(data.decode("ascii", errors="replace"), f"key file {path}")
+
+
+def _read_private(path: str) -> bytes:
+    """The content of a regular file that not everybody may open; no more of it than a key can have."""
+    # Non-blocking: opening a pipe that nobody writes to would wait forever.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"key file {path} is no regular file")
+        if mode & stat.S_IRWXO:
+            shown = f"{stat.S_IMODE(mode):04o}"
+            raise ConfigError(f"key file {path} is open to every user (mode {shown}); run: chmod 600 {path}")
+        return os.read(fd, KEY_FILE_BYTES_MAX + 1)
+    finally:
+        os.close(fd)
 
 
 def _parse(text: str, where: str) -> bytes:

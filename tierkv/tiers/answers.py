@@ -48,7 +48,7 @@ def failure(error: BaseException) -> Answer:
     if isinstance(error, NotForThisTierError):
         kind = OutcomeKind.REFUSED
     elif isinstance(error, UnreadableFrameError):
-        kind = OutcomeKind.ABSENT  # not ours to read, and not ours to call damaged
+        kind = OutcomeKind.UNREADABLE  # not ours to read, and not ours to call damaged
     elif isinstance(error, CorruptFrameError):
         kind = OutcomeKind.CORRUPT
     elif isinstance(error, OutOfSpaceError) or (isinstance(error, OSError) and error.errno in _FULL):

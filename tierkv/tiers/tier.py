@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -19,7 +20,7 @@ from tierkv.abc.backend import AsyncBackend, Backend, ReadRequest, ReadResult, W
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, FrameSealer
-from tierkv.errors import EngineProtocolError, PluginError
+from tierkv.errors import EngineProtocolError, PluginError, UnreadableFrameError
 from tierkv.tiers.answers import checked, failure
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, CodecTerms, Framer
@@ -27,6 +28,11 @@ from tierkv.tiers.retry import Answer, Performed, Retrier, RetryLimits, Timing
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
+
+_log = logging.getLogger(__name__)
+
+TOLD_MAX = 8
+"""Reasons for which frames cannot be read that are logged; later ones are counted only."""
 
 _SLOTTED = frozenset({Verb.READ, Verb.WRITE})
 _CHANGING = frozenset({Verb.WRITE, Verb.DELETE})
@@ -76,6 +82,7 @@ class Tier:
         self.capabilities = capabilities
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
+        self._told: set[str] = set()
         self._verbs = cast("AsyncBackend", backend) if self.is_async else _Unwaiting(cast("Backend", backend))
         self._arena = arena
         self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, terms)
@@ -149,9 +156,18 @@ class Tier:
             return failure(result)
         try:
             self._framer.accept(self._arena.slot(ref.slot), result, key)
+        except UnreadableFrameError as error:
+            self._tell(str(error))
+            return failure(error)
         except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
             return failure(error)
         return Answer(Outcome(OutcomeKind.OK, result))
+
+    def _tell(self, why: str) -> None:
+        """Say it once: a key or codec that is missing makes every chunk a miss, and nobody would know why."""
+        if why not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add(why)
+            _log.warning("tier %s: %s", self.name, why)
 
     async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Answer]:
         answers: dict[int, Answer] = {}
