@@ -201,8 +201,8 @@ def _dtype_of(codec: str, context: CodecContext) -> _Dtype:
     for index, (_, page_bytes, kind, _) in enumerate(context.namespace.groups):
         if kind == "ssm":
             raise ConfigError(
-                f"codec {codec!r} cannot serve KV cache group {index}: states of SSM layers need not be of type {named!r}, "
-                "and errors in them add up; choose a lossless codec for this tier"
+                f"codec {codec!r} cannot serve KV cache group {index}: states of SSM layers need not be {named}, and "
+                "errors in them add up; choose a lossless codec for this tier"
             )
         if any(size % dtype.item_bytes for size in page_bytes):
             raise ConfigError(
