@@ -96,6 +96,17 @@ def test_any_changed_bit_is_refused(place: int, bit: int) -> None:
         decoded(aes(), bytes(at_rest[CODEC_NOTES_BYTES:]), len(PLAIN), changed)
 
 
+@pytest.mark.parametrize("place", range(CODEC_NOTES_BYTES))
+def test_any_changed_bit_of_the_notes_is_refused(place: int) -> None:
+    """Each of them, also of those that mean nothing: there is one way to write a frame."""
+    stored, frame = sealed()
+    for bit in range(8):
+        notes = bytearray(frame.notes)
+        notes[place] ^= 1 << bit
+        with pytest.raises(CorruptFrameError):
+            decoded(aes(), stored, len(PLAIN), CodecFrame(frame.identity, memoryview(notes), memoryview(bytearray(16))))
+
+
 def test_what_nobody_vouches_for_is_not_left_behind() -> None:
     """The library hands out bytes before it has seen the tag."""
     stored, frame = sealed()
