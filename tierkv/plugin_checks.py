@@ -32,6 +32,8 @@ def check_plugin_value(plugin: object) -> None:
     elif isinstance(plugin, CodecPlugin):
         _check_name("codec", plugin.name, CODEC_NAME_CHARS_MAX)
         _check_callable("codec", plugin.name, "open", plugin.open)
+        if plugin.check is not None:
+            _check_callable("codec", plugin.name, "check", plugin.check)
         _check_options("codec", plugin.name, plugin.options)
     elif isinstance(plugin, PolicyPlugin):
         _check_name("policy", plugin.name, NAME_CHARS_MAX)

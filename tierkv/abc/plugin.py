@@ -65,6 +65,7 @@ class CodecPlugin:
     lossy: what comes back is an approximation. Only tiers with ``lossy = true`` write and read such frames.
     options: a dataclass, as for :class:`BackendPlugin`.
     conceals: its payloads must not lie at rest in the clear: they are never stored raw, nor is their checksum.
+    check: optional; looks at what its options name, for ``tierkv check``. Gets the options.
     """
 
     name: str
@@ -73,6 +74,7 @@ class CodecPlugin:
     lossy: bool = False
     options: type = NoOptions
     conceals: bool = False
+    check: Callable[[Any], Iterable[Finding]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

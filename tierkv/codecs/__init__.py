@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Iterator
 
 from tierkv.abc.codec import Codec, CodecContext
-from tierkv.abc.plugin import CodecPlugin, NoOptions
+from tierkv.abc.plugin import CodecPlugin, Finding, NoOptions
 from tierkv.codecs.key_sources import AesGcmOptions
 from tierkv.codecs.none import NoneCodec
 from tierkv.codecs.zstd import ZstdCodec, ZstdOptions
-from tierkv.errors import PluginError
+from tierkv.errors import ConfigError, PluginError
+
+_INSTALL = "pip install 'tierkv[encryption]'"
 
 
 def _open_none(_context: CodecContext, _options: NoOptions) -> Codec:
@@ -45,11 +49,24 @@ def _open_aes(context: CodecContext, options: AesGcmOptions) -> Codec:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
         raise PluginError(
-            "codec 'aes-256-gcm' needs the package cryptography, which is not installed: "
-            "pip install 'tierkv[encryption]'"
+            f"codec 'aes-256-gcm' needs the package cryptography, which is not installed: {_INSTALL}"
         ) from error
     codecs = {"zstd": ZstdCodec(), "bf16": _open_bf16(context, NoOptions())}
     return AesGcmCodec(options.keys(os.environ), options.inner, codecs)
+
+
+def _check_aes(options: AesGcmOptions) -> Iterator[Finding]:
+    """Whether an engine that runs here would have the keys and the library."""
+    try:
+        keys = options.keys(os.environ)
+    except ConfigError as error:
+        yield Finding(
+            "encryption keys", ok=False, detail=str(error), fix="give it where the engine runs, and check there"
+        )
+    else:
+        yield Finding("encryption keys", ok=True, detail=f"{len(keys)} found")
+    if importlib.util.find_spec("cryptography") is None:
+        yield Finding("encryption", ok=False, detail="cryptography is not installed", fix=f"run: {_INSTALL}")
 
 
 CODEC_PLUGINS: tuple[CodecPlugin, ...] = (
@@ -64,6 +81,7 @@ CODEC_PLUGINS: tuple[CodecPlugin, ...] = (
         open=_open_aes,
         options=AesGcmOptions,
         conceals=True,
+        check=_check_aes,
     ),
 )
 """What :func:`tierkv.hookspecs.tierkv_codecs` returns for tierkv itself."""
