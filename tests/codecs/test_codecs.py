@@ -122,6 +122,26 @@ def test_zstd_decode_survives_anything(junk: bytes) -> None:
         decoded(ZstdCodec(), junk, 1000)
 
 
+def test_zstd_asks_for_no_more_memory_than_the_payload() -> None:
+    """A frame of a kilobyte may say that it needs a window of gigabytes; the library takes the memory first."""
+    magic, sizes_follow, window_of_2_gib = b"\x28\xb5\x2f\xfd", b"\xc0", bytes([(31 - 10) << 3])
+    stored = magic + sizes_follow + window_of_2_gib + (1000).to_bytes(8, "little") + b"\x43\x1f\x00a"
+    with pytest.raises(CorruptFrameError, match="window of 2147483648"):
+        decoded(ZstdCodec(), stored, 1000)
+    small = magic + sizes_follow + bytes([0]) + (1000).to_bytes(8, "little") + b"\x43\x1f\x00a"
+    assert decoded(ZstdCodec(), small, 1000) == b"a" * 1000
+
+
+@pytest.mark.parametrize("level", [1, 3, 9, 19, 22])
+@pytest.mark.parametrize("raw_bytes", [1, 2, 100, 1023, 1024, 1025, 70_000, 3_000_001])
+def test_no_window_of_ours_is_refused(level: int, raw_bytes: int) -> None:
+    """The other side of that bound: what a level writes must pass it."""
+    raw = (b"window " * (raw_bytes // 7 + 1))[:raw_bytes]
+    stored = encoded(open_codec("zstd", level=level), raw)
+    assert stored is None or decoded(ZstdCodec(), stored, raw_bytes) == raw
+    assert (stored is None) == (raw_bytes < 100)
+
+
 def test_zstd_without_content_size_is_refused() -> None:
     """A foreign writer's frame whose length is not stated could be anything."""
     stored = zstandard.ZstdCompressor(write_content_size=False).compress(b"a" * 1000)

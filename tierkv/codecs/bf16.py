@@ -19,6 +19,7 @@ import numpy.typing as npt
 import zstandard
 
 from tierkv.abc.codec import CodecFrame
+from tierkv.codecs.zstd import check_zstd
 from tierkv.errors import CorruptFrameError
 
 LENGTH_BYTES = 4
@@ -88,9 +89,7 @@ class Bf16Codec:
 
     def _decompress(self, stored: memoryview, exponents: _U8) -> None:
         try:
-            told = zstandard.frame_content_size(stored)
-            if told != len(exponents):
-                raise CorruptFrameError(f"bf16 data holds {told} exponents, {len(exponents)} were expected")
+            check_zstd(stored, len(exponents))
             with self._scratch.decompressor().stream_reader(stored) as reader:
                 filled = reader.readinto(exponents.data) if len(exponents) else 0
         except zstandard.ZstdError as error:

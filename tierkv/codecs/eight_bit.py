@@ -112,7 +112,7 @@ class EightBitCodec:
             flat = tile.reshape(-1)
             self._load(raw, start, stop, flat[: stop - start])
             flat[stop - start :] = 0
-            scale = _scales(tile, self._codes.bits)
+            scale = _scales(tile, self._codes.bits, self._scratch.signs(ROWS * columns))
             if scale.max() > self._dtype.scale_max:
                 return None
             scales[at : at + columns] = scale
@@ -224,9 +224,10 @@ def _scales_of(count: int) -> int:
     return -(-count // ROWS)
 
 
-def _scales(tile: F32, bits: int) -> U32:
+def _scales(tile: F32, bits: int, room: U32) -> U32:
     """Of each column, the exponent of its largest magnitude, rounded to that many significant bits."""
-    largest: U32 = np.abs(tile).max(axis=0).view(np.uint32)
+    magnitudes = np.bitwise_and(tile.view(np.uint32), 0x7FFF_FFFF, out=room.reshape(tile.shape))
+    largest: U32 = magnitudes.max(axis=0)
     rounded = (largest + np.uint32(1 << (_MANTISSA_BITS - bits))) >> np.uint32(_MANTISSA_BITS)
     scales: U32 = np.maximum(rounded, np.uint32(SCALE_MIN))
     return scales

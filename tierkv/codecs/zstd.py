@@ -18,6 +18,8 @@ from tierkv.abc.codec import CodecFrame
 from tierkv.errors import CorruptFrameError
 
 LEVEL_MAX = 22
+WINDOW_BYTES_MIN = 1024
+"""The smallest that the format can say. A window is never more than twice as large as what it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,20 @@ class ZstdOptions:
 def make_compressor(level: int = 1) -> zstandard.ZstdCompressor:
     """A compression context as tierkv wants it; the length in the zstd frame lets decode check it first."""
     return zstandard.ZstdCompressor(level=level, write_content_size=True)
+
+
+def check_zstd(stored: memoryview, raw_bytes: int) -> None:
+    """Believe a zstd frame's own numbers only where they fit: the library would take memory for any of them.
+
+    Raises:
+        CorruptFrameError: it does not hold ``raw_bytes``, or wants a larger window than any of ours.
+        zstandard.ZstdError: it is none.
+    """
+    told = zstandard.get_frame_parameters(stored)
+    if told.content_size != raw_bytes:
+        raise CorruptFrameError(f"zstd data of {told.content_size} bytes was expected to have {raw_bytes}")
+    if told.window_size > max(2 * raw_bytes, WINDOW_BYTES_MIN):
+        raise CorruptFrameError(f"zstd data of {raw_bytes} bytes wants a window of {told.window_size}")
 
 
 class ZstdCodec:
@@ -73,9 +89,7 @@ class ZstdCodec:
         if context is None:
             context = self._contexts.decompressor = self._decompressor()
         try:
-            told = zstandard.frame_content_size(stored)
-            if told != len(out):
-                raise CorruptFrameError(f"zstd data of {told} bytes was expected to have {len(out)}")
+            check_zstd(stored, len(out))
             with context.stream_reader(stored) as reader:
                 filled = reader.readinto(out)
         except zstandard.ZstdError as error:
