@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worker_ranks
 from stack_bed import opened, prompts_of, serve, stack_config
 
 import tierkv
@@ -165,3 +166,39 @@ def test_codecs_that_nobody_asked_for_say_nothing(tmp_path: Path, caplog: pytest
     spec = EngineSpec("m", "int4", (GroupSpec(16, (4096,)),), 16)
     tierkv.open_stack(config_of(tmp_path, "zstd"), spec).close()
     assert not [record for record in caplog.records if record.name.startswith("tierkv")]
+
+
+@pytest.mark.parametrize("inner", ["none", "zstd"])
+def test_parts_of_two_workers_are_encrypted_and_come_back(tmp_path: Path, inner: str) -> None:
+    """Digests of parts are withheld at rest; on the way back each worker needs its own again."""
+    disk = {
+        "backend": "disk", "path": str(tmp_path / "disk"), "capacity": "8MiB", "min_free_bytes": 0,
+        "codec": {**AES, "inner": inner},
+    }  # fmt: skip
+    config, source, target = worker_ranks.config_of(tiers=[disk]), [1, 2, 3, 4], [9, 8, 7, 6]
+    with tierkv.open_stack(config, worker_ranks.spec_of(2)) as stack:
+        first = worker_ranks.Driver(stack, [worker_ranks.LocalRank(worker) for worker in stack.workers])
+        expected = [[rank.block(i) for i in source] for rank in first.ranks]
+        first.store(first.request(range(64)), source)
+        assert stack.flush()
+    everything = at_rest(tmp_path)
+    assert not any(block[:32] in everything for blocks in expected for block in blocks)
+    with tierkv.open_stack(config, worker_ranks.spec_of(2)) as stack:
+        second = worker_ranks.Driver(stack, [worker_ranks.LocalRank(worker, seed=2) for worker in stack.workers])
+        assert second.load(second.request(range(64)), target) == (64, frozenset())
+        assert [[rank.block(i) for i in target] for rank in second.ranks] == expected
+
+
+@pytest.mark.needs_torch
+def test_an_encrypted_tier_is_attached_later(tmp_path: Path, expected: Expected) -> None:
+    """Its codec has options of its own then, too, and is opened although no tier had it at the start."""
+    with opened(config_of(tmp_path, AES)) as stack:
+        serve(stack, PROMPTS)
+        assert stack.close()
+    (disk,) = config_of(tmp_path, AES)["tiers"]
+    with opened({**config_of(tmp_path, AES), "tiers": []}) as stack:
+        with pytest.raises(ConfigError, match="TIERKV_NO_SUCH_KEY is not set"):
+            stack.attach_tier({**disk, "codec": {**AES, "key_env": "TIERKV_NO_SUCH_KEY"}})
+        stack.attach_tier(disk)
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert stack.counters.tokens_loaded["disk"] >= 112
