@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tierkv.errors import EngineProtocolError
+from tierkv.manager.contract import ResetScope
 from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
 from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
@@ -214,9 +215,17 @@ class Stack:
         self._observe()
         return self._parts.events.take_described()
 
-    def reset_cache(self) -> None:
-        """Empty the host tier, between steps; see :meth:`OffloadScheduler.reset_cache`."""
-        self._scheduler.reset_cache()
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Empty the host tier, or with ``scope="all"`` every tier, between steps.
+
+        Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new ones
+        when they have; what a crash leaves undeleted is found again by the next start. Weights that have changed want
+        another ``namespace.epoch`` instead.
+
+        Raises:
+            EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
+        """
+        self._scheduler.reset_cache(scope)
         self._hand_out()
 
     def has_pending_work(self) -> bool:

@@ -45,6 +45,12 @@ class Admissions:
             self._events.extend(CacheEventKind.REMOVED, HOST, evicted)
         return None if chosen is None else evicted
 
+    def trim(self) -> None:
+        """Let go of chunks of tenants that are over their quotas."""
+        if evicted := self._host.trim():
+            self._counters.evictions[HOST] += len(evicted)
+            self._events.extend(CacheEventKind.REMOVED, HOST, evicted)
+
     def _drop_one_shots(self, count: int) -> list[Key]:
         """Free the slots of up to so many one-shot chunks, as far as they are to be had."""
 

@@ -77,7 +77,7 @@ class Cascades:
         batch: list[int] = []
         host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX)):
-            if tier.num_writing >= tier.queue_chunks_max:
+            if tier.num_writing >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = tier.cascades.front()
             key = host.key(slot)
@@ -99,6 +99,14 @@ class Cascades:
     def _has_room(self, tier: LowerTier, size: int) -> bool:
         self.evict(tier, tier.victims(size, len(tier.cascades)))
         return tier.has_room(size)
+
+    def trim(self) -> None:
+        """Let go of chunks of tenants that are over their quotas, in every tier."""
+        self._admissions.trim()
+        for tier in self._tiers:
+            self.evict(tier, tier.trim())
+            if tier.emptying:
+                tier.deletions.extend(tier.empty())
 
     def evict(self, tier: LowerTier, victims: Sequence[Key]) -> None:
         """A tier's policy has chosen: they are to be deleted there."""

@@ -19,6 +19,7 @@ from tierkv.manager.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, C
 from tierkv.manager.columns import PAGE_KEYS, SHARD_BYTE, FreeNumbers, new_shards
 from tierkv.manager.contract import HOST
 from tierkv.manager.slot_table import SlotTable
+from tierkv.manager.tenants import TenantPolicy
 from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
@@ -35,6 +36,7 @@ class HostIndex(SlotTable):
         super().__init__(num_slots)
         self._policy = policy
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
+        self._tenants = policy if isinstance(policy, TenantPolicy) else None
         self._free = FreeNumbers(num_slots)
         self._evictable = 0
 
@@ -69,8 +71,15 @@ class HostIndex(SlotTable):
         if short <= 0:
             return []
         victims = self._policy.evict(short, self._holders) if short <= self._evictable else ()
-        if not victims:
-            return None
+        return self._evict(victims) if victims else None
+
+    def trim(self) -> list[Key]:
+        """Evict some chunks of tenants that are over their quotas; their keys."""
+        victims = () if self._tenants is None else self._tenants.trim(self._holders)
+        return self._evict(victims) if victims else []
+
+    def _evict(self, victims: Sequence[int]) -> list[Key]:
+        """The policy has chosen and forgotten these."""
         self.removals += 1
         self._evictable -= len(victims)
         if self._stale:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.contract import HOST, LoadGrant, RequestContext, StoreGrant
+from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.gathering import Gathering
 from tierkv.manager.host_index import HostIndex
@@ -350,11 +350,36 @@ class OffloadManager:
         """What became available or left since the last call."""
         return self._events.take()
 
-    def reset_cache(self) -> None:
-        """Forget every chunk of the host tier, at once; the price is paid over the next steps.
+    def check_reset(self, scope: ResetScope) -> None:
+        """Whether a reset of that scope can be done.
 
-        Slots still touched by I/O come back when it ends.
+        Raises:
+            EngineProtocolError: it cannot: some tier holds chunks that are not this stack's to delete.
         """
+        if scope == "host":
+            return
+        for tier in self._tiers:
+            if not tier.limits.writes or not tier.capabilities.authoritative_index:
+                why = "is shared with others" if tier.limits.writes else "is never written"
+                raise EngineProtocolError(
+                    f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not this stack's to delete. '
+                    "Change namespace.epoch instead: then no chunk of before is ever found again"
+                )
+
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Forget every chunk of the host tier, or of all tiers, at once; the price is paid over the next steps.
+
+        Slots still touched by I/O come back when it ends. A lower tier answers nothing and takes nothing until its
+        backend has deleted everything.
+
+        Raises:
+            EngineProtocolError: see :meth:`check_reset`; nothing has changed.
+        """
+        self.check_reset(scope)
+        for tier in self._tiers if scope == "all" else ():
+            tier.emptying = True
+            self._events.cleared(tier.name)
+            self._traffic.version += 1
         self._gathering.release_all()
         self._host.reset()
         self._terms.forget_one_shots()
