@@ -218,8 +218,8 @@ class Stack:
     def reset_cache(self, scope: ResetScope = "host") -> None:
         """Empty the host tier, or with ``scope="all"`` every tier, between steps.
 
-        Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new ones
-        when they have; what a crash leaves undeleted is found again by the next start. Weights that have changed want
+        Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new
+        ones when they have; what a crash leaves undeleted is found again by the next start. Weights that have changed want
         another ``namespace.epoch`` instead.
 
         Raises:

@@ -362,7 +362,7 @@ class OffloadManager:
             if not tier.limits.writes or not tier.capabilities.authoritative_index:
                 why = "is shared with others" if tier.limits.writes else "is never written"
                 raise EngineProtocolError(
-                    f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not this stack's to delete. '
+                    f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not ours to delete. '
                     "Change namespace.epoch instead: then no chunk of before is ever found again"
                 )
 
