@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
@@ -51,6 +51,8 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
         return _in_words(name, inner, marks)
     if any(isinstance(mark, BeforeValidator) and mark.func is parse_size for mark in marks):
         return SIZE_ALLOWED
+    if get_origin(annotation) is Mapping:
+        return f"a table of names; each: {_in_words(name, get_args(annotation)[1], ())}"
     if get_origin(annotation) is Literal:
         return " or ".join(_quoted(choice) for choice in get_args(annotation))
     if model_of(annotation) is not None:

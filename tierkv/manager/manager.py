@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
@@ -61,9 +62,7 @@ class OffloadManager:
         self._traffic = TierTraffic(host, self._tiers, group_bytes, self._events, counters)
         self._terms = self._traffic.terms
         self._admissions = self._traffic.admissions
-        self._sightings = SightingFeed(
-            [(HOST, host.policy), *((tier.name, tier.policy) for tier in self._tiers)], counters
-        )
+        self._sightings = SightingFeed(self.policies, counters)
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -338,6 +337,11 @@ class OffloadManager:
             names = ", ".join(self.tier_names[1:]) or "none"
             raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
         return tier
+
+    @property
+    def policies(self) -> list[tuple[str, EvictionPolicy]]:
+        """Each tier's name and eviction policy, the host tier first."""
+        return [(HOST, self._host.policy), *((tier.name, tier.policy) for tier in self._tiers)]
 
     @property
     def tables(self) -> list[LowerTier]:

@@ -308,6 +308,12 @@ class TenantPolicy:
         return refused
 
 
+def usage_by_tier(policies: Iterable[tuple[str, EvictionPolicy]]) -> dict[str, dict[str, int]]:
+    """Bytes by tenant (in hex; empty: nobody's) in each tier whose policy keeps quotas."""
+    kept = {tier: policy for tier, policy in policies if isinstance(policy, TenantPolicy)}
+    return {tier: {name.hex(): used for name, used in policy.usage().items()} for tier, policy in kept.items()}
+
+
 def _use(part: _Part) -> float:
     """How much of what a tenant may have it uses."""
     return part.used_bytes / part.quota_bytes
