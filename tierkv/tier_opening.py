@@ -18,7 +18,7 @@ from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import BackendError, TierKVError
 from tierkv.manager.guarded_policy import guarded
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, opened
 from tierkv.tiers.arena import HostArena
@@ -112,7 +112,7 @@ class TierOpener:
         config = tier.config
         limits = LowerTierLimits(
             capacity_bytes=config.capacity,
-            writes=config.write == "through",
+            write=WritePolicy(config.write),
             queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
             probe_deadline_s=config.probe_deadline_s,
             read_deadline_s=config.read_deadline_s,
@@ -121,6 +121,8 @@ class TierOpener:
             presence_ttl_s=config.presence_ttl_s,
             absence_ttl_s=config.absence_ttl_s,
             presence_keys_max=config.presence_keys_max,
+            seen_keys_max=config.seen_keys_max,
+            exact=not tier.codec.lossy,
         )
         frames = None if config.capacity is None else config.capacity // self._arena.slot_bytes
         policy = self.policy(tier.policy, frames, config.name)

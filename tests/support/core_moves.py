@@ -11,7 +11,7 @@ from core_parts import OBJECTS, TierSpec, disk, objects
 from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
-from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.manager.lower_tier import LowerTierLimits, WritePolicy
 from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 
@@ -25,7 +25,7 @@ FAULTS: tuple[OutcomeKind, ...] = (
 )
 
 _FROZEN_OBJECTS = TierSpec(
-    "frozen", Capabilities(shared=True, read_only=True, bounded=False), LowerTierLimits(None, False, 1)
+    "frozen", Capabilities(shared=True, read_only=True, bounded=False), LowerTierLimits(None, WritePolicy.READ_ONLY, 1)
 )
 
 SPECS: tuple[BedSpec, ...] = (
