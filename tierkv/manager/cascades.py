@@ -126,17 +126,18 @@ class Cascades:
                 self._drop_front(tier, here=here)
                 continue
             key = host.key(slot)
-            if tier.wants(key, now):
-                size = self.sizes.frame_bound(key)
-                if not self.has_room(tier, size, len(tier.cascades)):
-                    if tier.may_get_room(size):
-                        break
-                    self._drop_front(tier, here=here)
-                    continue
+            size = self.sizes.frame_bound(key)
+            if not tier.wants(key, now):
+                tier.cascades.drop_front()
+            elif self.has_room(tier, size, len(tier.cascades)):
                 tier.begin_write(key, size)
                 batch.append(slot)
-            tier.cascades.pop_front()
-        host.hold(batch)
+                tier.cascades.pop_front()
+            elif tier.may_get_room(size):
+                break
+            else:
+                self._drop_front(tier, here=here)
+        host.hold_to_write(batch)
         return batch
 
     def _drop_front(self, tier: LowerTier, *, here: bool) -> None:

@@ -64,7 +64,7 @@ class Demotions:
         for tier in back:
             due = self._cascades.due(tier, chunks, now)
             writes[tier.index] = slots = [slot for slot, key in due if self._begin_write(tier, key)]
-            host.hold_leaving(slots)
+            host.hold_to_write(slots)
             self._cascades.dropped(tier, len(due) - len(slots))
         self.left(leaving)
         return writes

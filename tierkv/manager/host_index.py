@@ -231,11 +231,6 @@ class HostIndex(SlotTable):
         self._leaving.update(victims)
         return list(victims)
 
-    def hold_leaving(self, slots: Iterable[int]) -> None:
-        """Hold chunks once more that leave all the same."""
-        for slot in slots:
-            self._holders[slot] += 1
-
     def end_leaving(self, slots: Sequence[int]) -> Evicted:
         """Undo one hold of each. Those that were leaving, and that nobody else holds, are evicted."""
         if self._stale:
@@ -261,6 +256,10 @@ class HostIndex(SlotTable):
         if self._leaving:
             slots = tuple(slots)
             self.stay(slots)
+        self.hold_to_write(slots)
+
+    def hold_to_write(self, slots: Iterable[int]) -> None:
+        """The same for a write below, until :meth:`end_leaving`: it keeps the slots, but no chunk from leaving."""
         holders = self._holders
         for slot in slots:
             count = holders[slot]

@@ -194,8 +194,11 @@ class OpBook:
             self._cascades.written(tier, len(stored))
             self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
-        for key, outcome in zip(keys, outcomes, strict=True) if len(stored) < len(keys) else ():
-            self._counters.writes_failed[tier.name] += outcome.kind is not well
+        for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
+            if outcome.kind is well:
+                continue
+            self._counters.writes_failed[tier.name] += 1
+            tier.cascades.forget(*ref)
             if outcome.kind is OutcomeKind.NO_SPACE:
                 self._cascades.evict(tier, tier.next_victim())
             elif outcome.kind in _PERHAPS_WRITTEN and tier.doubt(key, self._sizes.frame_bound(key)):

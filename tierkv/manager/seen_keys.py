@@ -5,7 +5,7 @@ from __future__ import annotations
 from tierkv.manager.columns import column
 from tierkv.types.keys import GROUP_BYTES, Key
 
-_WAYS = 4
+_WAYS = 8
 """Places in which a key may stand. A newcomer takes the first, and the one that came longest ago falls out of the last:
 of as many keys as half the bound, hardly one in a hundred is forgotten early."""
 
@@ -31,10 +31,10 @@ class SeenKeys:
         """Remember a key. Returns whether it was remembered already."""
         tail = int.from_bytes(key[-GROUP_BYTES - _MARK_BYTES :], "big")
         mark = (tail ^ tail >> 8 * _MARK_BYTES) * _SPREAD & _MARK_MASK or 1  # 0 is an empty place
-        first = (mark >> 16) % self._buckets * self._ways
-        places = self._marks[first : first + self._ways].tolist()
+        marks, first = self._marks, (mark * self._buckets >> 8 * _MARK_BYTES) * self._ways
+        places = marks[first : first + self._ways].tolist()
         known = mark in places
-        places.remove(mark if known else places[-1])
-        for i, place in enumerate((mark, *places), first):
-            self._marks[i] = place
+        last = first + (places.index(mark) if known else self._ways - 1)
+        marks[first + 1 : last + 1] = marks[first:last]
+        marks[first] = mark
         return known
