@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tierkv.manager.chunk import Filled
 from tierkv.manager.chunk_sizes import ChunkSizes
@@ -25,7 +25,7 @@ class Cascades:
     def __init__(
         self,
         host: HostIndex,
-        tiers: Sequence[LowerTier],
+        tiers: Iterable[LowerTier],
         routes: Routes,
         sizes: ChunkSizes,
         counters: CoreCounters,

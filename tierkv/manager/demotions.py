@@ -7,7 +7,7 @@ always do, and what was not written is dropped and counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tierkv.manager.admissions import Admissions
 from tierkv.manager.cascades import Cascades
@@ -29,7 +29,7 @@ FLUSHED_PER_STEP_MAX = 1024
 class Demotions:
     """Chooses what leaves; :class:`~tierkv.manager.tier_traffic.TierTraffic` makes instructions of it. Sans-IO."""
 
-    def __init__(self, host: HostIndex, tiers: Sequence[LowerTier], cascades: Cascades, admissions: Admissions) -> None:
+    def __init__(self, host: HostIndex, tiers: Iterable[LowerTier], cascades: Cascades, admissions: Admissions) -> None:
         self._host = host
         self._tiers = tiers
         self._cascades = cascades

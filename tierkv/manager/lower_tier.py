@@ -91,6 +91,7 @@ class LowerTier(TierTable):
         self._present_s = max(limits.presence_ttl_s, _SAME_STEP_S)
         self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
         self.usable = True
+        self.leaving = False  # was detached; what is under way has not ended
         self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self.cascades = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)

@@ -6,7 +6,7 @@ held. Outcomes are per key: one bad frame fails one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tierkv.errors import require
@@ -19,6 +19,7 @@ from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.speeds import TierSpeed
+from tierkv.manager.tier_list import TierList
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
@@ -46,7 +47,7 @@ class OpBook:
     def __init__(
         self,
         host: HostIndex,
-        tiers: Sequence[LowerTier],
+        tiers: TierList,
         cascades: Cascades,
         demotions: Demotions,
         events: EventLog,
@@ -62,7 +63,7 @@ class OpBook:
         self._counters = cascades.counters
         self._in_flight: dict[int, _OpInFlight] = {}
         self._last_op_id = 0
-        self._speeds = [TierSpeed() for _ in tiers]
+        self._speeds = {tier.index: TierSpeed() for tier in tiers}
         self._ended: dict[Verb, Callable[[LowerTier, _OpInFlight, Sequence[Outcome]], None]] = {
             Verb.PROBE: self._probe_ended,
             Verb.READ: self._read_ended,
@@ -71,8 +72,8 @@ class OpBook:
         }
 
     @property
-    def speeds(self) -> Sequence[TierSpeed]:
-        """How fast the tiers are, in order."""
+    def speeds(self) -> Mapping[int, TierSpeed]:
+        """How fast the tiers are, by number."""
         return self._speeds
 
     def _issue(
@@ -103,7 +104,8 @@ class OpBook:
         """Take in a completion or a change of a tier's health."""
         if isinstance(news, TierHealth):
             self.version += 1
-            self._tiers[news.tier].usable = news.usable
+            tier = self._tiers[news.tier]
+            tier.usable = news.usable and not tier.leaving
             return
         pending = self._in_flight.get(news.op_id)
         if pending is None:
@@ -192,7 +194,8 @@ class OpBook:
         if stored:
             tier.stored(stored, self.now)
             self._cascades.written(tier, len(stored))
-            self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
+            if not tier.leaving:
+                self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
             if outcome.kind is well:
@@ -226,5 +229,5 @@ class OpBook:
                 chunk = self._host.owner(ref)
                 held = chunk is not None and chunk.key == key and chunk.holders
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
-        for tier in self._tiers:
+        for tier in self._tiers.with_leaving:
             tier.validate()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from tierkv.manager.columns import column
@@ -24,7 +24,7 @@ class Routes:
     What holds for one chunk holds until its slot has another. Nothing is written while no chunk has a route.
     """
 
-    def __init__(self, num_slots: int, tiers: Sequence[LowerTier], terms: Terms) -> None:
+    def __init__(self, num_slots: int, tiers: Iterable[LowerTier], terms: Terms) -> None:
         self.tiers = tiers
         self.terms = terms
         self._denied = column("Q", num_slots)

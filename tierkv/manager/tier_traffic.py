@@ -15,7 +15,9 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.op_book import OpBook
 from tierkv.manager.routes import Routes
+from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.terms import Terms
+from tierkv.manager.tier_list import TierList
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.hints import NO_HINTS, RequestHints
@@ -32,7 +34,7 @@ class TierTraffic(OpBook):
     def __init__(
         self,
         host: HostIndex,
-        tiers: Sequence[LowerTier],
+        tiers: TierList,
         group_bytes: Sequence[int],
         events: EventLog,
         counters: CoreCounters,
@@ -73,6 +75,27 @@ class TierTraffic(OpBook):
         """Read ``key``, which the tier has and the host tier has not, if the tier was not read for a while."""
         if self._speeds[tier].is_stale(self.now) and self._host.room:
             self._host.release(self.promote([key], self._tiers[tier]) or ())
+
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    def attach(self, tier: LowerTier, before: LowerTier | None) -> None:
+        """Put a tier in service. What it holds may answer questions that were answered with less."""
+        self._tiers.attach(tier, before)
+        self._speeds[tier.index] = TierSpeed()
+        self.version += 1
+
+    def detach(self, tier: LowerTier) -> None:
+        """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
+        tier.leaving, tier.usable = True, False
+        self._tiers.detach(tier)
+        self._events.cleared(tier.name)
+        self.version += 1
+
+    def forget(self, index: int) -> None:
+        """Nothing is under way any more in a tier that was detached."""
+        self._tiers.forget(index)
+        del self._speeds[index]
+        self._promotions.pop(index, None)
 
     # -- terms -------------------------------------------------------------------------------------------------------
 
@@ -132,7 +155,7 @@ class TierTraffic(OpBook):
         """Everything dispatch shall start now: reads, probes, deletions, writes."""
         ops: list[TierOp] = []
         demotions = self._demotions.begin(self.now)
-        for tier in self._tiers:
+        for tier in self._tiers.with_leaving:
             limits = tier.limits
             for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.preferred_batch):
                 ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
@@ -154,7 +177,9 @@ class TierTraffic(OpBook):
     @property
     def has_pending_writes(self) -> bool:
         """Whether chunks wait for, or are in, a write below."""
-        return self._demotions.is_flushing or any(tier.num_writing or tier.cascades for tier in self._tiers)
+        return self._demotions.is_flushing or any(
+            tier.num_writing or tier.cascades for tier in self._tiers.with_leaving
+        )
 
     def flush(self) -> None:
         """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
