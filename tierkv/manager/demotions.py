@@ -43,7 +43,7 @@ class Demotions:
         if not back:
             return {}
         self._flush(back, now)
-        short = self._free_wanted - self._host.free - self._host.num_leaving
+        short = self._free_wanted - self._host.free - len(self._host.leaving)
         short -= len(self._admissions.drop_one_shots(short))
         count = min(max((self._takes(tier, short) for tier in back), default=0), short, LEAVING_PER_STEP_MAX)
         return self._demote(back, count, now) if count > 0 else {}

@@ -15,6 +15,7 @@ when it chooses.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy
 from tierkv.errors import InvariantError, require
@@ -217,9 +218,9 @@ class HostIndex(SlotTable):
     # -- leaving -----------------------------------------------------------------------------------------------------
 
     @property
-    def num_leaving(self) -> int:
-        """Chunks that are being written below, to be evicted then."""
-        return len(self._leaving)
+    def leaving(self) -> AbstractSet[int]:
+        """The slots of chunks that are being written below, to be evicted then."""
+        return self._leaving
 
     def begin_leaving(self, count: int) -> list[int]:
         """Up to so many chunks that the policy would evict next, each held by the caller; they are leaving now."""

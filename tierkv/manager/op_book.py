@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tierkv.errors import require
 from tierkv.manager.cascades import Cascades
@@ -229,5 +230,7 @@ class OpBook:
                 chunk = self._host.owner(ref)
                 held = chunk is not None and chunk.key == key and chunk.holders
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
+        writes = [pending.slots for pending in self._in_flight.values() if pending.op.verb is Verb.WRITE]
+        require(self._host.leaving <= set(chain(*writes)), "a chunk is leaving for ever: nobody writes it")
         for tier in self._tiers.with_leaving:
             tier.validate()
