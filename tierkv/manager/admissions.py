@@ -41,7 +41,7 @@ class Admissions:
         if count > self._host.room:
             return None
         one_shots = self.drop_one_shots(count - self._host.free)
-        chosen = self._host.make_room(count)
+        chosen = self._host.evict_for(count)
         if chosen is None:
             return None
         self._count_lost(chosen, now)

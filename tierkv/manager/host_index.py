@@ -65,12 +65,17 @@ class HostIndex(SlotTable):
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
-    def make_room(self, count: int) -> Evicted | None:
+    def make_room(self, count: int) -> list[Key] | None:
         """Evict as many chunks as it takes that ``count`` slots are free.
 
         Returns:
-            What was evicted; None if that cannot be done now: then nothing has changed.
+            The keys that were evicted; None if that cannot be done now: then nothing has changed.
         """
+        evicted = self.evict_for(count)
+        return None if evicted is None else evicted.keys
+
+    def evict_for(self, count: int) -> Evicted | None:
+        """The same; returns the slots that became free too."""
         short = count - len(self._free)
         if short <= 0:
             return Evicted((), [])
