@@ -314,6 +314,9 @@ class Stack:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.
 
+        A tier with ``write = "back"`` gets every chunk that the host tier has and it lacks; one with ``"on_reuse"``
+        only what was used again.
+
         Workers in other processes are the engine's to drain, and their reports its to hand in, before. Loads that end
         meanwhile are told by the next :meth:`update_connector_output`.
 
@@ -325,6 +328,7 @@ class Stack:
             worker.drain()
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
         self._untold = self.update_connector_output(output)
+        self._manager.flush()
         while True:
             self._take_in()
             self._hand_out()

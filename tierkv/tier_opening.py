@@ -20,7 +20,7 @@ from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import BackendError, TierKVError
 from tierkv.manager.contract import HOST
 from tierkv.manager.guarded_policy import guarded
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.tenants import Quotas, TenantPolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, opened
@@ -137,7 +137,7 @@ class TierOpener:
         config = tier.config
         limits = LowerTierLimits(
             capacity_bytes=config.capacity,
-            writes=config.write == "through",
+            write=WritePolicy(config.write),
             queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
             probe_deadline_s=config.probe_deadline_s,
             read_deadline_s=config.read_deadline_s,
@@ -146,6 +146,8 @@ class TierOpener:
             presence_ttl_s=config.presence_ttl_s,
             absence_ttl_s=config.absence_ttl_s,
             presence_keys_max=config.presence_keys_max,
+            seen_keys_max=config.seen_keys_max,
+            exact=not tier.codec.lossy,
         )
         policy = self._policy_with_quotas(config, tier.policy, config.capacity, config.name)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)

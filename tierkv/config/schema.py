@@ -149,9 +149,15 @@ class TierConfig(_Model):
         description="Bytes of frames it may hold; eviction keeps it below. Required for backends that are bounded "
         "and not shared, refused for shared ones.",
     )
-    write: Literal["through", "read_only"] = Field(
+    write: Literal["through", "on_reuse", "back", "read_only"] = Field(
         default="through",
-        description="`through`: each chunk is written as soon as the host tier has it. `read_only`: never.",
+        description="When chunks are written to it. `through`: as soon as the host tier has them. `on_reuse`: when "
+        "they are wanted a second time. `back`: when the host tier is about to evict them. `read_only`: never.",
+    )
+    seen_keys_max: Count = Field(
+        default=1_000_000,
+        description="Chunks that are remembered as seen once, for `on_reuse`, also after the host tier has lost them; "
+        "8 bytes each.",
     )
     codec: Name = Field(default="none", description="How payloads are written at rest. Lossy codecs are refused.")
     policy: Name = Field(default="lru", description="Eviction policy.")

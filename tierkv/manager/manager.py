@@ -221,8 +221,8 @@ class OffloadManager:
                 "get_num_new_matched_tokens answered",
                 key=handed,
             )
-        self._terms.used(keys, ctx.hints, self._traffic.now)
         slots, sources = handed
+        self._traffic.used(keys, slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -255,21 +255,18 @@ class OffloadManager:
             present = [slot for slot in map(host.find, offered) if slot is not None]
             host.hold(present)
         wanted = self._admissions.let_in(missing)
-        evicted = self._admissions.make_room(len(wanted))
+        evicted = self._admissions.make_room(len(wanted), self._traffic.now)
         host.release(reversed(present))
         if evicted is None:
             self.counters.stores_refused += 1
             return None
-        slots = self._admissions.admit(wanted, ChunkState.STORING, HOST, ctx.hints.route)
+        slots = self._admissions.admit(wanted, ctx.hints)
+        if present:
+            self._traffic.used([host.key(slot) for slot in present], present, ctx.hints)
         if ctx.hints.has_terms or self._terms.any:
-            self._agree(ctx, [host.key(slot) for slot in present], wanted)
+            below = self._traffic.source_of
+            self._terms.stored(wanted, ctx.hints, self._traffic.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
-
-    def _agree(self, ctx: RequestContext, present: Sequence[Key], new: Sequence[Key]) -> None:
-        """Note on what terms the request keeps chunks that are there already, and those that it stores."""
-        now = self._traffic.now
-        self._terms.used(present, ctx.hints, now)
-        self._terms.stored(new, ctx.hints, now, lambda key: self._traffic.source_of(key) is not None)
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
@@ -360,15 +357,8 @@ class OffloadManager:
         Raises:
             EngineProtocolError: it cannot: some tier holds chunks that are not this stack's to delete.
         """
-        if scope == "host":
-            return
-        for tier in self._tiers:
-            if not tier.limits.writes or not tier.capabilities.authoritative_index:
-                why = "is shared with others" if tier.limits.writes else "is never written"
-                raise EngineProtocolError(
-                    f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not ours to delete. '
-                    "Change namespace.epoch instead: then no chunk of before is ever found again"
-                )
+        if scope == "all":
+            self._tiers.check_ours()
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
         """Forget every chunk of the host tier, or of all tiers, at once; the price is paid over the next steps.
@@ -393,6 +383,10 @@ class OffloadManager:
     def has_pending_writes(self) -> bool:
         """Whether chunks are on their way to lower tiers."""
         return self._traffic.has_pending_writes
+
+    def flush(self) -> None:
+        """Let what lower tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
+        self._traffic.flush()
 
     def validate(self) -> None:
         """Check every invariant; see :meth:`HostIndex.validate`."""
