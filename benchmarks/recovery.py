@@ -21,7 +21,7 @@ from benchmarks.tier_rig import NAMESPACE
 from tierkv.abc import BackendContext
 from tierkv.codecs.frame import FrameSealer, frame_bytes
 from tierkv.dispatch import Dispatcher, TierLimits
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
@@ -54,7 +54,7 @@ class Home:
             dispatchers.append(dispatcher)
             (result,) = dispatcher.scan_all(300.0)
             scanned_s = time.perf_counter()
-            limits = LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1)
+            limits = LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1)
             lower = LowerTier(0, "disk", CAPABILITIES, limits, open_policy("lru", self.chunks))
             lower.load_index((entry.key, entry.frame_bytes) for entry in result.entries)
             if len(lower) != self.chunks:

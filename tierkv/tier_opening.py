@@ -24,17 +24,21 @@ from tierkv.abc import (
 from tierkv.codecs.frame import FrameSealer
 from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
+from tierkv.config.schema import HostConfig, TierConfig
 from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import BackendError, ConfigError, TierKVError
+from tierkv.manager.contract import HOST
 from tierkv.manager.guarded_policy import guarded
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.tenants import Quotas, TenantPolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, opened
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.framing import CodecTerms
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
+from tierkv.types.keys import tenant_of_salt
 from tierkv.types.namespace import Namespace
 
 _log = logging.getLogger(__name__)
@@ -53,6 +57,7 @@ class TierOpener:
         sealer: seals and checks their frames.
         arena: where the host slots are.
         counters: for policies that fail.
+        tenants_max: tenants with a quota of their own, in each tier.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that a tier has to know of its stack
@@ -63,6 +68,7 @@ class TierOpener:
         sealer: FrameSealer,
         arena: HostArena,
         counters: CoreCounters,
+        tenants_max: int,
     ) -> None:
         self._registry = registry
         self._runtime = runtime
@@ -70,6 +76,7 @@ class TierOpener:
         self._sealer = sealer
         self._arena = arena
         self._counters = counters
+        self._tenants_max = tenants_max
 
     def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
         """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
@@ -121,7 +128,25 @@ class TierOpener:
         context = CodecContext(self._namespace)
         return opened(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
 
-    def policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
+    def host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
+        """The host tier's eviction policy; one for each tenant, where there are quotas."""
+        return self._policy_with_quotas(config, plugin, num_slots * self._arena.slot_bytes, HOST)
+
+    def _policy_with_quotas(
+        self,
+        config: HostConfig | TierConfig,
+        plugin: PolicyPlugin,
+        capacity_bytes: int | None,
+        tier: str,
+    ) -> EvictionPolicy:
+        slot_bytes = self._arena.slot_bytes
+        if capacity_bytes is None or (config.tenant_quota is None and not config.tenant_quotas):
+            return self._policy(plugin, None if capacity_bytes is None else capacity_bytes // slot_bytes, tier)
+        named = {tenant_of_salt(salt or None): quota for salt, quota in config.tenant_quotas.items()}
+        quotas = Quotas(capacity_bytes, config.tenant_quota, named, self._tenants_max)
+        return TenantPolicy(lambda chunks: self._policy(plugin, chunks, tier), quotas, slot_bytes)
+
+    def _policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
         """An eviction policy for a tier of so many chunks (None: no bound), watched."""
         origin = self._registry.policies[plugin.name].origin
         policy = opened(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
@@ -132,7 +157,7 @@ class TierOpener:
         config = tier.config
         limits = LowerTierLimits(
             capacity_bytes=config.capacity,
-            writes=config.write == "through",
+            write=WritePolicy(config.write),
             queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
             probe_deadline_s=config.probe_deadline_s,
             read_deadline_s=config.read_deadline_s,
@@ -141,9 +166,10 @@ class TierOpener:
             presence_ttl_s=config.presence_ttl_s,
             absence_ttl_s=config.absence_ttl_s,
             presence_keys_max=config.presence_keys_max,
+            seen_keys_max=config.seen_keys_max,
+            exact=not config.lossy,
         )
-        frames = None if config.capacity is None else config.capacity // self._arena.slot_bytes
-        policy = self.policy(tier.policy, frames, config.name)
+        policy = self._policy_with_quotas(config, tier.policy, config.capacity, config.name)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
 
 

@@ -127,6 +127,13 @@ def _check_against_capabilities(tier: TierConfig, path: str, backend: BackendPlu
             f"leave the key out and set a limit or lifetime where the data lies"
         )
         problems.append(Problem(f"{path}.capacity", message, tier.capacity))
+    if tier.capacity is None and (tier.tenant_quota is not None or tier.tenant_quotas):
+        key, value = ("tenant_quota", tier.tenant_quota) if tier.tenant_quota else ("tenant_quotas", tier.tenant_quotas)
+        message = (
+            f"backend {backend.name!r} keeps no account of its own chunks here, so nobody can be kept to a quota; set "
+            f"quotas on the tiers with a capacity"
+        )
+        problems.append(Problem(f"{path}.{key}", message, value))
     if can.bounded and not can.shared and tier.capacity is None:
         message = f'missing; backend {backend.name!r} needs to know how much it may hold, such as capacity = "100GiB"'
         problems.append(Problem(f"{path}.capacity", message))
