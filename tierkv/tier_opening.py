@@ -11,13 +11,23 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from tierkv.abc import AsyncBackend, Backend, BackendContext, Codec, EvictionPolicy, PolicyPlugin
+from tierkv.abc import (
+    AsyncBackend,
+    Backend,
+    BackendContext,
+    Codec,
+    CodecContext,
+    CodecPlugin,
+    EvictionPolicy,
+    PolicyPlugin,
+)
 from tierkv.codecs.frame import FrameSealer
+from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
 from tierkv.config.schema import HostConfig, TierConfig
 from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
-from tierkv.errors import BackendError, TierKVError
+from tierkv.errors import BackendError, ConfigError, TierKVError
 from tierkv.manager.contract import HOST
 from tierkv.manager.guarded_policy import guarded
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
@@ -25,6 +35,7 @@ from tierkv.manager.tenants import Quotas, TenantPolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, opened
 from tierkv.tiers.arena import HostArena
+from tierkv.tiers.framing import CodecTerms
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import tenant_of_salt
@@ -68,13 +79,15 @@ class TierOpener:
         self._tenants_max = tenants_max
 
     def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
-        """The backend, opened and wrapped.
+        """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
 
         Raises:
             BackendError: it cannot be opened; says what to do.
-            PluginError: it is broken.
+            ConfigError: the tier's codec does not suit the engine's payloads, or lacks what it needs.
+            PluginError: backend or codec is broken.
         """
-        config = tier.config
+        config, codec = tier.config, tier.codec
+        codecs = {**codecs, codec.name: self._codec(codec, tier.codec_options, config.name)}
         context = BackendContext(config.name, self._namespace, self._arena.slot_bytes, config.capacity)
         backend = opened(
             f"backend {tier.backend.name!r}",
@@ -85,7 +98,8 @@ class TierOpener:
         )
         try:
             return Tier(
-                config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self._sealer, self._arena,
+                config.name, backend, tier.backend.capabilities, codec.name, codecs, self._sealer, self._arena,
+                terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
                 retry=RetryLimits(attempts=config.retries + 1),
                 timing=Timing(self._runtime.clock, self._runtime.nap, self._runtime.rng),
             )  # fmt: skip
@@ -94,19 +108,25 @@ class TierOpener:
             raise
 
     def open_codecs(self, tiers: Collection[ResolvedTier]) -> dict[str, Codec]:
-        """Every codec by name: those that ``tiers`` name, and others, to read frames of an earlier description."""
-        named = {tier.codec.name: tier.config.name for tier in reversed(tuple(tiers))}
+        """Codecs by name, to read frames of an earlier description: all that need no option and suit the payloads."""
+        named = {tier.codec.name for tier in tiers}
         codecs = {}
         for name, registered in self._registry.codecs.items() if named else ():
             try:
-                codec = opened(f"codec {name!r}", registered.origin, registered.plugin.open, tier=named.get(name))
+                options, missing = make_options(registered.plugin, {}, name)
+                if not missing:
+                    codecs[name] = self._codec(registered.plugin, options)
+            except ConfigError:  # not for these payloads: nothing can have been written with it
+                continue
             except TierKVError as error:
-                if name in named:
-                    raise
-                _log.warning("%s; no tier is to write with it, and frames that were written with it are misses", error)
-            else:
-                codecs[name] = codec
+                if name not in named:  # a tier that writes with it stops the stack, and says why
+                    _log.warning("%s; no tier is to write with it, and frames that it wrote are misses", error)
         return codecs
+
+    def _codec(self, plugin: CodecPlugin, options: object, tier: str | None = None) -> Codec:
+        origin = self._registry.codecs[plugin.name].origin
+        context = CodecContext(self._namespace)
+        return opened(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
 
     def host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
         """The host tier's eviction policy; one for each tenant, where there are quotas."""
@@ -147,7 +167,7 @@ class TierOpener:
             absence_ttl_s=config.absence_ttl_s,
             presence_keys_max=config.presence_keys_max,
             seen_keys_max=config.seen_keys_max,
-            exact=not tier.codec.lossy,
+            exact=not config.lossy,
         )
         policy = self._policy_with_quotas(config, tier.policy, config.capacity, config.name)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)

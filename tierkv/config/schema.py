@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -139,6 +139,28 @@ class HostConfig(_Model):
     )
 
 
+class CodecConfig(_Model):
+    """A codec: its name, or a table with its name and options."""
+
+    ALLOWED: ClassVar[str] = 'the name of a codec in quotes, or a table such as { name = "zstd", level = 3 }'
+
+    name: Name = Field(description="Which plugin; `tierkv plugins` lists what is installed.")
+    options: Mapping[str, Any] = Field(
+        default_factory=dict, description="Every other key of the table, as written; the codec's plugin checks them."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_keys(cls, data: object) -> object:
+        """A text is the name alone; of a table, set apart the codec's options."""
+        if isinstance(data, str):
+            return {"name": data}
+        if not isinstance(data, Mapping):
+            return data
+        named = {"name": data["name"]} if "name" in data else {}
+        return named | {"options": {key: value for key, value in data.items() if key != "name"}}
+
+
 class TierConfig(_Model):
     """One tier below the host tier. Keys that are not listed here are options of its backend."""
 
@@ -159,7 +181,16 @@ class TierConfig(_Model):
         description="Chunks that are remembered as seen once, for `on_reuse`, also after the host tier has lost them; "
         "8 bytes each.",
     )
-    codec: Name = Field(default="none", description="How payloads are written at rest. Lossy codecs are refused.")
+    codec: CodecConfig = Field(
+        default=CodecConfig(name="none"),
+        description='How payloads are written at rest: a name, or `{ name = "zstd", level = 3 }` with options. What '
+        "was written with another codec stays readable.",
+    )
+    lossy: bool = Field(
+        default=False,
+        description="Chunks may come back from this tier as approximations. Without it lossy codecs are refused, and "
+        "what they wrote is a miss.",
+    )
     policy: Name = Field(default="lru", description="Eviction policy.")
     tenant_quota: TenantQuota = None
     tenant_quotas: TenantQuotas = Field(default_factory=dict)
