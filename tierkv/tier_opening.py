@@ -11,12 +11,12 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from tierkv.abc import AsyncBackend, Backend, BackendContext, Codec, EvictionPolicy, PolicyPlugin
+from tierkv.abc import AsyncBackend, Backend, BackendContext, Codec, EvictionPolicy, PolicyPlugin, RoomTeller
 from tierkv.codecs.frame import FrameSealer
 from tierkv.config.resolving import ResolvedTier
 from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
-from tierkv.errors import BackendError, TierKVError
+from tierkv.errors import BackendError, PluginError, TierKVError
 from tierkv.manager.guarded_policy import guarded
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
 from tierkv.metrics.counters import CoreCounters
@@ -59,6 +59,7 @@ class TierOpener:
         self._sealer = sealer
         self._arena = arena
         self._counters = counters
+        self._rooms: dict[str, int] = {}
 
     def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
         """The backend, opened and wrapped.
@@ -77,6 +78,8 @@ class TierOpener:
             error=BackendError,
         )
         try:
+            if isinstance(backend, RoomTeller):
+                self._rooms[config.name] = _checked_room(backend.room_bytes, config.name)
             return Tier(
                 config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self._sealer, self._arena,
                 retry=RetryLimits(attempts=config.retries + 1),
@@ -108,10 +111,13 @@ class TierOpener:
         return guarded(policy, tier, self._counters)
 
     def table(self, index: int, tier: ResolvedTier) -> LowerTier:
-        """The tier as the manager sees it, still empty."""
+        """The tier as the manager sees it, still empty: of one that was opened, if it is to know its room."""
         config = tier.config
+        capacity = config.capacity
+        if capacity is not None:
+            capacity = min(capacity, self._rooms.get(config.name, capacity))
         limits = LowerTierLimits(
-            capacity_bytes=config.capacity,
+            capacity_bytes=capacity,
             writes=config.write == "through",
             queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
             probe_deadline_s=config.probe_deadline_s,
@@ -122,9 +128,15 @@ class TierOpener:
             absence_ttl_s=config.absence_ttl_s,
             presence_keys_max=config.presence_keys_max,
         )
-        frames = None if config.capacity is None else config.capacity // self._arena.slot_bytes
+        frames = None if capacity is None else capacity // self._arena.slot_bytes
         policy = self.policy(tier.policy, frames, config.name)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
+
+
+def _checked_room(room_bytes: object, tier: str) -> int:
+    if type(room_bytes) is not int or room_bytes < 0:
+        raise PluginError(f"its backend says room_bytes = {room_bytes!r}, which is no number of bytes", tier=tier)
+    return room_bytes
 
 
 def share_host_slots(tables: Sequence[LowerTier], num_slots: int) -> None:
