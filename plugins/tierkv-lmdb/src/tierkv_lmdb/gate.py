@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from tierkv.errors import BackendError
 
-ALONE_TIMEOUT_S = 5.0
-"""How long those who want the environment for themselves wait for the others. A use lasts as long as one frame."""
+ALONE_TIMEOUT_S = 1.0
+"""How long those who want the environment for themselves wait for the others, and keep new ones waiting. A use lasts as
+long as reading one frame, or writing one transaction."""
 
 
 class EnvironmentGate:

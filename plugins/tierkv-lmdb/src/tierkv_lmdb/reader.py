@@ -7,6 +7,7 @@ nothing here. Should the writer begin anew with another file, the reader follows
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import lmdb
 
 from tierkv.abc import BackendContext, ReadRequest, ReadResult, WriteRequest, WriteResult
-from tierkv.errors import BackendError, TierKVError
+from tierkv.errors import BackendError, NamespaceMismatchError, TierKVError
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_lmdb import frames
@@ -29,26 +30,31 @@ MAP_BYTES_MIN = 64 << 20
 
 
 def open_reader(context: BackendContext, options: LmdbReaderOptions) -> LmdbReader:
-    """A reader of one namespace, whether or not there is something to read yet.
+    """A reader of one namespace, whether or not there is something to read yet, or its writer is just starting.
 
     Raises:
-        NamespaceMismatchError: the path holds something else, or another layout.
-        BackendError: what is there cannot be read; says what to do.
+        NamespaceMismatchError: the path holds something else, another layout or another namespace.
+        BackendError: the path cannot be used.
     """
     directory = options.root / context.namespace.fingerprint().hex()
     reader = LmdbReader(directory, context.namespace, Failures(context.tier, directory), context.tier)
     try:
         require_root(options.root)
         reader.contains([])
-    except BackendError as error:
+    except NamespaceMismatchError as error:
         error.tier = context.tier
         raise
+    except BackendError as error:
+        _log.warning("tier %s cannot be read yet: %s", context.tier, error)
     except OSError as error:
         raise BackendError(
             f"{options.root}: cannot be used ({error}). Give the path of an LMDB tier that this user can read",
             tier=context.tier,
         ) from error
     return reader
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Open(NamedTuple):
