@@ -10,6 +10,7 @@ LMDB serialises writers and lets readers run beside them; no lock of ours is hel
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -22,6 +23,8 @@ from tierkv_lmdb.environment import Environment
 from tierkv_lmdb.failures import Failures
 from tierkv_lmdb.options import Sizes, page_round
 
+READER_PAUSES_S = (0.01, 0.05, 0.2)
+"""Between tries of a write for which pages are only missing until a reader is through with its frame."""
 _INDEX = struct.Struct(">QQ")
 _TURN = b"turn"
 """Key of a record beside the databases, which is written only for the sake of a transaction."""
@@ -36,13 +39,23 @@ class LmdbBackend:
         failures: words for what goes wrong.
         sizes: how much may lie there, and in how large transactions.
         sync_calls: whether a write call ends with a sync, so that what it acknowledged is on the disk.
+        sleep: waits for readers.
     """
 
-    def __init__(self, environment: Environment, failures: Failures, sizes: Sizes, *, sync_calls: bool) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        failures: Failures,
+        sizes: Sizes,
+        *,
+        sync_calls: bool,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._env = environment
         self._failures = failures
         self._sizes = sizes
         self._sync_calls = sync_calls
+        self._sleep = sleep
         self.room_bytes = sizes.room_bytes
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
@@ -156,14 +169,19 @@ class LmdbBackend:
             except lmdb.MapFullError:
                 if not self._env.grow():
                     break
-        self._turn()
-        try:
-            return change()
-        except lmdb.MapFullError as error:
-            if pids := self._env.busy_readers():
-                held = f"{error}; freed pages are held by a transaction in process {', '.join(map(str, pids))}"
-                raise lmdb.MapFullError(held) from error
-            raise
+        for pause_s in (*READER_PAUSES_S, None):
+            try:
+                self._turn()
+                return change()
+            except lmdb.MapFullError as error:
+                pids = ", ".join(map(str, self._env.busy_readers()))
+                if not pids:
+                    raise
+                if pause_s is None:
+                    held = f"{error}; freed pages are held by a transaction in process {pids}"
+                    raise lmdb.MapFullError(held) from error
+            self._sleep(pause_s)
+        raise AssertionError  # the last try returns or raises
 
     def _turn(self) -> None:
         """Make pages that were freed just now reusable, which they are from the second transaction after.
