@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
+from benchmarks.measure import Cost, Settings, cpu_ratios, cpu_s_per_gb, medians, take_turns, timed
 from benchmarks.rows import Row, Target
 from tierkv.abc.codec import Codec
 from tierkv.plugins import load_plugins
@@ -63,7 +63,8 @@ def _rows(name: str, codec: Codec, values: _Values, settings: Settings) -> Itera
         ("decode", partial(codec.decode, stored, back), 0.45),
     ):
         turns = take_turns([partial(timed, work), cut], settings.rounds)
-        speeds = [len(raw) / max(1e-9, medians(turn).cpu_s) / 1e9 for turn in turns]
+        costs = [cpu_s_per_gb(medians(turn), len(raw)) for turn in turns]
+        speeds = [1 / max(1e-9, cost) for cost in costs]
         yield Row(
             f"{name}, {what}",
             "GB/s",
@@ -72,4 +73,5 @@ def _rows(name: str, codec: Codec, values: _Values, settings: Settings) -> Itera
             speeds[1],
             [1 / ratio for ratio in cpu_ratios(*turns)],
             Target("ratio", ">=", least) if name == "bf16" else None,
+            {"cpu s/GB": costs[0], "cpu s/GB of the limit": costs[1]},
         )

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.needs_torch
 options = pytest.importorskip("tierkv_lmdb.options")
 
 CAPACITY = 2 << 20
-ROUNDS = 12
+ROUNDS = 8
 
 
 def config(place: Path) -> dict[str, Any]:
-    """Host over LMDB; what is served below stores three times as many bytes as that holds."""
+    """Host over LMDB; what is served below stores twice as many bytes as that holds."""
     tier = {"backend": "lmdb", "path": str(place / "lmdb"), "capacity": CAPACITY, "durability": "none"}
     return stack_config(place, tiers=[tier])
 

@@ -175,7 +175,7 @@ time.sleep(600)
 
 
 def test_no_transaction_of_ours_stops_pages_from_being_used_again(tmp_path: Path) -> None:
-    """Every verb ends its transaction: also a scan that is not read to its end, a miss, and a frame that is too long."""
+    """Every verb ends its transaction: also a scan not read to its end, a miss, and a frame that is too long."""
     backend = open_at(tmp_path, context(2 * MIB))
     put(backend, {key(number): bytes(60 * KIB) for number in range(8)})
     scan = backend.scan()

@@ -93,7 +93,7 @@ def test_reader_sees_what_is_stored_after_it_opened(tmp_path: Path) -> None:
 def test_reader_follows_when_the_writer_fills_more_than_its_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader's map is as large as the file was: pages beyond it are an error of LMDB until the map is made larger."""
+    """The reader's map is as large as the file was: pages beyond it are an error of LMDB until the map grows."""
     monkeypatch.setattr("tierkv_lmdb.reader.MAP_BYTES_MIN", MIB)
     with writer(tmp_path, MIB) as order:
         order("open")
