@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tierkv.abc import Codec
 from tierkv.codecs.frame import PARTS_MAX, FrameSealer
 from tierkv.config.loading import load_config, parse_config
 from tierkv.config.resolving import ResolvedStack, resolve
@@ -32,7 +33,9 @@ from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.stack import Stack, StackParts
+from tierkv.stack import Stack
+from tierkv.stack_parts import StackParts
+from tierkv.tier_changes import SCAN_TIMEOUT_S, TierChanges
 from tierkv.tier_opening import TierOpener, close_backend, dispatch_limits, share_host_slots
 from tierkv.tiers.arena import HostArena, private_memory
 from tierkv.tiers.shared_memory import SharedMemory
@@ -45,9 +48,6 @@ from tierkv.worker.worker import Worker
 from tierkv.worker_setup import WorkerSetup
 
 _log = logging.getLogger(__name__)
-
-SCAN_TIMEOUT_S = 60.0
-"""How long opening a stack waits for a tier to tell what it holds; a tier that takes longer stays out of service."""
 
 
 def open_stack(
@@ -172,17 +172,25 @@ class _Assembly:
             undo.callback(arena.close)
             runtime, counters = self.runtime, CoreCounters()
             opener = TierOpener(self.registry, runtime, self.namespace, self.sealer, arena, counters)
+            codecs = opener.open_codecs(self.resolved.tiers)
             with contextlib.ExitStack() as unopened:
-                tiers = self._open_tiers(opener, unopened)
+                tiers = self._open_tiers(opener, codecs, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
             limits = [dispatch_limits(tier) for tier in self.resolved.tiers]
             dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, pause=runtime.pause)
             undo.callback(dispatcher.close, 0.0)
-            stack = self._wire(arena, dispatcher, opener, counters)
+            stack = self._wire(arena, dispatcher, opener, codecs, counters)
             undo.pop_all()
         return stack
 
-    def _wire(self, arena: HostArena, dispatcher: Dispatcher, opener: TierOpener, counters: CoreCounters) -> Stack:
+    def _wire(
+        self,
+        arena: HostArena,
+        dispatcher: Dispatcher,
+        opener: TierOpener,
+        codecs: Mapping[str, Codec],
+        counters: CoreCounters,
+    ) -> Stack:
         config = self.config
         lower = [opener.table(index, tier) for index, tier in enumerate(self.resolved.tiers)]
         share_host_slots(lower, arena.num_slots)
@@ -236,13 +244,22 @@ class _Assembly:
             counters=counters,
             observers=self._observers(),
             events=EventQueue(block_events, counters, kept=events.enabled),
-            tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
+            changes=TierChanges(
+                opener,
+                self.registry,
+                self.runtime,
+                codecs,
+                manager=manager,
+                dispatcher=dispatcher,
+                names=[tier.config.name for tier in self.resolved.tiers],
+                num_slots=arena.num_slots,
+            ),
             completions_per_step_max=config.lookup.completions_per_step_max,
         )
         runtime = self.runtime
         if config.record.path is None:
             return Stack(parts, runtime.clock, runtime.pause)
-        writer = self._record_writer(Path(config.record.path), parts.tier_names)
+        writer = self._record_writer(Path(config.record.path), parts.changes.names)
         return RecordedStack(parts, runtime.clock, runtime.pause, writer)
 
     def _record_writer(self, path: Path, tier_names: Sequence[str]) -> RecordWriter:
@@ -295,8 +312,7 @@ class _Assembly:
             return Observers(None, None)
         return Observers(self.registry.observe, CopyPool(name="tierkv-observe", spawn=self.runtime.spawn).submit)
 
-    def _open_tiers(self, opener: TierOpener, undo: contextlib.ExitStack) -> list[Tier]:
-        codecs = opener.open_codecs(self.resolved.tiers)
+    def _open_tiers(self, opener: TierOpener, codecs: Mapping[str, Codec], undo: contextlib.ExitStack) -> list[Tier]:
         tiers = []
         for resolved in self.resolved.tiers:
             tier = opener.open(resolved, codecs)
