@@ -77,6 +77,7 @@ class TierOpener:
             tier=config.name,
             error=BackendError,
         )
+        self._rooms.pop(config.name, None)
         try:
             if isinstance(backend, RoomTeller):
                 self._rooms[config.name] = _checked_room(backend.room_bytes, config.name)
