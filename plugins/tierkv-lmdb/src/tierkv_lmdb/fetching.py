@@ -21,6 +21,10 @@ _PAGE_HEADER = struct.Struct("<QHHI")
 """What LMDB writes before a value that has pages of its own: page number, padding, flags, number of pages."""
 
 
+_OVERFLOW = 0x04
+"""The flag of such pages."""
+
+
 class CutShortError(OSError):
     """The data file ends before the frame does."""
 
@@ -82,7 +86,9 @@ class FrameFetcher:
         count = os.preadv(self._fd, [header, target], start)
         if count != length:
             raise CutShortError(f"the data file ends {length - count} bytes before the frame does")
-        return bool(_PAGE_HEADER.unpack(header)[0] * self._page_bytes == start)
+        page, _, flags, pages = _PAGE_HEADER.unpack(header)
+        is_there = page * self._page_bytes == start and flags & _OVERFLOW
+        return bool(is_there and pages * self._page_bytes >= length)
 
 
 def _map_address(fd: int) -> int | None:
