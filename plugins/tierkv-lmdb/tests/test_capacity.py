@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,26 @@ def test_capacity_made_smaller(tmp_path: Path) -> None:
         assert backend.delete([k]) == [None]
     assert put(backend, {key(999): b"x" * 60 * KIB}) == [None]
     assert get(backend, keys[-1]) == [bytes(64 * KIB)]
+    backend.close()
+
+
+def test_two_writers_at_a_full_map(tmp_path: Path) -> None:
+    """One thread's transaction is undone while another waits for its turn: the binding 2.1.1 hangs there for ever."""
+    backend = open_at(tmp_path, context(4 * MIB), durability="none")
+    backend._sizes = replace(backend._sizes, pages_bytes_max=1 << 40)
+    refused: list[object] = []
+
+    def write(start: int) -> None:
+        for number in range(start, start + 150):
+            refused.extend(put(backend, {key(number): bytes(60 * KIB)}))
+
+    threads = [threading.Thread(target=write, args=(start,), daemon=True) for start in (1000, 2000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert {type(result) for result in refused} == {type(None), OutOfSpaceError}
     backend.close()
 
 

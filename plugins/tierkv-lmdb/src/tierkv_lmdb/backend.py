@@ -4,7 +4,7 @@ Two databases in one environment: ``frames`` (key -> frame) and ``index`` (key -
 changed in one transaction. The index answers "is it there?" and "what is there?" without touching a page of a frame,
 which on a cold disk would be one random read per chunk.
 
-LMDB serialises writers and lets readers run beside them; no lock of ours is held across a transaction.
+Writers take turns, and readers run beside them.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import mmap
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,7 @@ class Environment:
         self._env = env
         self._release = release
         self._read_only = read_only
+        self._writer = threading.Lock()
         self.path = Path(env.path())
         self.key_bytes_max = env.max_key_size()
         self.page_bytes = env.stat()["psize"]
@@ -84,7 +86,9 @@ class Environment:
             BackendError: closed.
             lmdb.Error: it cannot begin, or was not committed.
         """
-        with self._used(lambda: self._env.begin(write=True)) as txn:
+        # Writers wait here, not in LMDB: with the binding 2.1, a thread that waits there keeps another one, which is in
+        # a transaction and must abort it, from doing so.
+        with self._writer, self._used(lambda: self._env.begin(write=True)) as txn:
             yield txn
 
     @contextmanager
