@@ -1,6 +1,8 @@
-"""Ghosts: what a policy remembers of chunks that have left, four bytes each."""
+"""Ghosts: what a policy remembers of chunks that have left, some eight bytes each."""
 
 from __future__ import annotations
+
+from array import array
 
 import xxhash
 
@@ -9,47 +11,51 @@ from tierkv.types.keys import Key
 MARK_BYTES = 4
 
 BUCKET_GHOSTS = 32
-"""Ghosts per bucket on average. More: nearer to one queue for all. Fewer: less to search and to move."""
+"""Ghosts per bucket on average: so many are searched for one."""
 
-_EMPTY_BUCKETS_MAX = 32
-"""Empty buckets that one look for the oldest passes over."""
+BUCKETS_MAX = 1 << 16
+"""As many as two bytes can number. Above two million ghosts buckets get larger instead."""
 
-_DROPPED_MAX = 32
-"""Ghosts that leave for one newcomer, after the bound was made smaller."""
+STEPS_MAX = 32
+"""Entries that leave the queue for one that comes; only holes can make it so many."""
+
+_HOLE = 0x80  # in the last byte of a mark, which has 31 bits
 
 
 def mark_of(key: Key) -> int:
-    """What a policy keeps of a key: 32 bits.
+    """What a policy keeps of a key: 31 bits.
 
-    With a million ghosts, one key in four thousand finds another key's; a policy takes it for a ghost of its own, which
+    With a million ghosts, one key in two thousand finds another key's; a policy takes it for a ghost of its own, which
     costs nobody a byte. Same key, same mark, in every process: a replay gives the same figures again.
     """
-    return xxhash.xxh32_intdigest(key)
+    return xxhash.xxh32_intdigest(key) >> 1
 
 
 class GhostTable:
-    """A queue of marks, each with a note of a fixed length, that can tell whether it holds a mark.
+    """A queue of marks, first in, first out, each with a note; it can tell whether it holds a mark, and let it go.
 
-    Marks lie in buckets by their value, the oldest of a bucket first, each bucket one ``bytes``: to find, to append and
-    to cut are one call into C each, nothing is ever rebuilt, and the garbage collector sees one object per bucket.
+    Marks lie in buckets by their value, each bucket one ``bytes``, the oldest first. A second queue says from which
+    bucket the oldest of all leaves: that is always the first of its bucket. What is taken from the middle leaves a hole
+    that goes when its turn comes. So to find, to add and to let go are a few calls into C each, nothing is ever
+    rebuilt, and the garbage collector sees one object per bucket.
 
-    The oldest mark of a bucket leaves, not the oldest of all: exact up to 32 ghosts, which is one bucket; beyond, a
-    bucket holds a fair sample, and a mark's time in the queue varies by about a fifth. A mark may be here only once.
+    No ghost stays longer than twice as many others came as may be here, which bounds the holes.
 
     Args:
-        ghosts_max: how many are remembered; when there are more, the oldest leaves. 0: none.
+        ghosts_max: how many are remembered; when there are more, the oldest leave. 0: none.
         note_bytes: length of every note.
     """
 
-    __slots__ = ("_buckets", "_count", "_hand", "_width", "ghosts_max")
+    __slots__ = ("_buckets", "_count", "_left", "_turns", "_width", "ghosts_max")
 
     def __init__(self, ghosts_max: int, note_bytes: int = 0) -> None:
         self.ghosts_max = ghosts_max
         """May be changed; a smaller one takes effect little by little. The number of buckets stays what it was."""
-        self._buckets = [b""] * max(1, -(-ghosts_max // BUCKET_GHOSTS))
+        self._buckets = [b""] * min(BUCKETS_MAX, max(1, -(-ghosts_max // BUCKET_GHOSTS)))
         self._width = MARK_BYTES + note_bytes
+        self._turns = array("H")  # numbers of buckets, the first to leave at _left
+        self._left = 0
         self._count = 0
-        self._hand = 0
 
     def __len__(self) -> int:
         """How many ghosts are remembered."""
@@ -72,41 +78,42 @@ class GhostTable:
         at = self._place(bucket, mark)
         if at < 0:
             return None
-        end = at + self._width
-        self._buckets[number] = bucket[:at] + bucket[end:]
+        last = at + MARK_BYTES - 1
+        self._buckets[number] = b"%b%c%b" % (bucket[:last], bucket[last] | _HOLE, bucket[last + 1 :])
         self._count -= 1
-        return bucket[at + MARK_BYTES : end]
+        return bucket[last + 1 : at + self._width]
 
     def push(self, mark: int, note: bytes = b"") -> None:
-        """Remember a mark, as the newest; if it is here already it becomes the newest, with this note."""
+        """Remember a mark, as the newest. One that is here already is here twice then, and the older is found first."""
         if not self.ghosts_max:
             return
         number = mark % len(self._buckets)
-        bucket = self._buckets[number]
-        at = self._place(bucket, mark)
-        if at >= 0:
-            bucket = bucket[:at] + bucket[at + self._width :]
-            self._count -= 1
-        self._buckets[number] = bucket + mark.to_bytes(MARK_BYTES, "little") + note
+        self._buckets[number] += mark.to_bytes(MARK_BYTES, "little") + note
+        self._turns.append(number)
         self._count += 1
-        for _ in range(min(self._count - self.ghosts_max, _DROPPED_MAX)):
-            self.drop_oldest(mark)
+        for _ in range(STEPS_MAX):
+            if self._count <= self.ghosts_max and len(self._turns) - self._left <= 2 * self.ghosts_max:
+                break
+            self._step()
 
-    def drop_oldest(self, near: int = 0) -> None:
-        """Forget the oldest mark of a bucket.
+    def drop_oldest(self) -> None:
+        """Forget the oldest mark; none, if there are too many holes before it."""
+        before = self._count
+        for _ in range(STEPS_MAX):
+            if self._count < before or not before:
+                break
+            self._step()
 
-        Of two buckets, that of the mark ``near`` (best: the one that came in just now) and the next one in turn, the
-        fuller loses: so all stay about equally full. Where the buckets are nearly all empty, it may find none to forget.
-        """
-        buckets, number = self._buckets, near % len(self._buckets)
-        for _ in range(_EMPTY_BUCKETS_MAX):
-            self._hand = (self._hand + 1) % len(buckets)
-            if len(buckets[self._hand]) > len(buckets[number]):
-                number = self._hand
-            if buckets[number]:
-                buckets[number] = buckets[number][self._width :]
-                self._count -= 1
-                return
+    def _step(self) -> None:
+        """The first entry of the queue leaves, be it a mark or a hole."""
+        number = self._turns[self._left]
+        bucket = self._buckets[number]
+        self._buckets[number] = bucket[self._width :]
+        self._count -= bucket[MARK_BYTES - 1] < _HOLE
+        self._left += 1
+        if 2 * self._left > len(self._turns):
+            del self._turns[: self._left]
+            self._left = 0
 
     def _place(self, bucket: bytes, mark: int) -> int:
         """Where in its bucket a mark begins; negative if it is not there."""

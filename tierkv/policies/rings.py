@@ -1,0 +1,142 @@
+"""Several orders of handles in two columns: what the policies that are more than recency are made of."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+PASSED_OVER_MAX = 8192
+"""Held handles that one choice passes over before it gives up for now: half a millisecond's work."""
+
+_GROWTH_HANDLES_MIN = 4096
+
+
+def longer_bytes(column: bytearray, length: int) -> None:
+    """Have room for handles below ``length``, with zeros."""
+    column.extend(bytes(max(0, length - len(column))))
+
+
+class Rings:
+    """Rings of handles, each from oldest to newest; a handle is in one of them, or in none.
+
+    A ring's ends meet in its fixed point, which is a negative index, counted from the columns' ends: ring 0 has -1,
+    ring 1 has -2 (``~ring``). So a step to an index below zero is the end of a ring, and growing moves no handle.
+    A handle that is in no ring for a while is *aside*: linked to itself.
+
+    Args:
+        rings: how many.
+        handles_max: handles are expected to be below this; more may come.
+    """
+
+    __slots__ = ("_next", "_previous", "_rings", "length", "passed_over")
+
+    def __init__(self, rings: int, handles_max: int | None) -> None:
+        self._rings = rings
+        self.length = 0
+        """Handles are below it; columns beside this one need as many places."""
+        self.passed_over = 0
+        """Held handles that :meth:`unheld` met since this was set to 0."""
+        self._next = self._previous = _links(0)
+        self._resize(max(handles_max or 0, _GROWTH_HANDLES_MIN))
+
+    def _resize(self, length: int) -> None:
+        old = self.length
+        following, previous = _links(length + self._rings), _links(length + self._rings)
+        if old:
+            for column, before in ((following, self._next), (previous, self._previous)):
+                column[:old] = before[:old]
+                column[length:] = before[old:]
+        else:
+            for ring in range(self._rings):
+                following[~ring] = previous[~ring] = ~ring
+        self._next, self._previous, self.length = following, previous, length
+
+    def make_room(self, handles: Sequence[int]) -> bool:
+        """Grow if any of ``handles`` is beyond the end. Returns whether it did."""
+        highest = max(handles, default=-1)
+        if highest < self.length:
+            return False
+        self._resize(max(highest + 1, self.length + max(_GROWTH_HANDLES_MIN, self.length // 8)))
+        return True
+
+    def append(self, ring: int, handles: Sequence[int]) -> None:
+        """Handles that are in no ring become the newest of one, the last one most of all."""
+        following, previous, end = self._next, self._previous, ~ring
+        last = previous[end]
+        for handle in handles:
+            following[last] = handle
+            previous[handle] = last
+            last = handle
+        following[last] = end
+        previous[end] = last
+
+    def prepend(self, ring: int, handle: int) -> None:
+        """A handle that is in no ring becomes the oldest of one."""
+        following, previous, end = self._next, self._previous, ~ring
+        first = following[end]
+        following[end] = previous[first] = handle
+        previous[handle], following[handle] = end, first
+
+    def move(self, ring: int, handles: Sequence[int]) -> None:
+        """Handles, from whatever ring or aside, become the newest of one, the last one most of all."""
+        following, previous, end = self._next, self._previous, ~ring
+        for handle in handles:
+            before, after = previous[handle], following[handle]
+            following[before] = after
+            previous[after] = before
+            last = previous[end]
+            following[last] = previous[end] = handle
+            previous[handle] = last
+            following[handle] = end
+
+    def unlink(self, handles: Sequence[int]) -> None:
+        """Take handles out of their rings."""
+        following, previous = self._next, self._previous
+        for handle in handles:
+            before, after = previous[handle], following[handle]
+            following[before] = after
+            previous[after] = before
+
+    def put_aside(self, handle: int) -> None:
+        """Take a handle out of its ring until it is moved to one."""
+        self.unlink((handle,))
+        self._next[handle] = self._previous[handle] = handle
+
+    def is_aside(self, handle: int) -> bool:
+        """Whether a handle was put aside."""
+        return self._next[handle] == handle
+
+    def oldest(self, ring: int) -> int:
+        """The first handle of a ring; negative if there is none."""
+        return self._next[~ring]
+
+    def unheld(self, ring: int, holds: Sequence[int]) -> Iterator[int]:
+        """The handles of a ring that are not held, oldest first. Those that are held are put aside.
+
+        Ends early when :attr:`passed_over` reaches :data:`PASSED_OVER_MAX`. What it gave may be unlinked only after
+        the next was taken, or the last.
+        """
+        following = self._next
+        handle = following[~ring]
+        while handle >= 0:
+            after = following[handle]
+            if holds[handle]:
+                self.put_aside(handle)
+                self.passed_over += 1
+                if self.passed_over >= PASSED_OVER_MAX:
+                    return
+            else:
+                yield handle
+            handle = after
+
+
+def _links(length: int) -> memoryview[int]:
+    return memoryview(bytearray(length * array("i").itemsize)).cast("i")
+
+
+def marks(length: int, old: memoryview[int] | None = None) -> memoryview[int]:
+    """A column of marks (four bytes without a sign), beginning with those of an old one."""
+    column = memoryview(bytearray(length * array("I").itemsize)).cast("I")
+    if old is not None:
+        column[: len(old)] = old
+    return column
