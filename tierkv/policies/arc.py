@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkv.policies.ghost import GhostTable, mark_of
-from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer_bytes, marks
+from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
 from tierkv.types.keys import Key
 
 _ONCE, _OFTEN = 0, 1
@@ -27,7 +27,7 @@ class ArcPolicy:
     def __init__(self, chunks_max: int | None = None) -> None:
         self._rings = Rings(2, chunks_max)
         self._uses = bytearray(self._rings.length)
-        self._marks = marks(self._rings.length)
+        self._marks = numbers(self._rings.length)
         self._sizes = [0, 0]
         self._room = chunks_max or 0
         self._ghosts = (GhostTable(self._room), GhostTable(self._room))
@@ -42,7 +42,7 @@ class ArcPolicy:
         """Newcomers are in the first ring, those that were here not long ago in the second."""
         if self._rings.make_room(handles):
             longer_bytes(self._uses, self._rings.length)
-            self._marks = marks(self._rings.length, self._marks)
+            self._marks = longer(self._marks, self._rings.length)
         rings: tuple[list[int], list[int]] = ([], [])
         for handle, key in zip(handles, keys, strict=True):
             mark = self._marks[handle] = mark_of(key)

@@ -89,6 +89,17 @@ class Rings:
             previous[handle] = last
             following[handle] = end
 
+    def join(self, ring: int, other: int) -> None:
+        """All of another ring become the newest of one, in their order. Does nothing where both are the same."""
+        following, previous = self._next, self._previous
+        first, last = following[~other], previous[~other]
+        if first < 0 or ring == other:
+            return
+        newest = previous[~ring]
+        following[newest], previous[first] = first, newest
+        following[last], previous[~ring] = ~ring, last
+        following[~other] = previous[~other] = ~other
+
     def unlink(self, handles: Sequence[int]) -> None:
         """Take handles out of their rings."""
         following, previous = self._next, self._previous
@@ -134,9 +145,13 @@ def _links(length: int) -> memoryview[int]:
     return memoryview(bytearray(length * array("i").itemsize)).cast("i")
 
 
-def marks(length: int, old: memoryview[int] | None = None) -> memoryview[int]:
-    """A column of marks (four bytes without a sign), beginning with those of an old one."""
-    column = memoryview(bytearray(length * array("I").itemsize)).cast("I")
-    if old is not None:
-        column[: len(old)] = old
-    return column
+def numbers(length: int) -> memoryview[int]:
+    """A column of zeros: numbers of four bytes, without a sign."""
+    return memoryview(bytearray(length * array("I").itemsize)).cast("I")
+
+
+def longer(column: memoryview[int], length: int) -> memoryview[int]:
+    """A copy of such a column with zeros behind it."""
+    new = numbers(length)
+    new[: len(column)] = column
+    return new

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkv.policies.ghost import GhostTable, mark_of
-from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer_bytes, marks
+from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
 from tierkv.types.keys import Key
 
 _SMALL, _MAIN = 0, 1
@@ -37,7 +37,7 @@ class S3FifoPolicy:
         self._rings = Rings(2, chunks_max)
         self._uses = bytearray(self._rings.length)
         self._ring = bytearray(self._rings.length)
-        self._marks = marks(self._rings.length)
+        self._marks = numbers(self._rings.length)
         self._sizes = [0, 0]
         self._room = chunks_max or 0
         self._looks_max = looks_max
@@ -52,7 +52,7 @@ class S3FifoPolicy:
         if self._rings.make_room(handles):
             for column in self._uses, self._ring:
                 longer_bytes(column, self._rings.length)
-            self._marks = marks(self._rings.length, self._marks)
+            self._marks = longer(self._marks, self._rings.length)
         for handle, key in zip(handles, keys, strict=True):
             mark = self._marks[handle] = mark_of(key)
             ring = _SMALL if self._ghosts.pop(mark) is None else _MAIN
