@@ -54,7 +54,7 @@ class LfuPolicy:
         rings: defaultdict[int, list[int]] = defaultdict(list)
         for handle in handles:
             count = (counts[handle] >> (halvings - counted_at[handle])) + 1
-            if count > COUNT_MAX:
+            if count > COUNT_MAX:  # noqa: PLR1730 - min() takes as long as the rest of the loop
                 count = COUNT_MAX
             counts[handle] = count
             counted_at[handle] = halvings
