@@ -51,8 +51,6 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
         return _in_words(name, inner, marks)
     if any(isinstance(mark, BeforeValidator) and mark.func is parse_size for mark in marks):
         return SIZE_ALLOWED
-    if get_origin(annotation) is Mapping:
-        return f"a table of names; each: {_in_words(name, get_args(annotation)[1], ())}"
     if get_origin(annotation) is Literal:
         return " or ".join(_quoted(choice) for choice in get_args(annotation))
     if (model := model_of(annotation)) is not None:
@@ -63,6 +61,8 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
 
 
 def _plain_in_words(name: str, annotation: object, marks: Iterable[Any]) -> str:
+    if get_origin(annotation) is Mapping:
+        return f"a table of names; each: {_in_words(name, get_args(annotation)[1], ())}"
     if annotation is bool:
         return "true or false"
     if annotation is str:
