@@ -17,7 +17,7 @@ pytest.importorskip("tierkv_lmdb")
 
 NAMES = {
     *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),
-    *("recovery", "codecs"),
+    *("recovery", "codecs", "replay"),
 }
 WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}
 """Rows whose target is a number and needs nothing beside it."""
