@@ -15,7 +15,7 @@ from typing import Any
 
 DATA = Path(__file__).with_suffix(".json")
 FLAGS = ("durable", "shared", "authoritative_index", "scan", "read_only", "bounded")
-NUMBERS = ("alignment", "preferred_batch", "preferred_concurrency")
+NUMBERS = ("alignment", "preferred_batch", "preferred_read_batch", "preferred_concurrency")
 
 HEAD = """
 ## What each backend declares and passes
