@@ -27,6 +27,7 @@ from tierkv.abc.backend import (
     Entry,
     ReadRequest,
     ReadResult,
+    RoomTeller,
     Scannable,
     WriteRequest,
     WriteResult,
@@ -55,9 +56,14 @@ class _Rules:
         rules: what is spoiled now; may be changed at any time.
         calls: names of the verbs that were called, in order.
         running: calls that have begun and not returned.
+        room_bytes: only where the inner backend tells it (:class:`tierkv.abc.RoomTeller`).
     """
 
-    def __init__(self) -> None:
+    room_bytes: int
+
+    def __init__(self, inner: Backend | AsyncBackend) -> None:
+        if isinstance(inner, RoomTeller):
+            self.room_bytes = inner.room_bytes
         self.rules: list[Rule] = []
         self.calls: list[VerbName] = []
         self.running = 0
@@ -95,7 +101,7 @@ class FaultyBackend(_Rules):
     """A blocking backend with rules. Without rules it is the inner backend, ``inner``."""
 
     def __init__(self, inner: Backend) -> None:
-        super().__init__()
+        super().__init__(inner)
         self.inner = inner
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
@@ -137,7 +143,7 @@ class AsyncFaultyBackend(_Rules):
     """
 
     def __init__(self, inner: AsyncBackend) -> None:
-        super().__init__()
+        super().__init__(inner)
         self.inner = inner
         self.loop: asyncio.AbstractEventLoop | None = None
 

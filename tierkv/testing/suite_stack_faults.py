@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "our own": lambda: BackendError("the server said no"),
     "an exit": lambda: SystemExit(3),
 }
+OTHER = Prompt(10)
 READ_FAULTS: dict[str, Fault] = {
     "short, and says so": faults.short_read(5000),
     "short, and says otherwise": faults.short_read(5000, honest=False),
     "a byte of the header": faults.corrupt(60),
     "a byte of the payload": faults.corrupt(9000, 0x10),
-    "the neighbour's frame": faults.swap(),
+    "another prompt's frame": lambda batch, inner: inner([replace(request, key=OTHER.keys[0]) for request in batch]),
     "nothing, and says it is all": faults.claim_without_reading(32 * 1024),
     "no bytes": faults.claim_without_reading(0),
 }
