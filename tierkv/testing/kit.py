@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from tierkv.types.namespace import Namespace
 KIB = 1024
 MIB = 1024 * KIB
 
+
+FAILED = pytest.StashKey[bool]()
+"""Of an item: whether it has failed."""
 
 BY_THE_KIT = "left_out_by_the_kit"
 """Attribute of the exception with which the kit leaves out one of its tests. Whatever else skips one is a failure."""
@@ -148,9 +152,15 @@ class KitBase:
         return min(size for size in self.sizes if size >= 63)
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Path:
-        """A path where nothing is yet."""
-        return tmp_path / "place"
+    def place(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+        """A path where nothing is yet.
+
+        What lies there is removed after a test that passed: of a backend that takes its space in advance, all places
+        together would fill the disk.
+        """
+        yield tmp_path / "place"
+        if not request.node.stash.get(FAILED, False):
+            shutil.rmtree(tmp_path, ignore_errors=True)
 
     @pytest.fixture
     def session(self, place: Path) -> Iterator[Session]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tierkv.testing.kit import BY_THE_KIT, KitBase
+from tierkv.testing.kit import FAILED as HAS_FAILED
 from tierkv.testing.suite_rules import kit_tests
 
 PASSED, NOT_APPLICABLE, FAILED = "passed", "not applicable", "failed"
@@ -24,6 +25,7 @@ def is_kit_test(item: pytest.Item) -> bool:
 
 def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Turn a skip or an expected failure of a kit test into a failure, unless the kit itself skipped it."""
+    item.stash[HAS_FAILED] = report.failed or item.stash.get(HAS_FAILED, False)
     if not is_kit_test(item):
         return
     by_kit = call.excinfo is not None and hasattr(call.excinfo.value, BY_THE_KIT)

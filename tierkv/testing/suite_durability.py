@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from tierkv.types.keys import Key
 class DurabilityTests(KitBase):
     """Reopen and scan."""
 
-    def test_random_histories_equal_a_dict(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def test_random_histories_equal_a_dict(self, place: Path) -> None:
         """Write, overwrite, delete, read, scan and (if durable) reopen in any order act as on a dict."""
         self.need()
+        numbers = itertools.count()
         run_against_a_dict(
             self.open,
-            lambda: tmp_path_factory.mktemp("model") / "place",
+            lambda: place.with_name(f"place-{next(numbers)}"),
             sizes=self.sizes,
             examples=self.model_examples,
             steps=self.model_steps,
