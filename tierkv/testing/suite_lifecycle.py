@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,16 +38,22 @@ class LifecycleTests(KitBase):
         self.need()
         key, size = make_key(1), self.small
         frame = make_frame(key, 1, size)
-        session = on_a_thread(lambda: self.open(place))
-        try:
-            if self.capabilities.scan:
-                assert on_a_thread(session.scan) == {}
-            on_a_thread(lambda: session.put({key: frame}))
-            assert on_a_thread(lambda: session.contains([key])) == [True]
-            assert on_a_thread(lambda: session.get(key)) == frame
-            on_a_thread(lambda: session.forget([key]))
-        finally:
-            on_a_thread(session.close)
+        with ExitStack() as threads:  # all of them live to the end, so that no two are one
+
+            def elsewhere(action: Callable[[], T]) -> T:
+                pool = threads.enter_context(ThreadPoolExecutor(1, thread_name_prefix="conformance"))
+                return pool.submit(action).result()
+
+            session = elsewhere(lambda: self.open(place))
+            try:
+                if self.capabilities.scan:
+                    assert elsewhere(session.scan) == {}
+                elsewhere(lambda: session.put({key: frame}))
+                assert elsewhere(lambda: session.contains([key])) == [True]
+                assert elsewhere(lambda: session.get(key)) == frame
+                elsewhere(lambda: session.forget([key]))
+            finally:
+                elsewhere(session.close)
 
     def test_opening_and_closing_leaks_nothing(self, place: Path) -> None:
         """A server that reloads its stack every hour runs out of files and threads when each opening leaves one."""
@@ -163,12 +170,6 @@ class LifecycleTests(KitBase):
         with self.open(place) as session:
             list(self.plugin.check(options, self.capacity_bytes))
             assert session.get(key) == make_frame(key, 1, size)
-
-
-def on_a_thread(action: Callable[[], T]) -> T:
-    """Do it on a thread of its own."""
-    with ThreadPoolExecutor(1, thread_name_prefix="conformance") as pool:
-        return pool.submit(action).result()
 
 
 def least_use(enough: tuple[int, int] | None) -> tuple[int, int]:
