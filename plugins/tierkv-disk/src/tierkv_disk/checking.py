@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tierkv.abc import Finding
 from tierkv.errors import BackendError
-from tierkv_disk import layout
+from tierkv_disk import layout, locks
 from tierkv_disk.directio import supports_direct
 from tierkv_disk.options import DiskOptions
 
@@ -78,8 +78,8 @@ def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_by
 
 
 def _lock_findings(path: Path) -> Iterator[Finding]:
-    for directory in sorted(entry for entry in path.iterdir() if (entry / layout.LOCK_NAME).exists()):
-        owner = layout.lock_owner(directory)
+    for directory in sorted(entry for entry in path.iterdir() if (entry / locks.LOCK_NAME).exists()):
+        owner = locks.lock_owner(directory)
         name = f"namespace {directory.name} ({_model_of(directory)}, {_held_bytes(directory)} bytes)"
         if owner is None:
             yield _good("lock", f"{name} is free")
