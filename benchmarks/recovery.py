@@ -58,7 +58,7 @@ class Home:
             scanned_s = time.perf_counter()
             limits = LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1)
             lower = LowerTier(0, "disk", CAPABILITIES, limits, open_policy("lru", self.chunks))
-            lower.load_index((entry.key, entry.frame_bytes) for entry in result.entries)
+            lower.load_index(result.entries)
             if len(lower) != self.chunks:
                 raise RuntimeError(f"{len(lower)} chunks came back of {self.chunks} ({result.error})")
             parts["plugin"].append(opened_s - began_s)

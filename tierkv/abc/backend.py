@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from tierkv.abc.capabilities import Capabilities
 from tierkv.errors import TierKVError
@@ -47,9 +47,11 @@ WriteResult = TierKVError | None
 """None: stored (and durable, if so declared); or what went wrong for this key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One stored frame, as told by ``scan``."""
+class Entry(NamedTuple):
+    """One stored frame, as told by ``scan``.
+
+    A named tuple, because a tier tells of millions at once: a frozen dataclass takes three times as long to make.
+    """
 
     key: Key
     frame_bytes: int

@@ -166,12 +166,26 @@ class KeyTable:
     def add(self, key: Key) -> int:
         """Give a number to a key that has none."""
         (number,) = self._free.take(1)
-        if number >= self.length:
-            self.length += max(GROWTH_NUMBERS_MIN, self.length // 8)
-            self._keys.grow(self.length)
+        self._grow(number + 1)
         self._keys[number] = key
         self._shards[key[SHARD_BYTE]][key] = number
         return number
+
+    def numbers(self, keys: Sequence[Key]) -> list[int]:
+        """The numbers of many keys; new ones for those that have none. ``keys`` may name one twice."""
+        shards, pages = self._shards, self._keys.pages
+        new = dict.fromkeys(key for key in keys if key not in shards[key[SHARD_BYTE]])
+        given = self._free.take(len(new)) if new else []
+        self._grow(1 + max(given, default=-1))
+        for key, number in zip(new, given, strict=True):
+            shards[key[SHARD_BYTE]][key] = number
+            pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
+        return [shards[key[SHARD_BYTE]][key] for key in keys]
+
+    def _grow(self, length: int) -> None:
+        if length > self.length:
+            self.length = max(length, self.length + max(GROWTH_NUMBERS_MIN, self.length // 8))
+            self._keys.grow(self.length)
 
     def discard(self, number: int) -> None:
         """Take a key's number away."""
