@@ -89,7 +89,7 @@ class TierTable:
         self._lengthen()
         flags, sizes = self._flags, self._frame_bytes
         new: dict[int, Key] = {}
-        used_bytes, longest = self.used_bytes, self._frame_bytes_max
+        used_bytes = self.used_bytes
         for row, (key, frame_bytes) in zip(rows, entries, strict=True):
             known = flags[row]
             if known & STORED:
@@ -102,9 +102,8 @@ class TierTable:
                     new[row] = key
             sizes[row] = frame_bytes
             used_bytes += frame_bytes
-            if frame_bytes > longest:
-                longest = frame_bytes
-        self.used_bytes, self._frame_bytes_max = used_bytes, longest
+        self.used_bytes = used_bytes
+        self._frame_bytes_max = max((self._frame_bytes_max, *(frame_bytes for _, frame_bytes in entries)))
         self._list(list(new), list(new.values()))
 
     def _list(self, rows: Sequence[int], keys: Sequence[Key]) -> None:

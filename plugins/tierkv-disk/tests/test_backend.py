@@ -18,8 +18,8 @@ from tierkv.abc import ReadRequest, WriteRequest
 from tierkv.errors import BackendError, BackendUnavailableError, ConfigError, OutOfSpaceError
 from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.types.keys import Key
-from tierkv_disk.segments import SegmentFiles
 from tierkv_disk.places import place_at
+from tierkv_disk.segments import SegmentFiles
 
 WAIT_S = 60.0
 

@@ -181,7 +181,7 @@ def test_leftovers_are_swept(open_disk: OpenDisk, place: Path, directory: Path) 
 def test_a_smaller_capacity_lets_go_of_disk(
     open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit holds from the open on: free space goes first, then frames, those of the oldest segments before others."""
+    """A limit holds from the open on: free space goes first, then frames, those of old segments before others."""
 
     def held() -> int:
         return sum(path.stat().st_size for path in directory.glob("segment-*.dat"))

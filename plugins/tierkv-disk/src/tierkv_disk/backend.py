@@ -93,8 +93,8 @@ class DiskBackend:
     def scan(self) -> Iterable[Entry]:
         """See :meth:`tierkv.abc.Scannable.scan`; oldest first."""
         with self._table_lock:
-            entries = list(self._table.entries.items())
-        return (Entry(key, frame_bytes_of(location)) for key, location in entries)
+            entries = dict(self._table.entries)
+        return map(Entry, entries, map(frame_bytes_of, entries.values()))
 
     def distrust(self, key: Key, reason: str) -> None:
         """See :meth:`tierkv.abc.Distrustful.distrust`: the frame's pages are not used again when it is deleted."""

@@ -1,8 +1,8 @@
 """Appending to the index log for several callers with one forced write.
 
 A device takes as long to make one record durable as a hundred. So a caller that finds another one waiting for the
-device leaves its records, and whoever comes first after that appends all that were left, forces them once, and makes all
-of them true in the order of the log.
+device leaves its records, and whoever comes first after that appends all that were left, forces them once, and makes
+all of them true in the order of the log.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _replay(fd: int, source: Source, table: Table, report: Recovery) -> None:
             if key in entries:
                 del entries[key]
                 table.scattered.pop(key, None)
-            entries[key] = location_at(place, frame_bytes)
+            entries[key] = Location(place << 32 | frame_bytes)  # location_at, without a call
         elif kind == part_kind:
             parts = parts[:part] if part else []
             parts.append((key, Run(place, pages_for(frame_bytes)), frame_bytes))
