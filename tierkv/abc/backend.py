@@ -125,11 +125,20 @@ class Scannable(Protocol):
         """Every stored frame, oldest first where the backend knows. Called once, at open, on a framework thread."""
 
 
+@runtime_checkable
+class Distrustful(Protocol):
+    """Ability: keep the places of bad frames out of service. Found by the method; no capability declares it."""
+
+    def distrust(self, key: Key, reason: str) -> None:
+        """The frame that was read for ``key`` did not check out; a delete will follow. ``reason``: for people."""
+
+
 __all__ = [
     "AsyncBackend",
     "Backend",
     "BackendContext",
     "Capabilities",
+    "Distrustful",
     "Entry",
     "ReadRequest",
     "ReadResult",

@@ -15,14 +15,14 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tierkv.abc.backend import AsyncBackend, Backend, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc.backend import AsyncBackend, Backend, Distrustful, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, FrameSealer
-from tierkv.errors import EngineProtocolError, PluginError
+from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError
 from tierkv.tiers.answers import checked, failure
 from tierkv.tiers.arena import HostArena
-from tierkv.tiers.framing import Framer
+from tierkv.tiers.framing import Framer, UnknownCodecError
 from tierkv.tiers.retry import Answer, Performed, Retrier, RetryLimits, Timing
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
@@ -147,9 +147,19 @@ class Tier:
             return failure(result)
         try:
             self._framer.accept(self._arena.slot(ref.slot), result, key)
+        except CorruptFrameError as error:
+            if not isinstance(error, UnknownCodecError):
+                self._distrust(key, str(error))
+            return failure(error)
         except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
             return failure(error)
         return Answer(Outcome(OutcomeKind.OK, result))
+
+    def _distrust(self, key: Key, reason: str) -> None:
+        # Not on an event loop, which it could block.
+        if isinstance(self.backend, Distrustful) and not self.is_async:
+            with contextlib.suppress(Exception):  # a help only: the chunk is a miss and will be deleted all the same
+                self.backend.distrust(key, reason)
 
     async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Answer]:
         answers: dict[int, Answer] = {}

@@ -52,6 +52,6 @@ def read_log(path: Path) -> list[LogLine]:
     return lines
 
 
-def frames(*numbers: int, version: int = 1) -> dict[Key, bytes]:
-    """One page for each numbered key."""
-    return {make_key(number): make_frame(make_key(number), version, PAGE) for number in numbers}
+def frames(*numbers: int, version: int = 1, size: int = PAGE) -> dict[Key, bytes]:
+    """A frame of that many bytes for each numbered key."""
+    return {make_key(number): make_frame(make_key(number), version, size) for number in numbers}

@@ -51,6 +51,7 @@ class Quarantine:
         self._suspects: dict[Place, Suspect] = {}
         for suspect in _read(self._path):
             self._suspects[suspect.runs[0].place] = suspect
+        self._in_file = len(self._suspects)
         self._shrink()
 
     def __len__(self) -> int:
@@ -83,9 +84,8 @@ class Quarantine:
 
     def keep(self, suspects: Iterable[Suspect]) -> None:
         """Strike off all but these."""
-        kept = {suspect.runs[0].place: suspect for suspect in suspects}
-        if len(kept) < len(self._suspects):
-            self._suspects = kept
+        self._suspects = {suspect.runs[0].place: suspect for suspect in suspects}
+        if len(self._suspects) < self._in_file:
             self.save()
 
     def save(self) -> None:

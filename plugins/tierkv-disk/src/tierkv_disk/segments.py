@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,7 +160,7 @@ class SegmentFiles:
     def _pages_to_wish(self) -> int:
         """The size of the next segment if only the capacity counted."""
         capacity, capacity_pages = self._limits.capacity_bytes, self._capacity_pages()
-        base = shutil.disk_usage(self._directory).total if capacity is None else capacity
+        base = self._shared.size if capacity is None else capacity
         wish = max(self._limits.segment_bytes, base // SEGMENTS_AIM) // PAGE_BYTES
         wish = max(self._frame_pages, wish - wish % self._frame_pages)
         return wish if capacity_pages is None else min(wish, capacity_pages - sum(self.pages.values()))

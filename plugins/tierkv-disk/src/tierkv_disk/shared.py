@@ -53,6 +53,12 @@ class SharedDirectory:
         self._limits = limits
         self._tier = tier
 
+    @property
+    def size(self) -> int:
+        """Bytes that everything below may take at most: the limit, or the file system."""
+        total = shutil.disk_usage(self.path).total
+        return total if self._limits.bytes_max is None else min(total, self._limits.bytes_max)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else enters, grows or removes a namespace meanwhile.
