@@ -80,7 +80,7 @@ def test_what_cannot_be_forced_fails_for_all_who_wait(open_disk: OpenDisk, monke
 
 def test_the_log_has_the_order_of_the_table(open_disk: OpenDisk) -> None:
     """Many threads overwrite the same keys; what a reopen finds is what the table said at the end."""
-    versions = {number: 0 for number in range(4)}
+    versions = dict.fromkeys(range(4), 0)
 
     def overwrite(worker: int) -> None:
         for turn in range(40):

@@ -25,7 +25,7 @@ def test_a_frame_that_rotted(open_disk: OpenDisk, directory: Path, page_of: Call
     sealer = FrameSealer(make_namespace().fingerprint())
     tier = Tier("disk", session.backend, CAPABILITIES, "none", {}, sealer, arena)
     payload = arena.payload(0)
-    payload[:PAGE] = b"\x11" * PAGE
+    payload[:PAGE] = 0x11
     sealer.seal(arena.slot(0), key, PAGE)
     source, target = SlotRef(0, 1), SlotRef(1, 1)
     assert tier.write([key], [source])[0].kind is OutcomeKind.OK

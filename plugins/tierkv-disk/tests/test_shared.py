@@ -189,9 +189,7 @@ def test_a_limit_below_one_frame(open_disk: OpenDisk) -> None:
         open_disk(frame_bytes_max=2 * MIB, capacity_bytes=None, directory_bytes_max=MIB)
 
 
-def test_a_process_that_hangs_with_the_lock(
-    open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_hangs_with_the_lock(open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process must not stop the others for ever: an error that says where to look."""
     monkeypatch.setattr(shared_module, "LOCK_WAIT_S", 0.05)
     disk = open_disk()

@@ -49,7 +49,7 @@ class Quarantine:
         self._bytes_max = bytes_max
         self._saving = threading.Lock()
         self._suspects: dict[Place, Suspect] = {}
-        for suspect in _read(self._path):
+        for suspect in read_suspects(directory):
             self._suspects[suspect.runs[0].place] = suspect
         self._in_file = len(self._suspects)
         self._shrink()
@@ -117,7 +117,9 @@ def _line(suspect: Suspect) -> str:
     return json.dumps({"key": suspect.key.hex(), "runs": runs, "reason": suspect.reason}) + "\n"
 
 
-def _read(path: Path) -> Iterator[Suspect]:
+def read_suspects(directory: Path) -> Iterator[Suspect]:
+    """What the list of a namespace says, oldest first. Lines that are not ours are passed over."""
+    path = directory / QUARANTINE_NAME
     try:
         lines = path.read_text("utf-8").splitlines()
     except FileNotFoundError:
