@@ -38,7 +38,7 @@ def render_reference() -> str:
             parts += _section(f"`[[{name}]]`" if model is TierConfig else f"`[{name}]`", model)
     parts.append(
         "Every other key of a tier's table is an option of its backend: see the backend's page, or "
-        "`tierkv plugins --json`. Options that are whole numbers of bytes (`..._bytes`) accept sizes.\n"
+        "`tierkv plugins --json`. Options that are whole numbers of bytes (`..._bytes`, `..._bytes_max`) accept sizes.\n"
     )
     return "\n".join(parts)
 

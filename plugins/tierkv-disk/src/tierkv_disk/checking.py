@@ -20,7 +20,7 @@ from tierkv_disk.shared import last_used_s, namespaces, used_bytes
 
 
 def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[Finding]:
-    """Findings on path, format, permission, space, limits, O_DIRECT, locks and bad places; stops where there is no use."""
+    """Findings on path, format, permission, space, O_DIRECT, locks, bad places; stops where the rest makes no sense."""
     path = Path(options.path).expanduser().absolute()
     try:
         layout.check_ours(path)
@@ -92,7 +92,8 @@ def _limit_finding(options: DiskOptions, path: Path, existing: Path, capacity_by
     unused = "unused namespaces are removed" if options.reclaim_unused else "growth is refused"
     detail = f"{used} of {limit} bytes used; above {high} {unused}" + (f" down to {low}" * options.reclaim_unused)
     if capacity_bytes is not None and capacity_bytes > high:
-        fix = f"set directory_bytes_max to at least {int(capacity_bytes / options.high_watermark) + 1}, or lower `capacity`"
+        needed = int(capacity_bytes / options.high_watermark) + 1
+        fix = f"set directory_bytes_max to at least {needed}, or lower `capacity`"
         yield _bad("limit", f"{detail}: less than the capacity of {capacity_bytes}", fix)
     elif used > high and not options.reclaim_unused:
         yield _bad("limit", detail, "raise directory_bytes_max, or remove namespaces that nobody uses")
