@@ -173,14 +173,18 @@ class KeyTable:
 
     def numbers(self, keys: Sequence[Key]) -> list[int]:
         """The numbers of many keys; new ones for those that have none. ``keys`` may name one twice."""
-        shards, pages = self._shards, self._keys.pages
-        new = dict.fromkeys(key for key in keys if key not in shards[key[SHARD_BYTE]])
-        given = self._free.take(len(new)) if new else []
+        given = self._free.take(len(keys))
         self._grow(1 + max(given, default=-1))
-        for key, number in zip(new, given, strict=True):
-            shards[key[SHARD_BYTE]][key] = number
-            pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
-        return [shards[key[SHARD_BYTE]][key] for key in keys]
+        shards, pages, numbers, used = self._shards, self._keys.pages, [], 0
+        for key in keys:
+            number = shards[key[SHARD_BYTE]].setdefault(key, given[used])
+            if number == given[used]:
+                pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
+                used += 1
+            numbers.append(number)
+        if used < len(given):
+            self._free.give_back(given[used:])
+        return numbers
 
     def _grow(self, length: int) -> None:
         if length > self.length:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
@@ -28,6 +29,8 @@ from tierkv_disk.places import Run, frame_bytes_of, pages_for, segment_of
 from tierkv_disk.quarantine import Quarantine, Suspect
 from tierkv_disk.recovery import mostly_dead, put_records, recover
 
+GROWTH_PAUSE_S = 1.0
+"""Whether a limit still stands against growth takes a look at all files of the directory."""
 logger = logging.getLogger("tierkv_disk")
 
 
@@ -38,7 +41,7 @@ class DiskBackend:
         recovery: what opening found.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, clock: Callable[[], float] = time.monotonic) -> None:
         """Recover what lies in a locked home; :meth:`close` will release it.
 
         Raises:
@@ -54,6 +57,8 @@ class DiskBackend:
         self._table, log, self.recovery = recover(home.source, self._quarantine, sync=home.sync)
         self._commits = Commits(log, self._compact_if_dead)
         self._compact_after = 0
+        self._clock = clock
+        self._ask_again_s = 0.0
         self._gate = Gate(self._release)
         home.settled()
         if not self.recovery.lossless:
@@ -185,7 +190,7 @@ class DiskBackend:
                 runs = self._table.take(pages)
             if runs is not None:
                 return runs
-            grown = self._segments.grow()
+            grown = self._grow(pages)
             # Within one hold of the lock, so that no other thread can be faster to take what this one brought.
             with self._table_lock:
                 if grown is not None:
@@ -194,6 +199,14 @@ class DiskBackend:
         if runs is None:
             raise OutOfSpaceError("capacity, directory_bytes_max or min_free_bytes is reached, and too little is free")
         return runs
+
+    def _grow(self, pages: int) -> Run | None:
+        """One more segment if there is room. Where a frame can be laid into several runs, not asked all the time."""
+        if self._table.free.pages >= pages and self._clock() < self._ask_again_s:
+            return None
+        grown = self._segments.grow()
+        self._ask_again_s = self._clock() + GROWTH_PAUSE_S if grown is None else 0.0
+        return grown
 
     def _put(self, stored: Sequence[tuple[Key, tuple[Run, ...], int]]) -> None:
         with self._table_lock:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from tierkv.types.keys import Key
@@ -45,19 +46,27 @@ def used_runs(entries: Entries, scattered: Scattered, others: Iterable[Run] = ()
     return used
 
 
-def is_sound(used: list[Location], pages: Pages) -> bool:
+Gap = tuple[int, int]
+"""Where a used run ends, and where the next one begins, in another place."""
+
+_BEFORE, _BEHIND = -1, 1 << 3 * _BITS
+"""Ends the run before the first one; begins the run after the last one."""
+
+
+def gaps_between(used: list[Location]) -> list[Gap]:
+    """All places where one used run ends and the next does not begin, also before the first and after the last."""
+    starts = [location >> _BITS for location in used]
+    ends = [place + ((location & _MASK) + _ROUND >> _PAGE_BITS) for place, location in zip(starts, used, strict=True)]
+    pairs = zip(chain((_BEFORE,), ends), chain(starts, (_BEHIND,)), strict=True)
+    return [pair for pair in pairs if pair[0] != pair[1]]
+
+
+def is_sound(gaps: list[Gap], pages: Pages) -> bool:
     """Whether all runs lie in segments that are there, and none in another."""
-    end = segment = 0
-    limit = pages.get(0, 0)
-    for location in used:
-        place = location >> _BITS
-        if place < end:
+    for end, start in gaps:
+        if end > start:
             return False
-        if place >> _BITS != segment:
-            segment = place >> _BITS
-            limit = (segment << _BITS) + pages.get(segment, 0)
-        end = place + ((location & _MASK) + _ROUND >> _PAGE_BITS)
-        if end > limit:
+        if start >> _BITS != end >> _BITS and end != _BEFORE and end & _MASK > pages.get(end >> _BITS, 0):
             return False
     return True
 
@@ -99,28 +108,20 @@ def lost_keys(entries: Entries, scattered: Scattered, pages: Pages) -> set[Key]:
     return lost
 
 
-def free_runs(used: list[Location], pages: Pages) -> Iterator[Run]:
-    """The gaps between used runs, and the ends of segments. The runs must be sound."""
-    left = dict(pages)
-    segment, next_page = -1, 0
-    for location in used:
-        place = location >> _BITS
-        if place >> _BITS != segment:
-            yield from _tail(segment, next_page, left)
-            segment, next_page = place >> _BITS, 0
-        page = place & _MASK
-        if page > next_page:
-            yield Run(place_at(segment, next_page), page - next_page)
-        next_page = page + ((location & _MASK) + _ROUND >> _PAGE_BITS)
-    yield from _tail(segment, next_page, left)
-    for untouched in list(left):
-        yield from _tail(untouched, 0, left)
-
-
-def _tail(segment: int, next_page: int, left: dict[int, int]) -> Iterator[Run]:
-    pages = left.pop(segment, 0)
-    if pages > next_page:
-        yield Run(place_at(segment, next_page), pages - next_page)
+def free_runs(gaps: list[Gap], pages: Pages) -> Iterator[Run]:
+    """What lies between used runs, and at the ends of segments. The gaps must be sound."""
+    untouched = dict(pages)
+    for end, start in gaps:
+        segment, next_segment = end >> _BITS, start >> _BITS
+        if segment == next_segment:
+            yield Run(Place(end), start - end)
+            continue
+        if end != _BEFORE and pages[segment] > end & _MASK:
+            yield Run(Place(end), pages[segment] - (end & _MASK))
+        if untouched.pop(next_segment, 0) and start & _MASK:
+            yield Run(place_at(next_segment, 0), start & _MASK)
+    for segment, count in untouched.items():
+        yield Run(place_at(segment, 0), count)
 
 
 def cuts_for(excess: int, entries: Entries, used: list[Location], pages: Pages) -> dict[int, int]:

@@ -20,7 +20,7 @@ from tierkv_disk.index_log import (
     read_records,
     records_of,
 )
-from tierkv_disk.placement import cuts_for, free_runs, has_room, is_sound, lost_keys, used_runs
+from tierkv_disk.placement import cuts_for, free_runs, gaps_between, has_room, is_sound, lost_keys, used_runs
 from tierkv_disk.places import PAGE_BYTES, PAGES_MAX, Location, Run, location_at, page_of, pages_for, segment_of
 from tierkv_disk.quarantine import Quarantine, Suspect
 from tierkv_disk.segments import SegmentFiles
@@ -149,7 +149,8 @@ def _settle(source: Source, table: Table, quarantine: Quarantine, report: Recove
     """Make the table agree with the files, and find out what is free."""
     entries, scattered, pages = table.entries, table.scattered, source.segments.pages
     used = used_runs(entries, scattered)
-    if not is_sound(used, pages):
+    gaps = gaps_between(used)
+    if not is_sound(gaps, pages):
         for key in lost_keys(entries, scattered, pages):
             report.entries_lost += 1
             _forget(table, key)
@@ -170,7 +171,9 @@ def _settle(source: Source, table: Table, quarantine: Quarantine, report: Recove
     quarantine.keep(kept)
     for suspect in kept:
         table.out_of_service.add(suspect.runs[0].place)
-    for run in free_runs(used, pages):
+    if report.entries_lost or excess or kept:
+        gaps = gaps_between(used)
+    for run in free_runs(gaps, pages):
         table.free.add(run)
 
 

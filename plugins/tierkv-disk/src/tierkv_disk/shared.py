@@ -80,7 +80,7 @@ class SharedDirectory:
         if room >= wanted_bytes:
             return room
         limits = self._limits
-        for directory in self._unused():
+        for directory in self._removable():
             used = used_bytes(self.path)
             low_enough = limits.bytes_max is None or used + wanted_bytes <= limits.low * limits.bytes_max
             if low_enough and self._free() >= wanted_bytes:
@@ -94,7 +94,7 @@ class SharedDirectory:
         if limits.bytes_max is None:
             return 0
         if used_bytes(self.path) > limits.high * limits.bytes_max:
-            for directory in self._unused():
+            for directory in self._removable():
                 if used_bytes(self.path) <= limits.low * limits.bytes_max:
                     break
                 self._remove(directory)
@@ -109,18 +109,16 @@ class SharedDirectory:
     def _free(self) -> int:
         return shutil.disk_usage(self.path).free - self._limits.min_free_bytes
 
-    def _unused(self) -> list[Path]:
-        """Namespaces without a user, the one that was used last at the end."""
-        if not self._limits.reclaim:
-            return []
-        return sorted(filter(_is_unused, namespaces(self.path)), key=last_used_s)
+    def _removable(self) -> list[Path]:
+        """Namespaces, the one that was used last at the end. Those that are open are left out when it comes to it."""
+        return sorted(namespaces(self.path), key=last_used_s) if self._limits.reclaim else []
 
     def _remove(self, directory: Path) -> None:
-        held = used_bytes(directory)
         try:
-            lock = NamespaceLock(directory)
-        except BackendUnavailableError:  # somebody who does not know of the directory's lock
+            lock = NamespaceLock(directory, note_use=False)
+        except BackendUnavailableError:
             return
+        held = used_bytes(directory)
         try:
             # One step for everybody else; what a kill leaves behind is swept by the next one who opens.
             doomed = directory.rename(self.path / temporary_name(directory.name))
@@ -171,11 +169,3 @@ def last_used_s(directory: Path) -> float:
         return (directory / LOCK_NAME).stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _is_unused(directory: Path) -> bool:
-    try:
-        NamespaceLock(directory, note_use=False).release()
-    except BackendUnavailableError:
-        return False
-    return True
