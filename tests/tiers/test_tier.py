@@ -173,6 +173,10 @@ def test_batches_are_no_longer_than_the_backend_likes(bench: Bench, compressible
         kinds(tier.read(KEYS, refs)) == kinds(tier.contains(KEYS)) == kinds(tier.delete(KEYS)) == [OutcomeKind.OK] * 8
     )
     assert sizes == [4, 4] + [3, 3, 2] * 3
+    sizes.clear()
+    reading = bench.tier(capabilities=Capabilities(preferred_batch=3, preferred_read_batch=2))
+    assert kinds(reading.contains(KEYS) + reading.read(KEYS, refs)) == [OutcomeKind.ABSENT] * 16
+    assert sizes == [3, 3, 2] + [2] * 4
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])

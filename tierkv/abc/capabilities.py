@@ -20,6 +20,8 @@ class Capabilities:
     alignment: buffers given to ``write`` and ``read_into`` start at a multiple of this many bytes and have a length
         that is one (1: no wish). 4096 suits O_DIRECT.
     preferred_batch: keys per call that suit it best; the framework never exceeds it.
+    preferred_read_batch: the same for ``read_into``, where fewer suit it; None: as ``preferred_batch``. A place that
+        reads one frame after the other does best with few: what arrived is checked while other calls read.
     preferred_concurrency: calls at once that suit it best; the framework never exceeds it.
     """
 
@@ -32,3 +34,10 @@ class Capabilities:
     alignment: int = 1
     preferred_batch: int = 8
     preferred_concurrency: int = 2
+    preferred_read_batch: int | None = None
+
+    @property
+    def read_batch(self) -> int:
+        """Keys per call of ``read_into``."""
+        wanted = self.preferred_read_batch
+        return self.preferred_batch if wanted is None else min(wanted, self.preferred_batch)

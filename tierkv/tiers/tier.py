@@ -117,7 +117,8 @@ class Tier:
         async def attempt(indices: Sequence[int]) -> list[Answer]:
             return await do([keys[i] for i in indices], [slots[i] for i in indices] if slots else [])
 
-        return await self._retrier.run(attempt, len(keys), self.capabilities.preferred_batch, deadline_s)
+        batch = self.capabilities.read_batch if verb is Verb.READ else self.capabilities.preferred_batch
+        return await self._retrier.run(attempt, len(keys), batch, deadline_s)
 
     def read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
         """Fill each slot with the raw frame of its key. The slot of a key that is not OK holds nothing of use."""
@@ -278,7 +279,7 @@ def _require_servable(name: str, declared: Capabilities) -> None:
             f"the backend of tier {name!r} declares alignment {declared.alignment}; "
             f"a power of two up to {HEADER_BYTES} can be served"
         )
-    if declared.preferred_batch < 1 or declared.preferred_concurrency < 1:
+    if min(declared.preferred_batch, declared.read_batch, declared.preferred_concurrency) < 1:
         raise PluginError(f"the backend of tier {name!r} declares a preferred batch or concurrency below 1")
 
 
