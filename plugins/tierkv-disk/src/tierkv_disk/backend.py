@@ -55,12 +55,16 @@ class DiskBackend:
         self._table_lock = threading.Lock()
         self._quarantine = Quarantine(self._directory, home.quarantine_bytes_max)
         self._table, log, self.recovery = recover(home.source, self._quarantine, sync=home.sync)
+        try:
+            home.settled()
+        except BaseException:
+            log.close()
+            raise
         self._commits = Commits(log, self._compact_if_dead)
         self._compact_after = 0
         self._clock = clock
         self._ask_again_s = 0.0
         self._gate = Gate(self._release)
-        home.settled()
         if not self.recovery.lossless:
             logger.warning("tier %s, %s: %s", self._tier, self._directory, "; ".join(self.recovery.losses()))
 
