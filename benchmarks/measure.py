@@ -74,6 +74,11 @@ def medians(costs: Sequence[Cost]) -> Cost:
     return Cost(statistics.median(cost.wall_s for cost in costs), statistics.median(cost.cpu_s for cost in costs))
 
 
+def cpu_s_per_gb(cost: Cost, total_bytes: int) -> float:
+    """Seconds of processor time for every billion bytes that were moved."""
+    return cost.cpu_s / (total_bytes / 1e9)
+
+
 def wall_ratios(over: Sequence[Cost], under: Sequence[Cost]) -> list[float]:
     """Round by round, one side's seconds over the other's."""
     return [a.wall_s / b.wall_s for a, b in zip(over, under, strict=True)]
