@@ -151,6 +151,18 @@ def test_all_held_but_one(opened: Opened) -> None:
     assert set(evicted(policy, count - 1, bytes(count))) == set(held)
 
 
+def test_not_now_costs_nobody_his_place(opened: Opened) -> None:
+    """Some victims are found, then a wall of held chunks: those found before it must be had again by the next choice, or
+    each refused store would leak a few slots."""
+    free, wall = 100, PASSED_OVER_MAX + 100
+    count = free + wall + free
+    policy, holds = filled(opened, count), bytearray(free) + bytearray([1]) * wall + bytearray(free)
+    victims = evicted(policy, 2 * free, holds)
+    assert sorted(victims) == [*range(free), *range(count - free, count)]
+    policy.release(range(free, free + wall))
+    assert sorted(evicted(policy, wall, bytes(count))) == list(range(free, free + wall))
+
+
 def test_a_hold_that_lasts_is_not_paid_for_each_time(opened: Opened) -> None:
     """Chunks of a slow load stand in the way of every store meanwhile; each may be looked at now and then, not by every
     choice, or a tier with a few long loads becomes slow for all."""
