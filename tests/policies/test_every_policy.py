@@ -152,7 +152,7 @@ def test_all_held_but_one(opened: Opened) -> None:
 
 
 def test_not_now_costs_nobody_his_place(opened: Opened) -> None:
-    """Some victims are found, then a wall of held chunks: those found before it must be had again by the next choice, or
+    """Some victims are found, then a wall of held chunks: those found before it must be had by the next choice, or
     each refused store would leak a few slots."""
     free, wall = 100, PASSED_OVER_MAX + 100
     count = free + wall + free
