@@ -131,6 +131,6 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
     dispatcher = Dispatcher([tier], [limits], time.monotonic)
     try:
         threads = limits.concurrency(capabilities.preferred_concurrency)
-        yield OpenTier(dispatcher, capabilities.preferred_batch, capabilities.read_batch, threads)
+        yield OpenTier(dispatcher, capabilities.preferred_batch, capabilities.keys_per_read, threads)
     finally:
         dispatcher.close(60.0)

@@ -65,17 +65,17 @@ def test_write_through_to_every_tier() -> None:
 
 
 def test_reads_in_smaller_batches_than_writes() -> None:
-    """A tier that prefers so gets its promotions in more operations, which its threads share."""
-    eager = replace(DISK, preferred_batch=4, preferred_read_batch=2)
+    """A tier that prefers so gets its promotions in more operations, which its threads share; but not one by one."""
+    eager = replace(DISK, preferred_batch=8, preferred_read_batch=1)
     core = make_core(tiers=[TierSpec("disk", eager)])
-    keys = run(0, 3)
+    keys = run(0, 6)
     core.put(keys)
     (write,) = ops(core, Verb.WRITE)
-    assert len(write.keys) == 3
+    assert len(write.keys) == 6
     core.finish(write)
     core.manager.reset_cache()
     core.manager.reserve(tuple(keys), WHO)
-    assert [len(op.keys) for op in ops(core, Verb.READ)] == [2, 1]
+    assert [len(op.keys) for op in ops(core, Verb.READ)] == [4, 2]
 
 
 def test_what_is_there_is_not_written_again() -> None:

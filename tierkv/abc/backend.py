@@ -133,6 +133,18 @@ class Distrustful(Protocol):
         """The frame that was read for ``key`` did not check out; a delete will follow. ``reason``: for people."""
 
 
+@runtime_checkable
+class RoomTeller(Protocol):
+    """Ability: of its capacity, only so much is room for frames; the rest the backend needs itself.
+
+    The framework keeps the sum of frames within it. Without this ability, it does so with the capacity.
+    """
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of frames, the longest kind taken. Does not change while the backend is open."""
+
+
 __all__ = [
     "AsyncBackend",
     "Backend",
@@ -142,6 +154,7 @@ __all__ = [
     "Entry",
     "ReadRequest",
     "ReadResult",
+    "RoomTeller",
     "Scannable",
     "WriteRequest",
     "WriteResult",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KEYS_PER_READ_MIN = 4
+"""Operations of fewer keys would cost the engine's thread more than they gain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -20,8 +23,8 @@ class Capabilities:
     alignment: buffers given to ``write`` and ``read_into`` start at a multiple of this many bytes and have a length
         that is one (1: no wish). 4096 suits O_DIRECT.
     preferred_batch: keys per call that suit it best; the framework never exceeds it.
-    preferred_read_batch: the same for ``read_into``, where fewer suit it; None: as ``preferred_batch``. A place that
-        reads one frame after the other does best with few: what arrived is checked while other calls read.
+    preferred_read_batch: the same for ``read_into`` alone, where less suits it; None: no wish. A frame is checked when
+        the call that read it ends, so where calls cost little, 1 has it checked while the processor's cache holds it.
     preferred_concurrency: calls at once that suit it best; the framework never exceeds it.
     """
 
@@ -33,11 +36,12 @@ class Capabilities:
     bounded: bool = True
     alignment: int = 1
     preferred_batch: int = 8
-    preferred_concurrency: int = 2
     preferred_read_batch: int | None = None
+    preferred_concurrency: int = 2
 
     @property
-    def read_batch(self) -> int:
-        """Keys per call of ``read_into``."""
-        wanted = self.preferred_read_batch
-        return self.preferred_batch if wanted is None else min(wanted, self.preferred_batch)
+    def keys_per_read(self) -> int:
+        """Keys of one operation that reads. Few where the backend prefers few: its threads then share a load evenly."""
+        if self.preferred_read_batch is None:
+            return self.preferred_batch
+        return min(self.preferred_batch, max(self.preferred_read_batch, KEYS_PER_READ_MIN))

@@ -159,7 +159,7 @@ class TierTraffic(OpBook):
         demotions = self._demotions.begin(self.now)
         for tier in self._tiers.with_leaving:
             limits = tier.limits
-            for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.read_batch):
+            for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.keys_per_read):
                 ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
             probe = tier.take_probe()
             if probe:

@@ -80,6 +80,9 @@ class Tier:
         self.name = name
         self.clock = timing.clock
         self.capabilities = capabilities
+        self._read_batch = min(
+            capabilities.preferred_read_batch or capabilities.preferred_batch, capabilities.preferred_batch
+        )
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
         self._told: set[str] = set()
@@ -117,7 +120,7 @@ class Tier:
         async def attempt(indices: Sequence[int]) -> list[Answer]:
             return await do([keys[i] for i in indices], [slots[i] for i in indices] if slots else [])
 
-        batch = self.capabilities.read_batch if verb is Verb.READ else self.capabilities.preferred_batch
+        batch = self._read_batch if verb is Verb.READ else self.capabilities.preferred_batch
         return await self._retrier.run(attempt, len(keys), batch, deadline_s)
 
     def read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
@@ -279,7 +282,7 @@ def _require_servable(name: str, declared: Capabilities) -> None:
             f"the backend of tier {name!r} declares alignment {declared.alignment}; "
             f"a power of two up to {HEADER_BYTES} can be served"
         )
-    if min(declared.preferred_batch, declared.read_batch, declared.preferred_concurrency) < 1:
+    if declared.preferred_batch < 1 or declared.preferred_concurrency < 1:
         raise PluginError(f"the backend of tier {name!r} declares a preferred batch or concurrency below 1")
 
 
