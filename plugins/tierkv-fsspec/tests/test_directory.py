@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fsspec_support import CHILD_TIMEOUT_S, check, get, key, namespace, object_n
 
 from tierkv.errors import BackendError, NamespaceMismatchError
 from tierkv_fsspec.local import STALE_S, LocalStore
-from tierkv_fsspec.opening import claim
+from tierkv_fsspec.manifest import claim
 
 FRAME = bytes(range(256)) * 200
 
@@ -217,7 +218,7 @@ def test_first_manifest_stays(tmp_path: Path) -> None:
     store = SlowToSee(tmp_path)
     assert LocalStore(tmp_path).create("namespace.json", other)
     with pytest.raises(NamespaceMismatchError):
-        claim(store, namespace(), "file:///x")
+        claim(store, namespace(), "file:///x", datetime.now(UTC))
     assert (tmp_path / "namespace.json").read_bytes() == other
 
 
