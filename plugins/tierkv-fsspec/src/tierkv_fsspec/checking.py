@@ -21,7 +21,7 @@ from tierkv_fsspec.store import Store
 from tierkv_fsspec.troubles import FIXES, Kind, Trouble
 
 _GIB = 1024**3
-READ_ONLY_FIX = f'{FIXES[Kind.REFUSED]}; or use backend = "fsspec-read-only"'
+READ_ONLY_FIX = f'{FIXES[Kind.REFUSED]}; or set backend = "fsspec-read-only" and write = "read_only" for this tier'
 
 
 def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Finding]:
