@@ -39,6 +39,7 @@ class S3Server:
     requests: "METHOD path" of all that came.
     headers: the environment in which each came.
     refuse: end of a path -> status line that requests for it get instead of an answer.
+    refuse_conditions: whether a request that has one is refused as something not known.
     in_flight_max: the most requests that waited or were served at once.
     """
 
@@ -46,6 +47,7 @@ class S3Server:
         self.requests: list[str] = []
         self.headers: list[dict[str, Any]] = []
         self.refuse: dict[str, str] = {}
+        self.refuse_conditions = False
         self.in_flight_max = 0
         self._in_flight = 0
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -83,8 +85,9 @@ class S3Server:
             self._in_flight -= 1
 
     def _answer(self, path: str, environ: dict[str, Any], start_response: Any) -> Any:
-        for end, status in self.refuse.items():
-            if path.endswith(end):
+        refused = {**self.refuse, **({"": "501 Not Implemented"} if self.refuse_conditions else {})}
+        for end, status in refused.items():
+            if path.endswith(end) and (end or "HTTP_IF_NONE_MATCH" in environ):
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
                 start_response(status, [("Content-Length", "0")])
                 return [b""]

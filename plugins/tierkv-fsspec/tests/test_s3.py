@@ -10,6 +10,7 @@ import pytest
 from fsspec_support import S3Server, get, key, object_name, open_at, put
 
 from tierkv.errors import BackendError
+from tierkv_fsspec.backend import object_name as name_below_namespace
 from tierkv_fsspec.knowledge import Listing
 
 FRAME = bytes(range(256)) * 200
@@ -53,6 +54,31 @@ def test_conditions_travel(s3: S3Server, url: str, options: dict[str, Any]) -> N
     s3.headers.clear()
     put(backend, {key(1): FRAME})
     assert [headers.get("HTTP_IF_NONE_MATCH") for headers in s3.headers] == ["*"]
+    backend.close()
+
+
+def test_refused_condition_without_a_word(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Ceph refuses with a bare status where AWS explains: both mean that the name is taken, neither a failure."""
+    backend = open_at(url, **options)
+    s3.refuse["/taken"] = "412 Precondition Failed"
+    try:
+        assert not backend._store.create("taken", FRAME)
+    finally:
+        s3.refuse.clear()
+    backend.close()
+
+
+def test_server_that_knows_no_conditions(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Some S3 servers answer 501 to the header: from then on a look comes before each put, and nothing fails."""
+    backend = open_at(url, **options)
+    s3.refuse_conditions = True
+    try:
+        backend.contains([key(1)])
+        assert put(backend, {key(1): FRAME}) == [None]
+        assert get(backend, key(1)) == [FRAME]
+        assert not backend._store.create(name_below_namespace(key(1)), FRAME)
+    finally:
+        s3.refuse_conditions = False
     backend.close()
 
 

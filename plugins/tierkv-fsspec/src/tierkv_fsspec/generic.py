@@ -12,7 +12,7 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 from tierkv_fsspec.options import FsspecOptions, Location
 from tierkv_fsspec.store import HEAD_BYTES, TEMPORARY, place
-from tierkv_fsspec.troubles import forget_frames
+from tierkv_fsspec.troubles import Kind, Trouble, forget_frames
 
 BUCKET_PROTOCOLS = ("s3", "gs", "az", "oss", "oci", "tos", "tosfs")
 """Where directories are not real, and making one could create a bucket."""
@@ -89,17 +89,23 @@ class FsspecStore:
         self._put(name, bytes(data), "overwrite")
 
     def create(self, name: str, data: bytes | memoryview) -> bool:
-        """A conditional PUT where the file system has it; else a look before."""
-        if not self._is_conditional:
-            if self.exists(name):
-                return False
-            self._put(name, bytes(data), "overwrite")
-            return True
-        try:
-            self._put(name, bytes(data), "create")
-        except FileExistsError as error:
-            forget_frames(error)
+        """A conditional PUT where file system and server have it; else a look before."""
+        if self._is_conditional:
+            try:
+                self._put(name, bytes(data), "create")
+            except Exception as error:
+                forget_frames(error)
+                kind = Trouble.of(error).kind
+                if kind is Kind.TAKEN:
+                    return False
+                if kind is not Kind.NOT_SERVED:
+                    raise
+                self._is_conditional = False
+            else:
+                return True
+        if self.exists(name):
             return False
+        self._put(name, bytes(data), "overwrite")
         return True
 
     def delete(self, name: str) -> None:

@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import Any, cast
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, NotSupportedError
+from obstore.exceptions import AlreadyExistsError
 from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 
 from tierkv_fsspec.credentials import aws_from_files
 from tierkv_fsspec.options import FsspecOptions, Location
 from tierkv_fsspec.store import HEAD_BYTES, TooLongError, place
+from tierkv_fsspec.troubles import Kind, Trouble, forget_frames
 
 LISTED_AT_ONCE = 1000
 """Names that servers tell in one answer."""
@@ -74,8 +75,9 @@ class ObstoreStore:
             except AlreadyExistsError:
                 return False
             except Exception as error:
-                if not _is_unconditional(error):
+                if Trouble.of(error).kind is not Kind.NOT_SERVED:
                     raise
+                forget_frames(error)
                 self._is_conditional = False
             else:
                 return True
@@ -98,11 +100,6 @@ class ObstoreStore:
 
     def close(self) -> None:
         """Connections close when the store is collected."""
-
-
-def _is_unconditional(error: Exception) -> bool:
-    """Whether a server says that it does not know the header."""
-    return isinstance(error, NotSupportedError) or "status code: 501" in str(error)
 
 
 def _put_arguments(options: FsspecOptions) -> dict[str, Any]:
