@@ -39,7 +39,15 @@ class FsspecBackend:
     ``concurrent_requests`` bounds requests in flight over all calls. ``listing`` is what is known from :meth:`warm_up`.
     """
 
-    def __init__(self, store: Store, *, url: str, tier: str, concurrent_requests: int, listing: Listing) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        url: str,
+        tier: str,
+        concurrent_requests: int,
+        listing: Listing,
+    ) -> None:
         self._store = store
         self._url = url
         self._tier = tier
@@ -167,6 +175,22 @@ class FsspecBackend:
 
     def _where(self, key: Key) -> str:
         return f"{self._url}/{object_name(key)}"
+
+
+class FsspecReader(FsspecBackend):
+    """The same for a place that is others' to fill: each write and each deletion is an error."""
+
+    def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        """Refuse."""
+        return [self._refusal(request.key) for request in requests]
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        """Refuse."""
+        return [self._refusal(key) for key in keys]
+
+    def _refusal(self, key: Key) -> BackendError:
+        message = f'{self._where(key)} is not written or removed: the tier\'s backend is "fsspec-read-only"'
+        return BackendError(message, tier=self._tier, key=key)
 
 
 def _await_end(future: Future[Any]) -> bool:

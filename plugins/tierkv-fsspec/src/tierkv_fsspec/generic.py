@@ -23,6 +23,7 @@ ONE_CALLER_PROTOCOLS = ("sftp", "ssh")
 WHOLE_PROTOCOLS = (*BUCKET_PROTOCOLS, "memory", "http", "https")
 """Where an object appears whole; elsewhere it is written under another name and moved."""
 S3_TRIES = 2
+MKDIR_TRIES = 3
 
 
 class FsspecStore:
@@ -152,8 +153,21 @@ class FsspecStore:
         except FileNotFoundError:
             if not self._makes_directories:
                 raise
-            self._call("makedirs", path.rpartition("/")[0], exist_ok=True)
+            self._make_directory(path.rpartition("/")[0])
             action()
+
+    def _make_directory(self, path: str) -> None:
+        """Make it and its parents; others may make some of them at the same time, which some file systems refuse."""
+        for tries_left in reversed(range(MKDIR_TRIES)):
+            try:
+                self._call("makedirs", path, exist_ok=True)
+            except Exception:
+                if self._call("exists", path):
+                    return
+                if not tries_left:
+                    raise
+            else:
+                return
 
 
 def _open(location: Location, arguments: Mapping[str, Any]) -> tuple[Any, str]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from tierkv.abc import BackendContext
 from tierkv.errors import BackendError, TierKVError
-from tierkv_fsspec.backend import FsspecBackend
+from tierkv_fsspec.backend import FsspecBackend, FsspecReader
 from tierkv_fsspec.choosing import choose
 from tierkv_fsspec.knowledge import Listing
 from tierkv_fsspec.manifest import claim, compare
@@ -48,7 +48,7 @@ def _open(context: BackendContext, options: FsspecOptions, *, read_only: bool) -
         raise
     except Exception as error:  # noqa: BLE001  whatever a storage library raises; its own text may hold credentials
         raise Trouble.of(error).to_error(f"cannot open {location.url}", tier=context.tier) from None
-    backend = FsspecBackend(
+    backend = (FsspecReader if read_only else FsspecBackend)(
         store,
         url=location.url,
         tier=context.tier,
