@@ -26,7 +26,7 @@ class Handler(BaseHTTPRequestHandler):
         content = bytearray(int(self.headers["Content-Length"]))
         view, done = memoryview(content), 0
         while done < len(content):
-            got = self.rfile.readinto(view[done:])  # type: ignore[attr-defined]  # typeshed has no buffered reader here
+            got = self.rfile.readinto(view[done:])
             if not got:
                 return
             done += got

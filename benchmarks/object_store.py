@@ -72,10 +72,12 @@ def _rows(size: str, frames: Frames, url: str, endpoint: str, rounds: int) -> It
 
         puts = take_turns([lambda: put_after(tier.probe), raw_put, lambda: put_after(lambda _: None)], rounds)
         gets = take_turns([lambda: timed(lambda: tier.get(frames)), lambda: timed(raw.get)], rounds)
-        for get in (lambda: tier.get(frames), raw.get):
-            frames.wipe()
-            get()
-            frames.verify()
+        frames.wipe()
+        tier.get(frames)
+        frames.verify()
+        frames.wipe()
+        raw.get()
+        frames.verify()
         tier.delete(frames)
         raw.delete()
     extra = {"connections": REQUESTS, "verified, MiB": frames.total_bytes / MIB}
