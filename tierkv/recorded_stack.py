@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tierkv.recording.recorder import Recorder
 from tierkv.recording.writer import RecordWriter
-from tierkv.stack import Stack, StackParts
+from tierkv.stack import Stack
+from tierkv.stack_parts import StackParts
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import LoadReport, Request, StepOutput
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
@@ -25,7 +26,7 @@ class RecordedStack(Stack):
     ) -> None:
         super().__init__(parts, clock, sleep)
         self._writer = writer
-        self._recorder = Recorder(writer, self.tier_names, clock)
+        self._recorder = Recorder(writer, parts.changes.names, clock)
         self._scheduler.view.watcher = self._recorder.request_changed
         self._passes_events_on = True
 

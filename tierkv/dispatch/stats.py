@@ -57,13 +57,13 @@ class TierStats:
 
 @dataclass(slots=True)
 class DispatchStats:
-    """Counters of all lower tiers, in their order.
+    """Counters of all lower tiers, by their numbers.
 
     seconds: per tier, how long its reads and writes took from their submission on.
     """
 
-    tiers: list[TierStats] = field(default_factory=list)
-    seconds: list[dict[Verb, Histogram]] = field(default_factory=list)
+    tiers: dict[int, TierStats] = field(default_factory=dict)
+    seconds: dict[int, dict[Verb, Histogram]] = field(default_factory=dict)
 
 
 def io_histograms() -> dict[Verb, Histogram]:

@@ -19,7 +19,7 @@ class Admissions:
 
     def __init__(self, host: HostIndex, terms: Terms, events: EventLog, counters: CoreCounters) -> None:
         self._host = host
-        self._terms = terms
+        self.terms = terms
         self._events = events
         self._counters = counters
         self._routes: dict[int, tuple[int, frozenset[str]]] = {}  # by slot: its generation, and where its chunk may go
@@ -37,7 +37,7 @@ class Admissions:
         """Evict until ``count`` slots are free. One-shot chunks leave before all others."""
         if count > self._host.room:
             return None
-        one_shots = self._drop_one_shots(count - self._host.free) if self._terms.any else []
+        one_shots = self._drop_one_shots(count - self._host.free) if self.terms.any else []
         chosen = self._host.make_room(count)
         evicted = one_shots + (chosen or [])
         if evicted:
@@ -53,7 +53,7 @@ class Admissions:
             return None if slot is None else self._host.is_idle(slot)
 
         dropped: list[Key] = []
-        while len(dropped) < count and (key := self._terms.take_one_shot(is_free)) is not None:
+        while len(dropped) < count and (key := self.terms.take_one_shot(is_free)) is not None:
             dropped.append(key)
             self._host.drop([slot for slot in [self._host.find(key)] if slot is not None])
         return dropped

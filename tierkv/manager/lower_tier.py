@@ -67,8 +67,11 @@ class LowerTier(TierTable):
         self._present_s = max(limits.presence_ttl_s, _SAME_STEP_S)
         self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
         self.usable = True
+        self.leaving = False  # was detached; what is under way has not ended
+        self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self.cascades = LeaseQueue()
+        self.deletions: list[Key] = []
         self.unknown_to_ask: dict[Key, None] = {}
         self._answers = Answers(limits.presence_keys_max)
         self._asked: set[Key] = set()

@@ -20,6 +20,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
 from tierkv.manager.sightings import SightingFeed
+from tierkv.manager.tier_list import TierList
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
@@ -47,7 +48,7 @@ class OffloadManager:
     def __init__(
         self,
         host: HostIndex,
-        tiers: Sequence[LowerTier],
+        tiers: Iterable[LowerTier],
         group_bytes: Sequence[int],
         reserved_chunks_max: int,
         counters: CoreCounters,
@@ -55,12 +56,14 @@ class OffloadManager:
         self.counters = counters
         self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
         self._host = host
-        self._tiers = tiers
+        self._tiers = TierList(tiers)
         self._events = EventLog(counters)
-        self._traffic = TierTraffic(host, tiers, group_bytes, self._events, counters)
+        self._traffic = TierTraffic(host, self._tiers, group_bytes, self._events, counters)
         self._terms = self._traffic.terms
         self._admissions = self._traffic.admissions
-        self._sightings = SightingFeed([(HOST, host.policy), *((tier.name, tier.policy) for tier in tiers)], counters)
+        self._sightings = SightingFeed(
+            [(HOST, host.policy), *((tier.name, tier.policy) for tier in self._tiers)], counters
+        )
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -155,16 +158,16 @@ class OffloadManager:
 
     # -- cost of reads -----------------------------------------------------------------------------------------------
 
-    def read_costs(self) -> list[tuple[float, float] | None]:
-        """Per lower tier: expected seconds until the first byte of a read, and per byte; None: not measured yet."""
-        return [speed.expected() for speed in self._traffic.speeds]
+    def read_costs(self) -> dict[int, tuple[float, float] | None]:
+        """By number of a lower tier: expected seconds until a read's first byte, and per byte; None: not measured."""
+        return {tier.index: self._traffic.speeds[tier.index].expected() for tier in self._tiers}
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
-        speeds = zip(self._tiers, self._traffic.speeds, strict=True)
+        speeds = {tier.name: self._traffic.speeds[tier.index] for tier in self._tiers}
         return {
-            tier.name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
-            for tier, speed in speeds
+            name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
+            for name, speed in speeds.items()
             if speed.latency_s is not None and speed.s_per_byte is not None
         }
 
@@ -172,10 +175,11 @@ class OffloadManager:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
         readable = self._host.is_readable(key)
         if readable is None:
-            tier = self._traffic.source_of(key, ctx.hints.load_tiers)
-            return None if tier is None else tier.index
+            source = self._traffic.source_of(key, ctx.hints.load_tiers)
+            return None if source is None else source.index
         origin = HOST if readable else self._host.origin_of(key)
-        return next((tier.index for tier in self._tiers if tier.name == origin), None)
+        tier = self._tiers.get(origin)
+        return None if tier is None else tier.index
 
     def without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
         """The same asker, to whom some tiers have nothing."""
@@ -291,6 +295,54 @@ class OffloadManager:
         self._host.touch(tail_first)
         for tier in self._tiers:
             tier.touch(tail_first)
+
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    def tier_name(self, index: int) -> str:
+        """The name of the lower tier of that number."""
+        return self._tiers[index].name
+
+    def attach(self, tier: LowerTier, before: str | None = None) -> None:
+        """Put a lower tier in service, ahead of the one named ``before``, or last. Its index is loaded already.
+
+        Raises:
+            EngineProtocolError: there is a tier of that name, or none named ``before``.
+        """
+        if tier.name in self.tier_names:
+            raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
+        follower = None if before is None else self._named(before)
+        self._traffic.attach(tier, follower)
+        self._sightings.add(tier.name, tier.policy)
+
+    def detach(self, name: str) -> int:
+        """Take a lower tier out of service; :meth:`forget` follows when dispatch has done with it.
+
+        Returns:
+            Its number.
+
+        Raises:
+            EngineProtocolError: there is no lower tier of that name.
+        """
+        tier = self._named(name)
+        self._traffic.detach(tier)
+        self._sightings.remove(name)
+        return tier.index
+
+    def forget(self, index: int) -> None:
+        """Everything that was under way in a detached tier has ended."""
+        self._traffic.forget(index)
+
+    def _named(self, name: str) -> LowerTier:
+        tier = self._tiers.get(name)
+        if tier is None:
+            names = ", ".join(self.tier_names[1:]) or "none"
+            raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
+        return tier
+
+    @property
+    def tables(self) -> list[LowerTier]:
+        """The lower tiers in service, in order."""
+        return list(self._tiers)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 

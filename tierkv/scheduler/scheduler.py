@@ -58,7 +58,7 @@ class OffloadScheduler:
         self._geometry = geometry
         self._limits = limits
         self._counters = counters
-        self._hints = HintReader(manager.tier_names, counters, warn)
+        self._hints = HintReader(lambda: manager.tier_names, counters, warn)
         self._prefill = PrefillRate(limits.prefill_tokens_per_s)
         choice = LoadChoice(manager, geometry, limits, counters, self._prefill)
         self._lookups = Lookups(
