@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -43,33 +44,19 @@ class SftpServer:
 
 @pytest.fixture(scope="session")
 def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
-    """One server for all tests of this module, on a thread."""
+    """One server for all tests of this module."""
     folder = tmp_path_factory.mktemp("sftp")
     root = folder / "root"
     root.mkdir()
-    mine, its = asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_private_key("ssh-ed25519")
-    key_file, allowed = folder / "key", folder / "allowed"
+    mine, key_file, allowed = asyncssh.generate_private_key("ssh-ed25519"), folder / "key", folder / "allowed"
     mine.write_private_key(str(key_file))
     mine.write_public_key(str(allowed))
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="sftp-server", daemon=True)
-    thread.start()
-
-    async def serve() -> asyncssh.SSHAcceptor:
-        return await asyncssh.listen(
-            "127.0.0.1",
-            0,
-            server_host_keys=[its],
-            authorized_client_keys=str(allowed),
-            sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=str(root)),
-        )
-
-    acceptor = asyncio.run_coroutine_threadsafe(serve(), loop).result(10)
-    yield SftpServer(root, acceptor.get_port(), key_file)
-    loop.call_soon_threadsafe(acceptor.close)
-    asyncio.run_coroutine_threadsafe(acceptor.wait_closed(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    program = Path(__file__).parent / "servers/sftp.py"
+    command = [sys.executable, str(program), str(root), str(allowed)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield SftpServer(root, int(process.stdout.readline()), key_file)
+        process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="class")

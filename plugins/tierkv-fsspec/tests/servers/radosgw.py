@@ -52,6 +52,9 @@ osd data = {data}/osd
 osd objectstore = memstore
 memstore device bytes = {store_bytes}
 [client.rgw]
+# Whole objects in one piece: what hangs on a second one is collected only hours after it was deleted.
+rgw max chunk size = 33554432
+rgw obj stripe size = 33554432
 rgw frontends = beast endpoint=127.0.0.1:{gateway_port}
 """
 
