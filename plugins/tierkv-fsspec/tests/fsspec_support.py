@@ -38,7 +38,7 @@ class S3Server:
 
     requests: "METHOD path" of all that came.
     headers: the environment in which each came.
-    refuse: end of a path -> status line that requests for it get instead of an answer.
+    refuse: end of a path -> status line, and XML behind it, that requests for it get.
     refuse_conditions: whether a request that has one is refused as something not known.
     in_flight_max: the most requests that waited or were served at once.
     """
@@ -89,8 +89,10 @@ class S3Server:
         for end, status in refused.items():
             if path.endswith(end) and (end or "HTTP_IF_NONE_MATCH" in environ):
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-                start_response(status, [("Content-Length", "0")])
-                return [b""]
+                line, xml, body = status.partition("<")
+                content = f"{xml}{body}".encode() if environ["REQUEST_METHOD"] != "HEAD" else b""
+                start_response(line.strip(), [("Content-Length", str(len(content)))])
+                return [content]
         return self._app(environ, start_response)
 
     @property

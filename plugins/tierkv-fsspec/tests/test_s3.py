@@ -57,10 +57,15 @@ def test_conditions_travel(s3: S3Server, url: str, options: dict[str, Any]) -> N
     backend.close()
 
 
-def test_refused_condition_without_a_word(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "status",
+    ["412 Precondition Failed", "409 Conflict <Error><Code>ConditionalRequestConflict</Code></Error>"],
+    ids=["Ceph", "AWS, while another writer is not done"],
+)
+def test_refused_condition_without_a_word(s3: S3Server, url: str, options: dict[str, Any], status: str) -> None:
     """Ceph refuses with a bare status where AWS explains: both mean that the name is taken, neither a failure."""
     backend = open_at(url, **options)
-    s3.refuse["/taken"] = "412 Precondition Failed"
+    s3.refuse["/taken"] = status
     try:
         assert not backend._store.create("taken", FRAME)
     finally:

@@ -71,8 +71,8 @@ class TestSftp(BackendConformance):
 
     plugin = tierkv_fsspec.PLUGIN
     local_place = False
-    many_frames = 60
-    model_examples = 4
+    many_frames = 30
+    model_examples = 2
     model_steps = 15
     crash_rounds = 1
     server: ClassVar[SftpServer]

@@ -97,10 +97,10 @@ class FsspecStore:
             except Exception as error:
                 forget_frames(error)
                 kind = Trouble.of(error).kind
+                if kind not in (Kind.TAKEN, Kind.NOT_SERVED):
+                    raise
                 if kind is Kind.TAKEN:
                     return False
-                if kind is not Kind.NOT_SERVED:
-                    raise
                 self._is_conditional = False
             else:
                 return True

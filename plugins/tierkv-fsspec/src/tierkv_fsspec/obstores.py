@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any, cast
 
 import obstore
-from obstore.exceptions import AlreadyExistsError
 from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 
 from tierkv_fsspec.credentials import aws_from_files
@@ -72,12 +71,13 @@ class ObstoreStore:
                 obstore.put(
                     self._store, self._prefix + name, data, mode="create", use_multipart=False, **self._put_arguments
                 )
-            except AlreadyExistsError:
-                return False
             except Exception as error:
-                if Trouble.of(error).kind is not Kind.NOT_SERVED:
+                kind = Trouble.of(error).kind
+                if kind not in (Kind.TAKEN, Kind.NOT_SERVED):
                     raise
                 forget_frames(error)
+                if kind is Kind.TAKEN:
+                    return False
                 self._is_conditional = False
             else:
                 return True

@@ -111,6 +111,7 @@ _TYPE_NAMES = {
     "ServerDisconnectedError": Kind.DOWN,
     "HTTPClientError": Kind.DOWN,
     "FileNotFoundError": Kind.ABSENT,
+    "AlreadyExistsError": Kind.TAKEN,
     "FileExistsError": Kind.TAKEN,
     "NotSupportedError": Kind.NOT_SERVED,
     "NotImplementedError": Kind.NOT_SERVED,
