@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from tierkv.manager.admissions import Admissions
 from tierkv.manager.chunk import Filled
 from tierkv.manager.chunk_sizes import ChunkSizes
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.lower_tier import LowerTier, WritePolicy
+from tierkv.manager.routes import Routes
+from tierkv.manager.seen_keys import SeenKeys
 from tierkv.metrics.counters import CoreCounters
+from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
 CASCADES_PER_STEP_MAX = 512
@@ -24,49 +26,88 @@ class Cascades:
         self,
         host: HostIndex,
         tiers: Iterable[LowerTier],
+        routes: Routes,
         sizes: ChunkSizes,
-        admissions: Admissions,
         counters: CoreCounters,
     ) -> None:
+        self.routes = routes
         self.sizes = sizes
         self._host = host
         self._tiers = tiers
-        self._admissions = admissions
-        self._terms = admissions.terms
-        self._counters = counters
+        self.counters = counters
 
-    def became_ready(self, filled: Filled, now: float) -> None:
-        """Chunks are readable in the host tier: every tier that wants and may have them gets them."""
-        routes = self._admissions.take_routes(filled.slots)
+    def became_ready(self, filled: Filled, now: float, *, promoted: bool) -> None:
+        """Chunks are readable in the host tier: they are queued for every tier that takes them now, and may have them.
+
+        promoted: they were read from a tier below for somebody who wants them: what was stored before is used again.
+        """
+        chunks = list(zip(*filled, strict=True))
+        for tier in self._tiers if chunks else ():
+            if tier.limits.write is WritePolicy.THROUGH:
+                self.queue(tier, chunks, now)
+            elif tier.seen is not None:
+                again = [chunk for chunk in chunks if tier.seen.note(chunk[1]) or promoted]
+                self.queue(tier, again, now)
+
+    def used(self, slots: Sequence[int], hints: RequestHints, now: float) -> None:
+        """A request wants chunks that the host tier has, or that are on their way into it."""
+        kept = [] if hints.one_shot else self.routes.end_one_shot(slots)
         for tier in self._tiers:
-            if tier.limits.writes and filled.keys:
-                self._cascade(tier, filled, routes, now)
+            if tier.seen is not None:
+                self.queue(tier, self._reused(tier.seen, slots), now)
+            elif kept and tier.limits.write is WritePolicy.THROUGH:
+                self.queue(tier, self._readable(kept), now)
 
-    def _may_have(self, tier: LowerTier, key: Key, route: frozenset[str] | None) -> bool:
-        if route is not None and tier.name not in route:
-            return False
-        # Of a chunk with an end no other process would know when.
-        return not (tier.capabilities.shared and self._terms.ends(key))
+    def _readable(self, slots: Sequence[int]) -> list[tuple[int, Key]]:
+        host = self._host
+        return [(slot, host.key(slot)) for slot in slots if host.state(slot) is ChunkState.READY]
 
-    def _cascade(
-        self, tier: LowerTier, filled: Filled, routes: Mapping[int, frozenset[str] | None], now: float
-    ) -> None:
-        wanted = [(slot, key) for slot, key in zip(*filled, strict=True) if tier.wants(key, now)]
-        if routes or self._terms.any:
-            wanted = [(slot, key) for slot, key in wanted if self._may_have(tier, key, routes.get(slot))]
+    def _reused(self, seen: SeenKeys, slots: Sequence[int]) -> list[tuple[int, Key]]:
+        """Those of ``slots`` that can be written now; of the others it is noted, for when they become readable."""
+        ready = self._readable(slots)
+        if len(ready) < len(slots):
+            for slot in slots:
+                if self._host.state(slot) is ChunkState.STORING:
+                    seen.note(self._host.key(slot))
+        return ready
+
+    # -- the queue ---------------------------------------------------------------------------------------------------
+
+    def due(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
+        """Those of ``chunks``, each a slot and its key, that a tier lacks, may have, and lets in."""
+        wanted = self.routes.allowed(tier, [chunk for chunk in chunks if tier.wants(chunk[1], now)], now)
         if not wanted:
-            return
+            return wanted
         keys = [key for _, key in wanted]
-        if refused := tier.refused(keys, self.sizes.frame_bound(keys[0])):
-            wanted = [pair for i, pair in enumerate(wanted) if i not in refused]
-            self._counters.admissions_refused[tier.name] += len(keys) - len(wanted)
-        generation = self._host.generation
-        tier.cascades.extend((slot, generation(slot)) for slot, _ in wanted)
+        refused = tier.refused(keys, self.sizes.frame_bound(keys[0]))
+        if refused:
+            wanted = [chunk for i, chunk in enumerate(wanted) if i not in refused]
+            self.counters.admissions_refused[tier.name] += len(keys) - len(wanted)
+        return wanted
+
+    def queue(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> None:
+        """Those that are due wait for the tier from now on."""
+        due = self.due(tier, chunks, now)
+        if not due:
+            return
+        generation, waiting = self._host.generation, len(tier.cascades)
+        tier.cascades.extend((slot, generation(slot)) for slot, _ in due)
         # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
-        over = len(tier.cascades) - self._host.num_slots if tier.usable else len(wanted)
+        over = len(tier.cascades) - (self._host.num_slots if tier.usable else waiting)
         if over > 0:
             tier.cascades.drop_front(over)
-            self._counters.cascades_dropped[tier.name] += over
+            self.dropped(tier, over)
+
+    def written(self, tier: LowerTier, count: int) -> None:
+        """A tier has got so many chunks."""
+        counts = self.counters.demotions if tier.limits.write is WritePolicy.BACK else self.counters.cascades
+        counts[tier.name] += count
+
+    def dropped(self, tier: LowerTier, count: int) -> None:
+        """A tier does not get so many chunks that were due."""
+        if count:
+            back = tier.limits.write is WritePolicy.BACK
+            (self.counters.demotions_dropped if back else self.counters.cascades_dropped)[tier.name] += count
 
     def writable(self, tier: LowerTier, now: float) -> list[int]:
         """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
@@ -77,31 +118,47 @@ class Cascades:
         batch: list[int] = []
         host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX)):
-            if tier.num_writing >= tier.queue_chunks_max:
+            if tier.num_writing >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = tier.cascades.front()
+            here = host.generation(slot) == generation and host.state(slot) is ChunkState.READY
+            if not (here and tier.usable):
+                self._drop_front(tier, here=here)
+                continue
             key = host.key(slot)
-            if not tier.usable or host.generation(slot) != generation or host.state(slot) is not ChunkState.READY:
-                self._counters.cascades_dropped[tier.name] += 1
-            elif tier.wants(key, now):
-                size = self.sizes.frame_bound(key)
-                if not self._has_room(tier, size):
-                    if tier.may_get_room(size):
-                        break
-                    self._counters.cascades_dropped[tier.name] += 1
-                else:
-                    tier.begin_write(key, size)
-                    batch.append(slot)
-            tier.cascades.drop_front()
-        host.hold(batch)
+            size = self.sizes.frame_bound(key)
+            if not tier.wants(key, now):
+                tier.cascades.drop_front()
+            elif self.has_room(tier, size, len(tier.cascades)):
+                tier.begin_write(key, size)
+                batch.append(slot)
+                tier.cascades.pop_front()
+            elif tier.may_get_room(size):
+                break
+            else:
+                self._drop_front(tier, here=here)
+        host.hold_to_write(batch)
         return batch
 
-    def _has_room(self, tier: LowerTier, size: int) -> bool:
-        self.evict(tier, tier.victims(size, len(tier.cascades)))
+    def _drop_front(self, tier: LowerTier, *, here: bool) -> None:
+        tier.cascades.drop_front()
+        if here or tier.limits.write is not WritePolicy.BACK:  # what left was written then, or was counted
+            self.dropped(tier, 1)
+
+    def has_room(self, tier: LowerTier, size: int, waiting: int) -> bool:
+        """Whether a frame of that size fits into a tier now. If not, some is made, for so many that wait."""
+        self.evict(tier, tier.victims(size, waiting))
         return tier.has_room(size)
+
+    def trim(self) -> None:
+        """Let go of chunks of tenants that are over their quotas, below; and of all, after a reset."""
+        for tier in self._tiers:
+            self.evict(tier, tier.trim())
+            if tier.emptying:
+                tier.deletions.extend(tier.empty())
 
     def evict(self, tier: LowerTier, victims: Sequence[Key]) -> None:
         """A tier's policy has chosen: they are to be deleted there."""
         if victims:
-            self._counters.evictions[tier.name] += len(victims)
+            self.counters.evictions[tier.name] += len(victims)
             tier.deletions.extend(victims)

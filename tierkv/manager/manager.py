@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.contract import HOST, LoadGrant, RequestContext, StoreGrant
+from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.gathering import Gathering
 from tierkv.manager.host_index import HostIndex
@@ -61,9 +62,7 @@ class OffloadManager:
         self._traffic = TierTraffic(host, self._tiers, group_bytes, self._events, counters)
         self._terms = self._traffic.terms
         self._admissions = self._traffic.admissions
-        self._sightings = SightingFeed(
-            [(HOST, host.policy), *((tier.name, tier.policy) for tier in self._tiers)], counters
-        )
+        self._sightings = SightingFeed(self.policies, counters)
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -222,8 +221,8 @@ class OffloadManager:
                 "get_num_new_matched_tokens answered",
                 key=handed,
             )
-        self._terms.used(keys, ctx.hints, self._traffic.now)
         slots, sources = handed
+        self._traffic.used(keys, slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -256,21 +255,18 @@ class OffloadManager:
             present = [slot for slot in map(host.find, offered) if slot is not None]
             host.hold(present)
         wanted = self._admissions.let_in(missing)
-        evicted = self._admissions.make_room(len(wanted))
+        evicted = self._admissions.make_room(len(wanted), self._traffic.now)
         host.release(reversed(present))
         if evicted is None:
             self.counters.stores_refused += 1
             return None
-        slots = self._admissions.admit(wanted, ChunkState.STORING, HOST, ctx.hints.route)
+        slots = self._admissions.admit(wanted, ctx.hints)
+        if present:
+            self._traffic.used([host.key(slot) for slot in present], present, ctx.hints)
         if ctx.hints.has_terms or self._terms.any:
-            self._agree(ctx, [host.key(slot) for slot in present], wanted)
+            below = self._traffic.source_of
+            self._terms.stored(wanted, ctx.hints, self._traffic.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
-
-    def _agree(self, ctx: RequestContext, present: Sequence[Key], new: Sequence[Key]) -> None:
-        """Note on what terms the request keeps chunks that are there already, and those that it stores."""
-        now = self._traffic.now
-        self._terms.used(present, ctx.hints, now)
-        self._terms.stored(new, ctx.hints, now, lambda key: self._traffic.source_of(key) is not None)
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
@@ -340,6 +336,11 @@ class OffloadManager:
         return tier
 
     @property
+    def policies(self) -> list[tuple[str, EvictionPolicy]]:
+        """Each tier's name and eviction policy, the host tier first."""
+        return [(HOST, self._host.policy), *((tier.name, tier.policy) for tier in self._tiers)]
+
+    @property
     def tables(self) -> list[LowerTier]:
         """The lower tiers in service, in order."""
         return list(self._tiers)
@@ -350,11 +351,29 @@ class OffloadManager:
         """What became available or left since the last call."""
         return self._events.take()
 
-    def reset_cache(self) -> None:
-        """Forget every chunk of the host tier, at once; the price is paid over the next steps.
+    def check_reset(self, scope: ResetScope) -> None:
+        """Whether a reset of that scope can be done.
 
-        Slots still touched by I/O come back when it ends.
+        Raises:
+            EngineProtocolError: it cannot: some tier holds chunks that are not this stack's to delete.
         """
+        if scope == "all":
+            self._tiers.check_ours()
+
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Forget every chunk of the host tier, or of all tiers, at once; the price is paid over the next steps.
+
+        Slots still touched by I/O come back when it ends. A lower tier answers nothing and takes nothing until its
+        backend has deleted everything.
+
+        Raises:
+            EngineProtocolError: see :meth:`check_reset`; nothing has changed.
+        """
+        self.check_reset(scope)
+        for tier in self._tiers if scope == "all" else ():
+            tier.emptying = True
+            self._events.cleared(tier.name)
+            self._traffic.version += 1
         self._gathering.release_all()
         self._host.reset()
         self._terms.forget_one_shots()
@@ -364,6 +383,10 @@ class OffloadManager:
     def has_pending_writes(self) -> bool:
         """Whether chunks are on their way to lower tiers."""
         return self._traffic.has_pending_writes
+
+    def flush(self) -> None:
+        """Let what lower tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
+        self._traffic.flush()
 
     def validate(self) -> None:
         """Check every invariant; see :meth:`HostIndex.validate`."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tierkv.errors import require
 from tierkv.manager.cascades import Cascades
 from tierkv.manager.chunk import Filled
 from tierkv.manager.chunk_state import ChunkEvent
 from tierkv.manager.contract import HOST
+from tierkv.manager.demotions import Demotions
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.tier_list import TierList
-from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
@@ -49,8 +50,8 @@ class OpBook:
         host: HostIndex,
         tiers: TierList,
         cascades: Cascades,
+        demotions: Demotions,
         events: EventLog,
-        counters: CoreCounters,
     ) -> None:
         self.now = 0.0
         self.version = 0
@@ -58,8 +59,9 @@ class OpBook:
         self._tiers = tiers
         self._sizes = cascades.sizes
         self._cascades = cascades
+        self._demotions = demotions
         self._events = events
-        self._counters = counters
+        self._counters = cascades.counters
         self._in_flight: dict[int, _OpInFlight] = {}
         self._last_op_id = 0
         self._speeds = {tier.index: TierSpeed() for tier in tiers}
@@ -141,6 +143,8 @@ class OpBook:
                 tier.suspect(key, self.now)
             self._counters.reads_failed[tier.name] += len(pending.op.keys)
             self._host.drop(pending.slots)
+        elif pending.op.verb is Verb.WRITE:
+            self._host.stay(pending.slots)  # who knows when their slots can be free: others must leave instead
 
     def _probe_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
         if pending.announced_late:
@@ -161,13 +165,13 @@ class OpBook:
                     self._read_failed(tier, key, outcome)
         if arrived:
             self._counters.promotions[tier.name] += len(arrived)
-            self.became_ready(self._host.filled(arrived, ChunkEvent.ARRIVED))
+            self.became_ready(self._host.filled(arrived, ChunkEvent.ARRIVED), promoted=True)
         self._host.failed(failed)
 
-    def became_ready(self, filled: Filled) -> None:
-        """Chunks are readable in the host tier: let them cascade to every tier that wants and may have them. Say so."""
+    def became_ready(self, filled: Filled, *, promoted: bool = False) -> None:
+        """Chunks are readable in the host tier: let them cascade to the tiers that take them now. Say so."""
         self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
-        self._cascades.became_ready(filled, self.now)
+        self._cascades.became_ready(filled, self.now, promoted=promoted)
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ABSENT:
@@ -190,17 +194,20 @@ class OpBook:
         stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
         if stored:
             tier.stored(stored, self.now)
-            self._counters.cascades[tier.name] += len(stored)
+            self._cascades.written(tier, len(stored))
             if not tier.leaving:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
-        for key, outcome in zip(keys, outcomes, strict=True) if len(stored) < len(keys) else ():
-            self._counters.writes_failed[tier.name] += outcome.kind is not well
+        for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
+            if outcome.kind is well:
+                continue
+            self._counters.writes_failed[tier.name] += 1
+            tier.cascades.forget(*ref)
             if outcome.kind is OutcomeKind.NO_SPACE:
                 self._cascades.evict(tier, tier.next_victim())
             elif outcome.kind in _PERHAPS_WRITTEN and tier.doubt(key, self._sizes.frame_bound(key)):
                 tier.deletions.append(key)
-        self._host.release(pending.slots)
+        self._demotions.left(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
         removed = [
@@ -223,5 +230,7 @@ class OpBook:
                 chunk = self._host.owner(ref)
                 held = chunk is not None and chunk.key == key and chunk.holders
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
+        writes = [pending.slots for pending in self._in_flight.values() if pending.op.verb is Verb.WRITE]
+        require(self._host.leaving <= set(chain(*writes)), "a chunk is leaving for ever: nobody writes it")
         for tier in self._tiers.with_leaving:
             tier.validate()

@@ -8,17 +8,19 @@ from typing import TypeVar
 from tierkv.manager.admissions import Admissions
 from tierkv.manager.cascades import Cascades
 from tierkv.manager.chunk_sizes import ChunkSizes
-from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import HOST
+from tierkv.manager.demotions import Demotions
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.op_book import OpBook
+from tierkv.manager.routes import Routes
 from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.terms import Terms
 from tierkv.manager.tier_list import TierList
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import TierOp, Verb
@@ -38,9 +40,10 @@ class TierTraffic(OpBook):
         counters: CoreCounters,
     ) -> None:
         self._terms = Terms(host.num_slots)
-        self.admissions = Admissions(host, self._terms, events, counters)
-        cascades = Cascades(host, tiers, ChunkSizes(group_bytes), self.admissions, counters)
-        super().__init__(host, tiers, cascades, events, counters)
+        routes = Routes(host.num_slots, tiers, self._terms)
+        self.admissions = Admissions(host, routes, events, counters)
+        cascades = Cascades(host, tiers, routes, ChunkSizes(group_bytes), counters)
+        super().__init__(host, tiers, cascades, Demotions(host, tiers, cascades, self.admissions), events)
         self._promotions: dict[int, list[int]] = {}
 
     # -- existence ---------------------------------------------------------------------------------------------------
@@ -102,7 +105,9 @@ class TierTraffic(OpBook):
         return self._terms
 
     def sweep_ended(self) -> None:
-        """Delete some chunks whose time has ended, where nobody uses them at present."""
+        """Delete some chunks whose time has ended or whose tenant has too many, where nobody uses them at present."""
+        self.admissions.trim(self.now)
+        self._cascades.trim()
         self._terms.sweep(self.now, self._remove_ended)
 
     def _remove_ended(self, key: Key) -> bool:
@@ -124,26 +129,34 @@ class TierTraffic(OpBook):
 
     # -- host slots --------------------------------------------------------------------------------------------------
 
-    def promote(self, keys: Sequence[Key], tier: LowerTier, route: frozenset[str] | None = None) -> list[int] | None:
+    def promote(self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS) -> list[int] | None:
         """Start to bring ``keys`` from ``tier`` into the host tier. The caller holds them on top of the I/O's own hold.
+
+        hints: of the request that wants them.
 
         Returns:
             Their slots; None if none of them can have one now.
         """
-        if self.admissions.make_room(len(keys)) is None:
+        if self.admissions.make_room(len(keys), self.now) is None:
             return None
-        slots = self.admissions.admit(keys, ChunkState.PROMOTING, tier.name, route)
+        slots = self.admissions.admit(keys, hints, tier)
         self._host.hold(slots)
         tier.begin_read(keys)
         self._speeds[tier.index].promised(self._sizes.raw(keys), self.now)
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
 
+    def used(self, keys: Sequence[Key], slots: Sequence[int], hints: RequestHints) -> None:
+        """A request wants chunks that are in the host tier, or on their way into it."""
+        self._terms.used(keys, hints, self.now)
+        self._cascades.used(slots, hints, self.now)
+
     # -- instructions ------------------------------------------------------------------------------------------------
 
     def take_ops(self) -> list[TierOp]:
         """Everything dispatch shall start now: reads, probes, deletions, writes."""
         ops: list[TierOp] = []
+        demotions = self._demotions.begin(self.now)
         for tier in self._tiers.with_leaving:
             limits = tier.limits
             for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.preferred_batch):
@@ -152,7 +165,7 @@ class TierTraffic(OpBook):
             if probe:
                 self._counters.probes[tier.name] += len(probe)
                 ops.append(self._issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
-            writes = self._cascades.writable(tier, self.now)
+            writes = demotions.get(tier.index, []) + self._cascades.writable(tier, self.now)
             tier.deletions.extend(tier.overdue(self.now))
             deletions, tier.deletions = tier.deletions, []
             for keys in _batches(deletions, tier.capabilities.preferred_batch):
@@ -166,7 +179,13 @@ class TierTraffic(OpBook):
     @property
     def has_pending_writes(self) -> bool:
         """Whether chunks wait for, or are in, a write below."""
-        return any(tier.num_writing or tier.cascades for tier in self._tiers.with_leaving)
+        return self._demotions.is_flushing or any(
+            tier.num_writing or tier.cascades for tier in self._tiers.with_leaving
+        )
+
+    def flush(self) -> None:
+        """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
+        self._demotions.flush()
 
 
 def _batches(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
