@@ -19,10 +19,10 @@ from tierkv.types.keys import Key
 FREE_SHARE = 1 / 8
 """Share of the host slots that are kept free, or on their way to be, while a tier is written back to."""
 
-LEAVING_PER_STEP_MAX = 512
+LEAVING_PER_STEP_MAX = 256
 """Victims chosen in one step; a step stays short however much is wanted at once."""
 
-FLUSHED_PER_STEP_MAX = 1024
+FLUSHED_PER_STEP_MAX = 256
 """Slots that a flush looks at in one step."""
 
 

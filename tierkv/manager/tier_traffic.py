@@ -163,7 +163,8 @@ class TierTraffic(OpBook):
             if probe:
                 self._counters.probes[tier.name] += len(probe)
                 ops.append(self._issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
-            writes = demotions.get(tier.index, []) + self._cascades.writable(tier, self.now)
+            writes = demotions.get(tier.index, [])
+            writes += self._cascades.writable(tier, self.now, len(writes))
             tier.deletions.extend(tier.overdue(self.now))
             deletions, tier.deletions = tier.deletions, []
             for keys in _batches(deletions, tier.capabilities.preferred_batch):
