@@ -44,17 +44,20 @@ class Demotions:
             return {}
         self._flush(back, now)
         short = self._free_wanted - self._host.free - len(self._host.leaving)
+        if short <= -self._free_wanted:
+            return {}
+        takes = max(map(self._takes, back))
         short -= len(self._admissions.drop_one_shots(short))
-        count = min(max((self._takes(tier, short) for tier in back), default=0), short, LEAVING_PER_STEP_MAX)
+        count = min(short, takes, LEAVING_PER_STEP_MAX)
         return self._demote(back, count, now) if count > 0 else {}
 
-    def _takes(self, tier: LowerTier, count: int) -> int:
-        """How many more chunks a tier can be given now, up to ``count``; room for so many is asked for."""
-        if not tier.usable or count <= 0:
+    def _takes(self, tier: LowerTier) -> int:
+        """How many more chunks a tier can be given now. There, too, room is made ahead of need."""
+        if not tier.usable:
             return 0
         size = self._cascades.sizes.frame_bound_max
-        self._cascades.has_room(tier, size, count)
-        return min(tier.queue_chunks_max - tier.num_writing, tier.frames_free(size, count))
+        self._cascades.has_room(tier, size, self._free_wanted)
+        return min(tier.queue_chunks_max - tier.num_writing, tier.frames_free(size, LEAVING_PER_STEP_MAX))
 
     def _demote(self, back: Sequence[LowerTier], count: int, now: float) -> dict[int, list[int]]:
         host = self._host
