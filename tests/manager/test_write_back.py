@@ -310,6 +310,20 @@ def test_what_has_ended_is_not_written() -> None:
     assert core.counters.demotions_dropped == {}
 
 
+def test_a_tier_is_detached_while_chunks_leave_for_it() -> None:
+    """What is under way ends; the slots are free then, and nothing more is chosen for a tier that has gone."""
+    core = full_core()
+    write = only(core, Verb.WRITE)
+    core.manager._traffic.detach(core.lower[0])
+    assert not core.manager.take_ops()
+    core.finish(write)
+    core.manager.validate()
+    assert core.host.free == KEPT_FREE
+    put(core, run(20, 6))
+    assert not core.manager.take_ops()
+    assert core.counters.demotions_dropped == {}
+
+
 # -- flush -------------------------------------------------------------------------------------------------------------
 
 

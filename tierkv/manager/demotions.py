@@ -48,8 +48,7 @@ class Demotions:
             return {}
         takes = max(map(self._takes, back))
         short -= len(self._admissions.drop_one_shots(short))
-        count = min(short, takes, LEAVING_PER_STEP_MAX)
-        return self._demote(back, count, now) if count > 0 else {}
+        return self._demote(back, min(short, takes), now) if min(short, takes) > 0 else {}
 
     def _takes(self, tier: LowerTier) -> int:
         """How many more chunks a tier can be given now. There, too, room is made ahead of need."""

@@ -144,9 +144,10 @@ class TierTraffic(OpBook):
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
 
-    def used(self, keys: Sequence[Key], slots: Sequence[int], hints: RequestHints) -> None:
+    def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """A request wants chunks that are in the host tier, or on their way into it."""
-        self._terms.used(keys, hints, self.now)
+        if self._terms.any:
+            self._terms.used(map(self._host.key, slots), hints, self.now)
         self._cascades.used(slots, hints, self.now)
 
     # -- instructions ------------------------------------------------------------------------------------------------
