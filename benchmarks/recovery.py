@@ -19,7 +19,6 @@ from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, 
 from benchmarks.rows import Row, Target
 from benchmarks.tier_rig import NAMESPACE
 from tierkv.abc import BackendContext
-from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.frame import FrameSealer, frame_bytes
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
@@ -71,8 +70,7 @@ class Home:
 
     def _dispatcher(self, backend: DiskBackend) -> Dispatcher:
         arena = HostArena(1 << 20, 4096)
-        codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
-        tier = Tier("disk", backend, CAPABILITIES, "none", codecs, FrameSealer(NAMESPACE.fingerprint()), arena)
+        tier = Tier("disk", backend, CAPABILITIES, "none", {}, FrameSealer(NAMESPACE.fingerprint()), arena)
         return Dispatcher([tier], [TierLimits()], time.monotonic)
 
     def read_plainly(self) -> Cost:

@@ -20,7 +20,6 @@ from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
 from tierkv.events import Observers
-from tierkv.manager.contract import HOST
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
@@ -171,7 +170,9 @@ class _Assembly:
             arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
             undo.callback(arena.close)
             runtime, counters = self.runtime, CoreCounters()
-            opener = TierOpener(self.registry, runtime, self.namespace, self.sealer, arena, counters)
+            opener = TierOpener(
+                self.registry, runtime, self.namespace, self.sealer, arena, counters, self.config.tenants.told_apart_max
+            )
             codecs = opener.open_codecs(self.resolved.tiers)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(opener, codecs, unopened)
@@ -194,7 +195,7 @@ class _Assembly:
         config = self.config
         lower = [opener.table(index, tier) for index, tier in enumerate(self.resolved.tiers)]
         share_host_slots(lower, arena.num_slots)
-        host = HostIndex(arena.num_slots, opener.policy(self.resolved.host_policy, arena.num_slots, HOST))
+        host = HostIndex(arena.num_slots, opener.host_policy(config.host, self.resolved.host_policy, arena.num_slots))
         manager = OffloadManager(
             host,
             lower,

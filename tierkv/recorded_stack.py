@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tierkv.manager.contract import ResetScope
 from tierkv.recording.recorder import Recorder
 from tierkv.recording.writer import RecordWriter
 from tierkv.stack import Stack
@@ -79,10 +80,10 @@ class RecordedStack(Stack):
         self._recorder.finished(request.request_id, self.request_account(request.request_id))
         return result
 
-    def reset_cache(self) -> None:
+    def reset_cache(self, scope: ResetScope = "host") -> None:
         """The same, and noted."""
         self._recorder.reset()
-        super().reset_cache()
+        super().reset_cache(scope)
 
     def close(self, timeout_s: float = 30.0) -> bool:
         """The same; the record is complete then."""

@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tierkv.errors import EngineProtocolError
+from tierkv.manager.contract import ResetScope
+from tierkv.manager.tenants import usage_by_tier
 from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
 from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
@@ -214,9 +216,17 @@ class Stack:
         self._observe()
         return self._parts.events.take_described()
 
-    def reset_cache(self) -> None:
-        """Empty the host tier, between steps; see :meth:`OffloadScheduler.reset_cache`."""
-        self._scheduler.reset_cache()
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Empty the host tier, or with ``scope="all"`` every tier, between steps.
+
+        Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new
+        ones when they have. What a crash leaves undeleted is found again by the next start: weights that have changed
+        want another ``namespace.epoch`` instead.
+
+        Raises:
+            EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
+        """
+        self._scheduler.reset_cache(scope)
         self._hand_out()
 
     def has_pending_work(self) -> bool:
@@ -279,6 +289,13 @@ class Stack:
     def take_stats(self) -> ConnectorStats | None:
         """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""
         return self._stats.take(self.counters.stores_refused)
+
+    def tenant_usage(self) -> dict[str, dict[str, int]]:
+        """Bytes by tenant, in each tier with quotas; a tenant is named by the digest of its salt in hex.
+
+        ``""`` are requests without one. See :func:`tierkv.types.keys.tenant_of_salt`.
+        """
+        return usage_by_tier(self._manager.policies)
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of each lower tier's reads, as far as they are measured.

@@ -11,19 +11,35 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from tierkv.abc import AsyncBackend, Backend, BackendContext, Codec, EvictionPolicy, PolicyPlugin
+from tierkv.abc import (
+    AsyncBackend,
+    Backend,
+    BackendContext,
+    Codec,
+    CodecContext,
+    CodecPlugin,
+    EvictionPolicy,
+    PolicyPlugin,
+    RoomTeller,
+)
 from tierkv.codecs.frame import FrameSealer
+from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
+from tierkv.config.schema import HostConfig, TierConfig
 from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
-from tierkv.errors import BackendError, TierKVError
+from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
+from tierkv.manager.contract import HOST
 from tierkv.manager.guarded_policy import guarded
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.tenants import Quotas, TenantPolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, opened
 from tierkv.tiers.arena import HostArena
+from tierkv.tiers.framing import CodecTerms
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
+from tierkv.types.keys import tenant_of_salt
 from tierkv.types.namespace import Namespace
 
 _log = logging.getLogger(__name__)
@@ -42,6 +58,7 @@ class TierOpener:
         sealer: seals and checks their frames.
         arena: where the host slots are.
         counters: for policies that fail.
+        tenants_max: tenants with a quota of their own, in each tier.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that a tier has to know of its stack
@@ -52,6 +69,7 @@ class TierOpener:
         sealer: FrameSealer,
         arena: HostArena,
         counters: CoreCounters,
+        tenants_max: int,
     ) -> None:
         self._registry = registry
         self._runtime = runtime
@@ -59,15 +77,19 @@ class TierOpener:
         self._sealer = sealer
         self._arena = arena
         self._counters = counters
+        self._tenants_max = tenants_max
+        self._rooms: dict[str, int] = {}
 
     def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
-        """The backend, opened and wrapped.
+        """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
 
         Raises:
             BackendError: it cannot be opened; says what to do.
-            PluginError: it is broken.
+            ConfigError: the tier's codec does not suit the engine's payloads, or lacks what it needs.
+            PluginError: backend or codec is broken.
         """
-        config = tier.config
+        config, codec = tier.config, tier.codec
+        codecs = {**codecs, codec.name: self._codec(codec, tier.codec_options, config.name)}
         context = BackendContext(config.name, self._namespace, self._arena.slot_bytes, config.capacity)
         backend = opened(
             f"backend {tier.backend.name!r}",
@@ -76,9 +98,13 @@ class TierOpener:
             tier=config.name,
             error=BackendError,
         )
+        self._rooms.pop(config.name, None)
         try:
+            if isinstance(backend, RoomTeller):
+                self._rooms[config.name] = _checked_room(backend.room_bytes, config.name)
             return Tier(
-                config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self._sealer, self._arena,
+                config.name, backend, tier.backend.capabilities, codec.name, codecs, self._sealer, self._arena,
+                terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
                 retry=RetryLimits(attempts=config.retries + 1),
                 timing=Timing(self._runtime.clock, self._runtime.nap, self._runtime.rng),
             )  # fmt: skip
@@ -87,31 +113,58 @@ class TierOpener:
             raise
 
     def open_codecs(self, tiers: Collection[ResolvedTier]) -> dict[str, Codec]:
-        """Every codec by name: those that ``tiers`` name, and others, to read frames of an earlier description."""
-        named = {tier.codec.name: tier.config.name for tier in reversed(tuple(tiers))}
+        """Codecs by name, to read frames of an earlier description: all that need no option and suit the payloads."""
+        named = {tier.codec.name for tier in tiers}
         codecs = {}
         for name, registered in self._registry.codecs.items() if named else ():
             try:
-                codec = opened(f"codec {name!r}", registered.origin, registered.plugin.open, tier=named.get(name))
+                options, missing = make_options(registered.plugin, {}, name)
+                if not missing:
+                    codecs[name] = self._codec(registered.plugin, options)
+            except ConfigError:  # not for these payloads: nothing can have been written with it
+                continue
             except TierKVError as error:
-                if name in named:
-                    raise
-                _log.warning("%s; no tier is to write with it, and frames that were written with it are misses", error)
-            else:
-                codecs[name] = codec
+                if name not in named:  # a tier that writes with it stops the stack, and says why
+                    _log.warning("%s; no tier is to write with it, and frames that it wrote are misses", error)
         return codecs
 
-    def policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
+    def _codec(self, plugin: CodecPlugin, options: object, tier: str | None = None) -> Codec:
+        origin = self._registry.codecs[plugin.name].origin
+        context = CodecContext(self._namespace)
+        return opened(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
+
+    def host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
+        """The host tier's eviction policy; one for each tenant, where there are quotas."""
+        return self._policy_with_quotas(config, plugin, num_slots * self._arena.slot_bytes, HOST)
+
+    def _policy_with_quotas(
+        self,
+        config: HostConfig | TierConfig,
+        plugin: PolicyPlugin,
+        capacity_bytes: int | None,
+        tier: str,
+    ) -> EvictionPolicy:
+        slot_bytes = self._arena.slot_bytes
+        if capacity_bytes is None or (config.tenant_quota is None and not config.tenant_quotas):
+            return self._policy(plugin, None if capacity_bytes is None else capacity_bytes // slot_bytes, tier)
+        named = {tenant_of_salt(salt or None): quota for salt, quota in config.tenant_quotas.items()}
+        quotas = Quotas(capacity_bytes, config.tenant_quota, named, self._tenants_max)
+        return TenantPolicy(lambda chunks: self._policy(plugin, chunks, tier), quotas, slot_bytes)
+
+    def _policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
         """An eviction policy for a tier of so many chunks (None: no bound), watched."""
         origin = self._registry.policies[plugin.name].origin
         policy = opened(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
         return guarded(policy, tier, self._counters)
 
     def table(self, index: int, tier: ResolvedTier) -> LowerTier:
-        """The tier as the manager sees it, still empty."""
+        """The tier as the manager sees it, still empty: of one that was opened, if it is to know its room."""
         config = tier.config
+        capacity = config.capacity
+        if capacity is not None:
+            capacity = min(capacity, self._rooms.get(config.name, capacity))
         limits = LowerTierLimits(
-            capacity_bytes=config.capacity,
+            capacity_bytes=capacity,
             write=WritePolicy(config.write),
             queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
             probe_deadline_s=config.probe_deadline_s,
@@ -122,11 +175,16 @@ class TierOpener:
             absence_ttl_s=config.absence_ttl_s,
             presence_keys_max=config.presence_keys_max,
             seen_keys_max=config.seen_keys_max,
-            exact=not tier.codec.lossy,
+            exact=not config.lossy,
         )
-        frames = None if config.capacity is None else config.capacity // self._arena.slot_bytes
-        policy = self.policy(tier.policy, frames, config.name)
+        policy = self._policy_with_quotas(config, tier.policy, capacity, config.name)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
+
+
+def _checked_room(room_bytes: object, tier: str) -> int:
+    if type(room_bytes) is not int or room_bytes < 0:
+        raise PluginError(f"its backend says room_bytes = {room_bytes!r}, which is no number of bytes", tier=tier)
+    return room_bytes
 
 
 def share_host_slots(tables: Sequence[LowerTier], num_slots: int) -> None:

@@ -310,6 +310,19 @@ def test_what_has_ended_is_not_written() -> None:
     assert core.counters.demotions_dropped == {}
 
 
+def test_a_tier_that_is_being_emptied_gets_nothing_yet() -> None:
+    """After a reset of all tiers one of them is still deleting: a write could be among what it deletes. Another tier
+    gets the victims; what the first one misses is counted."""
+    core = make_core(slots=SLOTS, tiers=[disk(name="well", write="back"), disk(name="emptied", write="back")])
+    core.keep_below(run(100, 3), tier=1)
+    core.manager.reset_cache("all")
+    core.begin()
+    put(core, run(0, SLOTS))
+    ops = core.manager.take_ops()
+    assert {(op.verb, op.tier) for op in ops} == {(Verb.WRITE, 0), (Verb.DELETE, 1)}
+    assert core.counters.demotions_dropped == {"emptied": KEPT_FREE}
+
+
 def test_a_tier_is_detached_while_chunks_leave_for_it() -> None:
     """What is under way ends; the slots are free then, and nothing more is chosen for a tier that has gone."""
     core = full_core()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tierkv.policies import POLICY_PLUGINS
-from tierkv.policies.lru import PASSED_OVER_MAX, LruPolicy
+from tierkv.policies.lru import LruPolicy
+from tierkv.policies.rings import PASSED_OVER_MAX
 from tierkv.types.keys import Key
 
 A, B, C = range(3)
@@ -139,11 +139,3 @@ def test_handles_beyond_the_expected_number() -> None:
     added(policy, 50_000)
     added(policy, 99_999)
     assert policy.evict(4, UNHELD) == [B, A, 50_000, 99_999]
-
-
-def test_plugin_opens_a_policy_of_its_own_each_time() -> None:
-    """Two tiers with one policy object would evict each other's chunks."""
-    (plugin,) = POLICY_PLUGINS
-    first, second = plugin.open(10), plugin.open(None)
-    first.add([A], keys_of([A]))
-    assert (plugin.name, len(first), len(second)) == ("lru", 1, 0)

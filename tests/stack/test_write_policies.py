@@ -37,7 +37,7 @@ def loaded(stack: Stack) -> dict[str, int]:
     return dict(stack.counters.tokens_loaded)
 
 
-def test_g9_prompts_that_come_once_leave_nothing_on_the_disk(tmp_path: Path) -> None:
+def test_prompts_that_come_once_leave_nothing_on_the_disk(tmp_path: Path) -> None:
     """Landscape G9: with `on_reuse` only the shared beginning is written, and a restart finds that and nothing else."""
     prompts = prompts_of(1, 8, shared=2 * CHUNK_TOKENS)
     config = config_with(tmp_path, "on_reuse")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tier_bench import CODECS, PAYLOAD_BYTES, Bench
 
-from tierkv.abc import Capabilities
+from tierkv.abc import Capabilities, CodecFrame
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, frame_bytes, parse_header
 from tierkv.errors import EngineProtocolError, PluginError
 from tierkv.testing.frames import make_key
@@ -111,8 +111,8 @@ class OneByteOff:
 
     encode = staticmethod(CODECS["zstd"].encode)
 
-    def decode(self, stored: memoryview, out: memoryview) -> None:
-        CODECS["zstd"].decode(stored, out)
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:
+        CODECS["zstd"].decode(stored, out, frame)
         out[-1] ^= 1
 
 
@@ -175,6 +175,22 @@ def test_batches_are_no_longer_than_the_backend_likes(bench: Bench, compressible
     assert sizes == [4, 4] + [3, 3, 2] * 3
 
 
+@pytest.mark.parametrize(("wish", "sizes"), [(None, [3, 1]), (1, [1, 1, 1, 1]), (2, [2, 2]), (9, [3, 1])])
+def test_reads_come_in_their_own_batches(bench: Bench, compressible: Make, wish: int | None, sizes: list[int]) -> None:
+    """A frame is checked when the call that read it ends: some backends want that soon, none wants larger batches."""
+    noted: list[int] = []
+
+    def note(batch: object, inner: Callable[[object], object]) -> object:
+        noted.append(len(batch))  # type: ignore[arg-type]  # faults get sequences
+        return inner(batch)
+
+    store(bench, compressible, count=4)
+    bench.backend.add("read_into", note)
+    tier = bench.tier(capabilities=Capabilities(preferred_batch=3, preferred_read_batch=wish))
+    assert kinds(tier.read(KEYS[:4], bench.stale(range(4)))) == [OutcomeKind.OK] * 4
+    assert noted == sizes
+
+
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_every_kind_of_damage_at_rest_is_corrupt(bench: Bench, compressible: Make, codec: str) -> None:
     """Promise 1, end to end: flipped, cut, grown, empty, swapped, foreign. One chunk's damage is its own."""
@@ -234,7 +250,7 @@ def test_a_codec_that_is_gone_is_a_miss_with_a_reason(bench: Bench, compressible
     """The frame is whole and somebody else may read it: calling it corrupt would have it deleted."""
     store(bench, compressible, count=1, codec="zstd")
     (outcome,) = bench.tier(codecs={"none": CODECS["none"]}).read(KEYS[:1], bench.stale([4]))
-    assert outcome.kind is OutcomeKind.ABSENT
+    assert outcome.kind is OutcomeKind.UNREADABLE
     assert "'zstd'" in outcome.error
 
 
@@ -245,12 +261,12 @@ class ReverseCodec:
         self.encoded = encoded
         self.error = error
 
-    def encode(self, raw: memoryview, out: memoryview) -> int | None:
+    def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:
         if self.error:
             raise self.error
         return self.encoded if self.encoded is not None else len(raw) // 2  # type: ignore[return-value]  # the lie
 
-    def decode(self, stored: memoryview, out: memoryview) -> None:
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:
         if self.error:
             raise self.error
         out[:] = bytes(len(out))

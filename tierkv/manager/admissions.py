@@ -48,6 +48,12 @@ class Admissions:
         self.evicted(chosen.keys)
         return one_shots + chosen.keys
 
+    def trim(self, now: float) -> None:
+        """Let go of chunks of tenants that are over their quotas."""
+        chosen = self._host.trim()
+        self._count_lost(chosen, now)
+        self.evicted(chosen.keys)
+
     def evicted(self, keys: Sequence[Key]) -> None:
         """These have left the host tier for want of room: count them and say so."""
         if keys:

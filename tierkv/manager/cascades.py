@@ -118,7 +118,7 @@ class Cascades:
         batch: list[int] = []
         host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
-            if tier.num_writing >= tier.queue_chunks_max:
+            if tier.num_writing >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = tier.cascades.front()
             here = host.generation(slot) == generation and host.state(slot) is ChunkState.READY
@@ -149,6 +149,13 @@ class Cascades:
         """Whether a frame of that size fits into a tier now. If not, some is made, for so many that wait."""
         self.evict(tier, tier.victims(size, waiting))
         return tier.has_room(size)
+
+    def trim(self) -> None:
+        """Let go of chunks of tenants that are over their quotas, below; and of all, after a reset."""
+        for tier in self._tiers:
+            self.evict(tier, tier.trim())
+            if tier.emptying:
+                tier.deletions.extend(tier.empty())
 
     def evict(self, tier: LowerTier, victims: Sequence[Key]) -> None:
         """A tier's policy has chosen: they are to be deleted there."""

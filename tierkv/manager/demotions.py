@@ -52,7 +52,7 @@ class Demotions:
 
     def _takes(self, tier: LowerTier) -> int:
         """How many more chunks a tier can be given now. There, too, room is made ahead of need."""
-        if not tier.usable:
+        if not tier.usable or tier.emptying:
             return 0
         size = self._cascades.sizes.frame_bound_max
         self._cascades.has_room(tier, size, self._free_wanted)
@@ -73,7 +73,7 @@ class Demotions:
 
     def _begin_write(self, tier: LowerTier, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
-        if not tier.usable or tier.num_writing >= tier.queue_chunks_max or not tier.has_room(size):
+        if not tier.usable or tier.emptying or tier.num_writing >= tier.queue_chunks_max or not tier.has_room(size):
             return False
         tier.begin_write(key, size)
         return True

@@ -24,6 +24,7 @@ from tierkv.manager.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, C
 from tierkv.manager.columns import PAGE_KEYS, SHARD_BYTE, FreeNumbers, new_shards
 from tierkv.manager.contract import HOST
 from tierkv.manager.slot_table import SlotTable
+from tierkv.manager.tenants import TenantPolicy
 from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
@@ -40,6 +41,7 @@ class HostIndex(SlotTable):
         super().__init__(num_slots)
         self._policy = policy
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
+        self._tenants = policy if isinstance(policy, TenantPolicy) else None
         self._free = FreeNumbers(num_slots)
         self._evictable = 0
         self._leaving: set[int] = set()  # a few, under the bound of what is written at once
@@ -81,6 +83,12 @@ class HostIndex(SlotTable):
             return Evicted((), [])
         victims = self._choose(short)
         return self._evict(victims) if victims else None
+
+    def trim(self) -> Evicted:
+        """Evict some chunks of tenants that are over their quotas."""
+        victims = () if self._tenants is None else self._tenants.trim(self._holders)
+        self._evictable -= len(victims)
+        return self._evict(victims) if victims else Evicted((), [])
 
     def _choose(self, count: int) -> Sequence[int]:
         """So many victims, whom the policy knows no more; none if that cannot be done now."""

@@ -28,6 +28,9 @@ _SAME_STEP_S = 1e-6
 _LOAD_KEYS = 4096
 """Keys of an index that the policy is told of at once."""
 
+EMPTIED_PER_STEP_MAX = 512
+"""Chunks that begin to be deleted in one step after a reset: a step stays short."""
+
 HEADROOM_FRAMES_MIN, HEADROOM_FRAMES_MAX = 8, 512
 """Frames that a full tier makes room for at once: a few, so that the next write need not wait, or as many as wait."""
 
@@ -92,6 +95,7 @@ class LowerTier(TierTable):
         self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
         self.usable = True
         self.leaving = False  # was detached; what is under way has not ended
+        self.emptying = False  # was reset; not everything is deleted yet
         self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self.cascades = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
@@ -107,7 +111,7 @@ class LowerTier(TierTable):
 
     def presence(self, key: Key, now: float) -> LookupResult:
         """Whether ``key`` is here: HIT, MISS, or RETRY where a shared tier has to be asked first."""
-        if not self.usable:
+        if not self.usable or self.emptying:
             return LookupResult.MISS
         row = self._rows.find(key)
         flags = 0 if row is None else self._flags[row]
@@ -242,6 +246,12 @@ class LowerTier(TierTable):
             chosen += victims
             missing -= self._deleting_bytes - before
         return chosen
+
+    def empty(self) -> list[Key]:
+        """Some more chunks to delete after a reset; with the last one gone the tier is in use again."""
+        victims = self._evict(EMPTIED_PER_STEP_MAX)
+        self.emptying = bool(victims or len(self._policy) or self._num_deleting or self.num_writing)
+        return victims
 
     def may_delete(self, key: Key, now: float) -> bool:
         """Whether ``key`` is here and nobody reads, writes or deletes it."""

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.contract import HOST, LoadGrant, RequestContext, StoreGrant
+from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.gathering import Gathering
 from tierkv.manager.host_index import HostIndex
@@ -61,9 +62,7 @@ class OffloadManager:
         self._traffic = TierTraffic(host, self._tiers, group_bytes, self._events, counters)
         self._terms = self._traffic.terms
         self._admissions = self._traffic.admissions
-        self._sightings = SightingFeed(
-            [(HOST, host.policy), *((tier.name, tier.policy) for tier in self._tiers)], counters
-        )
+        self._sightings = SightingFeed(self.policies, counters)
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -337,6 +336,11 @@ class OffloadManager:
         return tier
 
     @property
+    def policies(self) -> list[tuple[str, EvictionPolicy]]:
+        """Each tier's name and eviction policy, the host tier first."""
+        return [(HOST, self._host.policy), *((tier.name, tier.policy) for tier in self._tiers)]
+
+    @property
     def tables(self) -> list[LowerTier]:
         """The lower tiers in service, in order."""
         return list(self._tiers)
@@ -347,11 +351,29 @@ class OffloadManager:
         """What became available or left since the last call."""
         return self._events.take()
 
-    def reset_cache(self) -> None:
-        """Forget every chunk of the host tier, at once; the price is paid over the next steps.
+    def check_reset(self, scope: ResetScope) -> None:
+        """Whether a reset of that scope can be done.
 
-        Slots still touched by I/O come back when it ends.
+        Raises:
+            EngineProtocolError: it cannot: some tier holds chunks that are not this stack's to delete.
         """
+        if scope == "all":
+            self._tiers.check_ours()
+
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Forget every chunk of the host tier, or of all tiers, at once; the price is paid over the next steps.
+
+        Slots still touched by I/O come back when it ends. A lower tier answers nothing and takes nothing until its
+        backend has deleted everything.
+
+        Raises:
+            EngineProtocolError: see :meth:`check_reset`; nothing has changed.
+        """
+        self.check_reset(scope)
+        for tier in self._tiers if scope == "all" else ():
+            tier.emptying = True
+            self._events.cleared(tier.name)
+            self._traffic.version += 1
         self._gathering.release_all()
         self._host.reset()
         self._terms.forget_one_shots()

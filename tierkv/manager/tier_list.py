@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from tierkv.errors import EngineProtocolError
 from tierkv.manager.lower_tier import LowerTier
 
 
@@ -38,6 +39,20 @@ class TierList:
     def with_leaving(self) -> list[LowerTier]:
         """Those in service, and those that are leaving, by number."""
         return list(self._by_index.values())
+
+    def check_ours(self) -> None:
+        """Whether this stack may delete everything in every tier.
+
+        Raises:
+            EngineProtocolError: some tier holds chunks that are not this stack's to delete.
+        """
+        for tier in self._in_service:
+            if not tier.limits.writes or not tier.capabilities.authoritative_index:
+                why = "is shared with others" if tier.limits.writes else "is never written"
+                raise EngineProtocolError(
+                    f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not ours to delete. '
+                    "Change namespace.epoch instead: then no chunk of before is ever found again"
+                )
 
     def attach(self, tier: LowerTier, before: LowerTier | None = None) -> None:
         """Put a tier in service, ahead of another one, or last."""

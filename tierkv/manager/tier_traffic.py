@@ -105,7 +105,9 @@ class TierTraffic(OpBook):
         return self._terms
 
     def sweep_ended(self) -> None:
-        """Delete some chunks whose time has ended, where nobody uses them at present."""
+        """Delete some chunks whose time has ended or whose tenant has too many, where nobody uses them at present."""
+        self.admissions.trim(self.now)
+        self._cascades.trim()
         self._terms.sweep(self.now, self._remove_ended)
 
     def _remove_ended(self, key: Key) -> bool:

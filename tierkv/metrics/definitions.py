@@ -68,6 +68,7 @@ TIER_COUNTERS = {
     "bytes_written": "Bytes of frames that the backend wrote",
     "bytes_verified": "Bytes of frames that were read, checked and accepted",
     "corrupt": "Keys whose frame failed its check",
+    "unreadable": "Keys whose frame is whole, but whose codec or key is missing here, or that holds an approximation",
     "failed": "Keys for which the backend failed",
     "no_space": "Keys that the place had no room for",
     "timed_out": "Keys whose deadline passed",

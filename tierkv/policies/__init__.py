@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from tierkv.abc.plugin import PolicyPlugin
 from tierkv.abc.policy import EvictionPolicy
+from tierkv.policies.arc import ArcPolicy
+from tierkv.policies.lfu import LfuPolicy
 from tierkv.policies.lru import LruPolicy
+from tierkv.policies.s3_fifo import S3FifoPolicy
+
+
+def _open_arc(chunks_max: int | None) -> EvictionPolicy:
+    return ArcPolicy(chunks_max)
+
+
+def _open_lfu(chunks_max: int | None) -> EvictionPolicy:
+    return LfuPolicy(chunks_max)
 
 
 def _open_lru(chunks_max: int | None) -> EvictionPolicy:
     return LruPolicy(chunks_max)
 
 
+def _open_s3_fifo(chunks_max: int | None) -> EvictionPolicy:
+    return S3FifoPolicy(chunks_max)
+
+
 POLICY_PLUGINS: tuple[PolicyPlugin, ...] = (
+    PolicyPlugin(
+        name="arc", summary="Weigh what was used lately against what was used often, and learn how.", open=_open_arc
+    ),
+    PolicyPlugin(name="lfu", summary="Evict what was used least often; old uses count less.", open=_open_lfu),
     PolicyPlugin(name="lru", summary="Evict what was not used for the longest time.", open=_open_lru),
+    PolicyPlugin(
+        name="s3-fifo", summary="Evict newcomers early, unless they are used twice or come back.", open=_open_s3_fifo
+    ),
 )
 """What :func:`tierkv.hookspecs.tierkv_policies` returns for tierkv itself."""

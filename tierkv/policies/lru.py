@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tierkv.policies.rings import PASSED_OVER_MAX
 from tierkv.types.keys import Key
-
-PASSED_OVER_MAX = 8192
-"""Held handles that one choice passes over before it gives up for now: half a millisecond's work."""
 
 _GROWTH_HANDLES_MIN = 4096
 

@@ -1,0 +1,231 @@
+"""What every registered policy owes the tiers, whoever wrote it and whatever it prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tierkv.abc import EvictionPolicy
+from tierkv.plugins import load_plugins
+from tierkv.policies.rings import PASSED_OVER_MAX
+from tierkv.types.keys import Key, make_key
+
+HANDLES = 40
+ASKED_MAX = 1000
+"""Times that a policy may say "not now" before it counts as stuck."""
+Opened = Callable[[int | None], EvictionPolicy]
+
+
+@pytest.fixture(params=sorted(load_plugins().policies))
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """How each registered policy is opened: tierkv's own, and those of installed plugins."""
+    return load_plugins().require_policy(request.param).plugin.open
+
+
+def keys_of(numbers: Iterable[int]) -> list[Key]:
+    """A key per number."""
+    return [make_key(number.to_bytes(16, "big"), 0) for number in numbers]
+
+
+def evicted(policy: EvictionPolicy, count: int, holds: Sequence[int]) -> list[int]:
+    """Victims, asked for as a tier does: again where the answer is not now."""
+    for _ in range(ASKED_MAX):
+        before = len(policy)
+        victims = policy.evict(count, holds)
+        assert len(victims) in {0, count}, "exactly so many, or none"
+        assert len(policy) == before - len(victims)
+        if victims:
+            return list(victims)
+    raise AssertionError(f"said {ASKED_MAX} times: not now")
+
+
+class Counting(bytearray):
+    """Holds that count how often somebody looks."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(place)
+
+
+def filled(opened: Opened, count: int) -> EvictionPolicy:
+    """A policy that knows so many handles, each used once by whoever brought it."""
+    policy = opened(count)
+    for first in range(0, count, 128):
+        batch = range(first, min(first + 128, count))
+        policy.add(batch, keys_of(batch))
+        policy.touch(batch[::-1])
+    return policy
+
+
+class Tier:
+    """What a tier knows of its chunks, beside a policy that must agree with it."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self.known: set[int] = set()
+        self.holds = bytearray(HANDLES)
+        self.keys = 0
+
+    def add(self, batch: list[int]) -> None:
+        new = [handle for handle in batch if handle not in self.known]
+        self.policy.add(new, keys_of((self.keys + i) % 50 + 50 * handle for i, handle in enumerate(new)))
+        self.keys += len(new)
+        self.known.update(new)
+
+    def touch(self, batch: list[int]) -> None:
+        self.policy.touch([handle for handle in batch if handle in self.known])
+
+    def hold(self, batch: list[int]) -> None:
+        for handle in self.known.intersection(batch):
+            self.holds[handle] = 1
+
+    def release(self, batch: list[int]) -> None:
+        held = [handle for handle in batch if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        self.policy.release(held)
+
+    def remove(self, batch: list[int]) -> None:
+        mine = [handle for handle in batch if handle in self.known]
+        self.policy.remove(mine)
+        self.forget(mine)
+
+    def forget(self, batch: list[int]) -> None:
+        self.known.difference_update(batch)
+        for handle in batch:
+            self.holds[handle] = 0
+
+    def evict(self, batch: list[int]) -> None:
+        count = min(len(batch), sum(not self.holds[handle] for handle in self.known))
+        if not count:
+            return
+        victims = evicted(self.policy, count, self.holds)
+        assert len(set(victims)) == count
+        assert self.known.issuperset(victims)
+        assert not any(self.holds[victim] for victim in victims)
+        self.forget(victims)
+
+
+VERBS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "touch", "hold", "release", "remove", "evict", "evict"]),
+        st.lists(st.integers(0, HANDLES - 1), min_size=1, max_size=12, unique=True),
+    ),
+    max_size=80,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(chunks_max=st.sampled_from([None, 8, HANDLES]), verbs=VERBS)
+def test_no_handle_is_lost_doubled_or_chosen_while_held(
+    opened: Opened, chunks_max: int | None, verbs: list[tuple[str, list[int]]]
+) -> None:
+    """A lost handle is memory that never comes back; a doubled one is two chunks in one slot; a held one that leaves is
+    wrong bytes on their way to a GPU."""
+    tier = Tier(opened(chunks_max))
+    for verb, batch in verbs:
+        getattr(tier, verb)(batch)
+        assert len(tier.policy) == len(tier.known)
+    tier.release(list(range(HANDLES)))
+    if tier.known:
+        assert set(evicted(tier.policy, len(tier.known), tier.holds)) == tier.known
+    assert not len(tier.policy)
+
+
+def test_all_held_but_one(opened: Opened) -> None:
+    """A long prefix that is being loaded can hold nearly the whole tier: the one chunk that is left must be found, in
+    steps if need be, and the others must still be there afterwards."""
+    count = 2 * PASSED_OVER_MAX
+    policy, holds = filled(opened, count), bytearray([1]) * count
+    holds[count // 2] = 0
+    assert evicted(policy, 1, holds) == [count // 2]
+    held = [handle for handle in range(count) if holds[handle]]
+    policy.release(held)
+    assert len(policy) == count - 1
+    assert set(evicted(policy, count - 1, bytes(count))) == set(held)
+
+
+def test_a_hold_that_lasts_is_not_paid_for_each_time(opened: Opened) -> None:
+    """Chunks of a slow load stand in the way of every store meanwhile; each may be looked at now and then, not by every
+    choice, or a tier with a few long loads becomes slow for all."""
+    count, held = 4000, 2000
+    policy, holds = filled(opened, count), Counting(bytes([1]) * held + bytes(count - held))
+    for number in range(1000):
+        handle = evicted(policy, 1, holds)[0]
+        policy.add([handle], keys_of([count + number]))
+    assert holds.looks < 20 * (1000 + held)
+
+
+@pytest.mark.parametrize("uses", [0, 1, 5])
+def test_no_choice_looks_at_everything(opened: Opened, uses: int) -> None:
+    """At a million chunks, a choice that walks over all of them stops the engine for seconds, whatever their story:
+    the work of any one call has a bound that does not grow with the tier."""
+    count = 30_000
+    policy, worst = filled(opened, count), 0
+    for _ in range(uses):
+        for first in range(0, count, 1000):
+            policy.touch(range(first, first + 1000))
+    for number in range(20):
+        holds = Counting(count)
+        victims = policy.evict(128, holds)
+        policy.add(victims, keys_of(range(count + 128 * number, count + 128 * number + len(victims))))
+        policy.touch(victims)
+        worst = max(worst, holds.looks)
+    assert worst <= PASSED_OVER_MAX + 128
+
+
+def test_nothing_is_asked_or_told(opened: Opened) -> None:
+    """Tiers pass batches on as they come, the empty ones too."""
+    policy = opened(10)
+    policy.add([], [])
+    policy.touch([])
+    policy.release([])
+    policy.remove([])
+    assert len(policy) == 0
+
+
+def test_handles_beyond_the_expected_number(opened: Opened) -> None:
+    """Frames at rest are smaller than at most, so a tier can hold more chunks than it was opened for; what is known
+    moves along when columns grow."""
+    policy = opened(2)
+    policy.add([0, 1], keys_of([0, 1]))
+    policy.add([50_000], keys_of([2]))
+    policy.add([99_999], keys_of([3]))
+    policy.touch([99_999, 0])
+    assert set(evicted(policy, 4, bytes(100_000))) == {0, 1, 50_000, 99_999}
+
+
+def test_two_of_one_kind_know_nothing_of_each_other(opened: Opened) -> None:
+    """Two tiers with one policy object would evict each other's chunks."""
+    first, second = opened(10), opened(None)
+    first.add([0], keys_of([0]))
+    assert (len(first), len(second)) == (1, 0)
+
+
+def test_what_was_removed_is_never_chosen(opened: Opened) -> None:
+    """A damaged chunk's slot belongs to somebody else soon; its old place in the order must be gone."""
+    policy = filled(opened, 300)
+    policy.touch(range(0, 300, 3))
+    policy.remove(range(100, 200))
+    policy.add(range(100, 150), keys_of(range(1000, 1050)))
+    assert sorted(evicted(policy, 250, bytes(300))) == [*range(150), *range(200, 300)]
+
+
+def test_the_same_history_gives_the_same_victims(opened: Opened) -> None:
+    """Replays, simulations and the record of a bad day are worth something only if they can be repeated."""
+    histories = []
+    for _ in range(2):
+        policy, history = filled(opened, 200), list[int]()
+        for number in range(30):
+            policy.touch(range(number, 200, 7))
+            victims = evicted(policy, 8, bytes(200))
+            history += victims
+            policy.add(victims, keys_of((number * 8 + i) % 300 + 200 for i in range(8)))
+        histories.append(history)
+    assert histories[0] == histories[1]

@@ -1,0 +1,100 @@
+"""Least frequently used, where old uses count less."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
+from tierkv.types.keys import Key
+
+COUNT_MAX = 15
+"""More uses than this count as this many: four halvings and they are forgotten."""
+
+AGING_USES_PER_CHUNK = 2
+"""After so many uses for each chunk that there is room for, all counts are halved."""
+
+
+class LfuPolicy:
+    """Evicts what was used least often lately; of several, what was not used for longest.
+
+    A ring of handles per count. Counts are halved by joining each two rings to one; nobody's count is written then. It
+    is known with the number of halvings at that time, and shifted by what came since.
+
+    See :class:`tierkv.abc.EvictionPolicy`.
+    """
+
+    def __init__(self, chunks_max: int | None = None) -> None:
+        self._rings = Rings(COUNT_MAX + 1, chunks_max)
+        self._counts = bytearray(self._rings.length)
+        self._counted_at = numbers(self._rings.length)
+        self._halvings = 0
+        self._uses = 0  # since the last halving
+        self._room = chunks_max or 0
+        self._known = 0
+
+    def __len__(self) -> int:
+        """How many handles are known, held or not."""
+        return self._known
+
+    def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:  # noqa: ARG002 - frequency does not ask who
+        """Newcomers have no use yet; the request that brought them will be the first."""
+        if self._rings.make_room(handles):
+            longer_bytes(self._counts, self._rings.length)
+            self._counted_at = longer(self._counted_at, self._rings.length)
+        for handle in handles:
+            self._counts[handle] = 0
+        self._rings.append(0, handles)
+        self._known += len(handles)
+        self._room = max(self._room, self._known)
+
+    def touch(self, handles: Sequence[int]) -> None:
+        """One more use for each."""
+        counts, counted_at, halvings = self._counts, self._counted_at, self._halvings
+        rings: defaultdict[int, list[int]] = defaultdict(list)
+        for handle in handles:
+            count = (counts[handle] >> (halvings - counted_at[handle])) + 1
+            if count > COUNT_MAX:  # noqa: PLR1730 - min() takes as long as the rest of the loop
+                count = COUNT_MAX
+            counts[handle] = count
+            counted_at[handle] = halvings
+            rings[count].append(handle)
+        for count, used in rings.items():
+            self._rings.move(count, used)
+        self._uses += len(handles)
+        if self._uses > AGING_USES_PER_CHUNK * self._room:
+            self._age()
+
+    def _age(self) -> None:
+        """Halve every count."""
+        for count in range(1, COUNT_MAX + 1):
+            self._rings.join(count // 2, count)
+        self._halvings += 1
+        self._uses = 0
+
+    def release(self, handles: Sequence[int]) -> None:
+        """The most recently used of those that were used as often."""
+        halvings = self._halvings
+        for handle in handles:
+            count = self._counts[handle] >> (halvings - self._counted_at[handle])
+            self._rings.move(count, (handle,))
+
+    def remove(self, handles: Sequence[int]) -> None:
+        """Forget these."""
+        self._rings.unlink(handles)
+        self._known -= len(handles)
+
+    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+        """The least recently used among those with the lowest count, then with the next."""
+        victims: list[int] = []
+        self._rings.passed_over = 0
+        for ring in range(COUNT_MAX + 1):
+            for handle in self._rings.unheld(ring, holds):
+                victims.append(handle)
+                if len(victims) == count:
+                    self._rings.unlink(victims)
+                    self._known -= count
+                    return victims
+            if self._rings.passed_over >= PASSED_OVER_MAX:
+                break
+        return []
