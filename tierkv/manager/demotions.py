@@ -22,7 +22,7 @@ FREE_SHARE = 1 / 8
 LEAVING_PER_STEP_MAX = 256
 """Victims chosen in one step; a step stays short however much is wanted at once."""
 
-FLUSHED_PER_STEP_MAX = 256
+FLUSHED_PER_STEP_MAX = 128
 """Slots that a flush looks at in one step."""
 
 
