@@ -119,10 +119,6 @@ class Rings:
         """Whether a handle was put aside."""
         return self.next[handle] == handle
 
-    def oldest(self, ring: int) -> int:
-        """The first handle of a ring; negative if there is none."""
-        return self.next[~ring]
-
     def unheld(self, ring: int, holds: Sequence[int]) -> Iterator[int]:
         """The handles of a ring that are not held, oldest first. Those that are held are put aside.
 

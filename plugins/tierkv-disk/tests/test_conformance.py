@@ -13,50 +13,60 @@ from tierkv.types.keys import Key
 from tierkv_disk import DiskOptions
 
 
-class DiskSlots:
-    """The slots of the segment files, found by reading the log as docs/format.md describes it."""
+class DiskPages:
+    """Pages of the segment files, found by reading the log as docs/format.md describes it."""
 
-    def __init__(self, directory: Path, frame_bytes_max: int) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.slot_bytes = -(-frame_bytes_max // PAGE) * PAGE
 
-    def lines(self) -> dict[bytes, LogLine]:
-        """The last word on each key that is there."""
-        last: dict[bytes, LogLine] = {}
+    def frames(self) -> dict[bytes, list[LogLine]]:
+        """The runs of each key that is there."""
+        found: dict[bytes, list[LogLine]] = {}
+        parts: dict[bytes, list[LogLine]] = {}
         for line in read_log(self.directory / "index.log"):
-            last[line.key] = line
-        return {key: line for key, line in last.items() if line.kind == 1}
+            if line.part == 0:
+                parts[line.key] = []
+            parts[line.key].append(line)
+            if line.kind == 1:
+                found[line.key] = parts[line.key]
+            elif line.kind == 2:
+                found.pop(line.key, None)
+        return found
 
     def read(self, key: Key) -> bytes:
-        line = self.lines()[key]
-        with self.segment(line).open("rb") as file:
-            file.seek(line.slot * self.slot_bytes)
-            return file.read(line.frame_bytes)
+        data = b""
+        for run in self.frames()[key]:
+            with self.segment(run).open("rb") as file:
+                file.seek(run.page * PAGE)
+                data += file.read(run.frame_bytes)
+        return data
 
     def write(self, key: Key, data: bytes) -> None:
-        line = self.lines()[key]
-        with self.segment(line).open("r+b") as file:
-            file.seek(line.slot * self.slot_bytes)
-            file.write(data.ljust(line.frame_bytes, b"\0"))
+        for run in self.frames()[key]:
+            with self.segment(run).open("r+b") as file:
+                file.seek(run.page * PAGE)
+                file.write(data[: run.frame_bytes].ljust(run.frame_bytes, b"\0"))
+            data = data[run.frame_bytes :]
 
     def remove(self, key: Key) -> None:
         self.write(key, b"")
 
     def count(self) -> int:
-        return len(self.lines())
+        return len(self.frames())
 
-    def segment(self, line: LogLine) -> Path:
-        return self.directory / f"segment-{line.segment:05d}.dat"
+    def segment(self, run: LogLine) -> Path:
+        return self.directory / f"segment-{run.segment:05d}.dat"
 
 
 class TestDisk(BackendConformance):
     plugin = tierkv_disk.PLUGIN
+    raw_live = True
 
     def make_options(self, place: Path) -> DiskOptions:
         return DiskOptions(path=str(place))
 
-    def raw(self, place: Path, context: BackendContext) -> DiskSlots:
-        return DiskSlots(place / context.namespace.fingerprint().hex(), context.frame_bytes_max)
+    def raw(self, place: Path, context: BackendContext) -> DiskPages:
+        return DiskPages(place / context.namespace.fingerprint().hex())
 
 
 class TestDiskBuffered(TestDisk):
