@@ -62,7 +62,8 @@ def section(data: Mapping[str, Any]) -> str:
             declared = suite["capabilities"]
             rows.append([
                 f"`{suite['backend']}` ({distribution})", name,
-                *("yes" if declared[flag] else "" for flag in FLAGS), *(str(declared[number] or "") for number in NUMBERS),
+                *("yes" if declared[flag] else "" for flag in FLAGS),
+                *(str(declared[number] or "") for number in NUMBERS),
                 str(suite["passed"]), str(sum(suite["not_applicable"].values())),
             ])  # fmt: skip
             reasons = "; ".join(f"{reason} ({count})" for reason, count in sorted(suite["not_applicable"].items()))

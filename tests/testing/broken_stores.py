@@ -48,7 +48,7 @@ class RoundsAfterARestart(PlainFiles):
         self.used_bytes = {}
 
 
-@noticed_by("test_another_capacity_loses_nothing")
+@noticed_by("test_another_capacity_is_not_a_fresh_start")
 class StartsAnewForAnotherCapacity(PlainFiles):
     """Is formatted for one capacity."""
 

@@ -69,18 +69,26 @@ class ReopenTests(KitBase):
             with self.open(place) as session:
                 assert session.scan() == told
 
-    def test_another_capacity_loses_nothing(self, place: Path) -> None:
-        """Users change ``capacity`` and restart: the framework shrinks a tier chunk by chunk; a backend may not."""
+    def test_another_capacity_is_not_a_fresh_start(self, place: Path) -> None:
+        """Users change ``capacity`` and restart: more of it loses nothing, less of it only what has no room."""
         self.need("durable", "bounded")
         size = self.frame_bytes_max
         frames = self.full_capacity_bytes // size // 2
         keys = [make_key(number) for number in range(frames)]
         with self.open(place, capacity_bytes=self.full_capacity_bytes) as session:
             session.put({key: make_frame(key, 1, size) for key in keys})
-        for capacity_bytes in (2 * self.full_capacity_bytes, self.full_capacity_bytes // 4, self.full_capacity_bytes):
-            with self.open(place, capacity_bytes=capacity_bytes) as session:
-                for key in keys:
-                    assert session.get(key) == make_frame(key, 1, size), f"with a capacity of {capacity_bytes} bytes"
+        with self.open(place, capacity_bytes=2 * self.full_capacity_bytes) as session:
+            for key in keys:
+                assert session.get(key) == make_frame(key, 1, size), "lost by a larger capacity"
+        less = self.full_capacity_bytes // 4
+        with self.open(place, capacity_bytes=less) as session:
+            kept = [key for key in keys if session.get(key) == make_frame(key, 1, size)]
+            assert len(kept) >= less // size // 2, f"a capacity of {less} bytes keeps {len(kept)} frames of {size}"
+            assert session.read(keys) == [make_frame(key, 1, size) if key in kept else None for key in keys]
+            if self.capabilities.scan:
+                assert session.scan() == dict.fromkeys(kept, size)
+        with self.open(place, capacity_bytes=self.full_capacity_bytes) as session:
+            assert session.read(keys) == [make_frame(key, 1, size) if key in kept else None for key in keys]
 
     def test_longer_frames_are_opened_or_refused(self, place: Path) -> None:
         """A stack may come back with longer frames: the backend serves both, or says no and leaves all as it was."""
