@@ -1,0 +1,82 @@
+"""Which chunks are alike: classes by how often a chunk was seen and what its last request brought, or said."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from tierkv.types.hints import PRIORITY_MAX, RequestHints
+
+SEEN_FROM = (1, 2, 3, 4, 6, 12, 30)
+"""Requests that had the chunk in their path: where each kind begins."""
+NEW_FROM = (0, 3, 9, 33)
+"""Chunks of the last such request that nobody had seen before: where each kind begins."""
+SEEN_MAX = 255
+
+ABANDONED = len(SEEN_FROM) * len(NEW_FROM)
+"""The class of tails that a later request left behind: it went on from the middle of what they belong to."""
+
+CONTINUES_FROM = (0.0, 0.1, 0.35, 0.65, 0.9)
+"""Hinted probabilities that a session goes on: where each kind begins."""
+HINTED_SEEN_FROM = (1, 2, 6)
+HINTED = ABANDONED + 1
+ONE_SHOT = HINTED + len(CONTINUES_FROM) * len(HINTED_SEEN_FROM)
+CLASSES = ONE_SHOT + 1
+
+PUBLIC_SEEN_MIN = 12
+"""A chunk that so many requests had in their path does not depend on what one of them says of its session."""
+
+CURVE_CLASSES = 5 * len(NEW_FROM)
+"""The classes below it say how re-use depends on age; the others are not alike enough, or do not come back."""
+
+LEVELS = 6
+"""Kinds of priority. Each is worth four times the one below it."""
+LEVEL_NORMAL = 2
+LEVEL_WORTH = tuple(4.0 ** (level - LEVEL_NORMAL) for level in range(LEVELS))
+
+_SEEN_BASE = bytes(len(NEW_FROM) * (max(1, bisect_right(SEEN_FROM, seen)) - 1) for seen in range(SEEN_MAX + 1))
+_HINTED_BASE = bytes(
+    HINTED + len(CONTINUES_FROM) * (max(1, bisect_right(HINTED_SEEN_FROM, seen)) - 1) for seen in range(SEEN_MAX + 1)
+)
+
+
+def classes_for(new: int, hints: RequestHints) -> bytes:
+    """The class of a chunk of a request, by how often the chunk was seen, this time included.
+
+    new: chunks that the request brought and nobody had seen before.
+    """
+    plain = _PLAIN[bisect_right(NEW_FROM, new) - 1]
+    if hints.one_shot:
+        return bytes(ONE_SHOT if seen <= 1 else plain[seen] for seen in range(SEEN_MAX + 1))
+    continues = 0.0 if hints.closed else hints.continues
+    return plain if continues is None else _HINTED[bisect_right(NEW_FROM, new) - 1][_kind(continues)]
+
+
+def _kind(continues: float) -> int:
+    return bisect_right(CONTINUES_FROM, continues) - 1
+
+
+def level_of(hints: RequestHints) -> int:
+    """The kind of priority that a request gives its chunks."""
+    half = PRIORITY_MAX // 2
+    level = LEVEL_NORMAL + (hints.priority > 0) + (hints.priority > half)
+    level -= (hints.priority < 0) + (hints.priority < -half)
+    return level + hints.retain
+
+
+def hinted_probability(number: int) -> float | None:
+    """The probability that a hint of this class speaks of, in the middle; None: no class of hints."""
+    if not HINTED <= number < ONE_SHOT:
+        return None
+    return (0.04, 0.22, 0.5, 0.78, 0.95)[(number - HINTED) % len(CONTINUES_FROM)]
+
+
+_PLAIN = tuple(bytes(base + kind for base in _SEEN_BASE) for kind in range(len(NEW_FROM)))
+_HINTED = tuple(
+    tuple(
+        bytes(
+            _PLAIN[new][seen] if seen >= PUBLIC_SEEN_MIN else _HINTED_BASE[seen] + kind for seen in range(SEEN_MAX + 1)
+        )
+        for kind in range(len(CONTINUES_FROM))
+    )
+    for new in range(len(NEW_FROM))
+)
