@@ -12,7 +12,12 @@ NEW_FROM = (0, 3, 9, 33)
 """Chunks of the last such request that nobody had seen before: where each kind begins."""
 SEEN_MAX = 255
 
-ABANDONED = len(SEEN_FROM) * len(NEW_FROM)
+_KINDS = len(NEW_FROM)
+_FOLLOWS = len(SEEN_FROM) * _KINDS
+"""From here on, classes of chunks seen once whose request went on from what few others had: a session, mostly."""
+TAIL = _FOLLOWS + _KINDS
+"""The class of the last chunk of a path, seen once: the session may go on with other text in its place."""
+ABANDONED = TAIL + 1
 """The class of tails that a later request left behind: it went on from the middle of what they belong to."""
 
 CONTINUES_FROM = (0.0, 0.1, 0.35, 0.65, 0.9)
@@ -25,33 +30,43 @@ CLASSES = ONE_SHOT + 1
 PUBLIC_SEEN_MIN = 12
 """A chunk that so many requests had in their path does not depend on what one of them says of its session."""
 
-CURVE_CLASSES = 5 * len(NEW_FROM)
-"""The classes below it say how re-use depends on age; the others are not alike enough, or do not come back."""
+_PUBLIC = SEEN_FROM.index(PUBLIC_SEEN_MIN) * _KINDS
 
 LEVELS = 6
 """Kinds of priority. Each is worth four times the one below it."""
 LEVEL_NORMAL = 2
 LEVEL_WORTH = tuple(4.0 ** (level - LEVEL_NORMAL) for level in range(LEVELS))
 
-_SEEN_BASE = bytes(len(NEW_FROM) * (max(1, bisect_right(SEEN_FROM, seen)) - 1) for seen in range(SEEN_MAX + 1))
+_SEEN_BASE = bytes(_KINDS * (max(1, bisect_right(SEEN_FROM, seen)) - 1) for seen in range(SEEN_MAX + 1))
 _HINTED_BASE = bytes(
     HINTED + len(CONTINUES_FROM) * (max(1, bisect_right(HINTED_SEEN_FROM, seen)) - 1) for seen in range(SEEN_MAX + 1)
 )
 
 
-def classes_for(new: int, hints: RequestHints) -> bytes:
+def is_private(number: int) -> bool:
+    """Whether chunks of a class belong to one session, mostly: they say how re-use depends on age.
+
+    The others are not alike enough, or do not come back.
+    """
+    return number < _PUBLIC or _FOLLOWS <= number < ABANDONED
+
+
+def classes_for(new: int, hints: RequestHints, *, follows: bool = False) -> bytes:
     """The class of a chunk of a request, by how often the chunk was seen, this time included.
 
     new: chunks that the request brought and nobody had seen before.
+    follows: whether the deepest chunk that somebody had seen before was seen by few.
     """
-    plain = _PLAIN[bisect_right(NEW_FROM, new) - 1]
+    kind = bisect_right(NEW_FROM, new) - 1
     if hints.one_shot:
-        return bytes(ONE_SHOT if seen <= 1 else plain[seen] for seen in range(SEEN_MAX + 1))
+        return _ONE_SHOT[kind]
     continues = 0.0 if hints.closed else hints.continues
-    return plain if continues is None else _HINTED[bisect_right(NEW_FROM, new) - 1][_kind(continues)]
+    if continues is None:
+        return _FOLLOWING[kind] if follows else _PLAIN[kind]
+    return _HINTED[kind][_continuing(continues)]
 
 
-def _kind(continues: float) -> int:
+def _continuing(continues: float) -> int:
     return bisect_right(CONTINUES_FROM, continues) - 1
 
 
@@ -70,13 +85,13 @@ def hinted_probability(number: int) -> float | None:
     return (0.04, 0.22, 0.5, 0.78, 0.95)[(number - HINTED) % len(CONTINUES_FROM)]
 
 
-_PLAIN = tuple(bytes(base + kind for base in _SEEN_BASE) for kind in range(len(NEW_FROM)))
+_PLAIN = tuple(bytes(base + kind for base in _SEEN_BASE) for kind in range(_KINDS))
+_FOLLOWING = tuple(bytes((_FOLLOWS + kind,)) * 2 + _PLAIN[kind][2:] for kind in range(_KINDS))
+_ONE_SHOT = tuple(bytes((ONE_SHOT,)) * 2 + _PLAIN[kind][2:] for kind in range(_KINDS))
 _HINTED = tuple(
     tuple(
-        bytes(
-            _PLAIN[new][seen] if seen >= PUBLIC_SEEN_MIN else _HINTED_BASE[seen] + kind for seen in range(SEEN_MAX + 1)
-        )
-        for kind in range(len(CONTINUES_FROM))
+        bytes(base + continuing for base in _HINTED_BASE[:PUBLIC_SEEN_MIN]) + _PLAIN[kind][PUBLIC_SEEN_MIN:]
+        for continuing in range(len(CONTINUES_FROM))
     )
-    for new in range(len(NEW_FROM))
+    for kind in range(_KINDS)
 )

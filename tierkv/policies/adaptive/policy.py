@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 
 from tierkv.policies.adaptive.classes import LEVEL_NORMAL, LEVELS, classes_for
 from tierkv.policies.adaptive.memory import Memory, Note
@@ -24,6 +25,7 @@ STRAY_QUEUE = classes_for(9, NO_HINTS)[1] * LEVELS + LEVEL_NORMAL
 """What a chunk counts as that came without a request having asked for it, as far as is known."""
 
 _AT_HOME, _PARKED = 0, 1
+_UNKNOWN: Note = (1, NO_RUN, 0)
 
 
 class AdaptivePolicy:
@@ -66,44 +68,39 @@ class AdaptivePolicy:
         """Chunks came; tail first."""
         if self._rings.make_room(handles):
             self._grow()
+        runs, log = self._residents.runs, self._log
         for handle, key in zip(handles, keys, strict=True):
             mark = mark_of(key)
-            note = self._memory.pop(mark) or (1, NO_RUN, 0)
-            if self._log.place(note[1]) < 0:
-                note = (note[0], self._stray_run(1), note[2])
-            self._residents.insert(handle, mark, note)
+            self._residents.insert(handle, mark, self._memory.pop(mark) or _UNKNOWN)
+        for handle in handles:
+            if log.place(runs[handle]) < 0:
+                runs[handle] = self._stray_run()
             self._states[handle] = _AT_HOME
-            self._order.enter(self._log.place(note[1]), (handle,))
+        for place, batch in groupby(handles, lambda handle: log.place(runs[handle])):
+            self._order.enter(place, tuple(batch))
         self._residents.adopt(handles)
 
     def touch(self, handles: Sequence[int]) -> None:
         """A request used these: they go to the run that they were last seen in."""
-        runs, log, place, batch = self._residents.runs, self._log, -1, list[int]()
+        runs, log, states = self._residents.runs, self._log, self._states
         for handle in handles:
-            its_place = log.place(runs[handle])
-            if its_place < 0:
-                runs[handle] = self._stray_run(1)
-                its_place = log.place(runs[handle])
-            if its_place != place and batch:
-                self._order.put(place, batch)
-                batch = []
-            place = its_place
-            batch.append(handle)
-            self._states[handle] = _AT_HOME
-        if batch:
-            self._order.put(place, batch)
+            states[handle] = _AT_HOME
+            if log.place(runs[handle]) < 0:
+                runs[handle] = self._stray_run()
+        for place, batch in groupby(handles, lambda handle: log.place(runs[handle])):
+            self._order.put(place, tuple(batch))
 
     def release(self, handles: Sequence[int]) -> None:
         """A hold is a use."""
         self.touch(handles)
 
-    def _stray_run(self, chunks: int) -> int:
-        """The run of chunks that no request is known to have asked for at this time."""
+    def _stray_run(self) -> int:
+        """The run of one more chunk that no request is known to have asked for at this time."""
         place = self._log.place(self._stray)
         if place < 0 or self._log.times[place] != self._watcher.now_s:
             self._stray = self._watcher.open_run(STRAY_QUEUE)
             place = self._log.place(self._stray)
-        self._log.alive[place] += chunks
+        self._log.alive[place] += 1
         return self._stray
 
     # -- leaving -----------------------------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ class AdaptivePolicy:
         victims: list[int] = []
         left = self._take_from(self._order.leaving, victims, count, holds, PASSED_OVER_MAX)
         if len(victims) < count:
-            for _, ring in self._order.worst_first(self._watcher.now_s, both_ends=self._watcher.has_seen):
+            for _, ring in self._order.worst_first(self._watcher.now_s):
                 left = self._take_from(ring, victims, count, holds, left)
                 if len(victims) == count or not left:
                     break
@@ -215,7 +212,7 @@ class AdaptivePolicy:
         worths: list[float] = []
         self._note_worths(self._order.leaving, 0.0, worths, count)
         if len(worths) < count:
-            for worth, ring in self._order.worst_first(self._watcher.now_s, both_ends=True):
+            for worth, ring in self._order.worst_first(self._watcher.now_s):
                 self._note_worths(ring, worth, worths, count)
                 if len(worths) == count:
                     break

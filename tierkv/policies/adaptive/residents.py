@@ -98,9 +98,10 @@ class Residents:
 
     def adopt(self, handles: Sequence[int]) -> None:
         """Count these with their parents, where those are in the tier."""
-        for handle in handles:
+        following = [*handles[1:], NOBODY]
+        for handle, guess in zip(handles, following, strict=True):  # tail first, so a parent is mostly the next one
             if mark := self.parents[handle]:
-                parent = self.find(mark)
+                parent = guess if guess != NOBODY and self.marks[guess] == mark else self.find(mark)
                 if parent < 0:
                     self.parents[handle] = 0
                 else:

@@ -6,22 +6,28 @@ from collections.abc import Sequence
 
 from tierkv.policies.adaptive.classes import (
     ABANDONED,
-    CURVE_CLASSES,
+    HINTED,
     LEVELS,
+    PUBLIC_SEEN_MIN,
     SEEN_MAX,
+    TAIL,
     classes_for,
+    is_private,
     level_of,
 )
-from tierkv.policies.adaptive.memory import Memory
+from tierkv.policies.adaptive.memory import Memory, Note
 from tierkv.policies.adaptive.order import LeavingOrder
 from tierkv.policies.adaptive.residents import Residents
-from tierkv.policies.adaptive.runs import RunLog
+from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.worths import Worths
 from tierkv.policies.ghost import mark_of
 from tierkv.types.sighting import Sighting, SightingEvent
 
 PATH_CHUNKS_MAX = 2048
 """Of a longer path only so much is looked at, from the front: a few milliseconds' work."""
+
+LEARN_EVERY = 2
+"""Requests after which one class is brought up to date: a tenth of a millisecond's work."""
 
 
 class Watcher:
@@ -35,6 +41,7 @@ class Watcher:
         self._residents = residents
         self.now_s = 0.0
         """The latest time that was told."""
+        self._count = 0
         self.has_seen = False
         """Whether any request was ever told of."""
 
@@ -56,30 +63,32 @@ class Watcher:
                 self._finished(marks, sighting, level)
         if sighting.event is SightingEvent.ARRIVED:
             self.has_seen = True
-            self._worths.learn(self.now_s)
+            self._count += 1
+            if self._count % LEARN_EVERY == 0:
+                self._worths.learn(self.now_s)
 
     def _arrived(self, marks: Sequence[int], sighting: Sighting, level: int) -> None:
         residents, memory, log = self._residents, self._memory, self._log
         handles = [residents.find(mark) for mark in marks]
         notes = [memory.pop(mark) if handle < 0 else None for mark, handle in zip(marks, handles, strict=True)]
         new = sum(handle < 0 and note is None for handle, note in zip(handles, notes, strict=True))
-        classes = classes_for(new, sighting.hints)
-        number, current, parent, last = 0, -1, 0, 0
+        deepest = max((i for i, handle in enumerate(handles) if handle >= 0 or notes[i] is not None), default=-1)
+        follows = deepest >= 0 and self._seen(handles[deepest], notes[deepest]) < PUBLIC_SEEN_MIN
+        classes = classes_for(new, sighting.hints, follows=follows)
+        number, current, parent = 0, -1, 0
+        before, again = 0, 0  # the run that chunks were in so far, and how many of it in a row
         for mark, handle, note in zip(marks, handles, notes, strict=True):
-            seen = 1
-            if handle >= 0:
-                seen, before = residents.seen[handle] + 1, residents.runs[handle]
-            elif note is not None:
-                seen, before = note[0] + 1, note[1]
-            else:
-                before = 0
-            seen = min(seen, SEEN_MAX)
-            if before and (place := log.place(before)) >= 0:
-                self._worths.reused(log.queues[place] // LEVELS, self.now_s - log.times[place])
-                log.lost(before)
-                last = before
-            if classes[seen] != current:
-                current = classes[seen]
+            was = residents.runs[handle] if handle >= 0 else note[1] if note is not None else NO_RUN
+            if was not in (before, NO_RUN):
+                self._left_run(before, again)
+                before, again = was, 0
+            again += was != NO_RUN
+            seen = min(self._seen(handle, note) + 1, SEEN_MAX)
+            its_class = classes[seen]
+            if mark == marks[-1] and seen == 1 and its_class < HINTED:
+                its_class = TAIL
+            if its_class != current:
+                current = its_class
                 number = self.open_run(current * LEVELS + level)
             log.alive[number % log.size] += 1
             if handle >= 0:
@@ -90,13 +99,25 @@ class Watcher:
             else:
                 memory.expect(mark, (seen, number, parent))
             parent = mark
-        if new and (place := log.place(last)) >= 0:
+        self._left_run(before, again)
+        if new and (place := log.place(before)) >= 0:
             self._abandon(place)
+
+    def _seen(self, handle: int, note: Note | None) -> int:
+        """How often a chunk was seen: one of the tier, one that is remembered, or one that is new."""
+        return self._residents.seen[handle] if handle >= 0 else 0 if note is None else note[0]
+
+    def _left_run(self, number: int, chunks: int) -> None:
+        """Chunks of a run were seen again, and belong to another now."""
+        log = self._log
+        if (place := log.place(number)) >= 0:
+            self._worths.reused(log.queues[place] // LEVELS, self.now_s - log.times[place], chunks)
+            log.alive[place] = max(0, log.alive[place] - chunks)
 
     def _abandon(self, place: int) -> None:
         """The rest of a run that a request went through in part, and then somewhere new."""
         number, level = divmod(self._log.queues[place], LEVELS)
-        if self._log.alive[place] and number < CURVE_CLASSES:
+        if self._log.alive[place] and is_private(number):
             self._order.abandon(place, ABANDONED * LEVELS + level)
 
     def _finished(self, marks: Sequence[int], sighting: Sighting, level: int) -> None:

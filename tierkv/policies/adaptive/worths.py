@@ -8,9 +8,10 @@ from bisect import bisect_right
 from tierkv.policies.adaptive.classes import (
     ABANDONED,
     CLASSES,
-    CURVE_CLASSES,
     NEW_FROM,
+    SEEN_FROM,
     hinted_probability,
+    is_private,
 )
 
 AGES = (
@@ -30,6 +31,8 @@ CURVE_PRIOR_USES = 50.0
 CLASS_USES_MAX = 4000.0
 """With more re-uses than that behind what is known of a class, the older half counts half."""
 CURVE_USES_MAX = 40_000.0
+NEWS_MIN = 0.02
+"""Evidence of a class has to change by such a part before it is looked at again."""
 MEMORY_S = 4 * 3600.0
 """So long after it was last halved, all evidence is halved again, however little there is."""
 
@@ -67,6 +70,7 @@ class Worths:
         self._curve_risk = [CURVE_PRIOR_USES] * len(AGES)
         self._uses = [CLASS_PRIOR_USES * factor for factor in self.factors]
         self._risk = [CLASS_PRIOR_USES] * CLASSES
+        self._known = [0.0] * CLASSES  # how much evidence there was when a class was last brought up to date
         self._turn = 0
         self._halved_s = 0.0
         self.table = [self._worth_by_age(number) for number in range(CLASSES)]
@@ -77,25 +81,31 @@ class Worths:
         hinted = hinted_probability(number)
         if hinted is not None:  # the factor with which so many come back, sooner or later
             return math.log(1 - hinted) / sum(math.log(1 - chance) for chance in self.chances)
-        return _SEEN_PRIORS[number // len(NEW_FROM)] if number < ABANDONED else _ABANDONED_PRIOR
+        if number >= ABANDONED:
+            return _ABANDONED_PRIOR
+        kind = number // len(NEW_FROM)
+        return _SEEN_PRIORS[kind if kind < len(SEEN_FROM) else 0]
 
-    def reused(self, number: int, age_s: float) -> None:
-        """A chunk of a class was seen again."""
-        self._uses[number] += 1
-        if number < CURVE_CLASSES:
-            self._curve_uses[bisect_right(AGES, age_s) - 1] += 1
+    def reused(self, number: int, age_s: float, chunks: int) -> None:
+        """Chunks of a class were seen again, at an age."""
+        self._uses[number] += chunks
+        if is_private(number):
+            self._curve_uses[bisect_right(AGES, age_s) - 1] += chunks
 
     def at_risk(self, number: int, interval: int, chunks: int) -> None:
         """Chunks of a class come into an interval of age, not seen again so far."""
         self._risk[number] += chunks * self.chances[interval]
-        if number < CURVE_CLASSES:
+        if is_private(number):
             self._curve_risk[interval] += chunks * self.factors[number]
 
     def learn(self, now_s: float) -> None:
         """Bring one class up to date with the evidence, the next one each time; after the last one, the curve."""
         number = self._turn
+        while number < CLASSES and not self._is_news(number):
+            number += 1
+        self._turn = number + 1
         if number < CLASSES:
-            self._turn += 1
+            self._known[number] = self._uses[number] + self._risk[number]
             self.factors[number] = self._uses[number] / self._risk[number]
             if self._uses[number] > CLASS_USES_MAX:
                 self._halve(number)
@@ -112,6 +122,10 @@ class Worths:
         if is_old or sum(self._curve_uses) > CURVE_USES_MAX:
             self._curve_uses = [uses / 2 for uses in self._curve_uses]
             self._curve_risk = [risk / 2 for risk in self._curve_risk]
+
+    def _is_news(self, number: int) -> bool:
+        """Whether there is enough new evidence on a class to be worth the work."""
+        return abs(self._uses[number] + self._risk[number] - self._known[number]) >= NEWS_MIN * self._known[number]
 
     def _halve(self, number: int) -> None:
         self._uses[number] /= 2
