@@ -98,7 +98,7 @@ class Residents:
 
     def adopt(self, handles: Sequence[int]) -> None:
         """Count these with their parents, where those are in the tier."""
-        following = [*handles[1:], NOBODY]
+        following = (*handles[1:], NOBODY) if handles else ()
         for handle, guess in zip(handles, following, strict=True):  # tail first, so a parent is mostly the next one
             if mark := self.parents[handle]:
                 parent = guess if guess != NOBODY and self.marks[guess] == mark else self.find(mark)

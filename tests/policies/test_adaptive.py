@@ -1,0 +1,171 @@
+"""The policy ``adaptive`` against a naive one, and what it promises beside that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_adaptive import NaiveAdaptive
+
+from tierkv.policies.adaptive.policy import AdaptivePolicy
+from tierkv.types.hints import NO_HINTS, RequestHints
+from tierkv.types.keys import Key, make_key
+from tierkv.types.sighting import Sighting, SightingEvent
+
+SLOTS = 24
+HINTS = (
+    NO_HINTS,
+    NO_HINTS,
+    NO_HINTS,
+    RequestHints(continues=0.95),
+    RequestHints(closed=True),
+    RequestHints(one_shot=True),
+    RequestHints(priority=60),
+    RequestHints(priority=-1, retain=True),
+)
+
+
+def key_of(number: int) -> Key:
+    """A key per number."""
+    return make_key(number.to_bytes(16, "big"), 0)
+
+
+def arrival(path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> Sighting:
+    """A request that asks for a path."""
+    return Sighting("r", SightingEvent.ARRIVED, now_s, (tuple(path),), (0,), (len(path),), {}, hints)
+
+
+class Tier:
+    """A small tier: what a manager does with a policy, in the same order.
+
+    Args:
+        policies: the first decides; the others must say the same.
+        slots: how many chunks there is room for.
+    """
+
+    def __init__(self, policies: Sequence[AdaptivePolicy | NaiveAdaptive], slots: int) -> None:
+        self.policies = policies
+        self.slots: dict[Key, int] = {}
+        self.free = list(range(slots))
+        self.holds = bytearray(slots)
+        self.writes = self.hits = 0
+
+    def ask(self, verb: str, *args: object) -> list[int]:
+        """One verb of all policies."""
+        answers = [getattr(policy, verb)(*args) for policy in self.policies]
+        answers = [sorted(answer) if verb == "refuse" else answer for answer in answers]
+        assert all(answer == answers[0] for answer in answers), (verb, args, answers)
+        return answers[0]  # type: ignore[no-any-return]  # of getattr
+
+    def request(self, path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> None:
+        """Somebody asks for a path and stores what is missing, as far as it is let in."""
+        for key in path:
+            if key not in self.slots:
+                break
+            self.hits += 1
+        self.ask("sighted", arrival(path, now_s, hints))
+        missing = [key for key in path if key not in self.slots]
+        present = [self.slots[key] for key in path if key in self.slots and not self.holds[self.slots[key]]]
+        refused = self.ask("refuse", missing, len(self.free))
+        missing = [key for i, key in enumerate(missing) if i not in refused]
+        self.hold(present)
+        room = len(self.slots) - sum(self.holds)
+        missing = missing[: len(self.free) + room]
+        if len(missing) > len(self.free):
+            self.leave(self.ask("evict", len(missing) - len(self.free), self.holds))
+        handles = [self.free.pop() for _ in missing]
+        self.slots.update(zip(missing, handles, strict=True))
+        self.writes += len(handles)
+        self.ask("add", handles[::-1], missing[::-1])
+        self.release(present[::-1])
+        self.ask("touch", [self.slots[key] for key in reversed(path) if key in self.slots])
+
+    def hold(self, handles: Sequence[int]) -> None:
+        """Somebody reads these."""
+        for handle in handles:
+            self.holds[handle] = 1
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Nobody does any more."""
+        held = [handle for handle in handles if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        self.ask("release", held)
+
+    def leave(self, victims: Sequence[int]) -> None:
+        """These are gone."""
+        assert not any(self.holds[handle] for handle in victims)
+        gone = set(victims)
+        self.slots = {key: handle for key, handle in self.slots.items() if handle not in gone}
+        self.free.extend(victims)
+
+    def remove(self, handles: Sequence[int]) -> None:
+        """Damaged chunks."""
+        mine = [handle for handle in handles if handle in self.slots.values()]
+        for handle in mine:
+            self.holds[handle] = 0
+        self.ask("remove", mine)
+        self.leave(mine)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "ask", "hold", "release", "remove"]),
+        st.lists(st.integers(0, 2), min_size=1, max_size=9),
+        st.sampled_from([1, 3, 40, 700]),
+        st.sampled_from(HINTS),
+    ),
+    min_size=10,
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=STEPS)
+def test_it_decides_like_the_naive_one(steps: list[tuple[str, list[int], int, RequestHints]]) -> None:
+    """Columns, rings, logs and tables only make it fast: on every history, every victim and every refusal must be the
+    one that a search through plain objects gives."""
+    naive, policy = NaiveAdaptive(), AdaptivePolicy(SLOTS)
+    tier, now_s = Tier([policy, naive], SLOTS), 0.0
+    for verb, branches, pause_s, hints in steps:
+        now_s += pause_s
+        path = [key_of(hash(tuple(branches[: end + 1])) % 2**64) for end in range(len(branches))]
+        here = [tier.slots[key] for key in reversed(path) if key in tier.slots]
+        if verb == "ask":
+            tier.request(path, now_s, hints)
+        else:
+            getattr(tier, verb)(here)
+        assert len(policy) == len(naive) == len(tier.slots)
+        assert policy._worths.factors == pytest.approx(naive.worths.factors)
+        assert policy._worths.chances == pytest.approx(naive.worths.chances)
+
+
+def conversations(seed: int, requests: int) -> list[tuple[float, list[Key]]]:
+    """Sessions that go on after a minute or so, among one-shot prompts: what recency cannot tell apart."""
+    randomness, number, now_s = random.Random(seed), 0, 0.0
+    asked: list[tuple[float, list[Key]]] = []
+    while len(asked) < requests:
+        now_s += randomness.expovariate(0.5)
+        path: list[Key] = []
+        for turn in range(randomness.choice([1, 1, 1, 8])):
+            fresh = randomness.randint(4, 12) if turn == 0 else 2
+            path = path + [key_of(number + i) for i in range(fresh)]
+            number += fresh
+            asked.append((now_s + turn * randomness.uniform(30, 60), path))
+    return sorted(asked, key=lambda item: item[0])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_learns_who_comes_back(seed: int) -> None:
+    """Without learning all this would be ballast: where sessions go on and one-shots do not, it must keep clearly more
+    of what is asked for again than recency does, with half the writes."""
+    told, untold = Tier([AdaptivePolicy(200)], 200), Tier([AdaptivePolicy(200)], 200)
+    untold.policies[0].sighted = lambda _: None  # type: ignore[method-assign]  # so it is least recently used
+    for now_s, path in conversations(seed, 1500):
+        told.request(path, now_s)
+        untold.request(path, now_s)
+    assert told.hits > 1.3 * untold.hits
+    assert told.writes < 0.5 * untold.writes
