@@ -10,7 +10,6 @@ from tierkv.policies.adaptive.classes import (
     HINTED,
     LEVEL_NORMAL,
     LEVEL_WORTH,
-    LEVELS,
     PUBLIC_SEEN_MIN,
     SEEN_MAX,
     TAIL,
@@ -128,12 +127,14 @@ class NaiveAdaptive:
                     self.adopt(key, parent)
             parent = key
         if new and last is not None and last.alive and is_private(last.number):
-            for queue in self.queues.values():
-                if last in queue:
-                    queue.remove(last)
-                    self.queues.setdefault((ABANDONED, last.level), []).append(last)
-                    break
-            last.number = ABANDONED
+            self.abandon(last)
+
+    def abandon(self, run: Run) -> None:
+        queue = self.queues.setdefault((run.number, run.level), [])
+        run.number = ABANDONED
+        if run in queue:
+            queue.remove(run)
+            self.queues.setdefault((ABANDONED, run.level), []).append(run)
 
     # -- coming and being used ---------------------------------------------------------------------------------------
 

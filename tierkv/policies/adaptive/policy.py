@@ -111,9 +111,16 @@ class AdaptivePolicy:
         for handle in handles:
             self._residents.take_out(handle)
             self._log.lost(self._residents.runs[handle])
-            parent = self._residents.orphan(handle)
-            if parent != NOBODY and self._states[parent] == _PARKED:
-                self._rings.move(self._order.leaving, (parent,))
+        for handle in handles:
+            self._without_child(self._residents.orphan(handle))
+
+    def _without_child(self, handle: int) -> bool:
+        """A chunk, or NOBODY, has no child any more: if it only waited for that, it leaves soon. Whether it does."""
+        if handle == NOBODY or self._states[handle] != _PARKED:
+            return False
+        self._rings.move(self._order.leaving, (handle,))
+        self._states[handle] = _AT_HOME
+        return True
 
     def evict(self, count: int, holds: Sequence[int]) -> list[int]:
         """Forget and return those that are worth least."""
@@ -156,13 +163,10 @@ class AdaptivePolicy:
                 left -= 1
             else:
                 rings.unlink((handle,))
+                self._states[handle] = _AT_HOME
                 victims.append(handle)
-                parent = residents.orphan(handle)
-                if parent != NOBODY and self._states[parent] == _PARKED:
-                    rings.move(self._order.leaving, (parent,))
-                    self._states[parent] = _AT_HOME
-                    if ring != self._order.leaving:
-                        left = self._take_from(self._order.leaving, victims, count, holds, left)
+                if self._without_child(residents.orphan(handle)) and ring != self._order.leaving:
+                    left = self._take_from(self._order.leaving, victims, count, holds, left)
             handle = rings.oldest(ring)  # whatever was done with it, it is not here any more
         return left
 
