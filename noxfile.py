@@ -55,7 +55,7 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 def tests(session: nox.Session) -> None:
     """Every test of the core and of all plugins, torch included (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, "torch")
-    everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
     pytest(session)
 
@@ -63,7 +63,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 def pythons(session: nox.Session) -> None:
     """Every test that needs no torch, on each Python that is installed (-- PYTEST ARGUMENTS)."""
-    everything = [local(ROOT, "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    everything = [local(ROOT, "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
     pytest(session)
 
@@ -96,7 +96,7 @@ def format_(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict, on the core, the plugins, the public API as users type it, and this file (-- MYPY ARGUMENTS)."""
     session.install(*CONSTRAINTS, "torch")
-    everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["types"], f"nox{nox.needs_version}")
     session.run("mypy", *session.posargs)
 
@@ -136,7 +136,7 @@ def demo(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Every property test with twenty times as many cases, for a machine that has the night (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, "torch")
-    everything = [local(ROOT, "torch", "testing"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
     folders = [f"tests/{name}" for name in ("scheduler", "manager", "policies", "codecs")]
     pytest(session, "--hypothesis-profile", "nightly", "--timeout", "3600", *folders)

@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.core_rig import GEOMETRY
 from tierkv.abc import Capabilities, ReadRequest, ReadResult, WriteRequest, WriteResult
-from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.errors import BackendUnavailableError
@@ -72,8 +71,7 @@ class BusyTier:
         # Untouched pages of the arena cost nothing: a million slots are address space, not memory.
         self.arena = HostArena(slots * (HEADER_BYTES + GEOMETRY.payload_bytes_max), GEOMETRY.payload_bytes_max)
         self.sealer = FrameSealer(bytes(FINGERPRINT_BYTES))
-        codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
-        tier = Tier("copying", CopyingBackend(copy_bytes), CAPABILITIES, "none", codecs, self.sealer, self.arena)
+        tier = Tier("copying", CopyingBackend(copy_bytes), CAPABILITIES, "none", {}, self.sealer, self.arena)
         self.dispatcher = Dispatcher([tier], [TierLimits()], time.monotonic)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from benchmarks.measure import Settings, timed
 from benchmarks.rows import Row, Target
 from tierkv.codecs.frame import frame_bytes
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import TierOp
@@ -66,7 +66,7 @@ class Steps:
         below = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=2)), BATCH)]
         size = frame_bytes(GEOMETRY.payload_bytes_max)
         queue = min(resident // 8, QUEUE_CHUNKS)
-        limits = LowerTierLimits(capacity_bytes=resident * size, writes=True, queue_chunks_max=queue)
+        limits = LowerTierLimits(capacity_bytes=resident * size, write=WritePolicy.THROUGH, queue_chunks_max=queue)
         lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy("lru", resident))
         self.core: Core = make_core(resident, lower=[lower])
         fill(self.core.host, itertools.chain.from_iterable(host_keys))

@@ -15,7 +15,7 @@ from benchmarks.measure import Settings
 from benchmarks.rows import Row, Target
 from tierkv.abc import EvictionPolicy
 from tierkv.codecs.frame import frame_bytes
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.types.keys import Key
 
 TARGET = Target("measured", "<=", 200.0)
@@ -77,7 +77,7 @@ def _filled_host(name: str, keys: list[Key]) -> Core:
 
 
 def _filled_lower(keys: list[Key]) -> LowerTier:
-    limits = LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1)
+    limits = LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1)
     lower = LowerTier(0, "lower", CAPABILITIES, limits, open_policy("lru", len(keys)))
     size = frame_bytes(1 << 21)
     lower.load_index((key, size) for key in keys)

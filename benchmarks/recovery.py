@@ -19,10 +19,9 @@ from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, 
 from benchmarks.rows import Row, Target
 from benchmarks.tier_rig import NAMESPACE
 from tierkv.abc import BackendContext
-from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.frame import FrameSealer, frame_bytes
 from tierkv.dispatch import Dispatcher, TierLimits
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
@@ -55,7 +54,7 @@ class Home:
             dispatchers.append(dispatcher)
             (result,) = dispatcher.scan_all(300.0)
             scanned_s = time.perf_counter()
-            limits = LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1)
+            limits = LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1)
             lower = LowerTier(0, "disk", CAPABILITIES, limits, open_policy("lru", self.chunks))
             lower.load_index((entry.key, entry.frame_bytes) for entry in result.entries)
             if len(lower) != self.chunks:
@@ -71,8 +70,7 @@ class Home:
 
     def _dispatcher(self, backend: DiskBackend) -> Dispatcher:
         arena = HostArena(1 << 20, 4096)
-        codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
-        tier = Tier("disk", backend, CAPABILITIES, "none", codecs, FrameSealer(NAMESPACE.fingerprint()), arena)
+        tier = Tier("disk", backend, CAPABILITIES, "none", {}, FrameSealer(NAMESPACE.fingerprint()), arena)
         return Dispatcher([tier], [TierLimits()], time.monotonic)
 
     def read_plainly(self) -> Cost:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tierkv.abc import BackendContext
-from tierkv.codecs import CODEC_PLUGINS
+from tierkv.abc import BackendContext, CodecContext
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.config.loading import parse_config
 from tierkv.config.resolving import ResolvedTier, resolve
@@ -122,9 +121,10 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
     config = resolved.config
     context = BackendContext(config.name, NAMESPACE, frames.frame_bytes, config.capacity)
     backend = resolved.backend.open(context, resolved.options)
-    codecs = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
+    codec = resolved.codec
+    codecs = {codec.name: codec.open(CodecContext(NAMESPACE), resolved.codec_options)}
     capabilities = resolved.backend.capabilities
-    tier = Tier(config.name, backend, capabilities, resolved.codec.name, codecs, frames.sealer, frames.arena)
+    tier = Tier(config.name, backend, capabilities, codec.name, codecs, frames.sealer, frames.arena)
     limits = TierLimits(io_threads=resolved.io_threads)
     dispatcher = Dispatcher([tier], [limits], time.monotonic)
     try:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tierkv.abc import AsyncBackend, Backend, BackendContext, Codec, EvictionPolicy, PolicyPlugin
+from tierkv.abc import Codec
 from tierkv.codecs.frame import PARTS_MAX, FrameSealer
 from tierkv.config.loading import load_config, parse_config
-from tierkv.config.resolving import ResolvedStack, ResolvedTier, resolve
+from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.config.schema import StackConfig
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
-from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
-from tierkv.errors import BackendError, ConfigError, TierKVError
+from tierkv.errors import ConfigError
 from tierkv.events import Observers
-from tierkv.manager.contract import HOST
-from tierkv.manager.guarded_policy import guarded
 from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
-from tierkv.plugins import PluginRegistry, load_plugins, opened
+from tierkv.plugins import PluginRegistry, load_plugins
 from tierkv.recorded_stack import RecordedStack
 from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.block_events import BlockEvents
@@ -38,9 +32,11 @@ from tierkv.scheduler.event_queue import EventQueue
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.stack import Stack, StackParts
+from tierkv.stack import Stack
+from tierkv.stack_parts import StackParts
+from tierkv.tier_changes import SCAN_TIMEOUT_S, TierChanges
+from tierkv.tier_opening import TierOpener, close_backend, dispatch_limits, share_host_slots
 from tierkv.tiers.arena import HostArena, private_memory
-from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.shared_memory import SharedMemory
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
@@ -51,12 +47,6 @@ from tierkv.worker.worker import Worker
 from tierkv.worker_setup import WorkerSetup
 
 _log = logging.getLogger(__name__)
-
-SCAN_TIMEOUT_S = 60.0
-"""How long opening a stack waits for a tier to tell what it holds; a tier that takes longer stays out of service."""
-
-HELD_BY_CASCADES_SHARE = 0.5
-"""Share of the host slots that chunks on their way to lower tiers may hold, all tiers together."""
 
 
 def open_stack(
@@ -179,21 +169,33 @@ class _Assembly:
                 undo.callback(self.shared.close)
             arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
             undo.callback(arena.close)
+            runtime, counters = self.runtime, CoreCounters()
+            opener = TierOpener(
+                self.registry, runtime, self.namespace, self.sealer, arena, counters, self.config.tenants.told_apart_max
+            )
+            codecs = opener.open_codecs(self.resolved.tiers)
             with contextlib.ExitStack() as unopened:
-                tiers = self._open_tiers(arena, unopened)
+                tiers = self._open_tiers(opener, codecs, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
-            limits = [_dispatch_limits(tier) for tier in self.resolved.tiers]
-            runtime = self.runtime
+            limits = [dispatch_limits(tier) for tier in self.resolved.tiers]
             dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, pause=runtime.pause)
             undo.callback(dispatcher.close, 0.0)
-            stack = self._wire(arena, dispatcher)
+            stack = self._wire(arena, dispatcher, opener, codecs, counters)
             undo.pop_all()
         return stack
 
-    def _wire(self, arena: HostArena, dispatcher: Dispatcher) -> Stack:
-        config, counters = self.config, CoreCounters()
-        lower = [self._lower_tier(i, tier, arena, counters) for i, tier in enumerate(self.resolved.tiers)]
-        host = HostIndex(arena.num_slots, self._policy(self.resolved.host_policy, arena.num_slots, HOST, counters))
+    def _wire(
+        self,
+        arena: HostArena,
+        dispatcher: Dispatcher,
+        opener: TierOpener,
+        codecs: Mapping[str, Codec],
+        counters: CoreCounters,
+    ) -> Stack:
+        config = self.config
+        lower = [opener.table(index, tier) for index, tier in enumerate(self.resolved.tiers)]
+        share_host_slots(lower, arena.num_slots)
+        host = HostIndex(arena.num_slots, opener.host_policy(config.host, self.resolved.host_policy, arena.num_slots))
         manager = OffloadManager(
             host,
             lower,
@@ -243,13 +245,22 @@ class _Assembly:
             counters=counters,
             observers=self._observers(),
             events=EventQueue(block_events, counters, kept=events.enabled),
-            tier_names=tuple(tier.config.name for tier in self.resolved.tiers),
+            changes=TierChanges(
+                opener,
+                self.registry,
+                self.runtime,
+                codecs,
+                manager=manager,
+                dispatcher=dispatcher,
+                names=[tier.config.name for tier in self.resolved.tiers],
+                num_slots=arena.num_slots,
+            ),
             completions_per_step_max=config.lookup.completions_per_step_max,
         )
         runtime = self.runtime
         if config.record.path is None:
             return Stack(parts, runtime.clock, runtime.pause)
-        writer = self._record_writer(Path(config.record.path), parts.tier_names)
+        writer = self._record_writer(Path(config.record.path), parts.changes.names)
         return RecordedStack(parts, runtime.clock, runtime.pause, writer)
 
     def _record_writer(self, path: Path, tier_names: Sequence[str]) -> RecordWriter:
@@ -302,67 +313,13 @@ class _Assembly:
             return Observers(None, None)
         return Observers(self.registry.observe, CopyPool(name="tierkv-observe", spawn=self.runtime.spawn).submit)
 
-    def _open_tiers(self, arena: HostArena, undo: contextlib.ExitStack) -> list[Tier]:
-        codecs = self._open_codecs()
-        timing = Timing(self.runtime.clock, self.runtime.nap, self.runtime.rng)
+    def _open_tiers(self, opener: TierOpener, codecs: Mapping[str, Codec], undo: contextlib.ExitStack) -> list[Tier]:
         tiers = []
-        for tier in self.resolved.tiers:
-            context = BackendContext(tier.config.name, self.namespace, arena.slot_bytes, tier.config.capacity)
-            backend = opened(
-                f"backend {tier.backend.name!r}",
-                self.registry.backends[tier.backend.name].origin,
-                partial(tier.backend.open, context, tier.options),
-                tier=tier.config.name,
-                error=BackendError,
-            )
-            undo.callback(_close_backend, backend)
-            retry = RetryLimits(attempts=tier.config.retries + 1)
-            tiers.append(
-                Tier(
-                    tier.config.name, backend, tier.backend.capabilities, tier.codec.name, codecs, self.sealer, arena,
-                    retry=retry, timing=timing,
-                )
-            )  # fmt: skip
+        for resolved in self.resolved.tiers:
+            tier = opener.open(resolved, codecs)
+            undo.callback(close_backend, tier.backend)
+            tiers.append(tier)
         return tiers
-
-    def _open_codecs(self) -> dict[str, Codec]:
-        """Every codec by name: those that tiers name, and others, to read frames of an earlier description."""
-        named = {tier.codec.name: tier.config.name for tier in reversed(self.resolved.tiers)}
-        codecs = {}
-        for name, registered in self.registry.codecs.items() if named else ():
-            try:
-                codec = opened(f"codec {name!r}", registered.origin, registered.plugin.open, tier=named.get(name))
-            except TierKVError as error:
-                if name in named:
-                    raise
-                _log.warning("%s; no tier is to write with it, and frames that were written with it are misses", error)
-            else:
-                codecs[name] = codec
-        return codecs
-
-    def _policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str, counters: CoreCounters) -> EvictionPolicy:
-        origin = self.registry.policies[plugin.name].origin
-        policy = opened(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
-        return guarded(policy, tier, counters)
-
-    def _lower_tier(self, index: int, tier: ResolvedTier, arena: HostArena, counters: CoreCounters) -> LowerTier:
-        config = tier.config
-        share = max(1, int(arena.num_slots * HELD_BY_CASCADES_SHARE) // len(self.resolved.tiers))
-        limits = LowerTierLimits(
-            capacity_bytes=config.capacity,
-            writes=config.write == "through",
-            queue_chunks_max=max(1, min(config.queue_bytes_max // arena.slot_bytes, share)),
-            probe_deadline_s=config.probe_deadline_s,
-            read_deadline_s=config.read_deadline_s,
-            write_deadline_s=config.write_deadline_s,
-            probe_keys_max=config.probe_keys_max,
-            presence_ttl_s=config.presence_ttl_s,
-            absence_ttl_s=config.absence_ttl_s,
-            presence_keys_max=config.presence_keys_max,
-        )
-        frames = None if config.capacity is None else config.capacity // arena.slot_bytes
-        policy = self._policy(tier.policy, frames, config.name, counters)
-        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
 
     def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:
         """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""
@@ -370,20 +327,3 @@ class _Assembly:
             if result.error:
                 _log.warning("tier %s is out of service: %s", lower[result.tier].name, result.error)
             lower[result.tier].load_index((entry.key, entry.frame_bytes) for entry in result.entries)
-
-
-def _close_backend(backend: Backend | AsyncBackend) -> None:
-    """Close a backend of a stack that could not be opened, so that its locks do not outlive the error."""
-    result = backend.close()
-    if inspect.iscoroutine(result):
-        asyncio.run(result)
-
-
-def _dispatch_limits(tier: ResolvedTier) -> TierLimits:
-    return TierLimits(
-        queue_ops_max=tier.config.queue_ops_max,
-        io_threads=tier.io_threads,
-        breaker_failures=tier.config.breaker_failures,
-        breaker_cooldown_s=tier.config.breaker_cooldown_s,
-        trial_deadline_s=tier.config.probe_deadline_s,
-    )

@@ -15,6 +15,7 @@
     │   ├── OutOfSpaceError             it is full
     │   └── NamespaceMismatchError      what lies there belongs to another namespace or program
     └── CorruptFrameError (ValueError)      bytes at rest failed their check: a miss, never data
+        └── UnreadableFrameError            a frame is whole, but cannot be read here: a miss, nothing is damaged
 
 A *miss* is not an error. Errors of a tier never reach the engine's thread as exceptions: they travel as values in
 completions, become misses, and are counted.
@@ -100,3 +101,7 @@ class NamespaceMismatchError(BackendError):
 
 class CorruptFrameError(TierKVError, ValueError):
     """Bytes at rest failed a check of their frame (magic, version, key, namespace, length or checksum)."""
+
+
+class UnreadableFrameError(CorruptFrameError):
+    """A frame is whole, but not to be read here: no codec, no key, or an approximation in a tier that is not lossy."""

@@ -27,11 +27,14 @@ def check_plugin_value(plugin: object) -> None:
         _check_callable("backend", plugin.name, "open", plugin.open)
         if plugin.check is not None:
             _check_callable("backend", plugin.name, "check", plugin.check)
-        _check_options(plugin.name, plugin.options)
+        _check_options("backend", plugin.name, plugin.options)
         _check_capabilities(plugin.name, plugin.capabilities)
     elif isinstance(plugin, CodecPlugin):
         _check_name("codec", plugin.name, CODEC_NAME_CHARS_MAX)
         _check_callable("codec", plugin.name, "open", plugin.open)
+        if plugin.check is not None:
+            _check_callable("codec", plugin.name, "check", plugin.check)
+        _check_options("codec", plugin.name, plugin.options)
     elif isinstance(plugin, PolicyPlugin):
         _check_name("policy", plugin.name, NAME_CHARS_MAX)
         _check_callable("policy", plugin.name, "open", plugin.open)
@@ -50,9 +53,9 @@ def _check_callable(kind: str, name: str, what: str, value: object) -> None:
         raise PluginError(f"{kind} {name!r}: {what} must be callable, not {value!r:.80}")
 
 
-def _check_options(name: str, options: object) -> None:
+def _check_options(kind: str, name: str, options: object) -> None:
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
-        raise PluginError(f"backend {name!r}: options must be a dataclass, not {options!r:.80}")
+        raise PluginError(f"{kind} {name!r}: options must be a dataclass, not {options!r:.80}")
 
 
 def _check_capabilities(name: str, capabilities: object) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tierkv.manager.contract import ResetScope
 from tierkv.recording.recorder import Recorder
 from tierkv.recording.writer import RecordWriter
-from tierkv.stack import Stack, StackParts
+from tierkv.stack import Stack
+from tierkv.stack_parts import StackParts
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import LoadReport, Request, StepOutput
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
@@ -25,7 +27,7 @@ class RecordedStack(Stack):
     ) -> None:
         super().__init__(parts, clock, sleep)
         self._writer = writer
-        self._recorder = Recorder(writer, self.tier_names, clock)
+        self._recorder = Recorder(writer, parts.changes.names, clock)
         self._scheduler.view.watcher = self._recorder.request_changed
         self._passes_events_on = True
 
@@ -78,10 +80,10 @@ class RecordedStack(Stack):
         self._recorder.finished(request.request_id, self.request_account(request.request_id))
         return result
 
-    def reset_cache(self) -> None:
+    def reset_cache(self, scope: ResetScope = "host") -> None:
         """The same, and noted."""
         self._recorder.reset()
-        super().reset_cache()
+        super().reset_cache(scope)
 
     def close(self, timeout_s: float = 30.0) -> bool:
         """The same; the record is complete then."""

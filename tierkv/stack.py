@@ -9,33 +9,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from tierkv.dispatch.copy_pool import CopyPool
-from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.errors import EngineProtocolError
-from tierkv.events import Observers
-from tierkv.manager.manager import OffloadManager
+from tierkv.manager.contract import ResetScope
+from tierkv.manager.tenants import usage_by_tier
 from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
 from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
-from tierkv.scheduler.event_queue import EventQueue
-from tierkv.scheduler.scheduler import OffloadScheduler
-from tierkv.tiers.arena import HostArena
-from tierkv.tiers.shared_memory import SharedMemory
+from tierkv.stack_parts import StackParts
+from tierkv.tier_changes import TierChange
 from tierkv.types.account import RequestAccount
 from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
-from tierkv.types.geometry import Geometry
-from tierkv.types.namespace import Namespace
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp, Verb
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
-from tierkv.worker.part_book import PartBook
 from tierkv.worker.worker import Worker
 from tierkv.worker_setup import WorkerSetup
 
@@ -43,34 +36,6 @@ VALIDATE = "TIERKV_VALIDATE"
 """Environment variable: 1 checks every invariant after every step (slow; for tests and for reports of bugs)."""
 
 _POLL_S = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class StackParts:
-    """What a stack is made of.
-
-    workers: those of this process, by rank, and copies: their threads; none where workers are other processes.
-    shared: the arena's memory for those, and setup: what they need to know. part_book: where workers are several, or
-    other processes. tier_names: lower tiers in order. completions_per_step_max: I/O results taken in per step; the
-    rest waits for the next.
-    """
-
-    scheduler: OffloadScheduler
-    manager: OffloadManager
-    dispatcher: Dispatcher
-    workers: tuple[Worker, ...]
-    copies: tuple[CopyPool, ...]
-    arena: HostArena
-    shared: SharedMemory | None
-    setup: WorkerSetup | None
-    part_book: PartBook | None
-    namespace: Namespace
-    geometry: Geometry
-    counters: CoreCounters
-    observers: Observers
-    events: EventQueue
-    tier_names: tuple[str, ...]
-    completions_per_step_max: int
 
 
 class Stack:
@@ -89,7 +54,6 @@ class Stack:
         self.workers = parts.workers
         self.namespace = parts.namespace
         self.geometry = parts.geometry
-        self.tier_names = parts.tier_names
         self._parts = parts
         self._stats = StackStats()
         self._scheduler = parts.scheduler
@@ -160,6 +124,7 @@ class Stack:
         self._manager.begin_step(self._clock())
         for news in self._dispatcher.drain(self._parts.completions_per_step_max):
             self._on_news(news)
+        self._parts.changes.apply()
 
     def _on_news(self, news: Completion | TierHealth) -> None:
         self._manager.on_completion(news)
@@ -251,14 +216,55 @@ class Stack:
         self._observe()
         return self._parts.events.take_described()
 
-    def reset_cache(self) -> None:
-        """Empty the host tier, between steps; see :meth:`OffloadScheduler.reset_cache`."""
-        self._scheduler.reset_cache()
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Empty the host tier, or with ``scope="all"`` every tier, between steps.
+
+        Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new
+        ones when they have. What a crash leaves undeleted is found again by the next start: weights that have changed
+        want another ``namespace.epoch`` instead.
+
+        Raises:
+            EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
+        """
+        self._scheduler.reset_cache(scope)
         self._hand_out()
 
     def has_pending_work(self) -> bool:
         """Whether transfers are in flight, or the end of one is still to be told: the engine should go on stepping."""
-        return self._scheduler.has_pending_work or self._untold != LoadReport()
+        return self._scheduler.has_pending_work or self._untold != LoadReport() or self._parts.changes.pending
+
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """The lower tiers in service, in the order in which they are asked."""
+        return self._manager.tier_names[1:]
+
+    def attach_tier(self, table: Mapping[str, Any], *, before: str | None = None) -> TierChange:
+        """Add a lower tier to a stack in service. Any thread but the engine's: it waits until the backend is open.
+
+        The engine's next step puts it in service, with everything it holds. It gets what is stored from then on.
+
+        Args:
+            table: as a ``[[tiers]]`` table of a stack's description.
+            before: the tier that is to be asked after it; None: it comes last.
+
+        Raises:
+            ConfigError: the table is wrong.
+            BackendError: the tier cannot be opened, or cannot tell what it holds.
+            PluginError: a plugin that it names is missing or broken.
+            EngineProtocolError: its name is taken, or there is no tier ``before``.
+        """
+        return self._parts.changes.attach(table, before)
+
+    def detach_tier(self, name: str, *, timeout_s: float = 30.0) -> TierChange:
+        """Take a lower tier out of a stack in service; what it holds stays where it is. Any thread; does not wait.
+
+        From the engine's next step on the tier has nothing and gets nothing. Chunks that still waited to be written to
+        it are dropped from its queue and counted. When its running calls have ended, or after ``timeout_s``, its
+        backend is closed: then the change is done. An unknown name is told by :meth:`TierChange.wait`.
+        """
+        return self._parts.changes.detach(name, timeout_s)
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
@@ -269,19 +275,27 @@ class Stack:
 
     def tier_stats(self) -> dict[str, dict[str, int]]:
         """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
-        stats = self._dispatcher.stats.tiers
-        return {name: asdict(stats[i]) for i, name in enumerate(self.tier_names)}
+        names = self._parts.changes.names
+        return {names[index]: asdict(stats) for index, stats in list(self._dispatcher.stats.tiers.items())}
 
     def series(self) -> Iterator[Series]:
         """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
         yield from self._stats.series()
-        for name, seconds in zip(self.tier_names, self._dispatcher.stats.seconds, strict=True):
+        for index, seconds in list(self._dispatcher.stats.seconds.items()):
+            name = self._parts.changes.names[index]
             yield Series(READ_SECONDS, (name,), seconds[Verb.READ])
             yield Series(WRITE_SECONDS, (name,), seconds[Verb.WRITE])
 
     def take_stats(self) -> ConnectorStats | None:
         """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""
         return self._stats.take(self.counters.stores_refused)
+
+    def tenant_usage(self) -> dict[str, dict[str, int]]:
+        """Bytes by tenant, in each tier with quotas; a tenant is named by the digest of its salt in hex.
+
+        ``""`` are requests without one. See :func:`tierkv.types.keys.tenant_of_salt`.
+        """
+        return usage_by_tier(self._manager.policies)
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of each lower tier's reads, as far as they are measured.
@@ -300,6 +314,9 @@ class Stack:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.
 
+        A tier with ``write = "back"`` gets every chunk that the host tier has and it lacks; one with ``"on_reuse"``
+        only what was used again.
+
         Workers in other processes are the engine's to drain, and their reports its to hand in, before. Loads that end
         meanwhile are told by the next :meth:`update_connector_output`.
 
@@ -311,6 +328,7 @@ class Stack:
             worker.drain()
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
         self._untold = self.update_connector_output(output)
+        self._manager.flush()
         while True:
             self._take_in()
             self._hand_out()
@@ -341,6 +359,7 @@ class Stack:
             for worker in self.workers:
                 worker.shutdown()
             self._dispatcher.close(timeout_s)
+            self._parts.changes.close()
             for copies in self._parts.copies:
                 copies.close(timeout_s)
             self._parts.observers.finish(timeout_s)

@@ -78,6 +78,26 @@ def test_problems_of_file_and_plugins_are_told_before_any_probe(tierkv: Run, sta
     assert f"{path}: tiers[1].backend = \"foldr\": unknown backend 'foldr'; did you mean 'folder'?" in said.stderr
 
 
+@pytest.mark.parametrize(("key", "ok"), [("ab" * 31 + "cd", True), ("", False), (None, False)])
+def test_a_key_that_is_missing_is_found(
+    tierkv: Run, stack: Stack, monkeypatch: pytest.MonkeyPatch, key: str | None, *, ok: bool
+) -> None:
+    """A stack that says aes-256-gcm does not start without it; better to hear of that here. The key is not shown."""
+    monkeypatch.delenv("TIERKV_TEST_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("TIERKV_TEST_KEY", key)
+    path = stack("folder")
+    config = json.loads(path.read_text())
+    config["tiers"][0]["codec"] = {"name": "aes-256-gcm", "key_env": "TIERKV_TEST_KEY"}
+    path.write_text(json.dumps(config))
+    said = tierkv("check", path, "--json")
+    report = json.loads(said.stdout)
+    (found,) = [found for found in report["findings"] if found["subject"] == "encryption keys"]
+    assert (found["ok"], said.exit_code) == (ok, int(not ok))
+    assert ok or "environment variable TIERKV_TEST_KEY" in found["detail"]
+    assert not key or key not in said.stdout
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon", "3601"])
 def test_a_deadline_has_bounds(tierkv: Run, stack: Stack, value: str) -> None:
     """A deadline that never comes is none."""

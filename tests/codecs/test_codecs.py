@@ -7,14 +7,14 @@ import threading
 
 import pytest
 import zstandard
+from codec_parts import aes, decoded, encoded, frame_of, open_codec, opened_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.abc.codec import Codec
 from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.frame import CODEC_BYTES_MAX, NO_CODEC
 from tierkv.codecs.none import NoneCodec
-from tierkv.codecs.zstd import ZstdCodec
+from tierkv.codecs.zstd import ZstdCodec, ZstdOptions
 from tierkv.errors import CorruptFrameError
 
 # Random bytes, runs and their mix: what shrinks, what does not, and what is in between.
@@ -26,48 +26,77 @@ payloads = st.lists(
 ).map(b"".join)
 
 
-@pytest.mark.parametrize("plugin", CODEC_PLUGINS, ids=lambda plugin: plugin.name)
+LOSSLESS = {
+    **{name: open_codec(name) for name in ("none", "zstd", "bf16")},
+    **{f"aes, {inner} inside": aes(inner=inner) for inner in ("none", "zstd", "bf16")},
+}
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
 @settings(max_examples=60)
 @given(raw=payloads)
-def test_round_trip(plugin: object, raw: bytes) -> None:
-    """Whatever a codec shortens must come back byte for byte; what it does not shorten it must decline."""
-    codec: Codec = plugin.open()  # type: ignore[attr-defined]
-    out = memoryview(bytearray(len(raw)))
-    written = codec.encode(memoryview(raw), out)
-    if written is None:
+def test_round_trip(name: str, raw: bytes) -> None:
+    """Whatever a codec takes must come back byte for byte; what it does not shorten it must decline, unless it hides
+    payloads: then it must take all, and make none of them longer."""
+    codec, frame, hides = LOSSLESS[name], frame_of(), name.startswith("aes")
+    stored = encoded(codec, raw, frame)
+    if stored is None:
+        assert not hides
         return
-    assert 0 < written < len(raw)
-    back = bytearray(len(raw))
-    codec.decode(out[:written], memoryview(back))
-    assert bytes(back) == raw
+    assert hides or 0 < len(stored) < len(raw)
+    assert decoded(codec, stored, len(raw), opened_frame(frame)) == raw
+
+
+def test_all_of_them_are_tested() -> None:
+    """A codec that is added must come under the tests of this folder."""
+    tested = {name.partition(",")[0].replace("aes", "aes-256-gcm") for name in LOSSLESS} | {"fp8", "int8"}
+    assert tested == {plugin.name for plugin in CODEC_PLUGINS}
+    assert {plugin.name for plugin in CODEC_PLUGINS if plugin.lossy} == {"fp8", "int8"}
+    assert {plugin.name for plugin in CODEC_PLUGINS if plugin.conceals} == {"aes-256-gcm"}
+
+
+@pytest.mark.parametrize("level", [1, 3, 22])
+def test_any_level_is_read_with_any(level: int) -> None:
+    """Changing the level must not make a tier unreadable."""
+    raw = b"key value " * 1000
+    stored = encoded(open_codec("zstd", level=level), raw)
+    assert stored is not None
+    assert decoded(open_codec("zstd", level=4 - min(level, 3)), stored, len(raw)) == raw
+
+
+@pytest.mark.parametrize("level", [0, 23, -1])
+def test_a_level_that_there_is_not(level: int) -> None:
+    """The library would clamp it without a word."""
+    with pytest.raises(ValueError, match=f"level = {level} is not one of 1 to 22"):
+        ZstdOptions(level=level)
 
 
 def test_zstd_shrinks_what_can_be_shrunk() -> None:
     """Without this the round trip above would pass for a codec that always declines."""
     raw = b"key value " * 10_000
-    written = ZstdCodec().encode(memoryview(raw), memoryview(bytearray(len(raw))))
+    written = encoded(ZstdCodec(), raw)
     assert written is not None
-    assert written < len(raw) // 10
+    assert len(written) < len(raw) // 10
 
 
 def test_zstd_declines_random_bytes() -> None:
     """Stored longer than raw would not fit the slot, and would cost time for nothing."""
     raw = random.Random(1).randbytes(100_000)
-    assert ZstdCodec().encode(memoryview(raw), memoryview(bytearray(len(raw)))) is None
+    assert encoded(ZstdCodec(), raw) is None
 
 
 def test_none_declines() -> None:
     """Its frames are raw, and are read in place."""
-    assert NoneCodec().encode(memoryview(b"abc"), memoryview(bytearray(3))) is None
+    assert encoded(NoneCodec(), b"abc") is None
 
 
 def test_none_decodes_an_exact_copy_only() -> None:
     """The interface asks every codec to refuse a wrong length."""
     out = bytearray(3)
-    NoneCodec().decode(memoryview(b"abc"), memoryview(out))
+    NoneCodec().decode(memoryview(b"abc"), memoryview(out), frame_of())
     assert out == b"abc"
     with pytest.raises(CorruptFrameError):
-        NoneCodec().decode(memoryview(b"ab"), memoryview(out))
+        NoneCodec().decode(memoryview(b"ab"), memoryview(out), frame_of())
 
 
 @pytest.mark.parametrize("length", [0, 999, 1001])
@@ -75,7 +104,7 @@ def test_zstd_decode_wants_the_exact_length(length: int) -> None:
     """A frame whose header lies about its length must not leave old bytes at the end of the slot."""
     stored = zstandard.compress(b"a" * 1000)
     with pytest.raises(CorruptFrameError, match="1000"):
-        ZstdCodec().decode(memoryview(stored), memoryview(bytearray(length)))
+        decoded(ZstdCodec(), stored, length)
 
 
 @given(cut=st.integers(0, 60))
@@ -83,21 +112,41 @@ def test_zstd_decode_refuses_cut_data(cut: int) -> None:
     """Half a zstd frame is no payload."""
     stored = zstandard.compress(random.Random(2).randbytes(64) * 40)
     with pytest.raises(CorruptFrameError):
-        ZstdCodec().decode(memoryview(stored)[:cut], memoryview(bytearray(64 * 40)))
+        decoded(ZstdCodec(), stored[:cut], 64 * 40)
 
 
 @given(junk=st.binary(max_size=300))
 def test_zstd_decode_survives_anything(junk: bytes) -> None:
     """The library's own errors must not escape: the tier knows CorruptFrameError only."""
     with pytest.raises(CorruptFrameError):
-        ZstdCodec().decode(memoryview(junk), memoryview(bytearray(1000)))
+        decoded(ZstdCodec(), junk, 1000)
+
+
+def test_zstd_asks_for_no_more_memory_than_the_payload() -> None:
+    """A frame of a kilobyte may say that it needs a window of gigabytes; the library takes the memory first."""
+    magic, sizes_follow, window_of_2_gib = b"\x28\xb5\x2f\xfd", b"\xc0", bytes([(31 - 10) << 3])
+    stored = magic + sizes_follow + window_of_2_gib + (1000).to_bytes(8, "little") + b"\x43\x1f\x00a"
+    with pytest.raises(CorruptFrameError, match="window of 2147483648"):
+        decoded(ZstdCodec(), stored, 1000)
+    small = magic + sizes_follow + bytes([0]) + (1000).to_bytes(8, "little") + b"\x43\x1f\x00a"
+    assert decoded(ZstdCodec(), small, 1000) == b"a" * 1000
+
+
+@pytest.mark.parametrize("level", [1, 3, 9, 19, 22])
+@pytest.mark.parametrize("raw_bytes", [1, 2, 100, 1023, 1024, 1025, 70_000, 3_000_001])
+def test_no_window_of_ours_is_refused(level: int, raw_bytes: int) -> None:
+    """The other side of that bound: what a level writes must pass it."""
+    raw = (b"window " * (raw_bytes // 7 + 1))[:raw_bytes]
+    stored = encoded(open_codec("zstd", level=level), raw)
+    assert stored is None or decoded(ZstdCodec(), stored, raw_bytes) == raw
+    assert (stored is None) == (raw_bytes < 100)
 
 
 def test_zstd_without_content_size_is_refused() -> None:
     """A foreign writer's frame whose length is not stated could be anything."""
     stored = zstandard.ZstdCompressor(write_content_size=False).compress(b"a" * 1000)
     with pytest.raises(CorruptFrameError):
-        ZstdCodec().decode(memoryview(stored), memoryview(bytearray(1000)))
+        decoded(ZstdCodec(), stored, 1000)
 
 
 def test_zstd_contexts_belong_to_threads() -> None:
@@ -115,8 +164,8 @@ def test_zstd_contexts_belong_to_threads() -> None:
         raw = random.Random(seed).randbytes(300) * 400
         for _ in range(20):
             out, back = memoryview(bytearray(len(raw))), bytearray(len(raw))
-            written = codec.encode(memoryview(raw), out)
-            codec.decode(out[: written or 0], memoryview(back))
+            written = codec.encode(memoryview(raw), out, frame_of())
+            codec.decode(out[: written or 0], memoryview(back), frame_of())
             if back != raw:
                 errors.append("different bytes came back")
 
@@ -134,4 +183,3 @@ def test_names_fit_a_header() -> None:
     names = [plugin.name for plugin in CODEC_PLUGINS]
     assert names[0] == NO_CODEC
     assert all(name.isascii() and len(name) <= CODEC_BYTES_MAX for name in names)
-    assert not any(plugin.lossy for plugin in CODEC_PLUGINS)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierkv.abc import CODEC_NOTES_BYTES
 from tierkv.codecs import frame
 from tierkv.codecs.frame import (
     _FIXED,
@@ -55,7 +56,7 @@ def golden_header(name: str) -> FrameHeader:
     parts = tuple(bytes.fromhex(part) for part in fields.pop("part_checksums", ()))
     return FrameHeader(
         **{
-            field: value if field in {"codec", "raw_bytes", "stored_bytes"} else bytes.fromhex(value)
+            field: bytes.fromhex(value) if isinstance(value, str) and field != "codec" else value
             for field, value in fields.items()
         },
         part_checksums=parts,
@@ -79,7 +80,7 @@ def test_golden_header_is_read_as_ever(name: str) -> None:
 
 def test_there_are_golden_files() -> None:
     """A glob that finds nothing would make the two tests above pass for ever."""
-    assert golden_cases() == ["longest", "none", "parts", "zstd"]
+    assert golden_cases() == ["approximate", "encrypted", "longest", "lossy", "none", "parts", "zstd"]
 
 
 def test_header_stands_at_the_documented_offsets() -> None:
@@ -112,16 +113,80 @@ def test_the_part_table_stands_at_the_documented_offsets() -> None:
     assert header.raw_checksum == checksum(page[364:428])
 
 
+def test_flags_and_notes_stand_at_the_documented_offsets() -> None:
+    """The same for frames of codecs that conceal, or give approximations."""
+    flags = {name: (GOLDEN / f"{name}.bin").read_bytes()[10] for name in ("encrypted", "lossy", "approximate")}
+    assert flags == {"encrypted": 1 + 2 + 8, "lossy": 2 + 4, "approximate": 4}
+    page = (GOLDEN / "encrypted.bin").read_bytes()
+    assert page[338:354] == bytes(16)
+    assert page[364:428] == bytes(64)
+    assert page[4032:4096] == golden_header("encrypted").notes == bytes([*range(54), *[0] * 10])
+
+
+@pytest.mark.parametrize("bit", range(4, 16))
+def test_a_flag_of_the_future_is_refused(bit: int) -> None:
+    """What this version does not know it cannot obey."""
+    slot = memoryview(sealed())
+    slot[10:12] = (1 << bit).to_bytes(2, "little")
+    with pytest.raises(CorruptFrameError, match="flags"):
+        SEALER.check(slot, KEY)
+
+
+def test_a_raw_frame_withholds_nothing() -> None:
+    """Else a flag would be enough to have a payload taken without its checksum: who seals it anew looks at no other."""
+    page = memoryview(bytearray(HEADER_BYTES))
+    pack_header(FrameHeader("none", NAMESPACE, KEY, 5, 5, bytes(16), bytes(16), withheld=True), page)
+    with pytest.raises(CorruptFrameError, match="flags"):
+        parse_header(page)
+
+
+@pytest.mark.parametrize(
+    ("raw_checksum", "parts"), [(b"\1" + bytes(15), ()), (bytes(16), (bytes(16), bytes(15) + b"\1"))]
+)
+def test_what_is_withheld_is_zero(raw_checksum: bytes, parts: tuple[bytes, ...]) -> None:
+    """A checksum of the payload beside the encrypted payload would confirm a guess."""
+    page = memoryview(bytearray(HEADER_BYTES))
+    pack_header(FrameHeader("x", NAMESPACE, KEY, 10, 5, bytes(16), raw_checksum, parts, withheld=True), page)
+    with pytest.raises(CorruptFrameError, match="raw checksum"):
+        parse_header(page)
+
+
+@pytest.mark.parametrize("flags", [0, 8])
+def test_notes_are_as_safe_as_the_header(flags: int) -> None:
+    """A byte of them that changed is found: by the header's checksum, or as a byte that must be zero."""
+    page = bytearray(HEADER_BYTES)
+    header = FrameHeader("x", NAMESPACE, KEY, 10, 5, bytes(16), bytes(16), notes=bytes(range(1, 65)) if flags else b"")
+    pack_header(header, memoryview(page))
+    for place in range(4032, 4096):
+        damaged = bytearray(page)
+        damaged[place] ^= 1
+        with pytest.raises(CorruptFrameError, match="header checksum" if flags else "zero"):
+            parse_header(memoryview(damaged))
+
+
+@pytest.mark.parametrize("length", [1, 63, 65])
+def test_notes_of_another_length_are_a_mistake(length: int) -> None:
+    """They would hide a part table, or be cut off."""
+    header = FrameHeader("x", NAMESPACE, KEY, 10, 5, bytes(16), bytes(16), notes=b"n" * length)
+    with pytest.raises(ValueError, match="notes have 64 bytes"):
+        pack_header(header, memoryview(bytearray(HEADER_BYTES)))
+
+
 def test_the_reference_page_leaves_no_gap(root: Path) -> None:
     """The page is a contract for other programs: its rows must join, sum up to a page, and agree with the code."""
     rows = re.findall(
-        r"^\| (\d+) \| (\d+) \| ([\w ]+) \|", (root / "docs/reference/frame-format.md").read_text(), flags=re.MULTILINE
+        r"^\| (\d+) \| (\d+) \| ([\w' ]+) \|", (root / "docs/reference/frame-format.md").read_text(), flags=re.MULTILINE
     )
     table = [(int(offset), int(length)) for offset, length, _ in rows]
     assert [offset for offset, _ in table] == [sum(length for _, length in table[:row]) for row in range(len(table))]
     assert sum(length for _, length in table) == HEADER_BYTES
     in_code = [struct.calcsize(f"<{part}") for part in re.findall(r"\d*[sHIQ]", _FIXED.format.replace("HH", "H H"))]
-    assert [length for _, length in table] == [*in_code, 8, HEADER_BYTES - _FIXED.size - 8]
+    assert [length for _, length in table] == [
+        *in_code,
+        8,
+        HEADER_BYTES - _FIXED.size - 8 - CODEC_NOTES_BYTES,
+        CODEC_NOTES_BYTES,
+    ]
     for field in (name for _, _, name in rows):
         assert re.search(rf"^ +\d+ +\d+ {field} ", frame.__doc__ or "", flags=re.MULTILINE), field
 
@@ -136,6 +201,9 @@ headers = st.builds(
     stored_checksum=st.binary(min_size=16, max_size=16),
     raw_checksum=st.binary(min_size=16, max_size=16),
     part_checksums=st.just(()),  # these hang together with the raw checksum: they have a test of their own
+    withheld=st.just(value=False),  # and so does this
+    approximate=st.booleans(),
+    notes=st.one_of(st.just(b""), st.binary(min_size=CODEC_NOTES_BYTES, max_size=CODEC_NOTES_BYTES)),
 )
 
 

@@ -121,5 +121,5 @@ def registry(make_backend: MakeBackend, make_registry: Callable[..., PluginRegis
         make_backend("disk"),
         make_backend("bucket", NoOptions, shared=True, bounded=False),
         make_backend("archive", NoOptions, read_only=True, bounded=False),
-        codecs=[CodecPlugin("fp8", "half of the bits", never_opened, lossy=True)],
+        codecs=[CodecPlugin("rough", "half of the bits", never_opened, lossy=True)],
     )

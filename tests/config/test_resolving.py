@@ -47,12 +47,42 @@ def test_names_become_plugins(registry: PluginRegistry) -> None:
         ({**DISK, "backend": "Disk"}, "tiers[0].backend = \"Disk\": unknown backend 'Disk'; did you mean 'disk'?"),
         (
             {**DISK, "codec": "zstdd"},
-            "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?; installed: bf16, fp8, none, zstd",
+            "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?; installed: aes-256-gcm, bf16, ",
         ),
         ({**DISK, "policy": "lur"}, "tiers[0].policy = \"lur\": unknown policy 'lur'; did you mean 'lru'?"),
         (
-            {**DISK, "codec": "fp8"},
-            'tiers[0].codec = "fp8": is lossy: bytes would not come back as they were; lossless codecs: bf16, none',
+            {**DISK, "codec": "rough"},
+            'tiers[0].codec = "rough": is lossy: values would come back as approximations; write lossy = true for ',
+        ),
+        ({**DISK, "codec": {"name": "rough"}}, 'tiers[0].codec = "rough": is lossy'),
+        (
+            {**DISK, "codec": {"name": "zstdd"}},
+            "tiers[0].codec = \"zstdd\": unknown codec 'zstdd'; did you mean 'zstd'?",
+        ),
+        (
+            {**DISK, "codec": {"name": "zstd", "lvl": 3}},
+            "tiers[0].codec.lvl = 3: unknown key; did you mean 'level'?; allowed here: level, name",
+        ),
+        (
+            {**DISK, "codec": {"name": "zstd", "level": "3"}},
+            'tiers[0].codec.level = "3": must be a valid integer',
+        ),
+        (
+            {**DISK, "codec": {"name": "zstd", "level": 99}},
+            "tiers[0].codec: codec 'zstd' refuses its options: level = 99 is not one of 1 to 22",
+        ),
+        ({**DISK, "codec": {"name": "none", "level": 1}}, "tiers[0].codec.level = 1: unknown key; allowed here: name"),
+        (
+            {**DISK, "codec": "aes-256-gcm"},
+            "tiers[0].codec: codec 'aes-256-gcm' refuses its options: give either key_env, the name of an environment",
+        ),
+        (
+            {**DISK, "codec": {"name": "aes-256-gcm", "key_env": "A", "key_file": "/b"}},
+            "tiers[0].codec: codec 'aes-256-gcm' refuses its options: give either key_env",
+        ),
+        (
+            {**DISK, "codec": {"name": "aes-256-gcm", "key_env": "A", "inner": "fp8"}},
+            "tiers[0].codec.inner = \"fp8\": must be 'none', 'zstd' or 'bf16'",
         ),
         (
             {"backend": "disk", "path": "/x"},
@@ -72,6 +102,37 @@ def test_each_kind_of_mismatch_is_told(registry: PluginRegistry, tier: dict[str,
     """What only the plugins know must be wrong before anything starts, not at three in the morning."""
     (line,) = complaints(registry, tier)
     assert line.startswith(says)
+
+
+@pytest.mark.parametrize(
+    "codec", [{"name": "rough"}, "rough", "none", {"name": "zstd", "level": 7}, {"name": "aes-256-gcm", "key_env": "A"}]
+)
+def test_a_codec_by_name_or_with_options(registry: PluginRegistry, codec: Any) -> None:
+    """A lossy tier takes every codec: what it wrote before must stay readable when it writes otherwise."""
+    (tier,) = resolve(stack({**DISK, "codec": codec, "lossy": True}), registry).tiers
+    assert tier.codec.name == (codec if isinstance(codec, str) else codec["name"])
+    wanted = {} if isinstance(codec, str) else {name: value for name, value in codec.items() if name != "name"}
+    assert all(getattr(tier.codec_options, name) == value for name, value in wanted.items())
+
+
+SECRET = "a1" * 32
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        {"name": "aes-256-gcm", "key": SECRET},
+        {"name": "aes-256-gcm", "key_env": SECRET},
+        {"name": "aes-256-gcm", "key_env": [SECRET]},
+        {"name": "aes-256-gcm", "key_env": "A", "previous_key_env": [SECRET]},
+        {"name": "aes-256-gcm", "key_env": "A", "previous_key_env": SECRET},
+    ],
+)
+def test_a_key_in_the_configuration_is_refused_and_not_repeated(registry: PluginRegistry, codec: Any) -> None:
+    """Who mistakes an option for the key itself must not find it in the log of every start."""
+    lines = complaints(registry, {**DISK, "codec": codec})
+    assert lines
+    assert SECRET[:8] not in "".join(lines)
 
 
 def test_an_unknown_backend_comes_with_what_there_is_and_how_to_get_more(registry: PluginRegistry) -> None:

@@ -144,7 +144,7 @@ class Stories(RuleBasedStateMachine):
         assert self.usable == [True, True], "a tier did not recover although it works"
         stats = self.dispatcher.stats.tiers
         keys = sum(len(asked.op.keys) for asked in self.asked.values())
-        assert sum(tier.keys + tier.refused for tier in stats) == keys
+        assert sum(tier.keys + tier.refused for tier in stats.values()) == keys
         assert self.dispatcher.close(1.0) == 0
 
 

@@ -32,7 +32,7 @@ def release(core: Core, owner: str) -> None:
 
 def with_chunks_below(*runs: tuple[Key, ...], slots: int, reserved: int | None = None) -> Core:
     """A host tier over a tier that has all of ``runs``."""
-    core = make_core(slots=slots, reserved=reserved, tiers=[disk(writes=False)])
+    core = make_core(slots=slots, reserved=reserved, tiers=[disk(write="read_only")])
     for keys in runs:
         core.keep_below(keys)
     return core

@@ -11,7 +11,7 @@ from tierkv.abc import AdmissionPolicy, SightingPolicy
 from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.guarded_policy import GuardedPolicy, guarded
 from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
@@ -165,7 +165,7 @@ def test_a_policy_may_refuse_newcomers() -> None:
 
 def test_a_policy_below_may_refuse_newcomers() -> None:
     """A lower tier is not written what its policy does not let in."""
-    limits = LowerTierLimits(2 * FRAME_BYTES, writes=True, queue_chunks_max=10)
+    limits = LowerTierLimits(2 * FRAME_BYTES, write=WritePolicy.THROUGH, queue_chunks_max=10)
     lower = LowerTier(0, "disk", DISK, limits, SecondSight())
     lower.load_index([(key, FRAME_BYTES) for key in run(90, 2)])
     manager = manager_over(LruPolicy(), 8, lower)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.abc import Capabilities
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.types.keys import make_key
 from tierkv.types.lookup import LookupResult
@@ -22,7 +22,7 @@ def tier_of(
 ) -> LowerTier:
     """A tier with room for ``frames`` frames of the largest size."""
     capacity = None if frames is None else int(frames * FRAME_BYTES)
-    limits = LowerTierLimits(capacity, True, 100, presence_keys_max=keys_max, probe_keys_max=probe_max)
+    limits = LowerTierLimits(capacity, WritePolicy.THROUGH, 100, presence_keys_max=keys_max, probe_keys_max=probe_max)
     return LowerTier(0, "tier", capabilities, limits, LruPolicy())
 
 
@@ -55,7 +55,7 @@ def test_a_shared_tier_is_asked_and_believed_for_a_while() -> None:
 def test_an_answer_that_is_believed_for_no_time_holds_in_its_own_step() -> None:
     """With `absence_ttl_s = 0` every no would otherwise be forgotten before the request that waits for it is asked
     about, and each lookup would be deferred until its deadline."""
-    limits = LowerTierLimits(None, True, 100, presence_ttl_s=0.0, absence_ttl_s=0.0)
+    limits = LowerTierLimits(None, WritePolicy.THROUGH, 100, presence_ttl_s=0.0, absence_ttl_s=0.0)
     tier = LowerTier(0, "tier", OBJECTS, limits, LruPolicy())
     tier.answered(A, 5.0, present=True)
     tier.answered(B, 5.0, present=False)

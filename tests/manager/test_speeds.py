@@ -106,7 +106,7 @@ def test_staleness() -> None:
 
 def reading(count: int = 8) -> tuple[Core, list[Key]]:
     """A core whose disk is about to be read in batches of 4."""
-    core = make_core(tiers=[disk(writes=False)])
+    core = make_core(tiers=[disk(write="read_only")])
     keys = make_keys([bytes([i]) * 8 for i in range(count)], 0)
     core.keep_below(keys)
     core.manager.reserve(tuple(keys), WHO)

@@ -11,7 +11,7 @@ from tierkv.abc import Capabilities
 from tierkv.manager.chunk_sizes import ChunkSizes, frame_bytes_bound
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.manager.lower_tier import LowerTierLimits, WritePolicy
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
@@ -49,7 +49,7 @@ def test_write_through_to_every_tier() -> None:
     """A chunk that becomes readable goes to all tiers that take writes, in batches that suit each, under the slots'
     leases; written chunks are known there."""
     small = replace(OBJECTS, preferred_batch=2)
-    core = make_core(tiers=[disk(), TierSpec("objects", small), disk(writes=False, name="frozen")])
+    core = make_core(tiers=[disk(), TierSpec("objects", small), disk(write="read_only", name="frozen")])
     keys = run(0, 3)
     core.put(keys)
     writes = ops(core, Verb.WRITE)
@@ -76,7 +76,9 @@ def test_what_is_there_is_not_written_again() -> None:
 
 def test_deadlines_follow_the_verb() -> None:
     """Each instruction says until when somebody waits for it, on the stack's clock."""
-    limits = LowerTierLimits(None, True, 10, probe_deadline_s=1.0, read_deadline_s=2.0, write_deadline_s=3.0)
+    limits = LowerTierLimits(
+        None, WritePolicy.THROUGH, 10, probe_deadline_s=1.0, read_deadline_s=2.0, write_deadline_s=3.0
+    )
     core = make_core(tiers=[TierSpec("objects", OBJECTS, limits)])
     core.begin(100.0)
     assert core.manager.lookup(run(0, 1)[0], WHO) is LookupResult.RETRY
@@ -231,7 +233,7 @@ def test_a_frame_that_can_never_fit() -> None:
     core = make_core(tiers=[disk(frames=1)])
     core.keep_below(run(0, 1))
     chunk_bytes = 3 * FRAME_BYTES
-    core.manager._traffic._sizes = ChunkSizes([chunk_bytes])
+    core.manager._traffic._cascades.sizes = ChunkSizes([chunk_bytes])
     core.put(run(5, 1))
     assert not core.manager.take_ops()
     assert core.counters.cascades_dropped == {"disk": 1}
@@ -255,7 +257,7 @@ def test_a_corrupt_frame_is_deleted_so_that_it_can_be_written_again() -> None:
 def test_a_corrupt_frame_that_cannot_be_deleted() -> None:
     """A read-only tier keeps its bad frame: it is left alone for a while instead of being read again every step."""
     frozen = Capabilities(shared=True, read_only=True, bounded=False)
-    core = make_core(tiers=[TierSpec("frozen", frozen, LowerTierLimits(None, False, 1))])
+    core = make_core(tiers=[TierSpec("frozen", frozen, LowerTierLimits(None, WritePolicy.READ_ONLY, 1))])
     (key,) = run(0, 1)
     core.lower[0].answered(key, 0.0, present=True)
     core.finish(read_one(core), OutcomeKind.CORRUPT)

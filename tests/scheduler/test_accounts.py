@@ -39,7 +39,7 @@ def load(core: Core, request: BedRequest, tokens: int, computed: int = 0) -> Non
 def test_tokens_are_told_by_the_tier_that_was_read() -> None:
     """A chunk that this request's gathering brought up counts for the tier it came from, not for the host tier that it
     passed through; one that was in the host tier before counts as host."""
-    core = make_core(tiers=[disk(), objects(writes=False)])
+    core = make_core(tiers=[disk(), objects(write="read_only")])
     request = core.arrive(16)
     keys = core.truth.keys(request)
     core.put(keys[:1])

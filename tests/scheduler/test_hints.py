@@ -97,7 +97,7 @@ def test_load_tiers_asks_only_these() -> None:
 
 def test_load_tiers_chooses_what_is_read() -> None:
     """The fastest tier that has a chunk is read, unless it is ruled out: then the next one that has it."""
-    core = make_core(tiers=[disk(name="near", writes=False), disk(name="far", writes=False)])
+    core = make_core(tiers=[disk(name="near", write="read_only"), disk(name="far", write="read_only")])
     request = core.arrive(16, tierkv={"load_tiers": ["far"]})
     for tier in (0, 1):
         core.keep_below(core.truth.keys(request), tier)
@@ -118,7 +118,7 @@ def test_load_tiers_host_only_is_never_deferred() -> None:
 
 def test_load_tiers_without_host_needs_another_tier_to_have_it() -> None:
     """A chunk only in the host tier does not count; one that the disk has too comes from the host's copy, unread."""
-    core = make_core(tiers=[disk(writes=False)])
+    core = make_core(tiers=[disk(write="read_only")])
     request = core.arrive(16, tierkv={"load_tiers": ["disk"]})
     keys = core.truth.keys(request)
     core.put(keys)

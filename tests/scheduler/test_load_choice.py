@@ -142,7 +142,7 @@ def test_a_slow_middle_is_worth_it_when_much_lies_behind_it() -> None:
 def test_a_cut_is_a_hit_of_the_search(fine_in_host: int, answer: int) -> None:
     """S44: chunks of 2 and 4 tokens; a cut after the first fine chunk is shorter than a coarse one, so it is none."""
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
-    core = make_core(block_tokens=(2, 4), slots=256, tiers=[disk(writes=False)], limits=limits)
+    core = make_core(block_tokens=(2, 4), slots=256, tiers=[disk(write="read_only")], limits=limits)
     teach(core, SLOW_S)
     request = core.arrive(32)
     fine = core.truth.keys(request, 0)
@@ -157,7 +157,7 @@ def test_a_shorter_hit_of_a_window_is_weighed_again(windows: list[int], answer: 
     needs another window. Where all others are slow, too, nothing is loaded; where one is in the host tier, the hit ends
     with it."""
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
-    core = make_core(groups=[full(), window(4)], slots=256, tiers=[disk(writes=False)], limits=limits)
+    core = make_core(groups=[full(), window(4)], slots=256, tiers=[disk(write="read_only")], limits=limits)
     teach(core, SLOW_S)
     request = core.arrive(69)
     prefix, ends = core.truth.keys(request, 0), core.truth.keys(request, 1)
@@ -172,7 +172,7 @@ def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
     answers: list[int | None] = []
     for asked_before in (False, True):
-        tiers = [disk(writes=False), objects(writes=False)]
+        tiers = [disk(write="read_only"), objects(write="read_only")]
         core = make_core(groups=[full(), window(4)], slots=256, tiers=tiers, limits=limits)
         teach(core, SLOW_S, tier=0)
         teach(core, FAST_S, tier=1)
@@ -205,7 +205,7 @@ def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
 
 def test_a_fast_tier_before_a_slow_one() -> None:
     """The disk's part is loaded, the objects' part is not."""
-    core = core_of(disk(), objects(writes=False))
+    core = core_of(disk(), objects(write="read_only"))
     teach(core, FAST_S, tier=0)
     teach(core, SLOW_S, tier=1)
     request = core.arrive(64)
@@ -223,7 +223,7 @@ def test_a_fast_tier_before_a_slow_one() -> None:
 def test_a_tier_that_recovers_is_used_again() -> None:
     """It is not read any more, so nothing would ever show that it has recovered: one chunk is read now and then, for
     which nobody waits, and a few of those bring it back."""
-    core = core_of(disk(writes=False))
+    core = core_of(disk(write="read_only"))
     teach(core, SLOW_S, count=3)
     request, answer, reads = below(core, 64), 0, 0
     for step in range(20):
@@ -244,7 +244,7 @@ def test_a_tier_that_recovers_is_used_again() -> None:
 
 def test_a_slow_tier_is_not_measured_all_the_time() -> None:
     """A tier that stays slow costs one read in ten seconds, whatever the load."""
-    core = core_of(disk(writes=False))
+    core = core_of(disk(write="read_only"))
     teach(core, SLOW_S)
     reads = 0
     for i in range(20):
@@ -259,7 +259,7 @@ def test_a_slow_tier_is_not_measured_all_the_time() -> None:
 
 def test_answers_do_not_flap() -> None:
     """A tier about as fast as prefill: measurements that swing by a tenth change nobody's mind."""
-    core = core_of(disk(writes=False))
+    core = core_of(disk(write="read_only"))
     changes, last = 0, None
     for i in range(20):
         core.begin(float(i))
@@ -318,7 +318,7 @@ def test_auto_is_feasible_and_never_longer_than_off(
     feasible: set[int] = set()
     for auto in (False, True):
         limits = SchedulerLimits(weighs_recompute=auto, prefill_tokens_per_s=TOKENS_PER_S)
-        core = make_core(groups=groups, slots=256, tiers=[disk(writes=False)], limits=limits)
+        core = make_core(groups=groups, slots=256, tiers=[disk(write="read_only")], limits=limits)
         teach(core, elapsed_s)
         request = core.arrive(count + own_tokens)
         local = 4 * computed

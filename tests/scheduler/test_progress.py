@@ -109,7 +109,7 @@ def test_g2_the_oldest_is_served_first() -> None:
 def test_g3_a_lookup_keeps_its_own_hits(below: str) -> None:
     """G3: 32 chunks of a prefix are in a host tier of 64 that is otherwise full, 32 are below. vLLM 0.33 evicts the
     first while it fetches the second and reads all 64; here 32 are read, wherever in the prefix they lie."""
-    bed = big_bed(tiers=(disk(writes=False),))
+    bed = big_bed(tiers=(disk(write="read_only"),))
     request = prompt(bed, 64)
     bed.core.truth.learn(request)
     keys = bed.core.truth.keys(request)

@@ -102,7 +102,7 @@ def test_g1_a_windowed_prefix_longer_than_the_host_tier(reserved: int) -> None:
 @pytest.mark.parametrize("kind", [k for k in OutcomeKind if k is not OutcomeKind.OK])
 def test_a_read_that_fails_in_a_window(kind: OutcomeKind) -> None:
     """One chunk of the window cannot be read: the next window that is there is the answer, after one more read."""
-    core = make_core(groups=[full(), window(8)], tiers=[disk(writes=False)])
+    core = make_core(groups=[full(), window(8)], tiers=[disk(write="read_only")])
     request = core.arrive(41)
     prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
     core.put(prefix)

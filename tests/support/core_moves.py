@@ -11,7 +11,7 @@ from core_parts import OBJECTS, TierSpec, disk, objects
 from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
-from tierkv.manager.lower_tier import LowerTierLimits
+from tierkv.manager.lower_tier import LowerTierLimits, WritePolicy
 from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 
@@ -25,7 +25,7 @@ FAULTS: tuple[OutcomeKind, ...] = (
 )
 
 _FROZEN_OBJECTS = TierSpec(
-    "frozen", Capabilities(shared=True, read_only=True, bounded=False), LowerTierLimits(None, False, 1)
+    "frozen", Capabilities(shared=True, read_only=True, bounded=False), LowerTierLimits(None, WritePolicy.READ_ONLY, 1)
 )
 
 SPECS: tuple[BedSpec, ...] = (
@@ -68,11 +68,20 @@ SPECS: tuple[BedSpec, ...] = (
         groups=(window(7, 4), full(4)), hash_block_tokens=2, slots=16, reserved=12, gpu_blocks=40, tiers=(disk(),),
         num_workers=2, store_plan="lazy",
     ),
+    BedSpec(slots=12, reserved=10, tiers=(disk(write="back", queue=6),), gpu_caching=False),
+    BedSpec(
+        slots=16, reserved=12, gpu_blocks=40, gpu_caching=False,
+        tiers=(disk(frames=6, write="back"), objects(write="on_reuse", probe_keys_max=4)),
+    ),
+    BedSpec(
+        groups=(full(4), window(6, 4)), slots=24, reserved=16, gpu_blocks=60, gpu_caching=False, num_workers=2,
+        tiers=(disk(frames=9, write="on_reuse"), objects(write="back"), disk(name="last", frames=20, write="back")),
+    ),
 )  # fmt: skip
 """One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
 stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
-behind shared ones, bounded, slow to make room, and read-only; each store plan, and an engine that holds the blocks of
-finished requests."""
+behind shared ones, bounded, slow to make room, and read-only; each write policy, one of them twice in a stack; each
+store plan, and an engine that holds the blocks of finished requests."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""

@@ -11,7 +11,7 @@ from tierkv.abc import Capabilities
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits
+from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
@@ -41,20 +41,20 @@ class TierSpec:
     name: str = "disk"
     capabilities: Capabilities = DISK
     limits: LowerTierLimits = field(
-        default_factory=lambda: LowerTierLimits(capacity_bytes=None, writes=True, queue_chunks_max=1000)
+        default_factory=lambda: LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1000)
     )
 
 
-def disk(*, frames: int | None = None, writes: bool = True, queue: int = 1000, name: str = "disk") -> TierSpec:
+def disk(*, frames: int | None = None, write: str = "through", queue: int = 1000, name: str = "disk") -> TierSpec:
     """A tier with an authoritative index and room for so many frames."""
     capacity = None if frames is None else frames * FRAME_BYTES
-    limits = LowerTierLimits(capacity_bytes=capacity, writes=writes, queue_chunks_max=queue)
+    limits = LowerTierLimits(capacity_bytes=capacity, write=WritePolicy(write), queue_chunks_max=queue)
     return TierSpec(name, DISK, limits)
 
 
-def objects(*, writes: bool = True, probe_keys_max: int = 1024, name: str = "objects") -> TierSpec:
+def objects(*, write: str = "through", probe_keys_max: int = 1024, name: str = "objects") -> TierSpec:
     """A shared tier."""
-    limits = LowerTierLimits(None, writes, queue_chunks_max=1000, probe_keys_max=probe_keys_max)
+    limits = LowerTierLimits(None, WritePolicy(write), queue_chunks_max=1000, probe_keys_max=probe_keys_max)
     return TierSpec(name, OBJECTS, limits)
 
 

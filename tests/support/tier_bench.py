@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from codec_parts import open_codec
 from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
 
 from tierkv.abc import BackendContext, Capabilities, Codec
-from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, checksum
 from tierkv.testing.faults import FaultyBackend
 from tierkv.testing.stepping import ManualClock
@@ -23,7 +23,7 @@ from tierkv.types.namespace import Namespace
 from tierkv.types.transfers import SlotRef
 
 PAYLOAD_BYTES = 10_000
-CODECS: Mapping[str, Codec] = {plugin.name: plugin.open() for plugin in CODEC_PLUGINS}
+CODECS: Mapping[str, Codec] = {name: open_codec(name) for name in ("none", "zstd", "bf16", "fp8", "int8")}
 NAMESPACE = Namespace("model", "", "bf16", "page", ((16, (4096,), "full_attention", None),), 4, 16)
 ONCE = RetryLimits(attempts=1)
 

@@ -15,8 +15,9 @@ from tierkv.testing.simulation.report import story, summary, total
 
 REACHED = (
     "cascades", "cascades_dropped", "chunks_corrupt", "chunks_loaded", "chunks_stored", "deadlines_expired",
-    "deferrals", "evictions", "lookups", "loads_failed", "offers", "probes", "promotions", "reads_failed",
-    "requests_finished", "stores_refused", "tokens_computed", "tokens_loaded", "writes_failed",
+    "deferrals", "demotions", "demotions_dropped", "evictions", "lookups", "loads_failed", "offers", "probes",
+    "promotions", "reads_failed", "requests_finished", "stores_refused", "tokens_computed", "tokens_loaded",
+    "writes_failed",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tier_bench import CODECS, PAYLOAD_BYTES, Bench
 
-from tierkv.abc import Capabilities
+from tierkv.abc import Capabilities, CodecFrame
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, frame_bytes, parse_header
 from tierkv.errors import EngineProtocolError, PluginError
 from tierkv.testing.frames import make_key
@@ -111,8 +111,8 @@ class OneByteOff:
 
     encode = staticmethod(CODECS["zstd"].encode)
 
-    def decode(self, stored: memoryview, out: memoryview) -> None:
-        CODECS["zstd"].decode(stored, out)
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:
+        CODECS["zstd"].decode(stored, out, frame)
         out[-1] ^= 1
 
 
@@ -234,7 +234,7 @@ def test_a_codec_that_is_gone_is_a_miss_with_a_reason(bench: Bench, compressible
     """The frame is whole and somebody else may read it: calling it corrupt would have it deleted."""
     store(bench, compressible, count=1, codec="zstd")
     (outcome,) = bench.tier(codecs={"none": CODECS["none"]}).read(KEYS[:1], bench.stale([4]))
-    assert outcome.kind is OutcomeKind.ABSENT
+    assert outcome.kind is OutcomeKind.UNREADABLE
     assert "'zstd'" in outcome.error
 
 
@@ -245,12 +245,12 @@ class ReverseCodec:
         self.encoded = encoded
         self.error = error
 
-    def encode(self, raw: memoryview, out: memoryview) -> int | None:
+    def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:
         if self.error:
             raise self.error
         return self.encoded if self.encoded is not None else len(raw) // 2  # type: ignore[return-value]  # the lie
 
-    def decode(self, stored: memoryview, out: memoryview) -> None:
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:
         if self.error:
             raise self.error
         out[:] = bytes(len(out))

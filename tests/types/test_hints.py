@@ -49,7 +49,7 @@ def test_store_false_and_an_empty_list_store_nothing() -> None:
     assert not read(store=False).stores
     assert not read(store=[]).stores
     assert read(store=True).stores
-    assert read(store=True).route is None
+    assert read(store=True).store is None
 
 
 WRONG = [

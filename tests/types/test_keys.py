@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.types.keys import make_key, split_key
+from tierkv.types.keys import NO_TENANT, make_key, make_scope, split_key, tenant_of, tenant_of_salt
 
 
 @pytest.mark.parametrize("group", [0, 1, 2**32 - 1])
@@ -37,3 +37,33 @@ def test_s1_too_short_to_split() -> None:
 def test_s2_groups_do_not_share_keys() -> None:
     """S2: the same prefix has other bytes in another group."""
     assert make_key(b"hash", 0) != make_key(b"hash", 1)
+
+
+SCOPES = st.tuples(st.none() | st.text(), st.none() | st.text())
+
+
+@given(st.binary(min_size=1, max_size=64), st.integers(0, 2**32 - 1), SCOPES)
+def test_a_scope_comes_off_again(chunk_hash: bytes, group: int, said: tuple[str | None, str | None]) -> None:
+    """Events name the engine's own hashes, so they must come back as they were."""
+    assert split_key(make_key(chunk_hash, group, make_scope(*said))) == (chunk_hash, group)
+
+
+@given(SCOPES, SCOPES)
+def test_scopes_do_not_share_keys(one: tuple[str | None, str | None], other: tuple[str | None, str | None]) -> None:
+    """Another tenant's answer, or another adapter's, would be wrong bytes; a salt is not an adapter's name."""
+    same = make_key(b"hash", 0, make_scope(*one)) == make_key(b"hash", 0, make_scope(*other))
+    assert same == (one == other)
+
+
+@given(st.none() | st.text(), st.none() | st.text())
+def test_a_key_says_whose_it_is(salt: str | None, adapter: str | None) -> None:
+    """After a restart quotas know whose the chunks at rest are by nothing but their keys."""
+    key = make_key(b"hash", 0, make_scope(salt, adapter))
+    assert tenant_of(key) == tenant_of_salt(salt)
+    assert (tenant_of(key) == NO_TENANT) == (salt is None)
+
+
+def test_plain_requests_keep_their_keys() -> None:
+    """What was stored by requests without salt and adapter is still found."""
+    assert make_key(b"hash", 0, make_scope(None, None)) == b"hash\0\0\0\0"
+    assert make_scope("", None) != b""

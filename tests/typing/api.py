@@ -18,6 +18,9 @@ from tierkv.abc import (
     BackendContext,
     BackendPlugin,
     Capabilities,
+    Codec,
+    CodecContext,
+    CodecFrame,
     CodecPlugin,
     ReadRequest,
     ReadResult,
@@ -180,3 +183,33 @@ class MyListener:
 
 
 listener: SightingPolicy = MyListener()
+
+
+class MyCodec:
+    """Both ways, and no base class."""
+
+    def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:
+        """Nothing is gained."""
+        assert_type(frame.identity, bytes)
+        frame.notes[0] = 1
+        return None if raw else len(out)
+
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:
+        """The same bytes."""
+        out[:] = stored
+
+
+class HalfACodec:
+    """A codec that cannot decode."""
+
+    def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:
+        """The only way."""
+
+
+def open_codec(context: CodecContext, options: MyOptions) -> Codec:
+    """As registered with its options."""
+    assert_type(context.namespace.dtype, str)
+    return MyCodec() if options.path else HalfACodec()  # type: ignore[return-value]
+
+
+codec_plugin = CodecPlugin("mine", "A codec of mine", open_codec, lossy=True, options=MyOptions)

@@ -15,12 +15,13 @@ from tierkv.abc.backend import (
     WriteResult,
 )
 from tierkv.abc.capabilities import Capabilities
-from tierkv.abc.codec import Codec
-from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, Finding, PolicyPlugin
+from tierkv.abc.codec import CODEC_NOTES_BYTES, Codec, CodecContext, CodecFrame
+from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, Finding, NoOptions, PolicyPlugin
 from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy
 from tierkv.abc.sighting import SightingPolicy
 
 __all__ = [
+    "CODEC_NOTES_BYTES",
     "SPI_VERSION",
     "AdmissionPolicy",
     "AsyncBackend",
@@ -29,10 +30,13 @@ __all__ = [
     "BackendPlugin",
     "Capabilities",
     "Codec",
+    "CodecContext",
+    "CodecFrame",
     "CodecPlugin",
     "Entry",
     "EvictionPolicy",
     "Finding",
+    "NoOptions",
     "PolicyPlugin",
     "ReadRequest",
     "ReadResult",

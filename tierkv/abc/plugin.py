@@ -8,7 +8,7 @@ from typing import Any
 
 from tierkv.abc.backend import AsyncBackend, Backend, BackendContext
 from tierkv.abc.capabilities import Capabilities
-from tierkv.abc.codec import Codec
+from tierkv.abc.codec import Codec, CodecContext
 from tierkv.abc.policy import EvictionPolicy
 
 SPI_VERSION = 1
@@ -49,13 +49,32 @@ class BackendPlugin:
 
 
 @dataclass(frozen=True, slots=True)
+class NoOptions:
+    """The options of a plugin that has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class CodecPlugin:
-    """A way of writing payloads at rest. ``name`` (at most 16 ASCII bytes) is stored in every frame."""
+    """A way of writing payloads at rest.
+
+    name: at most 16 ASCII bytes, stored in every frame. Users write ``codec = "name"``, or a table with the name and
+        options.
+    summary: one line for ``tierkv plugins``.
+    open: makes a codec, or raises a :class:`~tierkv.errors.ConfigError` where it cannot serve these payloads. Where no
+        option is required it is also called with the defaults, to read frames of an earlier configuration.
+    lossy: what comes back is an approximation. Only tiers with ``lossy = true`` write and read such frames.
+    options: a dataclass, as for :class:`BackendPlugin`.
+    conceals: its payloads must not lie at rest in the clear: they are never stored raw, nor is their checksum.
+    check: optional; looks at what its options name, for ``tierkv check``. Gets the options.
+    """
 
     name: str
     summary: str
-    open: Callable[[], Codec]
+    open: Callable[[CodecContext, Any], Codec]
     lossy: bool = False
+    options: type = NoOptions
+    conceals: bool = False
+    check: Callable[[Any], Iterable[Finding]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

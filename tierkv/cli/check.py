@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -100,10 +101,20 @@ def _collect(
 
 
 def _findings_of(tier: ResolvedTier) -> list[Finding]:
+    found: list[Finding] = []
     if tier.backend.check is None:
-        return [Finding("probe", ok=True, detail=f"backend {tier.backend.name!r} has nothing to look at")]
+        found.append(Finding("probe", ok=True, detail=f"backend {tier.backend.name!r} has nothing to look at"))
+    else:
+        found += _asked(partial(tier.backend.check, tier.options, tier.config.capacity))
+    if tier.codec.check is not None:
+        found += _asked(partial(tier.codec.check, tier.codec_options))
+    return found
+
+
+def _asked(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """What a plugin finds; what it does wrong is a finding, too."""
     try:
-        found: list[object] = list(tier.backend.check(tier.options, tier.config.capacity))
+        found: list[object] = list(look())
     except Exception as error:  # noqa: BLE001  a plugin's code: whatever it raises is what the user must hear
         return [_plugin_fault(f"{type(error).__name__}: {error}")]
     return [item if isinstance(item, Finding) else _plugin_fault(f"gave {item!r:.80}, no Finding") for item in found]

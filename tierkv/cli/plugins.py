@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from tierkv import __version__
-from tierkv.abc import SPI_VERSION, BackendPlugin, Capabilities
+from tierkv.abc import SPI_VERSION, BackendPlugin, Capabilities, CodecPlugin
 from tierkv.cli.output import BAD, DIM, Cell, console, print_json, print_table
 from tierkv.config.options import describe_options
 from tierkv.errors import PluginError
@@ -70,8 +70,9 @@ def _rows(registry: PluginRegistry) -> Iterator[Row]:
         details = {"capabilities": asdict(capabilities), **_options(plugin)}
         yield Row("backend", plugin.name, plugin.summary, backend.origin, _abilities(capabilities), details)
     for codec in registry.codecs.values():
-        abilities = "lossy" if codec.plugin.lossy else "lossless"
-        yield Row("codec", codec.plugin.name, codec.plugin.summary, codec.origin, abilities)
+        abilities = ", ".join(["lossy" if codec.plugin.lossy else "lossless", *["conceals"] * codec.plugin.conceals])
+        details = _options(codec.plugin)
+        yield Row("codec", codec.plugin.name, codec.plugin.summary, codec.origin, abilities, details)
     for policy in registry.policies.values():
         yield Row("policy", policy.plugin.name, policy.plugin.summary, policy.origin)
 
@@ -81,7 +82,7 @@ def _abilities(capabilities: Capabilities) -> str:
     return ", ".join([*flags, f"batch {capabilities.preferred_batch}", f"calls {capabilities.preferred_concurrency}"])
 
 
-def _options(plugin: BackendPlugin) -> dict[str, Any]:
+def _options(plugin: BackendPlugin | CodecPlugin) -> dict[str, Any]:
     try:
         return {"options": [asdict(option) for option in describe_options(plugin)]}
     except PluginError as error:

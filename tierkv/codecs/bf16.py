@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from tierkv.abc.codec import CodecFrame
+from tierkv.codecs.zstd import check_zstd
 from tierkv.errors import CorruptFrameError
 
 LENGTH_BYTES = 4
@@ -37,7 +39,7 @@ class Bf16Codec:
     def __init__(self) -> None:
         self._scratch = _Scratch()
 
-    def encode(self, raw: memoryview, out: memoryview) -> int | None:
+    def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
         """See :meth:`tierkv.abc.Codec.encode`."""
         count = len(raw) // 2
         end_of_room = min(len(raw) - 1, len(out)) - count - len(raw) % 2  # where the exponents have to end
@@ -64,7 +66,7 @@ class Bf16Codec:
         out[end : end + len(raw) % 2] = raw[2 * count :]
         return end + len(raw) % 2
 
-    def decode(self, stored: memoryview, out: memoryview) -> None:
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:  # noqa: ARG002 - interface
         """See :meth:`tierkv.abc.Codec.decode`."""
         count, odd = len(out) // 2, len(out) % 2
         length = int.from_bytes(stored[:LENGTH_BYTES], "little")
@@ -87,9 +89,7 @@ class Bf16Codec:
 
     def _decompress(self, stored: memoryview, exponents: _U8) -> None:
         try:
-            told = zstandard.frame_content_size(stored)
-            if told != len(exponents):
-                raise CorruptFrameError(f"bf16 data holds {told} exponents, {len(exponents)} were expected")
+            check_zstd(stored, len(exponents))
             with self._scratch.decompressor().stream_reader(stored) as reader:
                 filled = reader.readinto(exponents.data) if len(exponents) else 0
         except zstandard.ZstdError as error:

@@ -7,7 +7,7 @@ offset  bytes field               meaning
 ====== ====== =================== ==============================================================================
      0      8 magic               ``89 54 49 45 52 4B 56 0A`` (``\x89TIERKV\n``)
      8      2 format version      1
-    10      2 flags               bit 0: checksum by parts, see below; every other bit is reserved
+    10      2 flags               bits 0 to 3, see below; every other bit is reserved
     12      4 header length       4096
     16     16 codec               name of the codec of the stored payload, ASCII, NUL padded; ``none`` is raw
     32     16 namespace           fingerprint of the namespace (:mod:`tierkv.types.namespace`)
@@ -17,8 +17,9 @@ offset  bytes field               meaning
    314      8 stored bytes        length of the payload as it lies here
    322     16 stored checksum     XXH3-128 of the stored payload, canonical (big-endian) digest
    338     16 raw checksum        the same of the raw payload; equal to the stored checksum for ``none``
-   354      8 header checksum     XXH3-64 of the bytes 0 to 353
-   362   3734 zero                reserved, all zero (behind the part table, where there is one)
+   354      8 header checksum     XXH3-64 of the bytes 0 to 353, and of the codec's notes where there are any
+   362   3670 zero                reserved, all zero (behind the part table, where there is one)
+  4032     64 codec's notes       such as a nonce; zero unless flag bit 3 is set
   4096      * stored payload      ``stored bytes`` long
      *      * padding             zeros: to a multiple of 4096 for ``none``, else to the alignment of the tier
 ====== ====== =================== ==============================================================================
@@ -28,6 +29,10 @@ The raw checksum is computed once, when the payload leaves the GPU, and travels 
 Where several workers write one payload, each computes the checksum of its own part, all parts being of one length.
 Such a frame has flag bit 0 set and a part table at offset 362: the number of parts (2 bytes, at least 2), then one
 XXH3-128 digest per part, in order. Its raw checksum is the XXH3-128 of these digests: nobody reads the payload twice.
+
+Flag bit 1: the raw checksum and the digests of parts are withheld, and zero here: the payload is encrypted, and they
+with it, or it comes back as an approximation. Bit 2: it is an approximation of what left the GPU. Bit 3: the codec's
+notes are in use.
 
 All functions are pure and may be called on any thread; those that hash or fill a payload release the GIL meanwhile.
 """
@@ -40,6 +45,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from tierkv.abc.codec import CODEC_NOTES_BYTES
 from tierkv.errors import CorruptFrameError
 from tierkv.types.namespace import FINGERPRINT_BYTES
 
@@ -58,12 +64,14 @@ _FIXED = struct.Struct("<8sHHI16s16sH256sQQ16s16s")
 _HEADER_CHECKSUM = struct.Struct("<Q")
 _USED_BYTES = _FIXED.size + _HEADER_CHECKSUM.size
 _ZEROS = bytes(HEADER_BYTES)
-_FLAG_PARTS = 1
+_FLAG_PARTS, _FLAG_WITHHELD, _FLAG_APPROXIMATE, _FLAG_NOTES = 1, 2, 4, 8
+_FLAGS = _FLAG_PARTS | _FLAG_WITHHELD | _FLAG_APPROXIMATE | _FLAG_NOTES
+_NOTES = HEADER_BYTES - CODEC_NOTES_BYTES
 _PART_COUNT = struct.Struct("<H")
 _PART_TABLE = _USED_BYTES + _PART_COUNT.size
 
 PARTS_MIN = 2
-PARTS_MAX = (HEADER_BYTES - _PART_TABLE) // CHECKSUM_BYTES
+PARTS_MAX = (_NOTES - _PART_TABLE) // CHECKSUM_BYTES
 """Parts that one header page has room for."""
 
 
@@ -71,6 +79,9 @@ class FrameHeader(NamedTuple):
     """The fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests.
 
     part_checksums: one per part; empty where the payload was checksummed as a whole.
+    withheld: raw_checksum and part_checksums are zeros. Never so for codec ``none``.
+    approximate: the raw payload is not quite what left the GPU.
+    notes: the codec's; empty or ``CODEC_NOTES_BYTES`` long.
 
     A named tuple, because one is made per chunk and way: a frozen dataclass takes three times as long to make.
     """
@@ -83,6 +94,9 @@ class FrameHeader(NamedTuple):
     stored_checksum: bytes
     raw_checksum: bytes
     part_checksums: tuple[bytes, ...] = ()
+    withheld: bool = False
+    approximate: bool = False
+    notes: bytes = b""
 
 
 def checksum(buffer: bytes | memoryview) -> bytes:
@@ -119,13 +133,18 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
     digests = (header.namespace, header.stored_checksum, header.raw_checksum)
     if not len(header.namespace) == len(header.stored_checksum) == len(header.raw_checksum) == FINGERPRINT_BYTES:
         raise ValueError(f"namespace and checksums have {FINGERPRINT_BYTES} bytes each, got {digests}")
+    if len(header.notes) not in {0, CODEC_NOTES_BYTES}:
+        raise ValueError(f"a codec's notes have {CODEC_NOTES_BYTES} bytes, got {len(header.notes)}")
     parts = _pack_parts(header.part_checksums) if header.part_checksums else b""
     if len(out) < HEADER_BYTES:
         raise ValueError(f"a header needs {HEADER_BYTES} bytes, the buffer has {len(out)}")
     fixed = _FIXED.pack(
         MAGIC,
         FORMAT_VERSION,
-        _FLAG_PARTS if parts else 0,
+        _FLAG_PARTS * bool(parts)
+        | _FLAG_WITHHELD * header.withheld
+        | _FLAG_APPROXIMATE * header.approximate
+        | _FLAG_NOTES * bool(header.notes),
         HEADER_BYTES,
         codec,
         header.namespace,
@@ -137,11 +156,13 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
         header.raw_checksum,
     )
     out[: len(fixed)] = fixed
-    _HEADER_CHECKSUM.pack_into(out, len(fixed), xxhash.xxh3_64_intdigest(fixed))
+    _HEADER_CHECKSUM.pack_into(out, len(fixed), xxhash.xxh3_64_intdigest(fixed + header.notes))
     end = _USED_BYTES + len(parts)
     if parts:
         out[_USED_BYTES:end] = parts
     out[end:HEADER_BYTES] = _ZEROS[end:]
+    if header.notes:
+        out[_NOTES:HEADER_BYTES] = header.notes
 
 
 def _pack_parts(part_checksums: Sequence[bytes]) -> bytes:
@@ -167,23 +188,29 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
     )
     _expect("magic", magic, MAGIC)
     _expect("format version", version, FORMAT_VERSION)
-    if flags != _FLAG_PARTS:
-        _expect("flags", flags, 0)
+    _expect("flags", flags, flags & _FLAGS)
+    notes = bytes(page[_NOTES:HEADER_BYTES]) if flags & _FLAG_NOTES else b""
     _expect("header length", length, HEADER_BYTES)
     if verify:
         (header_sum,) = _HEADER_CHECKSUM.unpack_from(page, _FIXED.size)
-        _expect("header checksum", header_sum, xxhash.xxh3_64_intdigest(fixed))
+        _expect("header checksum", header_sum, xxhash.xxh3_64_intdigest(fixed + notes))
     if not 1 <= key_bytes <= KEY_BYTES_MAX:
         raise CorruptFrameError(f"frame field 'key length' is {key_bytes}, allowed are 1 to {KEY_BYTES_MAX}")
     # bytes() first: comparing a memoryview goes item by item and is thirty times slower than copy and compare.
-    parts = _parse_parts(page) if flags else ()
-    if parts and verify:
+    parts = _parse_parts(page) if flags & _FLAG_PARTS else ()
+    withheld = bool(flags & _FLAG_WITHHELD)
+    if parts and verify and not withheld:
         _expect("raw checksum", raw_sum, checksum_of_parts(parts))
     used = _PART_TABLE + CHECKSUM_BYTES * len(parts) if parts else _USED_BYTES
-    for field, rest in (("key", key[key_bytes:]), ("zero", bytes(page[used:HEADER_BYTES]))):
-        if rest != _ZEROS[: len(rest)]:
+    rest = bytes(page[used : _NOTES if notes else HEADER_BYTES])
+    secrets = b"".join((raw_sum, *parts)) if withheld else b""
+    for field, zeros in (("key", key[key_bytes:]), ("zero", rest), ("raw checksum", secrets)):
+        if zeros != _ZEROS[: len(zeros)]:
             raise CorruptFrameError(f"frame field {field!r} is not zero to its end")
-    return FrameHeader(_codec_name(codec), namespace, key[:key_bytes], raw, stored, stored_sum, raw_sum, parts)
+    name, approximate = _codec_name(codec), bool(flags & _FLAG_APPROXIMATE)
+    _expect("flags", flags, flags & ~_FLAG_WITHHELD if name == NO_CODEC else flags)
+    key = key[:key_bytes]
+    return FrameHeader(name, namespace, key, raw, stored, stored_sum, raw_sum, parts, withheld, approximate, notes)
 
 
 def _parse_parts(page: memoryview) -> tuple[bytes, ...]:
@@ -236,8 +263,15 @@ class FrameSealer:
             raise ValueError(f"a payload of {raw_bytes} bytes has no {len(part_checksums)} parts of one length")
         self.seal_as(slot, key, raw_bytes, checksum_of_parts(part_checksums), tuple(part_checksums))
 
-    def seal_as(
-        self, slot: memoryview, key: bytes, raw_bytes: int, raw_checksum: bytes, part_checksums: tuple[bytes, ...] = ()
+    def seal_as(  # noqa: PLR0913 - the fields of a header
+        self,
+        slot: memoryview,
+        key: bytes,
+        raw_bytes: int,
+        raw_checksum: bytes,
+        part_checksums: tuple[bytes, ...] = (),
+        *,
+        approximate: bool = False,
     ) -> None:
         """Like :meth:`seal`, with checksums that came with the payload, so that they still speak for the origin."""
         end = self._require_room(slot, raw_bytes)
@@ -246,10 +280,25 @@ class FrameSealer:
             slot[payload_end:end] = _ZEROS[: end - payload_end]
         pack_header(
             FrameHeader(
-                NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum, part_checksums
+                NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum, part_checksums,
+                approximate=approximate,
             ),
             slot,
-        )
+        )  # fmt: skip
+
+    @staticmethod
+    def digests(slot: memoryview, header: FrameHeader) -> tuple[bytes, tuple[bytes, ...]]:
+        """Raw checksum, and those of the parts, of the payload that lies in a slot as ``header`` describes it.
+
+        Raises:
+            CorruptFrameError: the payload cannot be cut into parts of one length.
+        """
+        payload = slot[HEADER_BYTES : HEADER_BYTES + header.raw_bytes]
+        if not header.part_checksums:
+            return checksum(payload), ()
+        size = _part_bytes(header)
+        parts = tuple(checksum(payload[start : start + size]) for start in range(0, header.raw_bytes, size))
+        return checksum_of_parts(parts), parts
 
     def check(self, slot: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
         """Make sure that a slot holds the raw frame of ``key``. ``payload=False`` leaves the payload unread.
@@ -304,11 +353,7 @@ class FrameSealer:
         Raises:
             CorruptFrameError: one is not, or the payload cannot be cut into parts of one length.
         """
-        part_bytes, rest = divmod(header.raw_bytes, len(header.part_checksums))
-        if rest:
-            raise CorruptFrameError(
-                f"a payload of {header.raw_bytes} bytes has no {len(header.part_checksums)} parts of one length"
-            )
+        part_bytes = _part_bytes(header)
         for part in range(len(header.part_checksums)) if parts is None else parts:
             start = HEADER_BYTES + part * part_bytes
             if self.verify:
@@ -324,6 +369,15 @@ class FrameSealer:
         if raw_bytes < 0 or end > len(slot):
             raise ValueError(f"a payload of {raw_bytes} bytes does not fit a slot of {len(slot)} bytes")
         return end
+
+
+def _part_bytes(header: FrameHeader) -> int:
+    part_bytes, rest = divmod(header.raw_bytes, len(header.part_checksums))
+    if rest or not part_bytes:
+        raise CorruptFrameError(
+            f"a payload of {header.raw_bytes} bytes has no {len(header.part_checksums)} parts of one length"
+        )
+    return part_bytes
 
 
 def _codec_name(field: bytes) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from tierkv.abc.codec import CodecFrame
 from tierkv.errors import CorruptFrameError
 
 
 class NoneCodec:
     """Declines to encode, so that the framework stores the payload raw and reads it in place, without this codec."""
 
-    def encode(self, raw: memoryview, out: memoryview) -> int | None:  # noqa: ARG002 - the interface's signature
+    def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
         """Nothing is gained: store it raw."""
         return None
 
-    def decode(self, stored: memoryview, out: memoryview) -> None:
+    def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:  # noqa: ARG002 - interface
         """Copy.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
@@ -53,13 +53,17 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
         return SIZE_ALLOWED
     if get_origin(annotation) is Literal:
         return " or ".join(_quoted(choice) for choice in get_args(annotation))
-    if model_of(annotation) is not None:
+    if (model := model_of(annotation)) is not None:
+        if shorthand := getattr(model, "ALLOWED", ""):
+            return str(shorthand)
         is_list = get_origin(annotation) is tuple
         return f"a list of tables; in TOML write each as `[[{name}]]`" if is_list else f"a table; in TOML `[{name}]`"
     return _plain_in_words(name, annotation, marks)
 
 
 def _plain_in_words(name: str, annotation: object, marks: Iterable[Any]) -> str:
+    if get_origin(annotation) is Mapping:
+        return f"a table of names; each: {_in_words(name, get_args(annotation)[1], ())}"
     if annotation is bool:
         return "true or false"
     if annotation is str:

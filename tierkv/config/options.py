@@ -1,4 +1,4 @@
-"""The options of a backend: the keys of a tier's table that only its plugin knows.
+"""The options of a backend or codec: the keys of a table that only its plugin knows.
 
 A plugin declares them as a dataclass. Each value is validated by its field's annotation with the strictness of JSON:
 text becomes a path or an enum member and a list a tuple, but a number in quotes stays wrong. Whole-number fields whose
@@ -15,16 +15,19 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from tierkv.abc import BackendPlugin
+from tierkv.abc import BackendPlugin, CodecPlugin
 from tierkv.config.problems import Problem, key_path, unknown_key
 from tierkv.config.schema import TIER_KEYS
 from tierkv.config.units import parse_size
 from tierkv.errors import PluginError
 
+Optioned = BackendPlugin | CodecPlugin
+"""A plugin with options."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a backend. ``kind`` is its annotation as text; ``default`` is None where it is no fixed value."""
+    """One option of a plugin. ``kind`` is its annotation as text; ``default`` is None where it is no fixed value."""
 
     name: str
     kind: str
@@ -32,8 +35,8 @@ class Option:
     default: object
 
 
-def describe_options(plugin: BackendPlugin) -> list[Option]:
-    """The options that a backend understands, in its order."""
+def describe_options(plugin: Optioned) -> list[Option]:
+    """The options that a backend or codec understands, in its order."""
     described = []
     for item in _fields(plugin):
         kind = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
@@ -42,13 +45,13 @@ def describe_options(plugin: BackendPlugin) -> list[Option]:
     return described
 
 
-def make_options(plugin: BackendPlugin, given: Mapping[str, Any], path: str) -> tuple[Any, list[Problem]]:
-    """The plugin's options object made of a tier's keys, or None and every problem.
+def make_options(plugin: Optioned, given: Mapping[str, Any], path: str) -> tuple[Any, list[Problem]]:
+    """The plugin's options object made of a table's keys, or None and every problem.
 
     Args:
         plugin: whose options they are.
-        given: what the tier's table says beside the common keys.
-        path: key path of the table, such as ``tiers[0]``.
+        given: what the table says beside the keys that are not the plugin's own.
+        path: key path of the table, such as ``tiers[0]`` or ``tiers[0].codec``.
 
     Raises:
         PluginError: the plugin's dataclass itself is at fault.
@@ -59,7 +62,7 @@ def make_options(plugin: BackendPlugin, given: Mapping[str, Any], path: str) -> 
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in fields:
-            problems.append(unknown_key(f"{path}.{name}", name, TIER_KEYS.union(fields), value))
+            problems.append(unknown_key(f"{path}.{name}", name, _common_keys(plugin).union(fields), value))
             continue
         try:
             values[name] = _validate(plugin, name, hints, value)
@@ -69,20 +72,30 @@ def make_options(plugin: BackendPlugin, given: Mapping[str, Any], path: str) -> 
             problems.append(Problem(f"{path}.{name}", str(error), value))
     for name, item in fields.items():
         if _is_required(item) and name not in given:
-            problems.append(Problem(f"{path}.{name}", f"missing; backend {plugin.name!r} requires it"))
+            problems.append(Problem(f"{path}.{name}", f"missing; {_named(plugin)} requires it"))
     if problems:
         return None, problems
     try:
         return plugin.options(**values), []
     except Exception as error:  # noqa: BLE001  a plugin's own code: a ValueError speaks to the user, all else is named
-        return None, [Problem(path, f"backend {plugin.name!r} refuses its options: {error}")]
+        return None, [Problem(path, f"{_named(plugin)} refuses its options: {error}")]
 
 
-def _fields(plugin: BackendPlugin) -> list[dataclasses.Field[Any]]:
+def _named(plugin: Optioned) -> str:
+    return f"{'backend' if isinstance(plugin, BackendPlugin) else 'codec'} {plugin.name!r}"
+
+
+def _common_keys(plugin: Optioned) -> frozenset[str]:
+    """Keys of the table that are not the plugin's own."""
+    return TIER_KEYS if isinstance(plugin, BackendPlugin) else frozenset({"name"})
+
+
+def _fields(plugin: Optioned) -> list[dataclasses.Field[Any]]:
     fields = [item for item in dataclasses.fields(plugin.options) if item.init]
-    taken = sorted(TIER_KEYS.intersection(item.name for item in fields))
+    taken = sorted(_common_keys(plugin).intersection(item.name for item in fields))
     if taken:
-        raise PluginError(f"backend {plugin.name!r} declares options that every tier has: {', '.join(taken)}")
+        every = "tier" if isinstance(plugin, BackendPlugin) else "codec"
+        raise PluginError(f"{_named(plugin)} declares options that every {every} has: {', '.join(taken)}")
     return fields
 
 
@@ -90,14 +103,14 @@ def _is_required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
-def _hints(plugin: BackendPlugin) -> dict[str, Any]:
+def _hints(plugin: Optioned) -> dict[str, Any]:
     try:
         return get_type_hints(plugin.options, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
-        raise PluginError(f"backend {plugin.name!r}: annotations of its options cannot be read: {error}") from error
+        raise PluginError(f"{_named(plugin)}: annotations of its options cannot be read: {error}") from error
 
 
-def _validate(plugin: BackendPlugin, name: str, hints: Mapping[str, Any], value: object) -> object:
+def _validate(plugin: Optioned, name: str, hints: Mapping[str, Any], value: object) -> object:
     hint = hints[name]
     if name.endswith("_bytes") and isinstance(value, str) and (hint is int or int in get_args(hint)):
         value = parse_size(value)
@@ -108,7 +121,7 @@ def _validate(plugin: BackendPlugin, name: str, hints: Mapping[str, Any], value:
     try:
         return TypeAdapter(hint).validate_json(text, strict=True)
     except PydanticUserError as error:
-        raise PluginError(f"backend {plugin.name!r}: option {name!r} cannot be validated: {error.message}") from error
+        raise PluginError(f"{_named(plugin)}: option {name!r} cannot be validated: {error.message}") from error
 
 
 def _problem(path: str, location: tuple[str | int, ...], message: str, value: object) -> Problem:

@@ -15,7 +15,7 @@ from tierkv.errors import ConfigError
 from tierkv.plugins import nearest_hint
 
 _VALUE_CHARS_MAX = 80
-_SECRET = re.compile(r"secret|password|passphrase|credential|access_key|_token$")
+_SECRET = re.compile(r"secret|password|passphrase|credential|(^|_)key(_env)?$|_token$")
 _ABSENT = object()
 
 

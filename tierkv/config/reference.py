@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tierkv.config.describing import allowed_values, model_of
-from tierkv.config.schema import StackConfig, TierConfig
+from tierkv.config.schema import CodecConfig, StackConfig, TierConfig
 from tierkv.config.units import SIZE_ALLOWED, format_size, parse_size
 
 _HEAD = f"""\
@@ -37,8 +37,9 @@ def render_reference() -> str:
         if model is not None:
             parts += _section(f"`[[{name}]]`" if model is TierConfig else f"`[{name}]`", model)
     parts.append(
-        "Every other key of a tier's table is an option of its backend: see the backend's page, or "
-        "`tierkv plugins --json`. Options that are whole numbers of bytes (`..._bytes`) accept sizes.\n"
+        "Every other key of a tier's table is an option of its backend, and every other key of `codec` written as a "
+        "table one of that codec: see their pages, or `tierkv plugins --json`. Options that are whole numbers of bytes "
+        "(`..._bytes`) accept sizes.\n"
     )
     return "\n".join(parts)
 
@@ -72,6 +73,7 @@ def _default(name: str, field: FieldInfo) -> str:
 def _literal(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    value = value.name if isinstance(value, CodecConfig) else value
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

@@ -21,6 +21,7 @@ class ResolvedTier:
     """A tier with everything it names.
 
     options: an object of ``backend.options``.
+    codec_options: an object of ``codec.options``.
     io_threads: the configured number, or the backend's preferred concurrency.
     """
 
@@ -28,6 +29,7 @@ class ResolvedTier:
     backend: BackendPlugin
     options: Any
     codec: CodecPlugin
+    codec_options: Any
     policy: PolicyPlugin
     io_threads: int
 
@@ -51,7 +53,7 @@ def resolve(config: StackConfig, registry: PluginRegistry, source: str = "<inlin
 
     Raises:
         ConfigError: lists every problem: unknown or broken plugins with the nearest name, options that a backend
-            refuses, capacities and write policies that do not suit it, lossy codecs.
+            or a codec refuses, capacities and write policies that do not suit it, lossy codecs in exact tiers.
     """
     problems: list[Problem] = []
     _find(registry.require_policy, "host.policy", config.host.policy, problems)
@@ -64,11 +66,7 @@ def resolve(config: StackConfig, registry: PluginRegistry, source: str = "<inlin
 def _resolve_tier(
     tier: TierConfig, path: str, registry: PluginRegistry, problems: list[Problem]
 ) -> ResolvedTier | None:
-    codec = _find(registry.require_codec, f"{path}.codec", tier.codec, problems)
-    if codec is not None and codec.lossy:
-        lossless = ", ".join(sorted(name for name, item in registry.codecs.items() if not item.plugin.lossy))
-        message = f"is lossy: bytes would not come back as they were; lossless codecs: {lossless}"
-        problems.append(Problem(f"{path}.codec", message, tier.codec))
+    codec, codec_options = _resolve_codec(tier, f"{path}.codec", registry, problems)
     policy = _find(registry.require_policy, f"{path}.policy", tier.policy, problems)
     backend = _find(registry.require_backend, f"{path}.backend", tier.backend, problems)
     if backend is None:
@@ -83,7 +81,30 @@ def _resolve_tier(
     if codec is None or policy is None:
         return None
     io_threads = tier.io_threads or backend.capabilities.preferred_concurrency
-    return ResolvedTier(tier, backend, options, codec, policy, io_threads)
+    return ResolvedTier(tier, backend, options, codec, codec_options, policy, io_threads)
+
+
+def _resolve_codec(
+    tier: TierConfig, path: str, registry: PluginRegistry, problems: list[Problem]
+) -> tuple[CodecPlugin | None, Any]:
+    """The codec and an object of its options."""
+    codec = _find(registry.require_codec, path, tier.codec.name, problems)
+    if codec is None:
+        return None, None
+    if codec.lossy and not tier.lossy:
+        lossless = ", ".join(sorted(name for name, item in registry.codecs.items() if not item.plugin.lossy))
+        message = (
+            "is lossy: values would come back as approximations; write lossy = true for this tier if they may, or "
+            f"choose a lossless codec: {lossless}"
+        )
+        problems.append(Problem(path, message, codec.name))
+    try:
+        options, wrong = make_options(codec, tier.codec.options, path)
+    except PluginError as error:
+        problems.append(Problem(path, str(error), codec.name))
+        return None, None
+    problems += wrong
+    return codec, options
 
 
 def _find(require: Callable[[str], Registered[T]], path: str, name: str, problems: list[Problem]) -> T | None:
@@ -106,6 +127,13 @@ def _check_against_capabilities(tier: TierConfig, path: str, backend: BackendPlu
             f"leave the key out and set a limit or lifetime where the data lies"
         )
         problems.append(Problem(f"{path}.capacity", message, tier.capacity))
+    if tier.capacity is None and (tier.tenant_quota is not None or tier.tenant_quotas):
+        key, value = ("tenant_quota", tier.tenant_quota) if tier.tenant_quota else ("tenant_quotas", tier.tenant_quotas)
+        message = (
+            f"backend {backend.name!r} keeps no account of its own chunks here, so nobody can be kept to a quota; set "
+            f"quotas on the tiers with a capacity"
+        )
+        problems.append(Problem(f"{path}.{key}", message, value))
     if can.bounded and not can.shared and tier.capacity is None:
         message = f'missing; backend {backend.name!r} needs to know how much it may hold, such as capacity = "100GiB"'
         problems.append(Problem(f"{path}.capacity", message))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -90,6 +90,28 @@ class ChunkConfig(_Model):
         return {**data, "blocks": 1} if blocks is None and tokens is None else data
 
 
+class TenantsConfig(_Model):
+    """Tenants are told apart by the `cache_salt` of their requests. Quotas stand with each tier."""
+
+    told_apart_max: Count = Field(
+        default=1024,
+        description="Tenants with a quota of their own at once, in each tier; more of them share one quota.",
+    )
+
+
+TenantQuota = Annotated[
+    Size | None,
+    Field(
+        description="Bytes that each tenant may fill; who has more loses its own chunks, also where there is room. "
+        "Left out: no limit beside the capacity.",
+    ),
+]
+TenantQuotas = Annotated[
+    Mapping[str, Size],
+    Field(description='Bytes for single tenants instead, by `cache_salt`; `""` are requests without one.'),
+]
+
+
 class HostConfig(_Model):
     """The host tier: pinned CPU memory, the only tier that the GPU touches."""
 
@@ -100,6 +122,8 @@ class HostConfig(_Model):
         description="Check every chunk's checksum once more on its way from host memory to the GPU. Frames that "
         "come from a tier below are always checked.",
     )
+    tenant_quota: TenantQuota = None
+    tenant_quotas: TenantQuotas = Field(default_factory=dict)
     copy_threads: Threads = Field(
         default=1,
         description="Threads of each worker that copy between GPU pages and host slots, or help a GPU to.",
@@ -115,6 +139,28 @@ class HostConfig(_Model):
     )
 
 
+class CodecConfig(_Model):
+    """A codec: its name, or a table with its name and options."""
+
+    ALLOWED: ClassVar[str] = 'the name of a codec in quotes, or a table such as { name = "zstd", level = 3 }'
+
+    name: Name = Field(description="Which plugin; `tierkv plugins` lists what is installed.")
+    options: Mapping[str, Any] = Field(
+        default_factory=dict, description="Every other key of the table, as written; the codec's plugin checks them."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_keys(cls, data: object) -> object:
+        """A text is the name alone; of a table, set apart the codec's options."""
+        if isinstance(data, str):
+            return {"name": data}
+        if not isinstance(data, Mapping):
+            return data
+        named = {"name": data["name"]} if "name" in data else {}
+        return named | {"options": {key: value for key, value in data.items() if key != "name"}}
+
+
 class TierConfig(_Model):
     """One tier below the host tier. Keys that are not listed here are options of its backend."""
 
@@ -125,12 +171,29 @@ class TierConfig(_Model):
         description="Bytes of frames it may hold; eviction keeps it below. Required for backends that are bounded "
         "and not shared, refused for shared ones.",
     )
-    write: Literal["through", "read_only"] = Field(
+    write: Literal["through", "on_reuse", "back", "read_only"] = Field(
         default="through",
-        description="`through`: each chunk is written as soon as the host tier has it. `read_only`: never.",
+        description="When chunks are written to it. `through`: as soon as the host tier has them. `on_reuse`: when "
+        "they are wanted a second time. `back`: when the host tier is about to evict them. `read_only`: never.",
     )
-    codec: Name = Field(default="none", description="How payloads are written at rest. Lossy codecs are refused.")
+    seen_keys_max: Count = Field(
+        default=1_000_000,
+        description="Chunks that are remembered as seen once, for `on_reuse`, also after the host tier has lost them; "
+        "8 bytes each.",
+    )
+    codec: CodecConfig = Field(
+        default=CodecConfig(name="none"),
+        description='How payloads are written at rest: a name, or `{ name = "zstd", level = 3 }` with options. What '
+        "was written with another codec stays readable.",
+    )
+    lossy: bool = Field(
+        default=False,
+        description="Chunks may come back from this tier as approximations. Without it lossy codecs are refused, and "
+        "what they wrote is a miss.",
+    )
     policy: Name = Field(default="lru", description="Eviction policy.")
+    tenant_quota: TenantQuota = None
+    tenant_quotas: TenantQuotas = Field(default_factory=dict)
     io_threads: Threads | None = Field(
         default=None,
         description="Calls to the backend at once. Left out: the backend's preferred concurrency, which is also "
@@ -261,6 +324,7 @@ class StackConfig(_Model):
     version: Literal[1] = Field(default=1, description="Version of this format.")
     namespace: NamespaceConfig = Field(default_factory=NamespaceConfig)
     chunk: ChunkConfig = Field(default_factory=ChunkConfig)
+    tenants: TenantsConfig = Field(default_factory=TenantsConfig)
     host: HostConfig = Field(description="Required: a stack has a host tier.")
     tiers: Annotated[tuple[TierConfig, ...], Field(strict=False)] = Field(
         default=(), description="The tiers below the host tier, fastest first."

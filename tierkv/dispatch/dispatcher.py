@@ -44,7 +44,15 @@ class _Line:
     breaker: Breaker
     stats: TierStats
     seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
+    live: int = 0
     writes: int = 0
+    leave_by_s: float | None = None
+    close_began: bool = False
+
+    @property
+    def has_left(self) -> bool:
+        """Whether everything has ended since its backend began to close."""
+        return self.close_began and not (self.live or self.lane.busy() or self.lane.closing())
 
 
 class Dispatcher:
@@ -78,11 +86,6 @@ class Dispatcher:
     ) -> None:
         if len(tiers) != len(limits):
             raise ValueError(f"{len(tiers)} tiers came with {len(limits)} limits")
-        for tier in tiers:
-            if tier.clock != clock:
-                raise ValueError(
-                    f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold"
-                )
         self._tiers = tuple(tiers)
         self._clock = clock
         self._spawn = spawn
@@ -96,18 +99,59 @@ class Dispatcher:
         self._is_closing = False
         self._abandoned: int | None = None
         self._loop: tuple[LoopRunner, Handle] | None = None
-        self._lines = [
-            _Line(index, self._open_lane(tier, limit), limit, self._make_breaker(limit), TierStats())
-            for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True))
-        ]
-        self.stats = DispatchStats([line.stats for line in self._lines], [line.seconds for line in self._lines])
+        self._lines: dict[int, _Line] = {}
+        self._leaving: list[_Line] = []
+        self.stats = DispatchStats()
+        for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True)):
+            self.attach(index, tier, limit)
         self.close_errors: list[str] = []
+
+    def attach(self, index: int, tier: Tier, limits: TierLimits) -> None:
+        """Begin to serve a tier, under a number that no other has had.
+
+        Raises:
+            ValueError: the tier has a clock of its own.
+        """
+        if tier.clock != self._clock:
+            raise ValueError(f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold")
+        breaker = Breaker(limits.breaker_failures, limits.breaker_cooldown_s)
+        line = self._lines[index] = _Line(index, self._open_lane(tier, limits), limits, breaker, TierStats())
+        self.stats.tiers[index] = line.stats
+        self.stats.seconds[index] = line.seconds
+
+    def detach(self, index: int, timeout_s: float) -> None:
+        """Take nothing more for a tier. Never waits; :meth:`take_left` tells when everything in it has ended.
+
+        What no thread has begun is refused. What runs has ``timeout_s`` to end; then the backend is closed under it.
+        """
+        line = self._lines[index]
+        line.leave_by_s = self._clock() + timeout_s
+        self._leaving.append(line)
+        self._cancel_waiting(index)
+        line.lane.stop()
+
+    def take_left(self) -> list[int]:
+        """The detached tiers in which nothing goes on any more. Their numbers mean nothing from now on."""
+        if self._outbox:  # some of it may still be about them
+            return []
+        for line in self._leaving:
+            if not line.close_began and (not line.lane.busy() or self._clock() >= (line.leave_by_s or 0.0)):
+                self._close_backend(line)
+        left = [line for line in self._leaving if line.has_left]
+        for line in left:
+            self._leaving.remove(line)
+            self._note_close_error(line)
+            for by_index in (self._lines, self.stats.tiers, self.stats.seconds):
+                del by_index[line.index]
+        return [line.index for line in left]
 
     def submit(self, op: TierOp) -> None:
         """Take an operation. Its completion comes through :meth:`drain`, also where it is refused. O(1)."""
         line = self._lines[op.tier]
         if self._is_closing:
             self._refuse(op, "the stack is closing")
+        elif line.leave_by_s is not None:
+            self._refuse(op, "the tier is being detached")
         elif not line.breaker.usable:
             self._refuse(op, "the tier is not usable at present")
         elif not self._start(line, Ticket(op, self._clock())):
@@ -149,7 +193,7 @@ class Dispatcher:
             now_s = self._clock()
             self._collect(len(self._done), now_s)
             self._expire(self._live, now_s)
-            return not any(line.writes for line in self._lines)
+            return not any(line.writes for line in self._lines.values())
 
         return wait_until(written, timeout_s, self._clock, self._pause)
 
@@ -168,16 +212,18 @@ class Dispatcher:
         deadline_s = self._clock() + timeout_s
         self.flush(timeout_s)
         self._cancel_waiting()
-        lanes = [line.lane for line in self._lines]
+        lines = list(self._lines.values())
+        lanes = [line.lane for line in lines]
         for lane in lanes:
             lane.stop()
         self._wait(lambda: not any(lane.busy() for lane in lanes), deadline_s)
         self._announce_running()
-        for lane in lanes:
-            lane.close_backend()
+        for line in lines:
+            self._close_backend(line)
         self._wait(lambda: not any(lane.closing() for lane in lanes), deadline_s)
         self._abandoned = sum(lane.busy() + lane.closing() for lane in lanes)
-        self.close_errors = [f"{lane.tier.name}: {lane.close_error}" for lane in lanes if lane.close_error]
+        for line in lines:
+            self._note_close_error(line)
         if self._loop is not None:
             runner, handle = self._loop
             runner.stop()
@@ -193,14 +239,21 @@ class Dispatcher:
         return AsyncLane(tier, concurrency, limits.queue_ops_max, self._done, self._loop[0])
 
     @staticmethod
-    def _make_breaker(limits: TierLimits) -> Breaker:
-        return Breaker(limits.breaker_failures, limits.breaker_cooldown_s)
+    def _close_backend(line: _Line) -> None:
+        if not line.close_began:
+            line.close_began = True
+            line.lane.close_backend()
+
+    def _note_close_error(self, line: _Line) -> None:
+        if line.lane.close_error:
+            self.close_errors.append(f"{line.lane.tier.name}: {line.lane.close_error}")
 
     def _start(self, line: _Line, ticket: Ticket) -> bool:
         """Queue a ticket and watch its deadline; False if the queue is full."""
         if not line.lane.offer(ticket):
             return False
         self._live += 1
+        line.live += 1
         self._deadlines.watch(ticket, self._live)
         return True
 
@@ -258,8 +311,8 @@ class Dispatcher:
 
     def _try_again(self, now_s: float) -> None:
         """Send a trial to every tier whose breaker has cooled down."""
-        for line in self._lines:
-            if not line.breaker.trial_is_due(now_s):
+        for line in self._lines.values():
+            if line.leave_by_s is not None or not line.breaker.trial_is_due(now_s):
                 continue
             line.breaker.trial_began(now_s)
             deadline_s = now_s + line.limits.trial_deadline_s
@@ -286,6 +339,7 @@ class Dispatcher:
     def _end(self, line: _Line, ticket: Ticket) -> None:
         ticket.ended = True
         self._live -= 1
+        line.live -= 1
         if ticket.is_trial:
             self._trials -= 1
         elif ticket.op.verb is Verb.WRITE:
@@ -307,14 +361,14 @@ class Dispatcher:
         line.stats.breaker_opens += 1
         self._outbox.append(TierHealth(line.index, usable=False, reason=reason))
 
-    def _cancel_waiting(self) -> None:
-        """Refuse what no thread has begun."""
+    def _cancel_waiting(self, index: int | None = None) -> None:
+        """Refuse what no thread has begun: of the tier of that number, or everything."""
+        why = "the stack is closing" if index is None else "the tier is being detached"
         for ticket in self._deadlines.unannounced():
-            if ticket.claim():
-                line = self._lines[ticket.op.tier]
-                self._end(line, ticket)
+            if index in {None, ticket.op.tier} and ticket.claim():
+                self._end(self._lines[ticket.op.tier], ticket)
                 if not ticket.is_trial:
-                    self._refuse(ticket.op, "the stack is closing")
+                    self._refuse(ticket.op, why)
 
     def _announce_running(self) -> None:
         """Tell of calls that did not end in time, as if their deadlines were now."""

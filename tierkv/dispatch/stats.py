@@ -18,7 +18,7 @@ class TierStats:
     ops, keys: operations whose I/O has ended (or was given up before it began), and their keys.
     bytes_read, bytes_written: bytes of frames that the backend moved, also for operations whose deadline had passed.
     bytes_verified: bytes of frames that were read, checked and accepted.
-    corrupt, failed, no_space, timed_out, refused: keys with that outcome.
+    corrupt, unreadable, failed, no_space, timed_out, refused: keys with that outcome.
     retries: further tries of a key.
     breaker_opens: how often the tier was found unusable.
     """
@@ -29,6 +29,7 @@ class TierStats:
     bytes_written: int = 0
     bytes_verified: int = 0
     corrupt: int = 0
+    unreadable: int = 0
     failed: int = 0
     no_space: int = 0
     timed_out: int = 0
@@ -47,6 +48,7 @@ class TierStats:
     def count_outcomes(self, verb: Verb, tally: Tally) -> None:
         """Count what the manager is told."""
         self.corrupt += tally.corrupt
+        self.unreadable += tally.unreadable
         self.failed += tally.failed
         self.no_space += tally.no_space
         self.timed_out += tally.timed_out
@@ -57,13 +59,13 @@ class TierStats:
 
 @dataclass(slots=True)
 class DispatchStats:
-    """Counters of all lower tiers, in their order.
+    """Counters of all lower tiers, by their numbers.
 
     seconds: per tier, how long its reads and writes took from their submission on.
     """
 
-    tiers: list[TierStats] = field(default_factory=list)
-    seconds: list[dict[Verb, Histogram]] = field(default_factory=list)
+    tiers: dict[int, TierStats] = field(default_factory=dict)
+    seconds: dict[int, dict[Verb, Histogram]] = field(default_factory=dict)
 
 
 def io_histograms() -> dict[Verb, Histogram]:
@@ -80,6 +82,7 @@ class Tally(NamedTuple):
     answered: bool
     frame_bytes: int
     corrupt: int
+    unreadable: int
     failed: int
     no_space: int
     timed_out: int
@@ -98,6 +101,7 @@ class Tally(NamedTuple):
             answered,
             frame_bytes,
             counts[OutcomeKind.CORRUPT],
+            counts[OutcomeKind.UNREADABLE],
             counts[OutcomeKind.FAILED],
             counts[OutcomeKind.NO_SPACE],
             counts[OutcomeKind.TIMED_OUT],

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from tierkv.manager.chunk import Evicted
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
-from tierkv.manager.terms import Terms
+from tierkv.manager.lower_tier import LowerTier, WritePolicy
+from tierkv.manager.routes import Routes
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
 
 class Admissions:
     """Makes room and takes it: by the policy, the terms of one-shot chunks and the routes of hints. Sans-IO."""
 
-    def __init__(self, host: HostIndex, terms: Terms, events: EventLog, counters: CoreCounters) -> None:
+    def __init__(self, host: HostIndex, routes: Routes, events: EventLog, counters: CoreCounters) -> None:
         self._host = host
-        self._terms = terms
+        self._routes = routes
+        self._terms = routes.terms
         self._events = events
         self._counters = counters
-        self._routes: dict[int, tuple[int, frozenset[str]]] = {}  # by slot: its generation, and where its chunk may go
 
     def let_in(self, keys: list[Key]) -> list[Key]:
         """Those of ``keys`` that the host tier's policy lets in."""
@@ -33,20 +36,42 @@ class Admissions:
         self._counters.admissions_refused[HOST] += len(keys) - len(kept)
         return kept
 
-    def make_room(self, count: int) -> list[Key] | None:
+    def make_room(self, count: int, now: float) -> list[Key] | None:
         """Evict until ``count`` slots are free. One-shot chunks leave before all others."""
         if count > self._host.room:
             return None
-        one_shots = self._drop_one_shots(count - self._host.free) if self._terms.any else []
-        chosen = self._host.make_room(count)
-        evicted = one_shots + (chosen or [])
-        if evicted:
-            self._counters.evictions[HOST] += len(evicted)
-            self._events.extend(CacheEventKind.REMOVED, HOST, evicted)
-        return None if chosen is None else evicted
+        one_shots = self.drop_one_shots(count - self._host.free)
+        chosen = self._host.evict_for(count)
+        if chosen is None:
+            return None
+        self._count_lost(chosen, now)
+        self.evicted(chosen.keys)
+        return one_shots + chosen.keys
 
-    def _drop_one_shots(self, count: int) -> list[Key]:
+    def trim(self, now: float) -> None:
+        """Let go of chunks of tenants that are over their quotas."""
+        chosen = self._host.trim()
+        self._count_lost(chosen, now)
+        self.evicted(chosen.keys)
+
+    def evicted(self, keys: Sequence[Key]) -> None:
+        """These have left the host tier for want of room: count them and say so."""
+        if keys:
+            self._counters.evictions[HOST] += len(keys)
+            self._events.extend(CacheEventKind.REMOVED, HOST, keys)
+
+    def _count_lost(self, evicted: Evicted, now: float) -> None:
+        """Nobody waits for a tier below: what should have been written there when it is evicted is lost for it now."""
+        for tier in self._routes.tiers if evicted.keys else ():
+            if tier.limits.write is WritePolicy.BACK:
+                unwritten = [chunk for chunk in zip(*evicted, strict=True) if tier.wants(chunk[1], now)]
+                if lost := len(self._routes.allowed(tier, unwritten, now)):
+                    self._counters.demotions_dropped[tier.name] += lost
+
+    def drop_one_shots(self, count: int) -> list[Key]:
         """Free the slots of up to so many one-shot chunks, as far as they are to be had."""
+        if not self._terms.any:
+            return []
 
         def is_free(key: Key) -> bool | None:
             slot = self._host.find(key)
@@ -56,27 +81,17 @@ class Admissions:
         while len(dropped) < count and (key := self._terms.take_one_shot(is_free)) is not None:
             dropped.append(key)
             self._host.drop([slot for slot in [self._host.find(key)] if slot is not None])
+        self.evicted(dropped)
         return dropped
 
-    def admit(
-        self, keys: Sequence[Key], state: ChunkState, origin: str = HOST, route: frozenset[str] | None = None
-    ) -> list[int]:
+    def admit(self, keys: Sequence[Key], hints: RequestHints, source: LowerTier | None = None) -> list[int]:
         """Slots for ``keys``, held once; see :meth:`HostIndex.admit`.
 
-        route: the only tiers that the chunks may cascade to; None: all.
+        hints: of the request that brings the chunks. source: the tier that they are read from; None: they are stored.
         """
-        slots = self._host.admit(keys, state, origin)
-        if route is not None:
-            self._routes.update((slot, (self._host.generation(slot), route)) for slot in slots)
+        if source is None:
+            slots = self._host.admit(keys, ChunkState.STORING)
+        else:
+            slots = self._host.admit(keys, ChunkState.PROMOTING, source.name)
+        self._routes.admitted(slots, hints, source)
         return slots
-
-    def take_routes(self, slots: Sequence[int]) -> Mapping[int, frozenset[str] | None]:
-        """The only tiers that chunks that became readable may cascade to, of those that have such a limit."""
-        if not self._routes:
-            return {}
-        routes = {}
-        for slot in slots:
-            generation, route = self._routes.pop(slot, (None, None))
-            # Another generation: an earlier chunk of this slot, which never became readable.
-            routes[slot] = route if generation == self._host.generation(slot) else None
-        return routes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -41,4 +42,11 @@ class Filled(NamedTuple):
     """Chunks that just became readable, tail first as they were named: their slots and their keys."""
 
     slots: list[int]
+    keys: list[Key]
+
+
+class Evicted(NamedTuple):
+    """Chunks that have just left the host tier: the slots they had, free now, and their keys."""
+
+    slots: Sequence[int]
     keys: list[Key]

@@ -26,6 +26,11 @@ class ChunkSizes:
         """Bytes of these chunks together, before they are framed."""
         return sum(self._raw[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys)
 
+    @property
+    def frame_bound_max(self) -> int:
+        """The most that any chunk can take at rest."""
+        return max(self._frames)
+
     def frame_bound(self, key: Key) -> int:
         """The most that a chunk can take at rest."""
         return self._frames[int.from_bytes(key[-GROUP_BYTES:], "big")]

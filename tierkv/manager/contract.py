@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
+
+ResetScope = Literal["host", "all"]
+"""What a reset empties: the host tier, or every tier."""
 
 HOST = "host"
 """Name of the host tier in events and accounts."""

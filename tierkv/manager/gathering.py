@@ -118,7 +118,7 @@ class Gathering:
         tiers = {tier.index: tier for _, tier in missing}
         for index, wanted in positions.items():
             keys = [reservation.keys[position] for position in wanted]
-            slots = self._traffic.promote(keys, tiers[index], reservation.hints.route)
+            slots = self._traffic.promote(keys, tiers[index], reservation.hints)
             for position, slot in zip(wanted, slots or (), strict=slots is not None):
                 self._add(reservation, position, slot)
 

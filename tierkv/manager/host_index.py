@@ -4,21 +4,27 @@ A chunk is *held* by everybody who needs its slot to stay: a store or load job, 
 reads it, a reservation. A READY chunk that nobody holds is evictable. A slot has one owner and a generation; it
 is free again only when its chunk is gone, so no late completion can touch another chunk's memory.
 
+A READY chunk is *leaving* when the policy has chosen it as a victim and it is still being written below. It is readable
+until then, and stays if anybody else comes to want it.
+
 All is kept in columns by slot (see :mod:`tierkv.manager.columns`), and every verb takes a batch. The eviction policy
-knows exactly the READY chunks. It is not told who holds them: it is given the column of holders when it chooses.
+knows exactly the READY chunks that are not leaving. It is not told who holds them: it is given the column of holders
+when it chooses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy
 from tierkv.errors import InvariantError, require
-from tierkv.manager.chunk import Filled
+from tierkv.manager.chunk import Evicted, Filled
 from tierkv.manager.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, ChunkState
 from tierkv.manager.columns import PAGE_KEYS, SHARD_BYTE, FreeNumbers, new_shards
 from tierkv.manager.contract import HOST
 from tierkv.manager.slot_table import SlotTable
+from tierkv.manager.tenants import TenantPolicy
 from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
@@ -35,8 +41,10 @@ class HostIndex(SlotTable):
         super().__init__(num_slots)
         self._policy = policy
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
+        self._tenants = policy if isinstance(policy, TenantPolicy) else None
         self._free = FreeNumbers(num_slots)
         self._evictable = 0
+        self._leaving: set[int] = set()  # a few, under the bound of what is written at once
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -65,14 +73,31 @@ class HostIndex(SlotTable):
         Returns:
             The keys that were evicted; None if that cannot be done now: then nothing has changed.
         """
+        evicted = self.evict_for(count)
+        return None if evicted is None else evicted.keys
+
+    def evict_for(self, count: int) -> Evicted | None:
+        """The same; returns the slots that became free too."""
         short = count - len(self._free)
         if short <= 0:
-            return []
-        victims = self._policy.evict(short, self._holders) if short <= self._evictable else ()
-        if not victims:
-            return None
-        self.removals += 1
+            return Evicted((), [])
+        victims = self._choose(short)
+        return self._evict(victims) if victims else None
+
+    def trim(self) -> Evicted:
+        """Evict some chunks of tenants that are over their quotas."""
+        victims = () if self._tenants is None else self._tenants.trim(self._holders)
         self._evictable -= len(victims)
+        return self._evict(victims) if victims else Evicted((), [])
+
+    def _choose(self, count: int) -> Sequence[int]:
+        """So many victims, whom the policy knows no more; none if that cannot be done now."""
+        victims = self._policy.evict(count, self._holders) if count <= self._evictable else ()
+        self._evictable -= len(victims)
+        return victims
+
+    def _evict(self, victims: Sequence[int]) -> Evicted:
+        self.removals += 1
         if self._stale:
             victims = self._without_stale(victims)
         states, pages, shards = self._states, self._keys.pages, self._slots
@@ -83,7 +108,7 @@ class HostIndex(SlotTable):
             states[slot] = _EVICTED
         self._free.give_back(victims)
         self._story.note(ChunkEvent.EVICTED, STATES[_EVICTED], evicted)
-        return evicted
+        return Evicted(victims, evicted)
 
     def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST) -> list[int]:
         """Give each key a slot, held once by the caller, to be filled.
@@ -186,7 +211,8 @@ class HostIndex(SlotTable):
         states, holders = self._states, self._holders
         ready = [slot for slot in slots if states[slot] == _READY]
         if ready:
-            self._policy.remove(ready)
+            self._policy.remove([slot for slot in ready if slot not in self._leaving])
+            self._leaving.difference_update(ready)
             self._evictable -= sum(not holders[slot] for slot in ready)
         self._transition(slots, ChunkEvent.DROPPED)
         if self._waiters:
@@ -202,10 +228,52 @@ class HostIndex(SlotTable):
                 self._origins.pop(slot, None)
         self._free.give_back(slots)
 
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    @property
+    def leaving(self) -> AbstractSet[int]:
+        """The slots of chunks that are being written below, to be evicted then."""
+        return self._leaving
+
+    def begin_leaving(self, count: int) -> list[int]:
+        """Up to so many chunks that the policy would evict next, each held by the caller; they are leaving now."""
+        victims = self._choose(min(count, self._evictable))
+        if self._stale:
+            victims = self._without_stale(victims)
+        for slot in victims:
+            self._holders[slot] = 1
+        self._leaving.update(victims)
+        return list(victims)
+
+    def end_leaving(self, slots: Sequence[int]) -> Evicted:
+        """Undo one hold of each. Those that were leaving, and that nobody else holds, are evicted."""
+        if self._stale:
+            self._doom_stale(slots)
+        gone = [slot for slot in slots if slot in self._leaving and self._holders[slot] == 1]
+        for slot in gone:
+            self._holders[slot] = 0
+        self._leaving.difference_update(gone)
+        self.release([slot for slot in slots if self._holders[slot]])
+        return self._evict(gone) if gone else Evicted((), [])
+
+    def stay(self, slots: Iterable[int]) -> None:
+        """Those of ``slots`` that are leaving stay."""
+        if not self._leaving.isdisjoint(slots):
+            staying = list(self._leaving.intersection(slots))
+            self._leaving.difference_update(staying)
+            self._policy.add(staying, [self._keys[slot] for slot in staying])
+
     # -- holds -------------------------------------------------------------------------------------------------------
 
     def hold(self, slots: Iterable[int]) -> None:
         """Keep the slots until :meth:`release`. The policy does not hear of it: holds cost next to nothing."""
+        if self._leaving:
+            slots = tuple(slots)
+            self.stay(slots)
+        self.hold_to_write(slots)
+
+    def hold_to_write(self, slots: Iterable[int]) -> None:
+        """The same for a write below, until :meth:`end_leaving`: it keeps the slots, but no chunk from leaving."""
         holders = self._holders
         for slot in slots:
             count = holders[slot]
@@ -244,7 +312,10 @@ class HostIndex(SlotTable):
         """A request used these; give the tail of a prefix first (S54). What is not readable here is passed over."""
         shards = self._slots
         slots = [shards[key[SHARD_BYTE]].get(key) for key in keys]
-        self._policy.touch([slot for slot in slots if slot is not None and self._states[slot] == _READY])
+        ready = [slot for slot in slots if slot is not None and self._states[slot] == _READY]
+        if self._leaving:
+            self.stay(ready)
+        self._policy.touch(ready)
 
     # -- reset -------------------------------------------------------------------------------------------------------
 
@@ -297,7 +368,9 @@ class HostIndex(SlotTable):
             key, code, holders = self._keys[slot], self._states[slot], self._holders[slot]
             what = f"chunk {key.hex()} ({STATES[code].value}, {holders} holders)"
             require(holders > 0 or code == _READY, f"{what}: nobody holds it")
-            known += code == _READY
+            leaving = slot in self._leaving
+            require(not leaving or (code == _READY and holders > 0), f"{what}: it is leaving, and nobody writes it")
+            known += code == _READY and not leaving
             evictable += code == _READY and not holders
             if not self._is_stale(slot):
                 named = self.find(key)

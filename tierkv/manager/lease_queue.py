@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from tierkv.manager.columns import column, longer
+
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _GAP_MIN = 4096
@@ -15,11 +17,16 @@ class LeaseQueue:
     """First in, first out. An array of numbers, because the garbage collector walks a deque, which can hold a million.
 
     It is bounded by whoever fills it.
+
+    Args:
+        unique: a lease is put in once, unless it is dropped; for queues that chunks come to more than once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, unique: bool = False) -> None:
         self._leases = array("Q")
         self._head = 0
+        self._put = column("I", 0)  # of a unique queue, by slot: the generation that was put in last; 0: may come again
+        self._unique = unique
 
     def __len__(self) -> int:
         """Leases that wait."""
@@ -27,16 +34,36 @@ class LeaseQueue:
 
     def extend(self, leases: Iterable[tuple[int, int]]) -> None:
         """Put (slot, generation) pairs behind the others."""
+        if self._unique:
+            leases = [lease for lease in leases if self._is_new(*lease)]
         self._leases.extend([generation << _SLOT_BITS | slot for slot, generation in leases])
+
+    def _is_new(self, slot: int, generation: int) -> bool:
+        if slot >= len(self._put):
+            self._put = longer(self._put, max(slot + 1, 2 * len(self._put)))
+        known = self._put[slot] == generation
+        self._put[slot] = generation
+        return not known
 
     def front(self) -> tuple[int, int]:
         """Slot and generation of the one that has waited longest."""
         lease = self._leases[self._head]
         return lease & _SLOT_MASK, lease >> _SLOT_BITS
 
-    def drop_front(self, count: int = 1) -> None:
-        """Forget those that have waited longest."""
+    def pop_front(self, count: int = 1) -> None:
+        """Those that have waited longest wait no more."""
         self._head += count
         if self._head >= _GAP_MIN and 2 * self._head >= len(self._leases):
             del self._leases[: self._head]
             self._head = 0
+
+    def drop_front(self, count: int = 1) -> None:
+        """The same, in vain: they may come again."""
+        for lease in self._leases[self._head : self._head + count] if self._unique else ():
+            self.forget(lease & _SLOT_MASK, lease >> _SLOT_BITS)
+        self.pop_front(count)
+
+    def forget(self, slot: int, generation: int) -> None:
+        """A lease may come again."""
+        if slot < len(self._put) and self._put[slot] == generation:
+            self._put[slot] = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 
 from tierkv.abc import AdmissionPolicy, Capabilities, EvictionPolicy
@@ -16,6 +17,7 @@ from tierkv.errors import require
 from tierkv.manager.answers import Answers
 from tierkv.manager.columns import KEY_BYTES_MIN
 from tierkv.manager.lease_queue import LeaseQueue
+from tierkv.manager.seen_keys import SeenKeys
 from tierkv.manager.tier_table import DELETING, STORED, WRITING, TierTable
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -26,22 +28,40 @@ _SAME_STEP_S = 1e-6
 _LOAD_KEYS = 4096
 """Keys of an index that the policy is told of at once."""
 
+EMPTIED_PER_STEP_MAX = 512
+"""Chunks that begin to be deleted in one step after a reset: a step stays short."""
+
 HEADROOM_FRAMES_MIN, HEADROOM_FRAMES_MAX = 8, 512
 """Frames that a full tier makes room for at once: a few, so that the next write need not wait, or as many as wait."""
+
+
+class WritePolicy(StrEnum):
+    """When a chunk of the host tier is written to a tier below."""
+
+    THROUGH = "through"
+    """As soon as the host tier has it."""
+    ON_REUSE = "on_reuse"
+    """When it is wanted a second time."""
+    BACK = "back"
+    """When the host tier is about to evict it."""
+    READ_ONLY = "read_only"
+    """Never."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowerTierLimits:
     """Bounds of one lower tier. Times in seconds on the stack's clock.
 
-    capacity_bytes: bytes at rest, or None where the place bounds itself. writes: whether chunks cascade to it.
+    capacity_bytes: bytes at rest, or None where the place bounds itself. write: when chunks are written to it.
     queue_chunks_max: chunks that may hold host slots while they are written to this tier.
     probe_keys_max: keys per existence probe. presence_ttl_s, absence_ttl_s: how long a shared tier's yes and no are
     believed. presence_keys_max: answers remembered. suspect_ttl_s: how long a chunk whose read failed counts as absent.
+    seen_keys_max: chunks that an edge that writes on reuse remembers as seen once. exact: whether bytes come back as
+    they were written; what comes from a tier where they do not is not spread to others.
     """
 
     capacity_bytes: int | None
-    writes: bool
+    write: WritePolicy
     queue_chunks_max: int
     probe_deadline_s: float = 2.0
     read_deadline_s: float = 10.0
@@ -51,6 +71,13 @@ class LowerTierLimits:
     absence_ttl_s: float = 1.0
     presence_keys_max: int = 1_000_000
     suspect_ttl_s: float = 5.0
+    seen_keys_max: int = 1_000_000
+    exact: bool = True
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything is ever written to it."""
+        return self.write is not WritePolicy.READ_ONLY
 
 
 class LowerTier(TierTable):
@@ -67,8 +94,13 @@ class LowerTier(TierTable):
         self._present_s = max(limits.presence_ttl_s, _SAME_STEP_S)
         self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
         self.usable = True
+        self.leaving = False  # was detached; what is under way has not ended
+        self.emptying = False  # was reset; not everything is deleted yet
+        self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
-        self.cascades = LeaseQueue()
+        self.cascades = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
+        self.seen = SeenKeys(limits.seen_keys_max) if limits.write is WritePolicy.ON_REUSE else None
+        self.deletions: list[Key] = []
         self.unknown_to_ask: dict[Key, None] = {}
         self._answers = Answers(limits.presence_keys_max)
         self._asked: set[Key] = set()
@@ -79,7 +111,7 @@ class LowerTier(TierTable):
 
     def presence(self, key: Key, now: float) -> LookupResult:
         """Whether ``key`` is here: HIT, MISS, or RETRY where a shared tier has to be asked first."""
-        if not self.usable:
+        if not self.usable or self.emptying:
             return LookupResult.MISS
         row = self._rows.find(key)
         flags = 0 if row is None else self._flags[row]
@@ -185,6 +217,12 @@ class LowerTier(TierTable):
         capacity = self.limits.capacity_bytes
         return capacity is None or self.used_bytes + self.reserved_bytes + frame_bytes <= capacity
 
+    def frames_free(self, frame_bytes: int, frames_max: int) -> int:
+        """How many frames of that size fit, up to ``frames_max``."""
+        capacity = self.limits.capacity_bytes
+        free = frames_max if capacity is None else (capacity - self.used_bytes - self.reserved_bytes) // frame_bytes
+        return max(0, min(free, frames_max))
+
     def victims(self, frame_bytes: int, waiting: int = 0) -> list[Key]:
         """Chunks to delete so that room comes about for the ``waiting`` frames of that size, and a few more.
 
@@ -208,6 +246,12 @@ class LowerTier(TierTable):
             chosen += victims
             missing -= self._deleting_bytes - before
         return chosen
+
+    def empty(self) -> list[Key]:
+        """Some more chunks to delete after a reset; with the last one gone the tier is in use again."""
+        victims = self._evict(EMPTIED_PER_STEP_MAX)
+        self.emptying = bool(victims or len(self._policy) or self._num_deleting or self.num_writing)
+        return victims
 
     def may_delete(self, key: Key, now: float) -> bool:
         """Whether ``key`` is here and nobody reads, writes or deletes it."""

@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.contract import HOST, LoadGrant, RequestContext, StoreGrant
+from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.gathering import Gathering
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
 from tierkv.manager.sightings import SightingFeed
+from tierkv.manager.tier_list import TierList
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
@@ -47,7 +49,7 @@ class OffloadManager:
     def __init__(
         self,
         host: HostIndex,
-        tiers: Sequence[LowerTier],
+        tiers: Iterable[LowerTier],
         group_bytes: Sequence[int],
         reserved_chunks_max: int,
         counters: CoreCounters,
@@ -55,12 +57,12 @@ class OffloadManager:
         self.counters = counters
         self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
         self._host = host
-        self._tiers = tiers
+        self._tiers = TierList(tiers)
         self._events = EventLog(counters)
-        self._traffic = TierTraffic(host, tiers, group_bytes, self._events, counters)
+        self._traffic = TierTraffic(host, self._tiers, group_bytes, self._events, counters)
         self._terms = self._traffic.terms
         self._admissions = self._traffic.admissions
-        self._sightings = SightingFeed([(HOST, host.policy), *((tier.name, tier.policy) for tier in tiers)], counters)
+        self._sightings = SightingFeed(self.policies, counters)
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
 
     # -- step --------------------------------------------------------------------------------------------------------
@@ -155,16 +157,16 @@ class OffloadManager:
 
     # -- cost of reads -----------------------------------------------------------------------------------------------
 
-    def read_costs(self) -> list[tuple[float, float] | None]:
-        """Per lower tier: expected seconds until the first byte of a read, and per byte; None: not measured yet."""
-        return [speed.expected() for speed in self._traffic.speeds]
+    def read_costs(self) -> dict[int, tuple[float, float] | None]:
+        """By number of a lower tier: expected seconds until a read's first byte, and per byte; None: not measured."""
+        return {tier.index: self._traffic.speeds[tier.index].expected() for tier in self._tiers}
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
-        speeds = zip(self._tiers, self._traffic.speeds, strict=True)
+        speeds = {tier.name: self._traffic.speeds[tier.index] for tier in self._tiers}
         return {
-            tier.name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
-            for tier, speed in speeds
+            name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
+            for name, speed in speeds.items()
             if speed.latency_s is not None and speed.s_per_byte is not None
         }
 
@@ -172,10 +174,11 @@ class OffloadManager:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
         readable = self._host.is_readable(key)
         if readable is None:
-            tier = self._traffic.source_of(key, ctx.hints.load_tiers)
-            return None if tier is None else tier.index
+            source = self._traffic.source_of(key, ctx.hints.load_tiers)
+            return None if source is None else source.index
         origin = HOST if readable else self._host.origin_of(key)
-        return next((tier.index for tier in self._tiers if tier.name == origin), None)
+        tier = self._tiers.get(origin)
+        return None if tier is None else tier.index
 
     def without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
         """The same asker, to whom some tiers have nothing."""
@@ -218,8 +221,8 @@ class OffloadManager:
                 "get_num_new_matched_tokens answered",
                 key=handed,
             )
-        self._terms.used(keys, ctx.hints, self._traffic.now)
         slots, sources = handed
+        self._traffic.used(keys, slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -252,21 +255,18 @@ class OffloadManager:
             present = [slot for slot in map(host.find, offered) if slot is not None]
             host.hold(present)
         wanted = self._admissions.let_in(missing)
-        evicted = self._admissions.make_room(len(wanted))
+        evicted = self._admissions.make_room(len(wanted), self._traffic.now)
         host.release(reversed(present))
         if evicted is None:
             self.counters.stores_refused += 1
             return None
-        slots = self._admissions.admit(wanted, ChunkState.STORING, HOST, ctx.hints.route)
+        slots = self._admissions.admit(wanted, ctx.hints)
+        if present:
+            self._traffic.used([host.key(slot) for slot in present], present, ctx.hints)
         if ctx.hints.has_terms or self._terms.any:
-            self._agree(ctx, [host.key(slot) for slot in present], wanted)
+            below = self._traffic.source_of
+            self._terms.stored(wanted, ctx.hints, self._traffic.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
-
-    def _agree(self, ctx: RequestContext, present: Sequence[Key], new: Sequence[Key]) -> None:
-        """Note on what terms the request keeps chunks that are there already, and those that it stores."""
-        now = self._traffic.now
-        self._terms.used(present, ctx.hints, now)
-        self._terms.stored(new, ctx.hints, now, lambda key: self._traffic.source_of(key) is not None)
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
@@ -292,17 +292,88 @@ class OffloadManager:
         for tier in self._tiers:
             tier.touch(tail_first)
 
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    def tier_name(self, index: int) -> str:
+        """The name of the lower tier of that number."""
+        return self._tiers[index].name
+
+    def attach(self, tier: LowerTier, before: str | None = None) -> None:
+        """Put a lower tier in service, ahead of the one named ``before``, or last. Its index is loaded already.
+
+        Raises:
+            EngineProtocolError: there is a tier of that name, or none named ``before``.
+        """
+        if tier.name in self.tier_names:
+            raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
+        follower = None if before is None else self._named(before)
+        self._traffic.attach(tier, follower)
+        self._sightings.add(tier.name, tier.policy)
+
+    def detach(self, name: str) -> int:
+        """Take a lower tier out of service; :meth:`forget` follows when dispatch has done with it.
+
+        Returns:
+            Its number.
+
+        Raises:
+            EngineProtocolError: there is no lower tier of that name.
+        """
+        tier = self._named(name)
+        self._traffic.detach(tier)
+        self._sightings.remove(name)
+        return tier.index
+
+    def forget(self, index: int) -> None:
+        """Everything that was under way in a detached tier has ended."""
+        self._traffic.forget(index)
+
+    def _named(self, name: str) -> LowerTier:
+        tier = self._tiers.get(name)
+        if tier is None:
+            names = ", ".join(self.tier_names[1:]) or "none"
+            raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
+        return tier
+
+    @property
+    def policies(self) -> list[tuple[str, EvictionPolicy]]:
+        """Each tier's name and eviction policy, the host tier first."""
+        return [(HOST, self._host.policy), *((tier.name, tier.policy) for tier in self._tiers)]
+
+    @property
+    def tables(self) -> list[LowerTier]:
+        """The lower tiers in service, in order."""
+        return list(self._tiers)
+
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
         """What became available or left since the last call."""
         return self._events.take()
 
-    def reset_cache(self) -> None:
-        """Forget every chunk of the host tier, at once; the price is paid over the next steps.
+    def check_reset(self, scope: ResetScope) -> None:
+        """Whether a reset of that scope can be done.
 
-        Slots still touched by I/O come back when it ends.
+        Raises:
+            EngineProtocolError: it cannot: some tier holds chunks that are not this stack's to delete.
         """
+        if scope == "all":
+            self._tiers.check_ours()
+
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Forget every chunk of the host tier, or of all tiers, at once; the price is paid over the next steps.
+
+        Slots still touched by I/O come back when it ends. A lower tier answers nothing and takes nothing until its
+        backend has deleted everything.
+
+        Raises:
+            EngineProtocolError: see :meth:`check_reset`; nothing has changed.
+        """
+        self.check_reset(scope)
+        for tier in self._tiers if scope == "all" else ():
+            tier.emptying = True
+            self._events.cleared(tier.name)
+            self._traffic.version += 1
         self._gathering.release_all()
         self._host.reset()
         self._terms.forget_one_shots()
@@ -312,6 +383,10 @@ class OffloadManager:
     def has_pending_writes(self) -> bool:
         """Whether chunks are on their way to lower tiers."""
         return self._traffic.has_pending_writes
+
+    def flush(self) -> None:
+        """Let what lower tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
+        self._traffic.flush()
 
     def validate(self) -> None:
         """Check every invariant; see :meth:`HostIndex.validate`."""

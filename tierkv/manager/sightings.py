@@ -21,6 +21,15 @@ class SightingFeed:
         self._counters = counters
         self._wanted_by = [(name, policy) for name, policy in policies if isinstance(policy, SightingPolicy)]
 
+    def add(self, tier: str, policy: EvictionPolicy) -> None:
+        """A tier came."""
+        if isinstance(policy, SightingPolicy):
+            self._wanted_by.append((tier, policy))
+
+    def remove(self, tier: str) -> None:
+        """A tier went."""
+        self._wanted_by = [item for item in self._wanted_by if item[0] != tier]
+
     @property
     def wanted(self) -> bool:
         """Whether any policy wants sightings; without one nobody needs to make them."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tierkv.abc import EvictionPolicy
 from tierkv.manager.columns import KeyTable, column, longer
+from tierkv.manager.tenants import TenantPolicy
 from tierkv.types.keys import Key
 
 STORED, WRITING, DELETING = 1, 2, 4
@@ -23,6 +24,8 @@ class TierTable:
         self.reserved_bytes = 0
         self.num_writing = 0
         self._policy = policy
+        if isinstance(policy, TenantPolicy):
+            policy.chunk_bytes = self.frame_bytes_of
         self._rows = KeyTable()
         self._flags = bytearray()
         self._frame_bytes = column("Q", 0)
@@ -65,6 +68,10 @@ class TierTable:
         """Give up a row that nothing is true of any more."""
         if not self._flags[row] and not self._uses[row]:
             self._rows.discard(row)
+
+    def frame_bytes_of(self, row: int) -> int:
+        """Bytes at rest of the chunk in a row."""
+        return self._frame_bytes[row]
 
     def holds(self, key: Key) -> bool:
         """Whether bytes of ``key`` are on this tier's account, or on their way to it."""
@@ -177,7 +184,14 @@ class TierTable:
 
     def _evict(self, count: int) -> list[Key]:
         count = min(count, self._evictable)
-        rows = self._policy.evict(count, self._uses) if count else ()
+        return self._evicted(self._policy.evict(count, self._uses) if count else ())
+
+    def trim(self) -> list[Key]:
+        """Some chunks to delete, of tenants that are over their quotas."""
+        return self._evicted(self._policy.trim(self._uses)) if isinstance(self._policy, TenantPolicy) else []
+
+    def _evicted(self, rows: Sequence[int]) -> list[Key]:
+        """The policy has chosen and forgotten these: they are deleted now."""
         self._evictable -= len(rows)
         for row in rows:
             self._begin_deletion(row)

@@ -14,7 +14,8 @@ class CoreCounters:
     lookups ended by their deadline. tokens_loaded, chunks_hit: by the tier whose bytes were used. stores_refused: store
     batches the host tier had no room for. chunks_not_stored: chunks that were never offered with success before their
     request ended. cascades_dropped: chunks that a lower tier did not get because its queue was
-    full or it was unusable, by tier. admissions_refused: chunks that a tier's policy did not let in. promotions,
+    full or it was unusable, by tier. demotions, demotions_dropped: the same for tiers that are written back to.
+    admissions_refused: chunks that a tier's policy did not let in. promotions,
     cascades: chunks read from and written to a tier. chunks_corrupt: frames that failed their check, by tier.
     evictions: by tier. reads_failed, writes_failed: by tier, for any other reason. probes: existence questions, by
     tier. events_dropped: cache events that nobody took in time. events_undescribed: chunks in events without a payload,
@@ -42,6 +43,8 @@ class CoreCounters:
     promotions: Counter[str] = field(default_factory=Counter)
     cascades: Counter[str] = field(default_factory=Counter)
     cascades_dropped: Counter[str] = field(default_factory=Counter)
+    demotions: Counter[str] = field(default_factory=Counter)
+    demotions_dropped: Counter[str] = field(default_factory=Counter)
     chunks_corrupt: Counter[str] = field(default_factory=Counter)
     evictions: Counter[str] = field(default_factory=Counter)
     reads_failed: Counter[str] = field(default_factory=Counter)

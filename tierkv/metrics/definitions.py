@@ -38,6 +38,8 @@ COUNTERS = {
     "promotions": "Chunks read from a tier into the host tier",
     "cascades": "Chunks written from the host tier to a tier",
     "cascades_dropped": "Chunks a tier did not get because its queue was full or it was out of service",
+    "demotions": "Chunks written to a tier that is written back to",
+    "demotions_dropped": "Chunks evicted from the host tier before a tier that is written back to had taken them",
     "admissions_refused": "Chunks that a tier's eviction policy did not let in",
     "chunks_corrupt": "Frames that failed their check",
     "evictions": "Chunks evicted",
@@ -66,6 +68,7 @@ TIER_COUNTERS = {
     "bytes_written": "Bytes of frames that the backend wrote",
     "bytes_verified": "Bytes of frames that were read, checked and accepted",
     "corrupt": "Keys whose frame failed its check",
+    "unreadable": "Keys whose frame is whole, but whose codec or key is missing here, or that holds an approximation",
     "failed": "Keys for which the backend failed",
     "no_space": "Keys that the place had no room for",
     "timed_out": "Keys whose deadline passed",
@@ -111,6 +114,7 @@ def counters() -> list[Metric]:
     """Our counters, under the names that are exported."""
     by_tier = {
         *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
+        *("demotions", "demotions_dropped"),
         *("admissions_refused", "policies_failed"),
         *("reads_failed", "writes_failed", "probes", "sightings_failed"),
     }

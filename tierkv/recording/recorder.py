@@ -28,7 +28,7 @@ class Recorder:
 
     Args:
         sink: takes the entries of each step.
-        tier_names: lower tiers in order.
+        tier_names: lower tiers by number; may grow.
         clock: the stack's clock.
     """
 

@@ -149,8 +149,11 @@ class Engine:
         *,
         request_id: str | None = None,
         kv_transfer_params: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> str:
         """Queue a request for ``max_new_tokens`` greedy tokens. Returns its id.
+
+        Requests of different salts share no cache.
 
         Raises:
             ValueError: the prompt is empty or names tokens outside the vocabulary, ``max_new_tokens`` is below 1, the
@@ -160,7 +163,7 @@ class Engine:
         name = f"request-{index}" if request_id is None else request_id
         self._check(name, prompt, max_new_tokens)
         record = RequestRecord(name, index, len(prompt), arrival_s=self._clock())
-        request = Request(self._config, record, prompt, max_new_tokens, kv_transfer_params)
+        request = Request(self._config, record, prompt, max_new_tokens, kv_transfer_params, cache_salt)
         self._requests[name] = request
         self._records[name] = record
         self._scheduler.add(request)

@@ -68,13 +68,14 @@ class RequestRecord:
 class Request:
     """A request. Satisfies ``tierkv.types.engine.TokenizedRequest``; the rest is for scheduler and engine alone."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - all that a caller can say of a request
         self,
         config: EngineConfig,
         record: RequestRecord,
         prompt: Sequence[int],
         max_new_tokens: int,
         kv_transfer_params: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         self.record = record
         self.max_new_tokens = max_new_tokens
@@ -89,7 +90,8 @@ class Request:
         self._num_prompt_tokens = len(prompt)
         self._kv_transfer_params = kv_transfer_params
         self._block_tokens = config.block_tokens
-        self._root = root_hash(config.hash_salt)
+        self._cache_salt = cache_salt
+        self._root = root_hash(config.hash_salt if cache_salt is None else f"{config.hash_salt}/{cache_salt}")
         self._block_hashes: list[bytes] = []
         self._extend_hashes()
 
@@ -107,6 +109,11 @@ class Request:
     def all_token_ids(self) -> Sequence[int]:
         """The same, by the name under which events ask for it."""
         return self._tokens
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Keeps this request's cache apart from others'."""
+        return self._cache_salt
 
     @property
     def lora_id(self) -> int | None:

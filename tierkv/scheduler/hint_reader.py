@@ -15,20 +15,22 @@ class HintReader:
     """Reads hints for one stack.
 
     Args:
-        tiers: names of the stack's tiers, the host tier among them.
+        tiers: gives the names of the stack's tiers, the host tier among them; they may change.
         counters: ``hints_ignored`` counts every fault.
         warn: is told each kind of fault of each key once.
     """
 
-    def __init__(self, tiers: Collection[str], counters: CoreCounters, warn: Callable[[str], None]) -> None:
-        self._tiers = frozenset(tiers)
+    def __init__(
+        self, tiers: Callable[[], Collection[str]], counters: CoreCounters, warn: Callable[[str], None]
+    ) -> None:
+        self._tiers = tiers
         self._counters = counters
         self._warn = warn
         self._told: set[tuple[str, str]] = set()
 
     def read(self, request_id: str, params: object) -> RequestHints:
         """The hints in a request's ``kv_transfer_params``; what cannot be used is left at its default."""
-        hints, faults = parse_hints(params, self._tiers)
+        hints, faults = parse_hints(params, self._tiers())
         self._counters.hints_ignored += len(faults)
         for fault in faults:
             name = (fault.key, fault.kind)

@@ -108,14 +108,13 @@ class LoadChoice:
             yield search(computed_tokens + worth)
         if self._geometry.has_windows:
             tiers = list(dict.fromkeys(piece.tier for piece in reversed(pieces)))
-            names = self._manager.tier_names[1:]
             for count in range(1, len(tiers) + 1):
-                yield search(record.hit_end_max, frozenset(names[tier] for tier in tiers[:count]))
+                yield search(record.hit_end_max, frozenset(map(self._manager.tier_name, tiers[:count])))
 
     def _costs(self) -> dict[int, ReadCost]:
         """What reads cost, by tier; with the benefit of the doubt for the way that was taken last."""
         costs: dict[int, ReadCost] = {}
-        for tier, expected in enumerate(self._manager.read_costs()):
+        for tier, expected in self._manager.read_costs().items():
             if expected is not None:
                 factor = BENEFIT if tier in self._left_out else 1 / BENEFIT
                 costs[tier] = ReadCost(expected[0] * factor, expected[1] * factor)

@@ -14,7 +14,7 @@ from tierkv.scheduler.search import SearchGroup
 from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.hints import NO_HINTS, RequestHints
-from tierkv.types.keys import Key, make_keys
+from tierkv.types.keys import Key, make_keys, make_scope
 from tierkv.types.sighting import Sighting
 
 STORY_EVENTS_MAX = 16
@@ -62,6 +62,7 @@ class RequestRecord:
         self.watcher: Watcher | None = None
         self._story: deque[tuple[RequestEvent, RequestState]] = deque(maxlen=STORY_EVENTS_MAX)
         self.groups = [GroupRecord(group) for group in geometry.groups]
+        self._scope = scope_of(request)
         self.search_groups = _search_groups(self.groups, geometry)
         self._windows = geometry.has_windows
         self.load_job: int | None = None
@@ -106,7 +107,7 @@ class RequestRecord:
             per_chunk = group.hashes_per_chunk
             first = per_chunk * (len(record.keys) + 1) - 1
             if first < len(hashes):
-                record.keys += make_keys(hashes[first::per_chunk], group.index)
+                record.keys += make_keys(hashes[first::per_chunk], group.index, self._scope)
 
     @property
     def hit_end_max(self) -> int:
@@ -154,6 +155,13 @@ class RequestRecord:
     def has_jobs(self) -> bool:
         """Whether a transfer of this request is in flight."""
         return self.load_job is not None or bool(self.store_jobs)
+
+
+def scope_of(request: Request) -> bytes:
+    """What keeps the request's chunks apart from others': its salt and its adapter, where the engine tells them."""
+    said = (getattr(request, "cache_salt", None), getattr(request, "lora_name", None))
+    salt, adapter = (None if text is None else str(text) for text in said)
+    return make_scope(salt, adapter)
 
 
 def _mapping(params: object) -> Mapping[str, Any]:

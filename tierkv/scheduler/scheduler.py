@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tierkv.errors import EngineProtocolError
+from tierkv.manager.contract import ResetScope
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.accounts import Accounts
@@ -58,7 +59,7 @@ class OffloadScheduler:
         self._geometry = geometry
         self._limits = limits
         self._counters = counters
-        self._hints = HintReader(manager.tier_names, counters, warn)
+        self._hints = HintReader(lambda: manager.tier_names, counters, warn)
         self._prefill = PrefillRate(limits.prefill_tokens_per_s)
         choice = LoadChoice(manager, geometry, limits, counters, self._prefill)
         self._lookups = Lookups(
@@ -335,20 +336,22 @@ class OffloadScheduler:
         """What became available or left since the last call."""
         return self._manager.take_events()
 
-    def reset_cache(self) -> None:
-        """Forget everything in the host tier; between steps only.
+    def reset_cache(self, scope: ResetScope = "host") -> None:
+        """Forget everything in the host tier, or in all tiers; between steps only.
 
         Jobs in flight are flushed in the next step; stores that no worker has heard of yet are taken back.
 
         Raises:
-            EngineProtocolError: called inside a step, with loads not yet handed out (S94).
+            EngineProtocolError: called inside a step, with loads not yet handed out (S94); or a tier cannot be emptied
+                (see :meth:`OffloadManager.check_reset`).
         """
         if self._new_loads:
             raise EngineProtocolError(
                 "reset_cache was called inside a step: call it before scheduling or after results"
             )
+        self._manager.check_reset(scope)
         self._lookups.reset()
-        self._manager.reset_cache()
+        self._manager.reset_cache(scope)
         for job in self._stores.take_jobs():
             self._take_back(job)
         self._jobs.mark_stale()

@@ -9,8 +9,8 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
-from tierkv.tiers.framing import UnknownCodecError
+from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError, UnreadableFrameError
+from tierkv.tiers.framing import NotForThisTierError
 from tierkv.tiers.retry import Answer
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 
@@ -45,8 +45,10 @@ def checked(results: object, count: int, is_allowed: Callable[[object], bool], t
 
 def failure(error: BaseException) -> Answer:
     """The answer for a key whose operation raised or returned ``error``."""
-    if isinstance(error, UnknownCodecError):
-        kind = OutcomeKind.ABSENT  # not ours to read, and not ours to call damaged
+    if isinstance(error, NotForThisTierError):
+        kind = OutcomeKind.REFUSED
+    elif isinstance(error, UnreadableFrameError):
+        kind = OutcomeKind.UNREADABLE  # not ours to read, and not ours to call damaged
     elif isinstance(error, CorruptFrameError):
         kind = OutcomeKind.CORRUPT
     elif isinstance(error, OutOfSpaceError) or (isinstance(error, OSError) and error.errno in _FULL):

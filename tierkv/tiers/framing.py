@@ -5,12 +5,15 @@ A slot always holds a raw frame (codec ``none``). What lies in the backend may b
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from tierkv.abc.codec import Codec
+from tierkv.abc.codec import CODEC_NOTES_BYTES, Codec, CodecFrame
 from tierkv.codecs.frame import (
+    CHECKSUM_BYTES,
     HEADER_BYTES,
     NO_CODEC,
     FrameHeader,
@@ -20,12 +23,33 @@ from tierkv.codecs.frame import (
     pack_header,
     pad,
 )
-from tierkv.errors import CorruptFrameError
+from tierkv.errors import BackendError, CorruptFrameError, UnreadableFrameError
 from tierkv.tiers.staging import Staging
 
+_LENGTHS = struct.Struct("<HQ")
+_NO_NOTES = bytes(CODEC_NOTES_BYTES)
+_NO_DIGEST = bytes(CHECKSUM_BYTES)
 
-class UnknownCodecError(CorruptFrameError):
-    """A frame is whole, but nobody here knows its codec. It is not damaged: who wrote it can read it."""
+
+class NotForThisTierError(BackendError):
+    """A chunk that came back from a lossy tier was to go to one that keeps exact chunks only."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecTerms:
+    """What the codec that a tier writes with does to payloads, and what the tier takes.
+
+    lossy: the codec gives back approximations.
+    conceals: nothing of a payload may lie at rest in the clear.
+    takes_lossy: the tier may hold approximations.
+    """
+
+    lossy: bool = False
+    conceals: bool = False
+    takes_lossy: bool = False
+
+
+EXACT_AND_CLEAR = CodecTerms()
 
 
 class Framer:
@@ -37,11 +61,19 @@ class Framer:
         sealer: seals and checks.
         alignment: frames made here have a length that is a multiple of it.
         slot_bytes: length of the arena's slots.
+        terms: of the codec that is written with.
     """
 
-    def __init__(
-        self, codec_name: str, codecs: Mapping[str, Codec], sealer: FrameSealer, alignment: int, slot_bytes: int
+    def __init__(  # noqa: PLR0913, PLR0917 - all that tells how frames of a tier look
+        self,
+        codec_name: str,
+        codecs: Mapping[str, Codec],
+        sealer: FrameSealer,
+        alignment: int,
+        slot_bytes: int,
+        terms: CodecTerms = EXACT_AND_CLEAR,
     ) -> None:
+        self._terms = terms
         self._codec_name = codec_name
         self._codecs = codecs
         self._sealer = sealer
@@ -53,6 +85,7 @@ class Framer:
 
         Raises:
             CorruptFrameError: it is not a whole, undamaged frame of this key and namespace.
+            UnreadableFrameError: it is, but this tier cannot or must not read it.
             Exception: whatever a foreign codec raises.
         """
         header = self._sealer.examine(slot[:length], key)
@@ -61,6 +94,11 @@ class Framer:
             raise CorruptFrameError(f"{length} bytes came back for a frame of {whole}")
         if frame_bytes(header.raw_bytes) > len(slot):
             raise CorruptFrameError(f"a payload of {header.raw_bytes} bytes does not fit a slot of {len(slot)}")
+        if header.approximate and not self._terms.takes_lossy:
+            raise UnreadableFrameError(
+                f"frame of codec {header.codec!r} holds an approximation; this tier gives exact chunks only, "
+                "lossy = true would change that"
+            )
         if header.codec == NO_CODEC:
             # A backend with a smaller alignment may leave the last page's padding to us; old bytes must not stay there.
             slot[length:whole] = bytes(max(0, whole - length))
@@ -74,9 +112,13 @@ class Framer:
 
         Raises:
             CorruptFrameError: the slot does not hold this key; nothing foreign is ever written.
+            NotForThisTierError: it holds an approximation, and this tier keeps exact chunks.
             Exception: whatever a foreign codec raises.
         """
-        header = self._sealer.check(slot, key, payload=False)
+        # A lossy codec's frame says nothing of its payload's origin: damage must be found before, or never.
+        header = self._sealer.check(slot, key, payload=self._terms.lossy)
+        if header.approximate and not self._terms.takes_lossy:
+            raise NotForThisTierError("the chunk came from a lossy tier; this one keeps exact chunks only")
         raw_frame = slot[: frame_bytes(header.raw_bytes)]
         codec = None if self._codec_name == NO_CODEC else self._codecs[self._codec_name]
         if codec is None:
@@ -96,19 +138,21 @@ class Framer:
 
     def _encode(self, codec: Codec, slot: memoryview, header: FrameHeader, staging: memoryview) -> int:
         """Make the encoded frame in ``staging``. Returns its length, or 0 where it would not be shorter at rest."""
-        raw_bytes = header.raw_bytes
+        raw_bytes, terms = header.raw_bytes, self._terms
         raw = slot[HEADER_BYTES : HEADER_BYTES + raw_bytes].toreadonly()
-        stored_bytes = codec.encode(raw, staging[HEADER_BYTES : HEADER_BYTES + raw_bytes])
-        if stored_bytes is None:
+        notes = bytearray(CODEC_NOTES_BYTES)
+        frame = CodecFrame(_identity(self._codec_name, header), memoryview(notes), memoryview(header.raw_checksum))
+        stored_bytes = codec.encode(raw, staging[HEADER_BYTES : HEADER_BYTES + raw_bytes], frame)
+        if stored_bytes is None and not terms.conceals:
             return 0
-        if type(stored_bytes) is not int or not 0 < stored_bytes < raw_bytes:
+        if type(stored_bytes) is not int or not 0 < stored_bytes < raw_bytes + terms.conceals:
             raise ValueError(f"codec {self._codec_name!r} encoded {raw_bytes} bytes to {stored_bytes!r}")
         end = HEADER_BYTES + stored_bytes
         length = pad(end, self._alignment)
-        if length >= frame_bytes(raw_bytes):
+        if length >= frame_bytes(raw_bytes) and not terms.conceals:
             return 0
         staging[end:length] = bytes(length - end)
-        stored_checksum = checksum(staging[HEADER_BYTES:end])
+        withheld = terms.conceals or terms.lossy
         pack_header(
             FrameHeader(
                 self._codec_name,
@@ -116,9 +160,12 @@ class Framer:
                 header.key,
                 raw_bytes,
                 stored_bytes,
-                stored_checksum,
-                header.raw_checksum,
-                header.part_checksums,
+                checksum(staging[HEADER_BYTES:end]),
+                _NO_DIGEST if withheld else header.raw_checksum,
+                (_NO_DIGEST,) * len(header.part_checksums) if withheld else header.part_checksums,
+                withheld,
+                header.approximate or terms.lossy,
+                bytes(notes) if notes != _NO_NOTES else b"",
             ),
             staging,
         )
@@ -127,21 +174,41 @@ class Framer:
     def _decode(self, slot: memoryview, header: FrameHeader) -> None:
         codec = self._codecs.get(header.codec)
         if codec is None:
-            raise UnknownCodecError(
+            raise UnreadableFrameError(
                 f"frame was written with codec {header.codec!r}; known here: {', '.join(sorted(self._codecs))}"
             )
+        origin = bytearray(header.raw_checksum)  # a codec that hid it puts it here
+        notes = memoryview(header.notes or _NO_NOTES)
+        frame = CodecFrame(_identity(header.codec, header), notes, memoryview(origin))
         stored_end, raw_end = HEADER_BYTES + header.stored_bytes, HEADER_BYTES + header.raw_bytes
         staging = self._staging.take()
         try:
             # numpy copies without the GIL; assigning a memoryview slice would hold it.
             np.copyto(np.frombuffer(staging[:stored_end], np.uint8), np.frombuffer(slot[:stored_end], np.uint8))
-            codec.decode(staging[HEADER_BYTES:stored_end].toreadonly(), slot[HEADER_BYTES:raw_end])
+            codec.decode(staging[HEADER_BYTES:stored_end].toreadonly(), slot[HEADER_BYTES:raw_end], frame)
         finally:
             self.give_back(staging)
+        raw_checksum, parts = self._checksums(slot, header, bytes(origin))
+        self._sealer.seal_as(slot, header.key, header.raw_bytes, raw_checksum, parts, approximate=header.approximate)
+
+    def _checksums(self, slot: memoryview, header: FrameHeader, origin: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+        """Those of the payload that was decoded, compared with what is known of its origin."""
         try:
-            self._sealer.check_raw(slot, header)
+            if not header.withheld:
+                self._sealer.check_raw(slot, header)
+                return header.raw_checksum, header.part_checksums
+            found, parts = self._sealer.digests(slot, header)
         except CorruptFrameError as error:
             raise CorruptFrameError(
                 f"codec {header.codec!r} did not give back the payload that was stored: {error}"
             ) from error
-        self._sealer.seal_as(slot, header.key, header.raw_bytes, header.raw_checksum, header.part_checksums)
+        nobody_knows = header.approximate and origin == _NO_DIGEST  # a lossy codec keeps no checksum
+        if found != origin and self._sealer.verify and not nobody_knows:
+            raise CorruptFrameError(f"codec {header.codec!r} did not give back the payload that was stored")
+        return found, parts
+
+
+def _identity(codec: str, header: FrameHeader) -> bytes:
+    """What a codec may bind to a payload: of fixed lengths, or with their lengths, so that no two look alike."""
+    lengths = _LENGTHS.pack(len(header.key), header.raw_bytes)
+    return b"".join((b"tierkv frame 1", codec.encode("ascii").ljust(16, b"\0"), header.namespace, lengths, header.key))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -19,14 +20,19 @@ from tierkv.abc.backend import AsyncBackend, Backend, ReadRequest, ReadResult, W
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, FrameSealer
-from tierkv.errors import EngineProtocolError, PluginError
+from tierkv.errors import EngineProtocolError, PluginError, UnreadableFrameError
 from tierkv.tiers.answers import checked, failure
 from tierkv.tiers.arena import HostArena
-from tierkv.tiers.framing import Framer
+from tierkv.tiers.framing import EXACT_AND_CLEAR, CodecTerms, Framer
 from tierkv.tiers.retry import Answer, Performed, Retrier, RetryLimits, Timing
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
+
+_log = logging.getLogger(__name__)
+
+TOLD_MAX = 8
+"""Reasons for which frames cannot be read that are logged; later ones are counted only."""
 
 _SLOTTED = frozenset({Verb.READ, Verb.WRITE})
 _CHANGING = frozenset({Verb.WRITE, Verb.DELETE})
@@ -45,6 +51,7 @@ class Tier:
         codecs: all codecs by name, to read what lies there already.
         sealer: seals and checks frames of this stack's namespace.
         arena: where the slots are.
+        terms: what that codec does to payloads, and what the tier takes.
         retry: tries per key.
         timing: clock and chance.
 
@@ -62,6 +69,7 @@ class Tier:
         sealer: FrameSealer,
         arena: HostArena,
         *,
+        terms: CodecTerms = EXACT_AND_CLEAR,
         retry: RetryLimits | None = None,
         timing: Timing | None = None,
     ) -> None:
@@ -74,9 +82,10 @@ class Tier:
         self.capabilities = capabilities
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
+        self._told: set[str] = set()
         self._verbs = cast("AsyncBackend", backend) if self.is_async else _Unwaiting(cast("Backend", backend))
         self._arena = arena
-        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes)
+        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, terms)
         self._retrier = Retrier(
             retry or RetryLimits(), timing, asyncio.sleep if self.is_async else _unwaiting(timing.sleep)
         )
@@ -147,9 +156,18 @@ class Tier:
             return failure(result)
         try:
             self._framer.accept(self._arena.slot(ref.slot), result, key)
+        except UnreadableFrameError as error:
+            self._tell(str(error))
+            return failure(error)
         except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
             return failure(error)
         return Answer(Outcome(OutcomeKind.OK, result))
+
+    def _tell(self, why: str) -> None:
+        """Say it once: a key or codec that is missing makes every chunk a miss, and nobody would know why."""
+        if why not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add(why)
+            _log.warning("tier %s: %s", self.name, why)
 
     async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Answer]:
         answers: dict[int, Answer] = {}

@@ -117,6 +117,18 @@ class Request(Protocol):
         """What the engine's user attached to the request."""
 
 
+class ScopedRequest(Request, Protocol):
+    """What keeps caches apart within a model; optional for an engine, and harmless where its hashes hold it already."""
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Given by a user, or for one: chunks of other salts are never theirs. Names the tenant for quotas."""
+
+    @property
+    def lora_name(self) -> str | None:
+        """The adapter's name, if the request uses one: its KV bytes are not those of the plain model."""
+
+
 class TokenizedRequest(Request, Protocol):
     """What events that describe themselves need beside that (``events.self_describing``); optional for an engine."""
 

@@ -68,11 +68,6 @@ class RequestHints:
         """Whether chunks stored under these hints are kept on terms of their own."""
         return self.ttl_s is not None or self.one_shot
 
-    @property
-    def route(self) -> frozenset[str] | None:
-        """The tiers that chunks may cascade to; None for all."""
-        return frozenset() if self.one_shot else self.store
-
 
 NO_HINTS = RequestHints()
 """The hints of a request that gives none."""

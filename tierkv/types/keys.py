@@ -1,41 +1,95 @@
-"""Chunk keys: the hash of the chunk's last hash block, then the group index as four big-endian bytes (S1 to S3)."""
+"""Chunk keys: the hash of the chunk's last hash block, then the group index as four big-endian bytes (S1 to S3).
+
+A request with a cache salt or an adapter has keys of its own: a *scope* stands before the hash. So two tenants never
+share a chunk, whether or not their engine's hashes tell them apart, and a chunk at rest says whose it is.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import NewType, cast
 
 Key = NewType("Key", bytes)
 """Identity of one chunk of one KV cache group. Opaque bytes; hashes are chained, so it names the whole prefix."""
 
+Tenant = NewType("Tenant", bytes)
+"""Who a chunk belongs to: a digest of the cache salt; empty for requests without one."""
+
+NO_TENANT = Tenant(b"")
+
 GROUP_BYTES = 4
 """Bytes of the group index at the end of a key."""
+
+DIGEST_BYTES = 8
+"""Bytes of the digest of a salt, and of an adapter's name."""
+
+_SCOPE_MARK = bytes.fromhex("d7f31c5a90e24b86")
+"""First bytes of a key with a scope. No hash begins with them, but by a chance of one in 2**64."""
+_SCOPE_BYTES = len(_SCOPE_MARK) + 2 * DIGEST_BYTES
 _GROUP_MAX = 2**32 - 1
 
 
-def make_key(chunk_hash: bytes, group: int) -> Key:
-    """Join a chunk hash and a group index.
+def make_key(chunk_hash: bytes, group: int, scope: bytes = b"") -> Key:
+    """Join a scope (see :func:`make_scope`), a chunk hash and a group index.
 
     Raises:
         ValueError: the group index does not fit four unsigned bytes.
     """
     if not 0 <= group <= _GROUP_MAX:
         raise ValueError(f"group index {group} is outside 0..{_GROUP_MAX}")
-    return Key(chunk_hash + group.to_bytes(GROUP_BYTES, "big"))
+    return Key(scope + chunk_hash + group.to_bytes(GROUP_BYTES, "big"))
 
 
-def make_keys(chunk_hashes: Iterable[bytes], group: int) -> list[Key]:
-    """Join many chunk hashes with one group index; see :func:`make_key`."""
+def make_keys(chunk_hashes: Iterable[bytes], group: int, scope: bytes = b"") -> list[Key]:
+    """Join many chunk hashes with one scope and one group index; see :func:`make_key`."""
     suffix = make_key(b"", group)
+    if scope:
+        return cast("list[Key]", [scope + chunk_hash + suffix for chunk_hash in chunk_hashes])
     return cast("list[Key]", [chunk_hash + suffix for chunk_hash in chunk_hashes])
 
 
+def make_scope(cache_salt: str | None, adapter: str | None) -> bytes:
+    """What stands before the hash in the keys of a request; nothing for one without salt and adapter.
+
+    Args:
+        cache_salt: what the user gave to keep a cache apart, or None.
+        adapter: the name of the LoRA adapter, or None.
+    """
+    if cache_salt is None and adapter is None:
+        return b""
+    return _SCOPE_MARK + tenant_of_salt(cache_salt).ljust(DIGEST_BYTES, b"\0") + _digest(adapter, b"tierkv-adapter")
+
+
+def tenant_of_salt(cache_salt: str | None) -> Tenant:
+    """The tenant that a cache salt stands for."""
+    return NO_TENANT if cache_salt is None else Tenant(_digest(cache_salt, b"tierkv-tenant"))
+
+
+def tenant_of(key: bytes) -> Tenant:
+    """Whose chunk it is."""
+    if not key.startswith(_SCOPE_MARK):
+        return NO_TENANT
+    digest = key[len(_SCOPE_MARK) : len(_SCOPE_MARK) + DIGEST_BYTES]
+    return Tenant(digest) if any(digest) else NO_TENANT
+
+
 def split_key(key: bytes) -> tuple[bytes, int]:
-    """The chunk hash and the group index of a key.
+    """The chunk hash, without its scope, and the group index of a key.
 
     Raises:
         ValueError: the key is too short to carry a group index.
     """
     if len(key) <= GROUP_BYTES:
         raise ValueError(f"key {key.hex()} is too short: a hash and {GROUP_BYTES} bytes of group index are needed")
-    return key[:-GROUP_BYTES], int.from_bytes(key[-GROUP_BYTES:], "big")
+    start = _SCOPE_BYTES if key.startswith(_SCOPE_MARK) else 0
+    return key[start:-GROUP_BYTES], int.from_bytes(key[-GROUP_BYTES:], "big")
+
+
+def _digest(text: str | None, purpose: bytes) -> bytes:
+    """Never zeros, which stand for None."""
+    if text is None:
+        return bytes(DIGEST_BYTES)
+    data = text.encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(data, digest_size=DIGEST_BYTES, person=purpose.ljust(16, b"\0")).digest()
+    return digest if any(digest) else b"\1" * DIGEST_BYTES

@@ -49,11 +49,13 @@ class OutcomeKind(Enum):
     OK = "ok"
     ABSENT = "absent"
     CORRUPT = "corrupt"
+    UNREADABLE = "unreadable"
+    """A frame is there and whole, but not to be read here: no codec, no key, or an approximation."""
     FAILED = "failed"
     NO_SPACE = "no_space"
     TIMED_OUT = "timed_out"
     REFUSED = "refused"
-    """Not tried: queue full, breaker open, or the stack is closing."""
+    """Not tried: queue full, breaker open, the stack is closing, or a chunk that is not for this tier."""
 
 
 @dataclass(frozen=True, slots=True)

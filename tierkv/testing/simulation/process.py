@@ -28,6 +28,9 @@ from tierkv.types.tier_ops import Verb
 CLOSE_S = 0.2
 """How long a stack may take to write what waits when it is closed."""
 
+CLOSE_AT_REST_S = 60.0
+"""What it is given when all tiers are well: enough to write a whole host tier back, chunk by chunk."""
+
 CLOSE_GRACE_S = 8.0
 """What closing may take beyond that: threads, backends and the event loop have a second each, and copies theirs."""
 
@@ -116,7 +119,7 @@ class Process:
             place.power_cut(requests, deletes)
         self.vanish()
 
-    def close(self) -> bool:
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
         """The process ends in order, whatever state its tiers are in. Returns whether all was written.
 
         Raises:
@@ -125,9 +128,11 @@ class Process:
         self._trace.note("closing")
         started_s = self._clock()
         with guarded("close"):
-            flushed = self.stack.close(CLOSE_S)
+            flushed = self.stack.close(timeout_s)
         took_s = self._clock() - started_s
-        demand(took_s <= CLOSE_S + CLOSE_GRACE_S, PROGRESS, f"closing took {took_s:g} s, it was given {CLOSE_S:g} s")
+        demand(
+            took_s <= timeout_s + CLOSE_GRACE_S, PROGRESS, f"closing took {took_s:g} s, it was given {timeout_s:g} s"
+        )
         self.vanish()
         return flushed
 

@@ -35,10 +35,10 @@ class Scenario:
     the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
     paces: how long tiers usually need for a call, in seconds; each tier has one of these. tail: of the calls, how many
     take long although nothing is wrong. disk_share: frames that a bounded tier takes, as multiples of the host tier's
-    slots. back: of the requests, how many go on with an earlier one. crowd: of the bursts, how many ask for the same
-    prefix. others: another engine writes to shared tiers. idle: nothing happens for seconds. shy: the engine leaves an
-    offer unused. lazy, caching: of the seeds, how many store what the engine is about to reuse, and how many find
-    computed blocks in the GPU again.
+    slots. writes: write policies to choose from. back: of the requests, how many go on with an earlier one. crowd: of
+    the bursts, how many ask for the same prefix. others: another engine writes to shared tiers. idle: nothing happens
+    for seconds. shy: the engine leaves an offer unused. lazy, caching: of the seeds, how many store what the engine is
+    about to reuse, and how many find computed blocks in the GPU again.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Scenario:
     paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
     tail: float = 0.02
     disk_share: Sequence[float] = (0.2, 1.0, 2.0, 5.0)
+    writes: Sequence[str] = ("through", "through", "through", "on_reuse", "back")
     families: Sequence[int] = (2, 2, 5)
     back: float = 0.5
     crowd: float = 0.4
@@ -111,6 +112,11 @@ def _scenarios() -> list[Scenario]:
         Scenario(
             "restarts", "The process dies and comes back, sometimes with other weights.", rows, (_T.SLOW, _T.RAISING),
             kill=0.03, close=0.01,
+        ),
+        Scenario(
+            "demotions", "Tiers get what the host tier evicts, or what is used again, and fail.",
+            rows, (_T.SLOW, _T.HUNG, _T.RAISING, _T.FULL, _T.FLAPPING), host_slots=(8, 40), healthy_s=4.0,
+            gpu_share=(1.0, 1.2), writes=("back", "back", "on_reuse", "on_reuse", "through"), close=0.01, caching=0.0,
         ),
         Scenario("resets", "The cache is emptied all the time.", menu=(_T.SLOW,), reset=0.02),
         Scenario(

@@ -83,7 +83,8 @@ class Setup:
             for group in self.engine.groups
         )
         tiers = ", ".join(
-            f"{tier.name}[{'any' if tier.capacity_bytes is None else tier.capacity_bytes // SLOT_BYTES}]"
+            f"{tier.name}[{'any' if tier.capacity_bytes is None else tier.capacity_bytes // SLOT_BYTES}, "
+            f"{tier.options['write']}]"
             for tier in self.tiers
         )
         return (
@@ -130,7 +131,10 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
             "policy": rng.choice(("block_level", "block_level", "request_level")),
         },
         events={"self_describing": rng.random() < 0.3},
-        tiers=tuple(_draw_tier(rng, plan, f"{kind}{i}", kind, host_slots) for i, kind in enumerate(tiers)),
+        tiers=tuple(
+            _draw_tier(rng, plan, f"{kind}{i}", kind, host_slots, Random(f"write {seed} {i}").choice(plan.writes))
+            for i, kind in enumerate(tiers)
+        ),
     )
 
 
@@ -179,7 +183,7 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
     )
 
 
-def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: int) -> TierSetup:
+def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: int, write: str) -> TierSetup:  # noqa: PLR0913, PLR0917 - all that it depends on
     shared = kind == "objects"
     capabilities = Capabilities(
         durable=True,
@@ -196,7 +200,7 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         "name": name,
         "backend": f"sim-{name}",
         "codec": rng.choice(("none", "none", "zstd")),
-        "write": "read_only" if shared and rng.random() < 0.15 else "through",
+        "write": "read_only" if shared and rng.random() < 0.15 else write,
         "probe_deadline_s": rng.choice((0.1, 0.5)),
         "read_deadline_s": rng.choice((0.3, 2.0)),
         "write_deadline_s": rng.choice((0.5, 3.0)),

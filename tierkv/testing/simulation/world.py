@@ -8,7 +8,7 @@ from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, checksum, frame_bytes
 from tierkv.testing.simulation.failure import Violation, demand
 from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.places import Place, flipped
-from tierkv.testing.simulation.process import Era, Process
+from tierkv.testing.simulation.process import CLOSE_AT_REST_S, Era, Process
 from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.trace import Trace
 from tierkv.testing.simulation.truth import SimRequest
@@ -221,7 +221,7 @@ class World:
             left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.seats]
             raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {process.probe.leftovers()}")
         process.checks.at_rest()
-        demand(process.close(), PROGRESS, "a stack at rest could not write all before it was closed")
+        demand(process.close(CLOSE_AT_REST_S), PROGRESS, "a stack at rest could not write all before it was closed")
         self._count()
 
     def _is_quiet(self) -> bool:

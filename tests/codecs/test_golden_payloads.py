@@ -1,0 +1,43 @@
+"""Stored payloads of every codec, as they lie on users' disks: what was written once is read for ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from codec_parts import aes, decoded, encoded, frame_of, open_codec
+
+from tierkv.abc import CODEC_NOTES_BYTES, CodecFrame
+
+GOLDEN = Path(__file__).parent / "golden" / "payloads"
+CASES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+
+
+def test_every_codec_has_golden_files() -> None:
+    """An empty folder would make every test below pass."""
+    assert {json.loads((GOLDEN / f"{case}.json").read_text())["codec"] for case in CASES} == {
+        *("zstd", "bf16", "fp8", "int8", "aes-256-gcm"),
+    }
+    assert len(CASES) >= 9
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_read_as_ever(case: str) -> None:
+    """The bytes of a payload may change with the format version only."""
+    told = json.loads((GOLDEN / f"{case}.json").read_text())
+    codec = aes() if told["codec"] == "aes-256-gcm" else open_codec(told["codec"], told["dtype"])
+    notes = bytes.fromhex(told.get("notes", "00" * CODEC_NOTES_BYTES))
+    frame = CodecFrame(bytes.fromhex(told.get("identity", "")), memoryview(notes), memoryview(bytearray(16)))
+    raw = (GOLDEN / f"{case}.raw").read_bytes()
+    assert decoded(codec, (GOLDEN / f"{case}.stored").read_bytes(), len(raw), frame) == raw
+    assert bytes(frame.raw_checksum).hex() == told.get("raw_checksum", "00" * 16)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("fp8", "int8"))])
+def test_lossy_codecs_write_it_as_ever(case: str) -> None:
+    """Theirs is arithmetic alone, and no library's: the same values become the same codes."""
+    told = json.loads((GOLDEN / f"{case}.json").read_text())
+    codec = open_codec(told["codec"], told["dtype"])
+    source = (GOLDEN / f"{case}.source").read_bytes()
+    assert encoded(codec, source, frame_of()) == (GOLDEN / f"{case}.stored").read_bytes()

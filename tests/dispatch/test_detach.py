@@ -1,0 +1,113 @@
+"""A tier leaves while others go on: it takes nothing more, its backend is closed once, and its number is free last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event
+
+from dispatch_bench import KEYS, PATIENCE_S, DispatchBench, dispatching, wait_for
+from plain_files import AsyncPlainFiles
+from tier_bench import Bench, make_bench
+
+from tierkv.abc import Capabilities
+from tierkv.dispatch import TierLimits
+from tierkv.testing import faults
+from tierkv.types.tier_ops import OutcomeKind, Verb
+
+
+def left(dispatch: DispatchBench) -> list[int]:
+    """The tiers that have left, once one has."""
+    gone: list[int] = []
+
+    def some() -> bool:
+        dispatch.drain()
+        gone.extend(dispatch.dispatcher.take_left())
+        return bool(gone)
+
+    wait_for(some, "a tier to leave")
+    return gone
+
+
+def test_a_detached_tier_takes_nothing_and_is_closed_once(bench: Bench, tmp_path: Path) -> None:
+    """Its lock and its threads must be free for whoever repairs the disk, while the other tier works on."""
+    other = make_bench(tmp_path / "other", beside=bench)
+    with dispatching(bench, bench.tier(), other.tier()) as dispatch:
+        dispatch.dispatcher.detach(0, PATIENCE_S)
+        late = dispatch.write(1, 1, deadline_s=1e9)
+        fine = dispatch.write(2, 2, deadline_s=1e9, tier=1)
+        assert left(dispatch) == [0]
+        assert dispatch.kinds(late) == [OutcomeKind.REFUSED]
+        assert dispatch.wait(fine) == [[OutcomeKind.OK]]
+        assert bench.backend.calls == ["close"]
+        assert list(dispatch.dispatcher.stats.tiers) == [1]
+    assert bench.backend.calls == ["close"], "closing the stack closed a backend that was closed before"
+
+
+def test_what_runs_may_end_and_what_waits_is_refused(bench: Bench, gate: Event) -> None:
+    """An acknowledged write is stored; nobody waits for work that will not be done."""
+    bench.backend.add("write", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
+        running = dispatch.write(0, 0, deadline_s=1e9)
+        wait_for(lambda: bench.backend.calls == ["write"], "the running call")
+        waiting = dispatch.write(1, 1, deadline_s=1e9)
+        dispatch.dispatcher.detach(0, PATIENCE_S)
+        dispatch.drain()
+        assert dispatch.kinds(waiting) == [OutcomeKind.REFUSED]
+        assert dispatch.dispatcher.take_left() == []
+        gate.set()
+        assert left(dispatch) == [0]
+        assert dispatch.kinds(running) == [OutcomeKind.OK]
+        assert bench.file(KEYS[0]).exists()
+        assert bench.backend.calls == ["write", "close"]
+
+
+def test_a_call_that_hangs_is_closed_over_but_not_forgotten(bench: Bench, gate: Event) -> None:
+    """After its time the backend is closed under it; the tier has left only when its slots are safe."""
+    bench.backend.add("write", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
+        hung = dispatch.write(0, 0, deadline_s=1e9)
+        wait_for(lambda: bench.backend.calls == ["write"], "the hung call")
+        dispatch.dispatcher.detach(0, 5.0)
+        assert dispatch.dispatcher.take_left() == []
+        assert bench.backend.calls == ["write"]
+        bench.clock.advance(6.0)
+        assert dispatch.dispatcher.take_left() == []
+        wait_for(lambda: bench.backend.calls == ["write", "close"], "the close")
+        assert dispatch.dispatcher.take_left() == []
+        gate.set()
+        assert left(dispatch) == [0]
+        assert len(dispatch.completions(hung)) == 1
+
+
+def test_an_async_tier_leaves_its_loop_to_the_others(async_bench: Bench, tmp_path: Path) -> None:
+    """Async tiers share a loop: one that goes must not stop it."""
+    other = make_bench(tmp_path / "other", AsyncPlainFiles, beside=async_bench)
+    with dispatching(async_bench, async_bench.tier(asynchronous=True), other.tier(asynchronous=True)) as dispatch:
+        assert dispatch.wait(dispatch.write(1, 1, deadline_s=1e9)) == [[OutcomeKind.OK]]
+        dispatch.dispatcher.detach(0, PATIENCE_S)
+        assert left(dispatch) == [0]
+        assert dispatch.wait(dispatch.write(2, 2, deadline_s=1e9, tier=1)) == [[OutcomeKind.OK]]
+
+
+def test_a_tier_that_leaves_is_not_tried_again(bench: Bench) -> None:
+    """A breaker's trial of a closed backend would call it after its close."""
+    with dispatching(bench, limits=TierLimits(breaker_failures=1, breaker_cooldown_s=1.0)) as dispatch:
+        bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")), times=1)
+        dispatch.wait(dispatch.submit(Verb.PROBE, [1], deadline_s=1e9))
+        dispatch.wait_health(False)
+        dispatch.dispatcher.detach(0, PATIENCE_S)
+        bench.clock.advance(100.0)
+        assert left(dispatch) == [0]
+        assert [call for call in bench.backend.calls if call != "contains"] == ["close"]
+        assert bench.backend.calls.count("contains") <= 3, "a trial was sent"
+        assert dispatch.dispatcher.pending() == 0
+
+
+def test_a_tier_attached_later_is_served(bench: Bench, tmp_path: Path) -> None:
+    """Numbers need not be without gaps: a tier that could not be put in service has used one up."""
+    other = make_bench(tmp_path / "other", beside=bench)
+    with dispatching(bench) as dispatch:
+        dispatch.dispatcher.attach(7, other.tier(), TierLimits())
+        assert dispatch.wait(dispatch.write(2, 2, deadline_s=1e9, tier=7)) == [[OutcomeKind.OK]]
+        assert other.file(KEYS[2]).exists()
+        assert dispatch.dispatcher.stats.tiers[7].keys == 1

@@ -1,0 +1,124 @@
+"""What is read from a slow tier fills those between, by their write policies; what is not exact stays where it is."""
+
+from __future__ import annotations
+
+import pytest
+from core_parts import Core, disk, make_core, objects, with_limits
+from edge_moves import load, put, run, written
+
+from tierkv.types.tier_ops import OutcomeKind, Verb
+
+SLOTS = 16
+
+
+def core_over(write: str, *, exact: bool = True) -> Core:
+    """A disk with this write policy, and below it a tier that has chunks 0 to 3."""
+    core = make_core(slots=SLOTS, tiers=[disk(write=write), with_limits(disk(name="far"), exact=exact)])
+    core.keep_below(run(0, 4), tier=1)
+    return core
+
+
+@pytest.mark.parametrize("write", ["through", "on_reuse"])
+def test_a_promotion_fills_the_tier_between(write: str) -> None:
+    """The next time it comes from the nearer one. Coming back is a reuse by itself."""
+    core = core_over(write)
+    load(core, run(0, 4))
+    assert sorted(written(core)) == run(0, 4)
+    core.manager.reset_cache()
+    load(core, run(0, 4))
+    assert core.counters.promotions == {"far": 4, "disk": 4}
+
+
+def test_a_promotion_reaches_a_tier_written_back_to_when_it_leaves() -> None:
+    """Not before the host tier evicts it."""
+    core = core_over("back")
+    load(core, run(0, 4))
+    assert not core.manager.take_ops()
+    for i in range(10, 10 + SLOTS):
+        put(core, run(i, 1))
+        core.finish_all()
+    assert set(run(0, 4)) < set(core.lower[0])
+
+
+def test_a_promotion_does_not_reach_a_read_only_tier() -> None:
+    """Whatever is read below it."""
+    core = core_over("read_only")
+    load(core, run(0, 4))
+    assert not core.manager.take_ops()
+
+
+def test_a_promotion_goes_further_down_too() -> None:
+    """A bucket below the disk gets what proves worth reading again, although it missed the store."""
+    core = make_core(tiers=[disk(), objects(write="on_reuse")])
+    core.keep_below(run(0, 2))
+    load(core, run(0, 2))
+    assert sorted(written(core, tier=1)) == run(0, 2)
+
+
+@pytest.mark.parametrize("write", ["through", "on_reuse", "back"])
+def test_bytes_that_are_not_exact_are_not_spread(write: str) -> None:
+    """A chunk from a tier with a lossy codec is used, and goes nowhere else: not when it arrives, not when it is used
+    again, not when it leaves, not in a flush. Otherwise an exact tier would hold inexact bytes under an exact name."""
+    core = core_over(write, exact=False)
+    load(core, run(0, 4))
+    load(core, run(0, 4))
+    core.manager.flush()
+    assert not core.finish_all()
+    for i in range(10, 10 + SLOTS):
+        put(core, run(i, 1))
+        core.finish_all()
+    assert not set(run(0, 4)) & set(core.lower[0])
+    assert not set(run(0, 4)) & core.ready()
+    assert not core.counters.demotions_dropped
+
+
+def test_exact_bytes_of_the_same_chunk_are_spread() -> None:
+    """What is computed again later is exact, whatever was in its slot before."""
+    core = core_over("through", exact=False)
+    load(core, run(0, 4))
+    core.finish_all()
+    core.manager.reset_cache()
+    core.begin()
+    put(core, run(0, 4))
+    assert sorted(written(core)) == run(0, 4)
+
+
+def test_a_lossy_tier_is_filled_like_any_other() -> None:
+    """It is the way back that loses."""
+    core = make_core(tiers=[with_limits(disk(), exact=False)])
+    put(core, run(0, 2))
+    assert sorted(written(core)) == run(0, 2)
+
+
+def test_a_one_shot_request_reads_and_another_one_fills() -> None:
+    """Nobody will ask for its prompt again, it says; who asks all the same ends that, for every edge."""
+    core = core_over("through")
+    load(core, run(0, 4), one_shot=True)
+    assert not core.manager.take_ops()
+    load(core, run(0, 4))
+    assert sorted(written(core)) == run(0, 4)
+
+
+def test_what_comes_from_a_bucket_is_not_uploaded_to_it_when_it_leaves() -> None:
+    """Its yes is forgotten after a while, but the chunk came from there."""
+    core = make_core(slots=SLOTS, tiers=[objects(write="back")])
+    for key in run(0, 4):
+        core.lower[0].answered(key, 0.0, present=True)
+    load(core, run(0, 4))
+    core.begin(1000.0)
+    put(core, run(10, SLOTS - 4))
+    assert not core.manager.take_ops()
+    put(core, run(40, 2))
+    assert not set(written(core)) & set(run(0, 4))
+
+
+def test_one_read_serves_all_who_wait() -> None:
+    """Requests in flight are not repeated: two want the same chunks, there is one read, and one write between."""
+    core = core_over("through")
+    core.begin()
+    for who in ("a", "b"):
+        core.manager.reserve(tuple(run(0, 4)), core.record(core.arrive(4, who)).ctx)
+    ops = core.manager.take_ops()
+    assert [(op.verb, sorted(op.keys)) for op in ops] == [(Verb.READ, run(0, 4))]
+    core.finish(ops[0], [OutcomeKind.OK] * 4)
+    assert sorted(written(core)) == run(0, 4)

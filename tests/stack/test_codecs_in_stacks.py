@@ -1,0 +1,204 @@
+"""Codecs seen from an engine: what a changed configuration still finds, what a place holds, what stops a start."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worker_ranks
+from stack_bed import opened, prompts_of, serve, stack_config
+
+import tierkv
+from tierkv.codecs.frame import HEADER_BYTES, parse_header
+from tierkv.errors import ConfigError
+from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
+
+Expected = Callable[..., list[list[int]]]
+PROMPTS = prompts_of(11, 2)
+AES = {"name": "aes-256-gcm", "key_env": "TIERKV_TEST_KEY"}
+SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A key where the configuration says that it is."""
+    text = secrets.token_hex(32)
+    monkeypatch.setenv("TIERKV_TEST_KEY", text)
+    return text
+
+
+def config_of(place: Path, codec: Any, backend: str = "disk", **changes: Any) -> dict[str, Any]:
+    """A host tier and one tier with this codec."""
+    config = stack_config(place)
+    (tier,) = [tier for tier in config["tiers"] if tier["backend"] == backend]
+    return {**config, "tiers": [{**tier, "codec": codec, **changes}]}
+
+
+def at_rest(place: Path) -> bytes:
+    """Every byte of every file."""
+    return b"".join(path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file())
+
+
+def payloads_at_rest(place: Path) -> list[bytes]:
+    """Payloads of whole raw frames among these bytes."""
+    found, everything = [], at_rest(place)
+    start = everything.find(b"\x89TIERKV\n")
+    while start >= 0:
+        header = parse_header(memoryview(everything)[start : start + HEADER_BYTES])
+        found.append(everything[start + HEADER_BYTES : start + HEADER_BYTES + header.stored_bytes])
+        start = everything.find(b"\x89TIERKV\n", start + HEADER_BYTES)
+    return found
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("none", {"name": "zstd", "level": 3}),
+        ({"name": "zstd", "level": 3}, {"name": "zstd", "level": 19}),
+        ("zstd", "none"),
+        ("zstd", {**AES, "inner": "zstd"}),
+        ({**AES, "inner": "zstd"}, AES),
+        (AES, {**AES, "inner": "zstd"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", ["disk", "fsspec"])
+def test_another_codec_finds_what_is_there(
+    tmp_path: Path, expected: Expected, before: Any, after: Any, backend: str
+) -> None:
+    """A user who turns compression or encryption on does not lose the cache for it."""
+    with opened(config_of(tmp_path, before, backend)) as stack:
+        serve(stack, PROMPTS)
+        assert stack.close()
+    with opened(config_of(tmp_path, after, backend)) as stack:
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        (loaded,) = stack.counters.tokens_loaded.values()
+        assert loaded >= 112 + 72
+        assert next(iter(stack.tier_stats().values()))["unreadable"] == 0
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("backend", ["disk", "fsspec"])
+def test_an_encrypted_place_holds_no_payload(tmp_path: Path, expected: Expected, backend: str) -> None:
+    """Every byte of every file: segments, logs, manifests. What to look for comes from the same engine's open tier."""
+    for name, codec in (("open", "none"), ("closed", AES)):
+        with opened(config_of(tmp_path / name, codec, backend)) as stack:
+            assert serve(stack, PROMPTS) == expected(PROMPTS)
+            assert stack.close()
+    payloads = payloads_at_rest(tmp_path / "open")
+    assert len(payloads) >= 7
+    samples = {payload[start : start + 16] for payload in payloads for start in range(0, len(payload) - 16, 512)}
+    samples = {sample for sample in samples if len(set(sample)) > 4}
+    closed = at_rest(tmp_path / "closed")
+    assert len(samples) > 50
+    assert all(sample in at_rest(tmp_path / "open") for sample in samples)
+    assert not any(sample in closed for sample in samples)
+
+
+@pytest.mark.needs_torch
+def test_a_wrong_key_is_a_miss_and_a_counter(
+    tmp_path: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never wrong bytes, never fatal; and the right key finds what a wrong one could not read."""
+    with opened(config_of(tmp_path, AES)) as stack:
+        serve(stack, PROMPTS)
+        assert stack.close()
+    monkeypatch.setenv("TIERKV_TEST_KEY", secrets.token_hex(32))
+    with opened(config_of(tmp_path, AES, write="read_only")) as stack:
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert not stack.counters.tokens_loaded
+        assert next(iter(stack.tier_stats().values()))["unreadable"] > 0
+        assert next(iter(stack.tier_stats().values()))["corrupt"] == 0
+    assert any("previous_key_env" in record.getMessage() for record in caplog.records)
+    monkeypatch.setenv("TIERKV_OLD_KEY", key)
+    with opened(config_of(tmp_path, {**AES, "previous_key_env": ["TIERKV_OLD_KEY"]})) as stack:
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert stack.counters.tokens_loaded["disk"] >= 112 + 72
+    assert key not in caplog.text
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("codec", ["fp8", "int8"])
+def test_a_lossy_tier_serves_and_an_exact_one_does_not_give_its_chunks(
+    tmp_path: Path, expected: Expected, codec: str
+) -> None:
+    """With `lossy = true` chunks come back; without it the same place gives misses, and exact answers."""
+    with opened(config_of(tmp_path, codec, lossy=True)) as stack:
+        serve(stack, PROMPTS)
+        assert stack.close()
+    with opened(config_of(tmp_path, codec, lossy=True)) as stack:
+        serve(stack, PROMPTS)
+        assert stack.counters.tokens_loaded["disk"] >= 112 + 72
+    with opened(config_of(tmp_path, "none")) as stack:
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert not stack.counters.tokens_loaded
+        assert next(iter(stack.tier_stats().values()))["unreadable"] > 0
+
+
+@pytest.mark.parametrize(
+    ("codec", "spec", "says"),
+    [
+        ("fp8", EngineSpec("m", "int4", (GroupSpec(16, (4096,)),), 16), "KV values of type 'int4'"),
+        (
+            "int8",
+            EngineSpec("m", "float16", (GroupSpec(16, (4096,)), GroupSpec(16, (64,), GroupKind.SSM)), 16),
+            "KV cache group 1: states of SSM",
+        ),
+        ({**AES, "key_env": "TIERKV_NO_SUCH_KEY"}, SPEC, "environment variable TIERKV_NO_SUCH_KEY is not set"),
+        ({"name": "aes-256-gcm", "key_file": "/no/such/key"}, SPEC, "key file '/no/such/key' cannot be read"),
+        ({**AES, "previous_key_env": ["TIERKV_NO_SUCH_KEY"]}, SPEC, "TIERKV_NO_SUCH_KEY is not set"),
+    ],
+)
+def test_what_a_codec_lacks_stops_the_start(tmp_path: Path, codec: Any, spec: EngineSpec, says: str) -> None:
+    """At run time every chunk would be a miss, and nobody would know why. The place is not locked afterwards."""
+    with pytest.raises(ConfigError, match=says) as caught:
+        tierkv.open_stack(config_of(tmp_path, codec, lossy=True), spec)
+    assert caught.value.tier == "disk"
+    tierkv.open_stack(config_of(tmp_path, "none"), SPEC).close()
+
+
+def test_codecs_that_nobody_asked_for_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are opened to read old frames. One without a key, or for other values, is no news to anybody."""
+    spec = EngineSpec("m", "int4", (GroupSpec(16, (4096,)),), 16)
+    tierkv.open_stack(config_of(tmp_path, "zstd"), spec).close()
+    assert not [record for record in caplog.records if record.name.startswith("tierkv")]
+
+
+@pytest.mark.parametrize("inner", ["none", "zstd"])
+def test_parts_of_two_workers_are_encrypted_and_come_back(tmp_path: Path, inner: str) -> None:
+    """Digests of parts are withheld at rest; on the way back each worker needs its own again."""
+    disk = {
+        "backend": "disk", "path": str(tmp_path / "disk"), "capacity": "8MiB", "min_free_bytes": 0,
+        "codec": {**AES, "inner": inner},
+    }  # fmt: skip
+    config, source, target = worker_ranks.config_of(tiers=[disk]), [1, 2, 3, 4], [9, 8, 7, 6]
+    with tierkv.open_stack(config, worker_ranks.spec_of(2)) as stack:
+        first = worker_ranks.Driver(stack, [worker_ranks.LocalRank(worker) for worker in stack.workers])
+        expected = [[rank.block(i) for i in source] for rank in first.ranks]
+        first.store(first.request(range(64)), source)
+        assert stack.flush()
+    everything = at_rest(tmp_path)
+    assert not any(block[:32] in everything for blocks in expected for block in blocks)
+    with tierkv.open_stack(config, worker_ranks.spec_of(2)) as stack:
+        second = worker_ranks.Driver(stack, [worker_ranks.LocalRank(worker, seed=2) for worker in stack.workers])
+        assert second.load(second.request(range(64)), target) == (64, frozenset())
+        assert [[rank.block(i) for i in target] for rank in second.ranks] == expected
+
+
+@pytest.mark.needs_torch
+def test_an_encrypted_tier_is_attached_later(tmp_path: Path, expected: Expected) -> None:
+    """Its codec has options of its own then, too, and is opened although no tier had it at the start."""
+    with opened(config_of(tmp_path, AES)) as stack:
+        serve(stack, PROMPTS)
+        assert stack.close()
+    (disk,) = config_of(tmp_path, AES)["tiers"]
+    with opened({**config_of(tmp_path, AES), "tiers": []}) as stack:
+        with pytest.raises(ConfigError, match="TIERKV_NO_SUCH_KEY is not set"):
+            stack.attach_tier({**disk, "codec": {**AES, "key_env": "TIERKV_NO_SUCH_KEY"}})
+        stack.attach_tier(disk)
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert stack.counters.tokens_loaded["disk"] >= 112

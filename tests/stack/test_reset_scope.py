@@ -1,0 +1,113 @@
+"""Emptying every tier: nothing of before is answered, from the very next question on, and all of it is deleted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from stack_bed import Faults, opened, prompts_of, serve, stack_config
+
+from tierkv.errors import BackendError, EngineProtocolError
+from tierkv.stack import Stack
+from tierkv.testing.faults import raise_error
+from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.engine import StepOutput
+
+PROMPTS = prompts_of(41, 3)
+
+
+def disk(place: Path, backend: str = "disk") -> dict[str, object]:
+    """A table for a tier on disk."""
+    return {"name": "disk", "backend": backend, "path": str(place / "d"), "capacity": "8MiB", "min_free_bytes": 0}
+
+
+def steps(stack: Stack, count: int = 5000) -> None:
+    """An idle engine steps, until its lower tier is emptied."""
+    for _ in range(count):
+        if not stack._manager.tables[0].emptying:
+            return
+        stack.build_connector_meta(StepOutput())
+        time.sleep(0.002)
+
+
+def test_all_tiers_are_emptied(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
+    """An operator who empties the cache must not find old chunks again, neither at once nor after a restart."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        stack.take_events()
+        stack.reset_cache("all")
+        cleared = [event.tier for event in stack.take_events() if event.kind is CacheEventKind.CLEARED]
+        assert sorted(cleared) == ["disk", "host"]
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert stack.counters.promotions["disk"] == 0
+        stack.reset_cache("all")
+        steps(stack)
+        assert len(stack._manager.tables[0]) == 0
+        assert stack._manager.tables[0].used_bytes == 0
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as again:
+        serve(again, PROMPTS)
+        assert again.counters.promotions["disk"] == 0
+
+
+def test_an_emptied_tier_is_in_use_again(tmp_path: Path) -> None:
+    """A reset is no detachment: what is stored after it goes down, and comes back."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        stack.reset_cache("all")
+        steps(stack)
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        stack.reset_cache()
+        serve(stack, PROMPTS)
+        assert stack.counters.promotions["disk"] > 0
+
+
+def test_writes_under_way_are_deleted_too(tmp_path: Path) -> None:
+    """A chunk that reaches the disk a moment after the reset is of before."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        serve(stack, PROMPTS)
+        stack.reset_cache("all")  # nothing was flushed: cascades wait or are being written
+        steps(stack)
+        assert len(stack._manager.tables[0]) == 0
+
+
+def test_a_tier_that_cannot_delete_answers_nothing(tmp_path: Path, faults: Faults) -> None:
+    """Old chunks must not come back because a disk refuses to forget them; when it can again, it does."""
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "faulty")]), plugins=registry) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        rule = faults.last.add("delete", raise_error(lambda: BackendError("read-only file system")))
+        stack.reset_cache("all")
+        steps(stack, 10)
+        serve(stack, PROMPTS)
+        assert stack.counters.promotions["disk"] == 0
+        assert len(stack._manager.tables[0]) > 0
+        faults.last.rules.remove(rule)
+        stack.reset_cache()
+        steps(stack)
+        assert stack._manager.tables[0].emptying is False
+
+
+@pytest.mark.parametrize("change", [{"backend": "fsspec", "url": "file://{}/o"}, {"write": "read_only"}])
+def test_what_is_not_ours_is_not_emptied(tmp_path: Path, change: dict[str, str]) -> None:
+    """A bucket belongs to others too. Emptying half of the tiers would look like all of them: nothing happens."""
+    table = {**disk(tmp_path), **change}
+    if "url" in table:
+        table = {"name": "disk", "backend": "fsspec", "url": f"file://{tmp_path}/o"}
+    with opened(stack_config(tmp_path, tiers=[table])) as stack:
+        serve(stack, PROMPTS)
+        stack.flush()
+        stack.take_events()
+        with pytest.raises(EngineProtocolError, match=r"tier 'disk' is .* namespace.epoch"):
+            stack.reset_cache("all")
+        assert stack.take_events() == []
+        serve(stack, PROMPTS)
+        assert stack.counters.chunks_loaded > 0

@@ -1,0 +1,132 @@
+"""Tenants in a whole stack: apart by their keys, and within their quotas, also after a restart."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from stack_bed import ANSWER, ENGINE, SLOT_BYTES, opened, stack_config
+
+from tierkv.errors import ConfigError
+from tierkv.manager.tenants import TenantPolicy
+from tierkv.reference.engine import Engine
+from tierkv.stack import Stack
+from tierkv.types.engine import StepOutput
+from tierkv.types.keys import NO_TENANT, tenant_of, tenant_of_salt
+
+A, B = tenant_of_salt("team-a"), tenant_of_salt("team-b")
+
+
+def prompts(seed: int, count: int, length: int = 120) -> list[list[int]]:
+    """Prompts that share nothing."""
+    rng = random.Random(seed)
+    return [[rng.randrange(1, 211) for _ in range(length)] for _ in range(count)]
+
+
+def serve(stack: Stack, asked: Sequence[list[int]], salt: str | None) -> int:
+    """Serve prompts of one tenant in a fresh engine; the tokens that were loaded."""
+    engine = Engine(ENGINE, connector=stack)
+    names = [engine.add_request(prompt, ANSWER, cache_salt=salt) for prompt in asked]
+    while engine.has_work:
+        engine.step()
+    return sum(engine.record(name).tokens_loaded for name in names)
+
+
+def settle(stack: Stack) -> None:
+    """Let writes and deletions end."""
+    assert stack.flush()
+    quiet = 0
+    while quiet < 20:
+        stack.build_connector_meta(StepOutput())
+        time.sleep(0.002)
+        quiet = quiet + 1 if all(table.is_quiet for table in stack._manager.tables) else 0
+
+
+def disk(place: Path, **more: Any) -> dict[str, Any]:
+    """A tier on disk."""
+    return {"backend": "disk", "path": str(place / "disk"), "capacity": "8MiB", "min_free_bytes": 0, **more}
+
+
+def held(stack: Stack, tier: int = 0) -> dict[bytes, int]:
+    """Chunks per tenant in a lower tier, counted from its own table."""
+    counts: dict[bytes, int] = {}
+    for key in stack._manager.tables[tier]:
+        counts[tenant_of(key)] = counts.get(tenant_of(key), 0) + 1
+    return counts
+
+
+def test_salts_share_nothing(tmp_path: Path) -> None:
+    """A hit on another tenant's chunk tells what that tenant asked."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        asked = prompts(1, 2)
+        assert serve(stack, asked, "team-a") == 0
+        assert serve(stack, asked, "team-b") == 0
+        assert serve(stack, asked, None) == 0
+        assert serve(stack, asked, "team-a") > 0
+
+
+def test_a_flood_costs_others_nothing(tmp_path: Path) -> None:
+    """With a quota the chunks of a quiet tenant outlive any number of another one's, in host memory and on disk."""
+    quota = 7 * SLOT_BYTES
+    host = {"capacity": 32 * SLOT_BYTES, "tenant_quota": quota}
+    tiers = [disk(tmp_path, capacity=30 * 16 * 1024, tenant_quota=15 * 16 * 1024)]
+    with opened(stack_config(tmp_path, host=host, tiers=tiers)) as stack:
+        quiet = prompts(1, 1)
+        serve(stack, quiet, "team-a")
+        settle(stack)
+        for seed in range(2, 12):
+            serve(stack, prompts(seed, 2), "team-b")
+        settle(stack)
+        assert serve(stack, quiet, "team-a") > 0
+        assert stack.counters.promotions["disk"] == 0, "the quiet tenant lost its place in the host tier"
+        stack.reset_cache()
+        assert serve(stack, quiet, "team-a") > 0
+        assert stack.counters.promotions["disk"] > 0, "the quiet tenant lost its place on disk"
+        assert stack.tenant_usage()["disk"][B.hex()] <= 15 * 16 * 1024
+
+
+def test_without_a_quota_the_flood_wins(tmp_path: Path) -> None:
+    """The control: the same load without quotas throws the quiet tenant out, so the test above can fail."""
+    host = {"capacity": 32 * SLOT_BYTES}
+    with opened(stack_config(tmp_path, host=host, tiers=[disk(tmp_path, capacity=30 * 16 * 1024)])) as stack:
+        quiet = prompts(1, 1)
+        serve(stack, quiet, "team-a")
+        for seed in range(2, 12):
+            serve(stack, prompts(seed, 2), "team-b")
+        settle(stack)
+        assert serve(stack, quiet, "team-a") == 0
+
+
+def test_quotas_hold_after_a_restart(tmp_path: Path) -> None:
+    """Chunks at rest say whose they are, so a smaller quota is enforced on what an earlier process left."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        for seed in range(4):
+            serve(stack, prompts(seed, 2), "team-a")
+        serve(stack, prompts(9, 1), None)
+        settle(stack)
+        before = held(stack)
+        assert before[A] > 20
+    named = {"team-a": "64KiB"}
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, tenant_quotas=named)])) as stack:
+        policy = stack._manager.tables[0].policy
+        assert isinstance(policy, TenantPolicy)
+        settle(stack)
+        assert 0 < policy.usage()[A] <= 64 * 1024
+        assert held(stack)[NO_TENANT] == before[NO_TENANT], "whoever has no quota of that name lost chunks"
+
+
+def test_a_tier_without_an_account_takes_no_quota(tmp_path: Path) -> None:
+    """A bucket that others write to cannot be kept to a tenant's quota by one stack: said at start."""
+    objects = {"name": "objects", "backend": "fsspec", "url": f"file://{tmp_path}/o", "tenant_quota": "1MiB"}
+    with (
+        pytest.raises(ConfigError, match=r"tiers\[0\].tenant_quota.*with a capacity"),
+        opened(stack_config(tmp_path, tiers=[objects])),
+    ):
+        pass

@@ -1,0 +1,238 @@
+"""Frames of every codec in a tier: what is read under which configuration, what lies there, what is found out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from codec_parts import aes, open_codec
+from tier_bench import CODECS, PAYLOAD_BYTES, Bench, compressible, make_bench
+
+from tierkv.abc import Capabilities
+from tierkv.codecs.frame import HEADER_BYTES, pack_header, parse_header
+from tierkv.testing.frames import make_key
+from tierkv.tiers.framing import CodecTerms
+from tierkv.types.tier_ops import OutcomeKind
+from tierkv.types.transfers import SlotRef
+
+KEYS = [make_key(number) for number in range(4)]
+ALL = {**CODECS, "aes-256-gcm": aes(inner="zstd")}
+TERMS = {"fp8": CodecTerms(lossy=True), "int8": CodecTerms(lossy=True), "aes-256-gcm": CodecTerms(conceals=True)}
+LOSSY = ("fp8", "int8")
+EXACT = ("none", "zstd", "bf16", "aes-256-gcm")
+OK, CORRUPT, UNREADABLE = OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.UNREADABLE
+
+
+def terms_of(codec: str, *, takes_lossy: bool = True) -> CodecTerms:
+    """What a tier is told that writes with it."""
+    terms = TERMS.get(codec, CodecTerms())
+    return CodecTerms(terms.lossy, terms.conceals, takes_lossy)
+
+
+def kv(seed: int = 0, size: int = PAYLOAD_BYTES) -> bytes:
+    """Bfloat16 values that every codec shortens."""
+    values = np.random.default_rng(seed).normal(size=size // 2).astype(np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def stored(bench: Bench, codec: str, payload: bytes, parts: int = 1, slot: int = 0) -> bytes:
+    """Write a chunk; what lies at rest then."""
+    ref = bench.fill(slot, KEYS[0], payload, parts=parts)
+    (outcome,) = bench.tier(codec, codecs=ALL, terms=terms_of(codec)).write(KEYS[:1], [ref])
+    assert outcome.kind is OK, outcome
+    return bench.file(KEYS[0]).read_bytes()
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+@pytest.mark.parametrize("reader", ALL)
+@pytest.mark.parametrize("writer", ALL)
+def test_what_one_configuration_wrote_any_other_reads(bench: Bench, writer: str, reader: str, parts: int) -> None:
+    """A tier's codec may be changed without losing what lies there: a frame says how it was written. A chunk of
+    several workers' parts as well, whose digests a frame may have to withhold."""
+    payload = kv()
+    at_rest = parse_header(memoryview(stored(bench, writer, payload, parts)))
+    assert at_rest.codec == writer
+    assert (at_rest.withheld, at_rest.approximate) == (writer in {*LOSSY, "aes-256-gcm"}, writer in LOSSY)
+    (outcome,) = bench.tier(reader, codecs=ALL, terms=terms_of(reader)).read(KEYS[:1], bench.stale([1]))
+    assert outcome.kind is OK, outcome
+    found = bench.payload(1, KEYS[0])  # checks checksums, those of parts as well
+    assert (found == payload) == (writer in EXACT)
+    assert len(parse_header(bench.arena.slot(1)).part_checksums) == (parts if parts > 1 else 0)
+    if writer in EXACT:
+        assert bytes(bench.arena.slot(1))[:HEADER_BYTES] == bytes(bench.arena.slot(0))[:HEADER_BYTES]
+
+
+@pytest.mark.parametrize("writer", LOSSY)
+def test_an_exact_tier_gives_no_approximation(bench: Bench, writer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Who takes `lossy = true` away wants exact chunks from then on; what lies there is a miss, not damage."""
+    stored(bench, writer, kv())
+    tier = bench.tier("none", codecs=ALL)
+    with caplog.at_level(logging.WARNING, "tierkv"):
+        for _ in range(3):
+            (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+            assert outcome.kind is UNREADABLE
+            assert "lossy = true" in outcome.error
+    assert len(caplog.records) == 1
+    assert bench.file(KEYS[0]).exists()
+
+
+@pytest.mark.parametrize("through", ["none", "zstd", "aes-256-gcm"])
+def test_an_approximation_stays_one(bench: Bench, tmp_path: Path, through: str, request: pytest.FixtureRequest) -> None:
+    """It goes on to other lossy tiers with its mark, and to an exact one not at all: whatever the manager thinks."""
+    stored(bench, "fp8", kv())
+    lossy = bench.tier(through, codecs=ALL, terms=terms_of(through))
+    lossy.read(KEYS[:1], bench.stale([1]))
+    assert parse_header(bench.arena.slot(1)).approximate
+    below = make_bench(tmp_path / "below", beside=bench)
+    request.addfinalizer(below.backend.close)
+    (refused,) = below.tier(through, codecs=ALL, terms=terms_of(through, takes_lossy=False)).write(
+        KEYS[:1], [SlotRef(1, 1)]
+    )
+    assert refused.kind is OutcomeKind.REFUSED
+    assert "lossy tier" in refused.error
+    assert not below.file(KEYS[0]).exists()
+    (outcome,) = below.tier(through, codecs=ALL, terms=terms_of(through)).write(KEYS[:1], [SlotRef(1, 1)])
+    assert outcome.kind is OK
+    assert parse_header(memoryview(below.file(KEYS[0]).read_bytes())).approximate
+    before = bench.payload(1, KEYS[0])
+    (outcome,) = below.tier("none", codecs=ALL, terms=terms_of("none")).read(KEYS[:1], bench.stale([2]))
+    assert outcome.kind is OK
+    assert bench.payload(2, KEYS[0]) == before
+    assert parse_header(bench.arena.slot(2)).approximate
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_a_new_chunk_is_exact_again(bench: Bench, codec: str) -> None:
+    """A slot is used again and again: the mark of the chunk before must not stay with it."""
+    stored(bench, codec, kv())
+    bench.tier(codec, codecs=ALL, terms=terms_of(codec)).read(KEYS[:1], bench.stale([1]))
+    bench.fill(1, KEYS[1], kv(1))
+    assert not parse_header(bench.arena.slot(1)).approximate
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+@pytest.mark.parametrize("codec", [*LOSSY, "aes-256-gcm"])
+def test_damage_in_the_host_tier_does_not_get_a_new_seal(bench: Bench, codec: str, parts: int) -> None:
+    """These frames do not carry the origin's checksum in the clear: a byte that changed before they were made must be
+    found when they are made, or when they are read."""
+    ref = bench.fill(0, KEYS[0], kv(), parts=parts)
+    bench.arena.slot(0)[HEADER_BYTES + 4321] ^= 1
+    tier = bench.tier(codec, codecs=ALL, terms=terms_of(codec))
+    (outcome,) = tier.write(KEYS[:1], [ref])
+    if codec in LOSSY:
+        assert outcome.kind is CORRUPT
+        assert not bench.file(KEYS[0]).exists()
+    else:
+        (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+        assert outcome.kind is CORRUPT
+        assert "did not give back" in outcome.error
+
+
+@pytest.mark.parametrize("codec", ALL)
+@pytest.mark.parametrize("parts", [1, 5])
+def test_a_flipped_bit_at_rest_is_a_miss(bench: Bench, codec: str, parts: int) -> None:
+    """Wherever it is: header, notes, part table, payload. Only padding may change, for nobody reads it."""
+    frame = stored(bench, codec, kv(), parts)
+    header = parse_header(memoryview(frame))
+    rng = random.Random(5)
+    places = [*rng.sample(range(HEADER_BYTES + header.stored_bytes), 60), *range(4032, 4096, 5), 10, 340, 362, 366]
+    for place in places:
+        damaged = bytearray(frame)
+        damaged[place] ^= 1 << rng.randrange(8)
+        bench.file(KEYS[0]).write_bytes(damaged)
+        tier = bench.tier(codec, codecs=ALL, terms=terms_of(codec))
+        (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+        assert outcome.kind is CORRUPT, (place, outcome)
+
+
+PATTERN = b"a prompt that nobody else may see"
+
+
+@pytest.mark.parametrize("payload", [PATTERN * 300, PATTERN + os.urandom(9900)], ids=["shrinks", "noise"])
+@pytest.mark.parametrize("inner", ["none", "zstd", "bf16"])
+@pytest.mark.parametrize("alignment", [1, 4096])
+def test_an_encrypted_tier_holds_nothing_in_the_clear(bench: Bench, payload: bytes, inner: str, alignment: int) -> None:
+    """Not the payload, in particular not where it does not shrink and any other codec would store it raw; not its
+    checksum; and the frame is no longer than a raw one, so a slot and a disk's slot hold it."""
+    codecs = {**ALL, "aes-256-gcm": aes(inner=inner)}
+    capabilities = Capabilities(preferred_batch=4, alignment=alignment)
+    tier = bench.tier("aes-256-gcm", codecs=codecs, terms=TERMS["aes-256-gcm"], capabilities=capabilities)
+    payload = payload[:9900]
+    for parts in (1, 3):
+        ref = bench.fill(0, KEYS[0], payload, parts=parts)
+        origin = parse_header(bench.arena.slot(0))
+        assert tier.write(KEYS[:1], [ref])[0].kind is OK
+        at_rest = b"".join(path.read_bytes() for path in bench.place.rglob("*") if path.is_file())
+        assert KEYS[0] in at_rest  # the search can find something
+        assert not any(payload[start : start + 16] in at_rest for start in range(0, len(payload) - 16, 16))
+        assert not any(digest in at_rest for digest in (origin.raw_checksum, *origin.part_checksums))
+        assert len(bench.file(KEYS[0]).read_bytes()) <= HEADER_BYTES + 3 * 4096
+        (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+        assert outcome.kind is OK, outcome
+        assert bench.payload(1, KEYS[0]) == payload
+
+
+def test_a_codec_that_hides_payloads_must_hide_all(bench: Bench) -> None:
+    """One that declines has failed: its chunk is not stored, least of all raw."""
+    terms = CodecTerms(conceals=True)
+    ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))
+    (outcome,) = bench.tier("zstd", terms=terms).write(KEYS[:1], [ref])
+    assert outcome.kind is OutcomeKind.FAILED
+    assert "encoded 10000 bytes to None" in outcome.error
+    assert not bench.file(KEYS[0]).exists()
+
+
+def test_a_codec_that_hides_a_checksum_and_loses_it(bench: Bench) -> None:
+    """Its frames are refused: what is not known to be right is wrong."""
+    ref = bench.fill(0, KEYS[0], compressible(0))
+    tier = bench.tier("zstd", terms=CodecTerms(conceals=True))
+    assert tier.write(KEYS[:1], [ref])[0].kind is OK
+    (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+    assert outcome.kind is CORRUPT
+    assert "did not give back" in outcome.error
+
+
+def test_another_key_is_a_miss_that_is_told_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """All chunks of a tier are misses with a wrong key: the log says why, and which option mends it."""
+    stored(bench, "aes-256-gcm", kv())
+    before = bench.file(KEYS[0]).read_bytes()
+    tier = bench.tier("aes-256-gcm", codecs={"aes-256-gcm": aes(bytes(range(32, 64)))}, terms=TERMS["aes-256-gcm"])
+    with caplog.at_level(logging.WARNING, "tierkv"):
+        for _ in range(5):
+            assert tier.read(KEYS[:1], bench.stale([1]))[0].kind is UNREADABLE
+    (record,) = caplog.records
+    assert "tier files" in record.getMessage()
+    assert "previous_key_env" in record.getMessage()
+    assert bench.file(KEYS[0]).read_bytes() == before
+
+
+def test_encrypted_frames_cannot_change_places(bench: Bench) -> None:
+    """A copy under another key, header rewritten by somebody who knows the format, is refused by the tag."""
+    frame = bytearray(stored(bench, "aes-256-gcm", kv()))
+    header = parse_header(memoryview(frame))._replace(key=KEYS[1])
+    pack_header(header, memoryview(frame))
+    bench.file(KEYS[1]).parent.mkdir(parents=True, exist_ok=True)
+    bench.file(KEYS[1]).write_bytes(frame)
+    tier = bench.tier("aes-256-gcm", codecs=ALL, terms=TERMS["aes-256-gcm"])
+    (outcome,) = tier.read(KEYS[1:2], bench.stale([1]))
+    assert outcome.kind is CORRUPT
+    assert "not what was encrypted" in outcome.error
+
+
+def test_values_of_parts_that_end_between_tiles(bench: Bench) -> None:
+    """Scales go over the borders of workers' parts; values do not."""
+    codec = open_codec("int8")
+    payload = kv(3, 9990)
+    bench.fill(0, KEYS[0], payload, parts=5)
+    tier = bench.tier("int8", codecs={"int8": codec}, terms=terms_of("int8"))
+    assert tier.write(KEYS[:1], [SlotRef(0, 1)])[0].kind is OK
+    assert tier.read(KEYS[:1], bench.stale([1]))[0].kind is OK
+    truth, found = (
+        (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        for raw in (payload, bench.payload(1, KEYS[0]))
+    )
+    assert np.abs(truth - found).max() <= np.abs(truth).max() / 127

@@ -1,0 +1,49 @@
+"""What a stack is made of, as the one who wires it hands it over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.events import Observers
+from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.event_queue import EventQueue
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.tier_changes import TierChanges
+from tierkv.tiers.arena import HostArena
+from tierkv.tiers.shared_memory import SharedMemory
+from tierkv.types.geometry import Geometry
+from tierkv.types.namespace import Namespace
+from tierkv.worker.part_book import PartBook
+from tierkv.worker.worker import Worker
+from tierkv.worker_setup import WorkerSetup
+
+
+@dataclass(frozen=True, slots=True)
+class StackParts:
+    """What a stack is made of.
+
+    workers: those of this process, by rank, and copies: their threads; none where workers are other processes.
+    shared: the arena's memory for those, and setup: what they need to know. part_book: where workers are several, or
+    other processes. changes: tiers that come and go. completions_per_step_max: I/O results taken in per step; the
+    rest waits for the next.
+    """
+
+    scheduler: OffloadScheduler
+    manager: OffloadManager
+    dispatcher: Dispatcher
+    workers: tuple[Worker, ...]
+    copies: tuple[CopyPool, ...]
+    arena: HostArena
+    shared: SharedMemory | None
+    setup: WorkerSetup | None
+    part_book: PartBook | None
+    namespace: Namespace
+    geometry: Geometry
+    counters: CoreCounters
+    observers: Observers
+    events: EventQueue
+    changes: TierChanges
+    completions_per_step_max: int
