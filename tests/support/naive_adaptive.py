@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 
 from tierkv.policies.adaptive.classes import (
     ABANDONED,
-    HINTED,
     LEVEL_NORMAL,
     LEVEL_WORTH,
     PUBLIC_SEEN_MIN,
     SEEN_MAX,
-    TAIL,
     classes_for,
     is_private,
     level_of,
+    tail_class,
 )
 from tierkv.policies.adaptive.sightings import LEARN_EVERY
 from tierkv.policies.adaptive.worths import AGES, Worths
@@ -112,8 +111,8 @@ class NaiveAdaptive:
                 self.worths.reused(last.number, self.now_s - last.time_s, 1)
                 last.alive -= 1
             number = classes[seen]
-            if key == path[-1] and seen == 1 and number < HINTED:
-                number = TAIL
+            if key == path[-1] and seen == 1:
+                number = tail_class(number)
             if run is None or run.number != number:
                 run = self.open_run(number, level_of(sighting.hints))
             run.alive += 1
@@ -247,9 +246,9 @@ class NaiveAdaptive:
         if short <= 0 or not self.requests:
             return set()
         worths = [self.worth(self.known[key].run) for key in keys]
-        for i in range(len(keys) - 2, -1, -1):
-            if self.known[keys[i + 1]].parent == keys[i]:
-                worths[i] = max(worths[i], worths[i + 1])
+        for i in range(1, len(keys)):
+            if self.known[keys[i]].parent == keys[i - 1]:
+                worths[i] = min(worths[i], worths[i - 1])
         here = [0.0] * len(self.leaving) + [self.worth(run) for run in self.worst_first() for _ in run.handles]
         order = sorted(range(len(keys)), key=lambda i: (-worths[i], i))
         for worth in here[:short]:

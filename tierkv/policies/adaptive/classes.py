@@ -15,16 +15,17 @@ SEEN_MAX = 255
 _KINDS = len(NEW_FROM)
 _FOLLOWS = len(SEEN_FROM) * _KINDS
 """From here on, classes of chunks seen once whose request went on from what few others had: a session, mostly."""
-TAIL = _FOLLOWS + _KINDS
-"""The class of the last chunk of a path, seen once: the session may go on with other text in its place."""
-ABANDONED = TAIL + 1
+_TAILS = _FOLLOWS + _KINDS
+"""From here on, classes of the last chunks of paths, seen once: a session may go on with other text in its place."""
+ABANDONED = _TAILS + _KINDS
 """The class of tails that a later request left behind: it went on from the middle of what they belong to."""
 
 CONTINUES_FROM = (0.0, 0.1, 0.35, 0.65, 0.9)
 """Hinted probabilities that a session goes on: where each kind begins."""
 HINTED_SEEN_FROM = (1, 2, 6)
 HINTED = ABANDONED + 1
-ONE_SHOT = HINTED + len(CONTINUES_FROM) * len(HINTED_SEEN_FROM)
+_HINTED_TAILS = HINTED + len(CONTINUES_FROM) * len(HINTED_SEEN_FROM)
+ONE_SHOT = _HINTED_TAILS + len(CONTINUES_FROM)
 CLASSES = ONE_SHOT + 1
 
 PUBLIC_SEEN_MIN = 12
@@ -64,6 +65,13 @@ def classes_for(new: int, hints: RequestHints, *, follows: bool = False) -> byte
     if continues is None:
         return _FOLLOWING[kind] if follows else _PLAIN[kind]
     return _HINTED[kind][_continuing(continues)]
+
+
+def tail_class(number: int) -> int:
+    """The class of a path's last chunk that is seen for the first time. number: of one like it that is not the last."""
+    if number < _TAILS:
+        return _TAILS + number % _KINDS
+    return _HINTED_TAILS + (number - HINTED) % len(CONTINUES_FROM) if HINTED <= number < ONE_SHOT else number
 
 
 def _continuing(continues: float) -> int:

@@ -193,23 +193,21 @@ class AdaptivePolicy:
         return set(best_first[admitted:])
 
     def _worths_of(self, keys: Sequence[Key]) -> list[float]:
-        """What newcomers are worth, each at least as much as what builds on it."""
+        """What newcomers are worth, each at most as much as what it builds on: without that it is of no use."""
+        log, now_s = self._log, self._watcher.now_s
         worths: list[float] = []
-        child_parent, child_worth = 0, 0.0
-        for key in reversed(keys):
+        parent, worth, run, run_worth = 0, 0.0, NO_RUN, self._order.worth(STRAY_QUEUE, 0.0)
+        for key in keys:
             mark = mark_of(key)
-            note: Note | None = self._memory.get(mark)
-            place = self._log.place(note[1]) if note else -1
-            if place < 0:
-                worth = self._order.worth(STRAY_QUEUE, 0.0)
-            else:
-                age_s = self._watcher.now_s - self._log.times[place]
-                worth = self._order.worth(self._log.queues[place], age_s)
-            if child_parent == mark:
-                worth = max(worth, child_worth)
-            child_parent, child_worth = note[2] if note else 0, worth
+            note = self._memory.get(mark) or _UNKNOWN
+            if note[1] != run:
+                run, place = note[1], log.place(note[1])
+                queue, age_s = (STRAY_QUEUE, 0.0) if place < 0 else (log.queues[place], now_s - log.times[place])
+                run_worth = self._order.worth(queue, age_s)
+            worth = min(run_worth, worth) if worths and note[2] == parent else run_worth
             worths.append(worth)
-        return worths[::-1]
+            parent = mark
+        return worths
 
     def _worths_here(self, count: int) -> list[float]:
         """What the ``count`` chunks that would leave first are worth, ascending; about: holds are not known."""

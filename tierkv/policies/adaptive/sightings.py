@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from tierkv.policies.adaptive.classes import (
     ABANDONED,
-    HINTED,
     LEVELS,
     PUBLIC_SEEN_MIN,
     SEEN_MAX,
-    TAIL,
     classes_for,
     is_private,
     level_of,
+    tail_class,
 )
 from tierkv.policies.adaptive.memory import Memory, Note
 from tierkv.policies.adaptive.order import LeavingOrder
@@ -85,8 +84,8 @@ class Watcher:
             again += was != NO_RUN
             seen = min(self._seen(handle, note) + 1, SEEN_MAX)
             its_class = classes[seen]
-            if mark == marks[-1] and seen == 1 and its_class < HINTED:
-                its_class = TAIL
+            if mark == marks[-1] and seen == 1:
+                its_class = tail_class(its_class)
             if its_class != current:
                 current = its_class
                 number = self.open_run(current * LEVELS + level)
