@@ -169,3 +169,97 @@ def test_it_learns_who_comes_back(seed: int) -> None:
         untold.request(path, now_s)
     assert told.hits > 1.3 * untold.hits
     assert told.writes < 0.7 * untold.writes
+
+
+def test_few_runs_are_remembered_and_no_chunk_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of runs is a ring: when a run's place is given to another, its chunks must stay in the order, or their
+    memory never comes back."""
+    monkeypatch.setattr("tierkv.policies.adaptive.runs.RUNS_MIN", 8)
+    monkeypatch.setattr("tierkv.policies.adaptive.runs.RUNS_MAX", 8)
+    randomness, policy = random.Random(11), AdaptivePolicy(64)
+    tier = Tier([policy], 64)
+    for now_s in range(400):
+        root = randomness.randrange(12)
+        path = [key_of(1000 * root + i) for i in range(randomness.randint(1, 12))]
+        tier.request(path, float(now_s), randomness.choice(HINTS))
+        held = randomness.sample(sorted(tier.slots.values()), 3) if len(tier.slots) > 3 else []
+        (tier.hold if randomness.random() < 0.2 else tier.release)(held)
+    tier.release(sorted(tier.slots.values()))
+    here = sorted(tier.slots.values())
+    assert sorted(policy.evict(len(here), tier.holds)) == here
+    assert len(policy) == 0
+
+
+def first_to_leave(*hints: RequestHints) -> list[int]:
+    """Requests of four chunks each, at the same time, with these hints: in which order they leave."""
+    policy = AdaptivePolicy(100)
+    for number, hint in enumerate(hints):
+        path = [key_of(10 * number + i) for i in range(4)]
+        policy.sighted(arrival(path, 100.0, hint))
+        policy.add(range(4 * number, 4 * number + 4), path[::-1])
+    victims = policy.evict(4 * len(hints), bytes(100))
+    return list(dict.fromkeys(victim // 4 for victim in victims if victim % 4))  # tails are a matter of their own
+
+
+def test_hints_decide_before_anything_is_learned() -> None:
+    """One bit of the user is worth more than any algorithm, but only if it is believed from the first request on."""
+    yes, no = RequestHints(continues=1.0), RequestHints(continues=0.0)
+    perhaps, closed = RequestHints(continues=0.5), RequestHints(continues=1.0, closed=True)
+    assert first_to_leave(yes, perhaps, no) == [2, 1, 0]
+    assert first_to_leave(yes, closed) == [1, 0]
+    assert first_to_leave(NO_HINTS, RequestHints(one_shot=True)) == [1, 0]
+    assert first_to_leave(RequestHints(priority=1), NO_HINTS, RequestHints(priority=-60)) == [2, 1, 0]
+    assert first_to_leave(RequestHints(retain=True), NO_HINTS) == [1, 0]
+
+
+def test_what_all_use_does_not_depend_on_one_session() -> None:
+    """The last request of a session says nothing about the system prompt that it shares with all others."""
+    policy, shared = AdaptivePolicy(100), [key_of(1)]
+    policy.add([0], shared)
+    for number in range(20):
+        policy.sighted(arrival([*shared, key_of(100 + number)], float(number), RequestHints(closed=True)))
+    policy.sighted(arrival([key_of(500), key_of(501)], 20.0))
+    policy.add([2, 1], [key_of(501), key_of(500)])
+    policy.touch([0])
+    assert policy.evict(3, bytes(100))[-1] == 0
+
+
+def test_sightings_that_make_no_sense() -> None:
+    """What a request says comes from outside: empty paths, a chunk that is its own parent, a clock that runs backwards
+    and paths of any length must neither raise nor lose a chunk."""
+    policy = AdaptivePolicy(100)
+    one, other = key_of(1), key_of(2)
+    for now_s in (50.0, 10.0, -3.0, float("nan"), 60.0):
+        for path in ([], [one], [one, one, one], [one, other, one], [key_of(n) for n in range(10_000)]):
+            for event in SightingEvent:
+                policy.sighted(Sighting("r", event, now_s, (tuple(path),), (0,), (len(path),)))
+    policy.add([3, 2, 1], [one, other, one])
+    policy.sighted(arrival([one, one, other], 61.0))
+    policy.touch([1, 2])
+    assert sorted(policy.evict(3, bytes(100))) == [1, 2, 3]
+    assert len(policy) == 0
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million prompts that nobody asks for again must not grow a process that runs for months."""
+    monkeypatch.setattr("tierkv.policies.adaptive.memory.GHOSTS_MIN", 100)
+    monkeypatch.setattr("tierkv.policies.adaptive.memory.NEWCOMERS_MAX", 50)
+    policy = AdaptivePolicy(10)
+    log, memory = policy._log, policy._memory
+    sizes = set()
+    for number in range(3000):
+        policy.sighted(arrival([key_of(7 * number + i) for i in range(7)], float(number)))
+        sizes.add((len(log.alive), len(log.times), policy._rings.length))
+        assert len(memory) <= 150
+    assert len(sizes) == 1
+    remembered = sum(log.alive)
+    assert remembered == len(memory), "a run counts those of its chunks that are remembered, and no others"
+
+
+def test_no_refusal_while_there_is_room() -> None:
+    """A cache that turns chunks away with room left is worse than none."""
+    policy = AdaptivePolicy(100)
+    path = [key_of(n) for n in range(8)]
+    policy.sighted(arrival(path, 1.0, RequestHints(one_shot=True)))
+    assert not policy.refuse(path, 8)
+    assert not policy.refuse([], 0)
