@@ -263,3 +263,19 @@ def test_no_refusal_while_there_is_room() -> None:
     policy.sighted(arrival(path, 1.0, RequestHints(one_shot=True)))
     assert not policy.refuse(path, 8)
     assert not policy.refuse([], 0)
+
+
+def test_the_youngest_leaves_if_it_comes_back_later() -> None:
+    """People think for a minute: a prompt of a minute ago is about to come back, one that just came is not. A policy
+    that only looks at the oldest of a kind would let the first one go."""
+    policy = AdaptivePolicy(100)
+    old, young, newcomer = ([key_of(100 * number + i) for i in range(6)] for number in range(3))
+    policy.sighted(arrival(old, 0.0))
+    policy.add(range(6), old[::-1])
+    policy.sighted(arrival(young, 55.0))
+    policy.add(range(6, 12), young[::-1])
+    policy.sighted(arrival(newcomer, 56.0))
+    assert policy.evict(3, bytes(100)) == [6, 7, 8]
+    policy.sighted(arrival(young, 57.0))
+    policy.touch(range(9, 12))
+    assert policy.evict(3, bytes(100)) == [0, 1, 2], "seen twice by now"
