@@ -27,6 +27,7 @@ BENCHMARKS = {
     "codecs": "how small codecs make bfloat16 values, and how fast",
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
+    "replay": "hits and writes of every policy, over a trace (--trace) and made workloads",
     "recovery": "opening a disk tier that holds a million chunks",
 }
 """Name of a module here -> what it measures."""
@@ -37,7 +38,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     # A checking stack measures its checks.
     os.environ.pop("TIERKV_VALIDATE", None)
-    settings = Settings(arguments.quick, arguments.dir)
+    settings = Settings(arguments.quick, arguments.dir, arguments.trace)
     names = list(BENCHMARKS) if "all" in arguments.names else arguments.names
     if not arguments.json:
         sys.stdout.write(f"{_machine()}\n")
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         default=Path(tempfile.gettempdir()),
         help="where temporary files go, up to 3 GiB (default: %(default)s)",
     )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace for replay: JSON lines, perhaps in gzip")
     return parser
 
 

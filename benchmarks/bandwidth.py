@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.measure import Cost, Settings, medians, wall_ratios
+from benchmarks.measure import Cost, Settings, cpu_s_per_gb, medians, wall_ratios
 from benchmarks.rows import Row, Target
 from benchmarks.tier_rig import Frames
 
@@ -42,5 +42,9 @@ def bandwidth_row(
         gigabytes / them.wall_s,
         wall_ratios(limit.costs, ours),
         Target("ratio", ">=", limit.share),
-        {"cpu s/GB": us.cpu_s / gigabytes, "cpu s/GB of the limit": them.cpu_s / gigabytes, **(extra or {})},
+        {
+            "cpu s/GB": cpu_s_per_gb(us, total_bytes),
+            "cpu s/GB of the limit": cpu_s_per_gb(them, total_bytes),
+            **(extra or {}),
+        },
     )

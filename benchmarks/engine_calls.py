@@ -15,12 +15,23 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TypeVar
 
 from benchmarks.busy_tier import CAPABILITIES, COPY_BYTES, BusyTier
-from benchmarks.core_rig import GEOMETRY, Core, batches_of, fill, keys_of, make_core, open_policy, random_hashes
+from benchmarks.core_rig import (
+    GEOMETRY,
+    Core,
+    batches_of,
+    fill,
+    keys_of,
+    make_core,
+    open_policy,
+    policy_names,
+    random_hashes,
+)
 from benchmarks.measure import Settings, timed
 from benchmarks.rows import Row, Target
 from tierkv.codecs.frame import frame_bytes
@@ -59,7 +70,7 @@ class CallTimes:
 class Steps:
     """One engine's worth of calls, step after step."""
 
-    def __init__(self, resident: int, copy_bytes: int = COPY_BYTES) -> None:
+    def __init__(self, resident: int, copy_bytes: int = COPY_BYTES, policy: str = "lru") -> None:
         # In tuples of a batch, which the garbage collector soon passes over: its time shall be tierkv's.
         host_keys = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=1)), BATCH)]
         # What the lower tier holds at first, and cannot give back: its reads are misses, its evictions are real.
@@ -67,8 +78,8 @@ class Steps:
         size = frame_bytes(GEOMETRY.payload_bytes_max)
         queue = min(resident // 8, QUEUE_CHUNKS)
         limits = LowerTierLimits(capacity_bytes=resident * size, write=WritePolicy.THROUGH, queue_chunks_max=queue)
-        lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy("lru", resident))
-        self.core: Core = make_core(resident, lower=[lower])
+        lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy(policy, resident))
+        self.core: Core = make_core(resident, policy=policy, lower=[lower])
         fill(self.core.host, itertools.chain.from_iterable(host_keys))
         lower.load_index((key, size) for key in itertools.chain.from_iterable(below))
         self.busy = BusyTier(resident, copy_bytes)
@@ -122,14 +133,31 @@ def _plain_loop() -> int:
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """A row per call, the slowest first; then what any of them may meet: a full garbage collection, and a reset."""
+    """A row per call, the slowest first; a full garbage collection, which any may meet; and other policies' slowest."""
     resident = settings.pick(1_000_000, 4_096)
     gc.collect()
     gc.freeze()  # as engines do when they have started: what was there before tierkv is none of its business
     try:
         yield from _rows(resident, settings)
+        for policy in policy_names():
+            if policy != "lru":
+                yield _worst_with(policy, resident, settings)
     finally:
         gc.unfreeze()
+
+
+def _worst_with(policy: str, resident: int, settings: Settings) -> Row:
+    """The slowest of all calls, with another policy in both tiers: what it does alone is a small part of a call."""
+    steps = Steps(resident, policy=policy)
+    try:
+        _round(steps, settings.pick(200, 5))
+        rounds = [_round(steps, settings.pick(500, 5)) for _ in range(settings.pick(2, 1))]
+    finally:
+        steps.busy.close()
+    plain = [1e3 * max(times.wall_s[_PLAIN]) for times in rounds]
+    names = [name for name in rounds[0].wall_s if name != _PLAIN]
+    worst = max((_row(name, resident, rounds, plain) for name in names), key=lambda row: row.measured)
+    return replace(worst, what=f"{policy}: {worst.what}")
 
 
 def _rows(resident: int, settings: Settings) -> Iterator[Row]:

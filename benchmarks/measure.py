@@ -18,10 +18,12 @@ class Settings:
 
     quick: sizes at which every row comes out within a second or so, and means nothing.
     directory: where rows that need a disk make their temporary folder.
+    trace: requests to replay; None where none was given.
     """
 
     quick: bool
     directory: Path
+    trace: Path | None = None
 
     def pick(self, full: _T, quick: _T) -> _T:
         """The size for this run."""
@@ -70,6 +72,11 @@ def take_turns(sides: Sequence[Turn], rounds: int) -> list[list[Cost]]:
 def medians(costs: Sequence[Cost]) -> Cost:
     """Of each figure over the rounds."""
     return Cost(statistics.median(cost.wall_s for cost in costs), statistics.median(cost.cpu_s for cost in costs))
+
+
+def cpu_s_per_gb(cost: Cost, total_bytes: int) -> float:
+    """Seconds of processor time for every billion bytes that were moved."""
+    return cost.cpu_s / (total_bytes / 1e9)
 
 
 def wall_ratios(over: Sequence[Cost], under: Sequence[Cost]) -> list[float]:

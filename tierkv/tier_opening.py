@@ -20,6 +20,7 @@ from tierkv.abc import (
     CodecPlugin,
     EvictionPolicy,
     PolicyPlugin,
+    RoomTeller,
 )
 from tierkv.codecs.frame import FrameSealer
 from tierkv.config.options import make_options
@@ -27,7 +28,7 @@ from tierkv.config.resolving import ResolvedTier
 from tierkv.config.schema import HostConfig, TierConfig
 from tierkv.dispatch.limits import TierLimits
 from tierkv.dispatch.runtime import Runtime
-from tierkv.errors import BackendError, ConfigError, TierKVError
+from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
 from tierkv.manager.contract import HOST
 from tierkv.manager.guarded_policy import guarded
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
@@ -77,6 +78,7 @@ class TierOpener:
         self._arena = arena
         self._counters = counters
         self._tenants_max = tenants_max
+        self._rooms: dict[str, int] = {}
 
     def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
         """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
@@ -96,7 +98,10 @@ class TierOpener:
             tier=config.name,
             error=BackendError,
         )
+        self._rooms.pop(config.name, None)
         try:
+            if isinstance(backend, RoomTeller):
+                self._rooms[config.name] = _checked_room(backend.room_bytes, config.name)
             return Tier(
                 config.name, backend, tier.backend.capabilities, codec.name, codecs, self._sealer, self._arena,
                 terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
@@ -153,10 +158,13 @@ class TierOpener:
         return guarded(policy, tier, self._counters)
 
     def table(self, index: int, tier: ResolvedTier) -> LowerTier:
-        """The tier as the manager sees it, still empty."""
+        """The tier as the manager sees it, still empty: of one that was opened, if it is to know its room."""
         config = tier.config
+        capacity = config.capacity
+        if capacity is not None:
+            capacity = min(capacity, self._rooms.get(config.name, capacity))
         limits = LowerTierLimits(
-            capacity_bytes=config.capacity,
+            capacity_bytes=capacity,
             write=WritePolicy(config.write),
             queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
             probe_deadline_s=config.probe_deadline_s,
@@ -169,8 +177,14 @@ class TierOpener:
             seen_keys_max=config.seen_keys_max,
             exact=not config.lossy,
         )
-        policy = self._policy_with_quotas(config, tier.policy, config.capacity, config.name)
+        policy = self._policy_with_quotas(config, tier.policy, capacity, config.name)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
+
+
+def _checked_room(room_bytes: object, tier: str) -> int:
+    if type(room_bytes) is not int or room_bytes < 0:
+        raise PluginError(f"its backend says room_bytes = {room_bytes!r}, which is no number of bytes", tier=tier)
+    return room_bytes
 
 
 def share_host_slots(tables: Sequence[LowerTier], num_slots: int) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("tierkv_lmdb")
 
 NAMES = {
     *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),
-    *("recovery", "codecs"),
+    *("recovery", "codecs", "replay"),
 }
 WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}
 """Rows whose target is a number and needs nothing beside it."""
@@ -76,6 +76,15 @@ def test_moved_bytes_are_verified(rows: list[dict[str, Any]]) -> None:
     """The fastest copy is one that does not copy."""
     for name in ("disk", "lmdb_tier", "traffic"):
         assert any(row["extra"].get("verified, MiB", 0) > 0 for row in rows if row["benchmark"] == name), name
+
+
+def test_moved_bytes_have_their_price(rows: list[dict[str, Any]]) -> None:
+    """What a tier takes of the processor is taken from the engine: no bandwidth without it."""
+    moving = [row for row in rows if row["unit"] in {"GB/s", "GB/cpu s"}]
+    assert {row["benchmark"] for row in moving} >= {"host_copies", "codecs", "disk", "lmdb_tier"}
+    for row in moving:
+        assert row["extra"]["cpu s/GB"] > 0, row
+        assert row["extra"]["cpu s/GB of the limit"] >= 0, row
 
 
 def test_the_table_shows_figure_limit_and_verdict(root: Path) -> None:

@@ -72,6 +72,7 @@ def test_what_is_in_order_passes(good: object) -> None:
         (can(authoritative_index=True), "authoritative_index needs scan"),
         (can(authoritative_index=True, scan=True, shared=True), "authoritative_index excludes shared"),
         (can(preferred_batch=0), "preferred_batch must be at least 1, not 0"),
+        (can(preferred_read_batch=0), "preferred_read_batch must be at least 1 or None, not 0"),
         (can(preferred_concurrency=-1), "preferred_concurrency must be at least 1, not -1"),
         (can(alignment=0), "alignment must be at least 1, not 0"),
         (can(alignment=1000), "alignment must be a power of two, not 1000"),

@@ -175,6 +175,22 @@ def test_batches_are_no_longer_than_the_backend_likes(bench: Bench, compressible
     assert sizes == [4, 4] + [3, 3, 2] * 3
 
 
+@pytest.mark.parametrize(("wish", "sizes"), [(None, [3, 1]), (1, [1, 1, 1, 1]), (2, [2, 2]), (9, [3, 1])])
+def test_reads_come_in_their_own_batches(bench: Bench, compressible: Make, wish: int | None, sizes: list[int]) -> None:
+    """A frame is checked when the call that read it ends: some backends want that soon, none wants larger batches."""
+    noted: list[int] = []
+
+    def note(batch: object, inner: Callable[[object], object]) -> object:
+        noted.append(len(batch))  # type: ignore[arg-type]  # faults get sequences
+        return inner(batch)
+
+    store(bench, compressible, count=4)
+    bench.backend.add("read_into", note)
+    tier = bench.tier(capabilities=Capabilities(preferred_batch=3, preferred_read_batch=wish))
+    assert kinds(tier.read(KEYS[:4], bench.stale(range(4)))) == [OutcomeKind.OK] * 4
+    assert noted == sizes
+
+
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_every_kind_of_damage_at_rest_is_corrupt(bench: Bench, compressible: Make, codec: str) -> None:
     """Promise 1, end to end: flipped, cut, grown, empty, swapped, foreign. One chunk's damage is its own."""

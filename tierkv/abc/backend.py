@@ -123,6 +123,18 @@ class Scannable(Protocol):
         """Every stored frame, oldest first where the backend knows. Called once, at open, on a framework thread."""
 
 
+@runtime_checkable
+class RoomTeller(Protocol):
+    """Ability: of its capacity, only so much is room for frames; the rest the backend needs itself.
+
+    The framework keeps the sum of frames within it. Without this ability, it does so with the capacity.
+    """
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of frames, the longest kind taken. Does not change while the backend is open."""
+
+
 __all__ = [
     "AsyncBackend",
     "Backend",
@@ -131,6 +143,7 @@ __all__ = [
     "Entry",
     "ReadRequest",
     "ReadResult",
+    "RoomTeller",
     "Scannable",
     "WriteRequest",
     "WriteResult",

@@ -20,6 +20,8 @@ class Capabilities:
     alignment: buffers given to ``write`` and ``read_into`` start at a multiple of this many bytes and have a length
         that is one (1: no wish). 4096 suits O_DIRECT.
     preferred_batch: keys per call that suit it best; the framework never exceeds it.
+    preferred_read_batch: the same for ``read_into`` alone, where less suits it; None: no wish. A frame is checked when
+        the call that read it ends, so where calls cost little, 1 has it checked while the processor's cache holds it.
     preferred_concurrency: calls at once that suit it best; the framework never exceeds it.
     """
 
@@ -31,4 +33,5 @@ class Capabilities:
     bounded: bool = True
     alignment: int = 1
     preferred_batch: int = 8
+    preferred_read_batch: int | None = None
     preferred_concurrency: int = 2

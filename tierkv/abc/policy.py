@@ -31,7 +31,11 @@ class EvictionPolicy(Protocol):
         """
 
     def touch(self, handles: Sequence[int]) -> None:
-        """A request used these; tail first, so that the head of a prefix outlives its tail (S54)."""
+        """A request used these; tail first, so that the head of a prefix outlives its tail (S54).
+
+        The request that brought a chunk tells so too, when it ends: the first use after :meth:`add` is most likely its
+        own, and says nothing about others.
+        """
 
     def release(self, handles: Sequence[int]) -> None:
         """The last hold on each of these has ended; tail first. A hold is I/O or a request that was to load it.

@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "demo": LazyCommand("tierkv.cli.demo:demo", "Serve conversations through a stack, twice, and compare."),
     "explain": LazyCommand("tierkv.cli.explain:explain", "Tell the story of a chunk or a request from a record."),
     "plugins": LazyCommand("tierkv.cli.plugins:plugins", "List backends, codecs, policies and commands."),
+    "replay": LazyCommand("tierkv.cli.replay:replay_command", "Try policies and capacities on a trace of requests."),
 }
 
 

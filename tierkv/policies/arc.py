@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkv.policies.ghost import GhostTable, mark_of
-from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
+from tierkv.policies.rings import Rings, longer, longer_bytes, numbers
 from tierkv.types.keys import Key
 
 _ONCE, _OFTEN = 0, 1
@@ -43,15 +43,21 @@ class ArcPolicy:
         if self._rings.make_room(handles):
             longer_bytes(self._uses, self._rings.length)
             self._marks = longer(self._marks, self._rings.length)
-        rings: tuple[list[int], list[int]] = ([], [])
-        for handle, key in zip(handles, keys, strict=True):
-            mark = self._marks[handle] = mark_of(key)
-            came_back = self._came_back(mark)
-            rings[came_back].append(handle)
-            self._uses[handle] = _AGAIN if came_back else _NEW
-        for ring in _ONCE, _OFTEN:
-            self._rings.append(ring, rings[ring])
-            self._sizes[ring] += len(rings[ring])
+        marks, uses = list(map(mark_of, keys)), self._uses
+        for handle, mark in zip(handles, marks, strict=True):
+            self._marks[handle] = mark
+            uses[handle] = _NEW
+        perhaps = self._ghosts[_ONCE].perhaps(marks) | self._ghosts[_OFTEN].perhaps(marks)
+        if perhaps:
+            for handle, mark in zip(handles, marks, strict=True):
+                if mark in perhaps and self._came_back(mark):
+                    uses[handle] = _AGAIN
+        once = [handle for handle in handles if uses[handle] == _NEW] if perhaps else handles
+        often = [handle for handle in handles if uses[handle] == _AGAIN] if perhaps else ()
+        self._rings.append(_ONCE, once)
+        self._rings.append(_OFTEN, often)
+        self._sizes[_ONCE] += len(once)
+        self._sizes[_OFTEN] += len(often)
         self._bound_ghosts()
 
     def _came_back(self, mark: int) -> bool:
@@ -68,14 +74,11 @@ class ArcPolicy:
 
     def _bound_ghosts(self) -> None:
         """First ring and its ghosts: not more than there is room for; all rings and ghosts: not more than twice."""
-        self._room = max(self._room, len(self))
+        self._room = room = max(self._room, len(self))
         once, often = self._ghosts
-        for ghosts in self._ghosts:
-            ghosts.ghosts_max = self._room
-        for _ in range(min(self._sizes[_ONCE] + len(once) - self._room, len(once))):
-            once.drop_oldest()
-        for _ in range(min(len(self) + len(once) + len(often) - 2 * self._room, len(often))):
-            often.drop_oldest()
+        once.ghosts_max = often.ghosts_max = room
+        once.drop_oldest(max(0, self._sizes[_ONCE] + len(once) - room))
+        often.drop_oldest(max(0, len(self) + len(once) + len(often) - 2 * room))
 
     def touch(self, handles: Sequence[int]) -> None:
         """These are the most recently used of their ring; of the second one from their second use on."""
@@ -113,12 +116,12 @@ class ArcPolicy:
             if victim is None:
                 ring = 1 - ring
                 victim = next(queues[ring], None)
-            if victim is None or rings.passed_over >= PASSED_OVER_MAX:
+            if victim is None:
                 return []
             sizes[ring] -= 1
             victims.append(victim)
         rings.unlink(victims)
-        for victim in victims:
-            self._ghosts[self._uses[victim] == _AGAIN].push(self._marks[victim])
+        for ring, ghosts in enumerate(self._ghosts):
+            ghosts.extend([self._marks[victim] for victim in victims if (self._uses[victim] == _AGAIN) == ring])
         self._sizes = sizes
         return victims

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import xxhash
 
@@ -71,6 +72,12 @@ class GhostTable:
         at = self._place(bucket, mark)
         return None if at < 0 else bucket[at + MARK_BYTES : at + self._width]
 
+    def perhaps(self, marks: Sequence[int]) -> set[int]:
+        """Those of ``marks`` that may be here; the others are not. For batches of which nearly none is."""
+        buckets = self._buckets
+        count = len(buckets)
+        return {mark for mark in marks if mark.to_bytes(MARK_BYTES, "little") in buckets[mark % count]}
+
     def pop(self, mark: int) -> bytes | None:
         """Forget a mark and return its note; None if it is not here."""
         number = mark % len(self._buckets)
@@ -85,35 +92,40 @@ class GhostTable:
 
     def push(self, mark: int, note: bytes = b"") -> None:
         """Remember a mark, as the newest. One that is here already is here twice then, and the older is found first."""
+        self.extend((mark,), note)
+
+    def extend(self, marks: Sequence[int], note: bytes = b"") -> None:
+        """Remember marks, the last one as the newest, each with the same note."""
         if not self.ghosts_max:
             return
-        number = mark % len(self._buckets)
-        self._buckets[number] += mark.to_bytes(MARK_BYTES, "little") + note
-        self._turns.append(number)
-        self._count += 1
-        for _ in range(STEPS_MAX):
-            if self._count <= self.ghosts_max and len(self._turns) - self._left <= 2 * self.ghosts_max:
-                break
-            self._step()
+        buckets, turns = self._buckets, self._turns
+        count = len(buckets)
+        for mark in marks:
+            number = mark % count
+            buckets[number] += mark.to_bytes(MARK_BYTES, "little") + note
+            turns.append(number)
+        self._count += len(marks)
+        self._shed(self.ghosts_max, STEPS_MAX * len(marks))
 
-    def drop_oldest(self) -> None:
-        """Forget the oldest mark; none, if there are too many holes before it."""
-        before = self._count
-        for _ in range(STEPS_MAX):
-            if self._count < before or not before:
-                break
-            self._step()
+    def drop_oldest(self, count: int = 1) -> None:
+        """Forget the oldest marks; fewer, if there are too many holes before them."""
+        self._shed(max(0, self._count - count), STEPS_MAX * count)
 
-    def _step(self) -> None:
-        """The first entry of the queue leaves, be it a mark or a hole."""
-        number = self._turns[self._left]
-        bucket = self._buckets[number]
-        self._buckets[number] = bucket[self._width :]
-        self._count -= bucket[MARK_BYTES - 1] < _HOLE
-        self._left += 1
-        if 2 * self._left > len(self._turns):
-            del self._turns[: self._left]
-            self._left = 0
+    def _shed(self, count_max: int, steps: int) -> None:
+        """The first entries of the queue leave, marks and holes, until no more marks are left than this."""
+        buckets, turns, width, spare = self._buckets, self._turns, self._width, 2 * self.ghosts_max
+        left, count, end = self._left, self._count, len(turns)
+        while steps and (count > count_max or end - left > spare):
+            number = turns[left]
+            bucket = buckets[number]
+            buckets[number] = bucket[width:]
+            count -= bucket[MARK_BYTES - 1] < _HOLE
+            left += 1
+            steps -= 1
+        if 2 * left > end:
+            del turns[:left]
+            left = 0
+        self._left, self._count = left, count
 
     def _place(self, bucket: bytes, mark: int) -> int:
         """Where in its bucket a mark begins; negative if it is not there."""

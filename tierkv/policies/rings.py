@@ -23,12 +23,14 @@ class Rings:
     ring 1 has -2 (``~ring``). So a step to an index below zero is the end of a ring, and growing moves no handle.
     A handle that is in no ring for a while is *aside*: linked to itself.
 
+    ``next`` and ``previous`` are for hot loops that do themselves what the methods do.
+
     Args:
         rings: how many.
         handles_max: handles are expected to be below this; more may come.
     """
 
-    __slots__ = ("_next", "_previous", "_rings", "length", "passed_over")
+    __slots__ = ("_rings", "length", "next", "passed_over", "previous")
 
     def __init__(self, rings: int, handles_max: int | None) -> None:
         self._rings = rings
@@ -36,20 +38,20 @@ class Rings:
         """Handles are below it; columns beside this one need as many places."""
         self.passed_over = 0
         """Held handles that :meth:`unheld` met since this was set to 0."""
-        self._next = self._previous = _links(0)
+        self.next = self.previous = _links(0)
         self._resize(max(handles_max or 0, _GROWTH_HANDLES_MIN))
 
     def _resize(self, length: int) -> None:
         old = self.length
         following, previous = _links(length + self._rings), _links(length + self._rings)
         if old:
-            for column, before in ((following, self._next), (previous, self._previous)):
+            for column, before in ((following, self.next), (previous, self.previous)):
                 column[:old] = before[:old]
                 column[length:] = before[old:]
         else:
             for ring in range(self._rings):
                 following[~ring] = previous[~ring] = ~ring
-        self._next, self._previous, self.length = following, previous, length
+        self.next, self.previous, self.length = following, previous, length
 
     def make_room(self, handles: Sequence[int]) -> bool:
         """Grow if any of ``handles`` is beyond the end. Returns whether it did."""
@@ -61,7 +63,7 @@ class Rings:
 
     def append(self, ring: int, handles: Sequence[int]) -> None:
         """Handles that are in no ring become the newest of one, the last one most of all."""
-        following, previous, end = self._next, self._previous, ~ring
+        following, previous, end = self.next, self.previous, ~ring
         last = previous[end]
         for handle in handles:
             following[last] = handle
@@ -72,14 +74,14 @@ class Rings:
 
     def prepend(self, ring: int, handle: int) -> None:
         """A handle that is in no ring becomes the oldest of one."""
-        following, previous, end = self._next, self._previous, ~ring
+        following, previous, end = self.next, self.previous, ~ring
         first = following[end]
         following[end] = previous[first] = handle
         previous[handle], following[handle] = end, first
 
     def move(self, ring: int, handles: Sequence[int]) -> None:
         """Handles, from whatever ring or aside, become the newest of one, the last one most of all."""
-        following, previous, end = self._next, self._previous, ~ring
+        following, previous, end = self.next, self.previous, ~ring
         for handle in handles:
             before, after = previous[handle], following[handle]
             following[before] = after
@@ -91,7 +93,7 @@ class Rings:
 
     def join(self, ring: int, other: int) -> None:
         """All of another ring become the newest of one, in their order. Does nothing where both are the same."""
-        following, previous = self._next, self._previous
+        following, previous = self.next, self.previous
         first, last = following[~other], previous[~other]
         if first < 0 or ring == other:
             return
@@ -102,7 +104,7 @@ class Rings:
 
     def unlink(self, handles: Sequence[int]) -> None:
         """Take handles out of their rings."""
-        following, previous = self._next, self._previous
+        following, previous = self.next, self.previous
         for handle in handles:
             before, after = previous[handle], following[handle]
             following[before] = after
@@ -111,15 +113,11 @@ class Rings:
     def put_aside(self, handle: int) -> None:
         """Take a handle out of its ring until it is moved to one."""
         self.unlink((handle,))
-        self._next[handle] = self._previous[handle] = handle
+        self.next[handle] = self.previous[handle] = handle
 
     def is_aside(self, handle: int) -> bool:
         """Whether a handle was put aside."""
-        return self._next[handle] == handle
-
-    def oldest(self, ring: int) -> int:
-        """The first handle of a ring; negative if there is none."""
-        return self._next[~ring]
+        return self.next[handle] == handle
 
     def newest(self, ring: int) -> int:
         """The last handle of a ring; negative if there is none."""
@@ -139,7 +137,7 @@ class Rings:
         Ends early when :attr:`passed_over` reaches :data:`PASSED_OVER_MAX`. What it gave may be unlinked only after
         the next was taken, or the last.
         """
-        following = self._next
+        following = self.next
         handle = following[~ring]
         while handle >= 0:
             after = following[handle]

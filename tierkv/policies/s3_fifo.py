@@ -19,8 +19,8 @@ LOOKS_MAX = 4096
 _USES_MAX = 4
 _OWN_USE = 1
 """The request that brings a chunk uses it, which says nothing about others."""
-_PROVEN = 3
-"""Uses, the first among them, with which a chunk of the small queue goes on to the main one."""
+_NEEDED = (_OWN_USE + 2, _OWN_USE + 1)
+"""Uses with which a chunk at the end of each queue goes on in the main one."""
 
 
 class S3FifoPolicy:
@@ -53,13 +53,21 @@ class S3FifoPolicy:
             for column in self._uses, self._ring:
                 longer_bytes(column, self._rings.length)
             self._marks = longer(self._marks, self._rings.length)
-        for handle, key in zip(handles, keys, strict=True):
-            mark = self._marks[handle] = mark_of(key)
-            ring = _SMALL if self._ghosts.pop(mark) is None else _MAIN
+        marks = list(map(mark_of, keys))
+        perhaps = self._ghosts.perhaps(marks)
+        came_back: list[int] = []
+        for handle, mark in zip(handles, marks, strict=True):
+            self._marks[handle] = mark
             self._uses[handle] = 0
-            self._ring[handle] = ring
-            self._rings.append(ring, (handle,))
-            self._sizes[ring] += 1
+            self._ring[handle] = _SMALL
+            if mark in perhaps and self._ghosts.pop(mark) is not None:
+                self._ring[handle] = _MAIN
+                came_back.append(handle)
+        new = [handle for handle in handles if self._ring[handle] == _SMALL] if came_back else handles
+        self._rings.append(_SMALL, new)
+        self._rings.append(_MAIN, came_back)
+        self._sizes[_SMALL] += len(new)
+        self._sizes[_MAIN] += len(came_back)
         self._room = max(self._room, len(self))
         self._ghosts.ghosts_max = self._room - self._room // SMALL_SHARE
 
@@ -87,42 +95,39 @@ class S3FifoPolicy:
     def evict(self, count: int, holds: Sequence[int]) -> list[int]:
         """Those at the end of the small queue if that has its share, else of the main one."""
         rings, sizes, small_max = self._rings, self._sizes, max(1, self._room // SMALL_SHARE)
+        following, previous, uses = rings.next, rings.previous, self._uses
         victims: list[int] = []
-        looks, passed_over = self._looks_max, 0
+        looks, left = self._looks_max, PASSED_OVER_MAX
         while len(victims) < count:
             ring = _SMALL if sizes[_SMALL] >= small_max else _MAIN
-            handle = rings.oldest(ring)
+            handle = following[~ring]
             if handle < 0:
                 ring = 1 - ring
-                handle = rings.oldest(ring)
-            if handle < 0 or passed_over >= PASSED_OVER_MAX:
+                handle = following[~ring]
+            if handle < 0 or not left:
                 self._take_back(victims)
                 return []
             if holds[handle]:
                 rings.put_aside(handle)
-                passed_over += 1
-            elif looks and self._goes_on(handle, ring):
+                left -= 1
+            elif looks and uses[handle] >= _NEEDED[ring]:
                 looks -= 1
+                self._go_on(handle, ring)
             else:
-                rings.unlink((handle,))
+                after = following[handle]
+                following[~ring], previous[after] = after, ~ring
                 sizes[ring] -= 1
                 victims.append(handle)
-        for handle in victims:
-            if self._ring[handle] == _SMALL:
-                self._ghosts.push(self._marks[handle])
+        self._ghosts.extend([self._marks[handle] for handle in victims if self._ring[handle] == _SMALL])
         return victims
 
-    def _goes_on(self, handle: int, ring: int) -> bool:
-        """Give a handle at the end of its queue another round in the main one, if it has earned that."""
-        uses = self._uses[handle]
-        if uses < _PROVEN if ring == _SMALL else uses <= _OWN_USE:
-            return False
-        self._uses[handle] = _OWN_USE if ring == _SMALL else uses - 1
+    def _go_on(self, handle: int, ring: int) -> None:
+        """Give a handle at the end of its queue another round in the main one; that costs it a use, or all."""
+        self._uses[handle] = _OWN_USE if ring == _SMALL else self._uses[handle] - 1
         self._ring[handle] = _MAIN
         self._sizes[ring] -= 1
         self._sizes[_MAIN] += 1
         self._rings.move(_MAIN, (handle,))
-        return True
 
     def _take_back(self, victims: Sequence[int]) -> None:
         """They were not enough: each is the first of its queue again."""

@@ -80,6 +80,9 @@ class Tier:
         self.name = name
         self.clock = timing.clock
         self.capabilities = capabilities
+        self._read_batch = min(
+            capabilities.preferred_read_batch or capabilities.preferred_batch, capabilities.preferred_batch
+        )
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
         self._told: set[str] = set()
@@ -117,7 +120,8 @@ class Tier:
         async def attempt(indices: Sequence[int]) -> list[Answer]:
             return await do([keys[i] for i in indices], [slots[i] for i in indices] if slots else [])
 
-        return await self._retrier.run(attempt, len(keys), self.capabilities.preferred_batch, deadline_s)
+        batch = self._read_batch if verb is Verb.READ else self.capabilities.preferred_batch
+        return await self._retrier.run(attempt, len(keys), batch, deadline_s)
 
     def read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
         """Fill each slot with the raw frame of its key. The slot of a key that is not OK holds nothing of use."""

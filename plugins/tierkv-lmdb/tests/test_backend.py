@@ -75,14 +75,14 @@ def test_close_under_a_call(tmp_path: Path) -> None:
     backend = open_at(tmp_path)
     put(backend, {key(1): b"frame"})
     inside, go_on = threading.Event(), threading.Event()
+    seen: list[bytes] = []
 
     def slow_call() -> None:
-        with backend._gate:
+        with backend._env.reading(frames=True) as txn:
             inside.set()
             go_on.wait(60)
-            assert backend._read_frame_for_test() == [b"frame"]
+            seen.append(bytes(txn.get(key(1))))
 
-    backend._read_frame_for_test = lambda: [backend._env.begin(db=backend._frames).get(key(1))]
     thread = threading.Thread(target=slow_call)
     thread.start()
     inside.wait(60)
@@ -93,6 +93,7 @@ def test_close_under_a_call(tmp_path: Path) -> None:
         open_at(tmp_path)
     go_on.set()
     thread.join()
+    assert seen == [b"frame"]
     open_at(tmp_path).close()
 
 
@@ -148,11 +149,16 @@ class FailingSync:
         self.env.sync(force)
 
 
-@pytest.mark.parametrize(("durability", "syncs"), [("batch", 1), ("none", 0)])
+@pytest.mark.parametrize(("durability", "syncs"), [("batch", 1), ("always", 0), ("none", 0)])
 def test_write_syncs_before_it_answers(tmp_path: Path, durability: str, syncs: int) -> None:
-    """What is acknowledged as durable is on the disk: one sync for each call, and none where the user chose so."""
+    """What is acknowledged as durable is on the disk: one sync for each call, and none where the user chose so.
+
+    With "always" LMDB does it itself, in each transaction.
+    """
     backend = open_at(tmp_path, durability=durability)
-    backend._env = disk = FailingSync(backend._env)
+    flags = backend._env._env.flags()
+    assert (flags["sync"], flags["metasync"]) == (durability != "none", durability == "always")
+    backend._env._env = disk = FailingSync(backend._env._env)
     assert put(backend, {key(number): bytes(60 * KIB) for number in range(40)}) == [None] * 40
     assert disk.syncs == syncs
     backend.close()
@@ -162,7 +168,7 @@ def test_write_syncs_before_it_answers(tmp_path: Path, durability: str, syncs: i
 def test_failed_sync_is_a_failed_write(tmp_path: Path) -> None:
     """A store that cannot be promised leaves no key, and the tier works again when the disk does."""
     backend = open_at(tmp_path)
-    backend._env = disk = FailingSync(backend._env)
+    backend._env._env = disk = FailingSync(backend._env._env)
     put(backend, {key(1): b"before"})
     disk.broken = True
     results = put(backend, {key(2): b"a", Key(b"k" * 600): b"b"})

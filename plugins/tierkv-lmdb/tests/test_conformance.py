@@ -9,11 +9,11 @@ import lmdb
 import tierkv_lmdb
 from tierkv.testing import BackendConformance
 from tierkv.types.keys import Key
-from tierkv_lmdb import LmdbOptions
+from tierkv_lmdb import LmdbOptions, LmdbReaderOptions
 
 
 class LmdbConformance(BackendConformance):
-    """What both durabilities share."""
+    """What all durabilities share."""
 
     plugin = tierkv_lmdb.PLUGIN
 
@@ -33,7 +33,7 @@ class LmdbConformance(BackendConformance):
 
 
 class TestLmdb(LmdbConformance):
-    """Every transaction synced."""
+    """Each write call synced."""
 
     def make_options(self, place: Path) -> LmdbOptions:
         return LmdbOptions(path=str(place))
@@ -46,3 +46,22 @@ class TestLmdbUnsynced(LmdbConformance):
 
     def make_options(self, place: Path) -> LmdbOptions:
         return LmdbOptions(path=str(place), durability="none")
+
+
+class TestLmdbAlways(LmdbConformance):
+    """Every transaction synced, data and meta page."""
+
+    crash_rounds = 2
+    model_examples = 5
+
+    def make_options(self, place: Path) -> LmdbOptions:
+        return LmdbOptions(path=str(place), durability="always")
+
+
+class TestLmdbReader(BackendConformance):
+    """The plugin that only reads."""
+
+    plugin = tierkv_lmdb.READER
+
+    def make_options(self, place: Path) -> LmdbReaderOptions:
+        return LmdbReaderOptions(path=str(place))

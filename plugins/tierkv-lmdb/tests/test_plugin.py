@@ -20,8 +20,9 @@ from tierkv_lmdb import LmdbOptions
     [
         ({"path": ""}, "path"),
         ({"path": "a\0b"}, "path"),
-        ({"path": "x", "durability": "always"}, "durability"),
-        ({"path": "x", "map_headroom": 0.0}, "map_headroom"),
+        ({"path": "x", "durability": "sometimes"}, "durability"),
+        ({"path": "x", "map_headroom": 0.6}, "map_headroom"),
+        ({"path": "x", "map_headroom": -0.1}, "map_headroom"),
         ({"path": "x", "map_headroom": float("nan")}, "map_headroom"),
     ],
 )
@@ -41,7 +42,7 @@ def test_entry_point_leads_to_the_plugin() -> None:
     (entry_point,) = importlib.metadata.entry_points(group="tierkv", name="lmdb")
     module = entry_point.load()
     assert module.TIERKV_SPI == 1
-    assert [plugin.name for plugin in module.tierkv_backends()] == ["lmdb"]
+    assert [plugin.name for plugin in module.tierkv_backends()] == ["lmdb", "lmdb_reader"]
 
 
 def test_imports_nothing_of_tierkv_but_the_plugin_interface() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 
 from tierkv.abc import Finding
-from tierkv_lmdb.options import SLACK_BYTES, LmdbOptions
+from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
 from tierkv_lmdb.place import LOCK, MANIFEST, foreign_content, lock_holder
 
 _GIB = 1024**3
@@ -29,8 +29,36 @@ def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[Finding]
         yield Finding("path", ok=False, detail=trouble, fix="give an empty or new directory that this user can write")
         return
     yield Finding("path", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
-    yield _space(root, existing, options, capacity_bytes)
+    yield _space(root, existing, capacity_bytes)
     yield from _owners(root)
+
+
+def check_reader(options: LmdbReaderOptions, capacity_bytes: int | None) -> Iterator[Finding]:
+    """Findings on the path, permissions, and who writes there."""
+    del capacity_bytes  # the writer's business
+    root = options.root
+    if not root.exists():
+        fix = 'start the process whose tier has backend = "lmdb" and this path, or correct the path'
+        yield Finding("path", ok=False, detail=f"{root} is not there; until it is, each chunk is a miss", fix=fix)
+        return
+    try:
+        trouble = _reader_trouble(root)
+    except OSError as error:
+        trouble = f"{error.filename}: {error.strerror}"
+    fix = "give the path of an LMDB tier, and run as the user who writes it: LMDB's readers write to its lock.mdb"
+    yield Finding("path", ok=not trouble, detail=trouble or f"{root} can be read", fix=fix if trouble else "")
+    if not trouble:
+        yield from _owners(root, "it is the writer; nothing to do")
+
+
+def _reader_trouble(root: Path) -> str | None:
+    if not root.is_dir():
+        return f"{root} is not a directory"
+    trouble = foreign_content(root)
+    if trouble:
+        return trouble
+    locked = (lock for lock in root.glob("*/lock.mdb") if not os.access(lock, os.R_OK | os.W_OK))
+    return next((f"no permission to write {lock}" for lock in locked), None)
 
 
 def _trouble(root: Path, existing: Path) -> str | None:
@@ -41,24 +69,23 @@ def _trouble(root: Path, existing: Path) -> str | None:
     return foreign_content(root) if root == existing else None
 
 
-def _space(root: Path, existing: Path, options: LmdbOptions, capacity_bytes: int | None) -> Finding:
+def _space(root: Path, existing: Path, capacity_bytes: int | None) -> Finding:
     disk = os.statvfs(existing)
     free = disk.f_bavail * disk.f_frsize
     if capacity_bytes is None:
         return Finding("space", ok=True, detail=f"no capacity set; {free / _GIB:.1f} GiB free")
     used = sum(file.stat().st_blocks * 512 for file in root.glob("*/data.mdb"))
-    wanted = int(capacity_bytes * (1 + options.map_headroom)) + SLACK_BYTES
     detail = (
-        f"with its headroom the tier may grow to {wanted / _GIB:.1f} GiB; it has {used / _GIB:.1f} GiB, "
+        f"the tier may grow to {capacity_bytes / _GIB:.1f} GiB; it has {used / _GIB:.1f} GiB, "
         f"{free / _GIB:.1f} GiB are free"
     )
-    fits = wanted <= free + used
+    fits = capacity_bytes <= free + used
     return Finding("space", ok=fits, detail=detail, fix="" if fits else "lower the tier's capacity")
 
 
-def _owners(root: Path) -> Iterator[Finding]:
+def _owners(root: Path, fix: str = "") -> Iterator[Finding]:
+    fix = fix or "stop it before another process opens the same namespace; those of other ranks or models may run"
     for manifest in sorted(root.glob(f"*/{MANIFEST}")):
         pid = lock_holder(manifest.parent / LOCK)
         if pid is not None:
-            fix = "stop it before another process opens the same namespace; namespaces of other ranks or models may run"
-            yield Finding("lock", ok=True, detail=f"{manifest.parent} is in use by process {pid}", fix=fix)
+            yield Finding("lock", ok=True, detail=f"{manifest.parent} is written by process {pid}", fix=fix)

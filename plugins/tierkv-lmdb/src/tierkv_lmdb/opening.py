@@ -9,8 +9,10 @@ import lmdb
 
 from tierkv.abc import BackendContext
 from tierkv.errors import BackendError, TierKVError
-from tierkv_lmdb.backend import DATABASES, LmdbBackend
-from tierkv_lmdb.options import LmdbOptions, MapSizes
+from tierkv_lmdb.backend import LmdbBackend
+from tierkv_lmdb.environment import DATA_FILE, DATABASES, Environment
+from tierkv_lmdb.failures import Failures
+from tierkv_lmdb.options import LmdbOptions, Sizes
 from tierkv_lmdb.place import (
     LOCK,
     UNSYNCED,
@@ -55,7 +57,7 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
     drop_data_of_another_boot(directory)
     if options.durability == "none":
         write_durably(directory / UNSYNCED, boot_id())
-    sizes = _map_sizes(directory, context, options)
+    sizes = _sizes(directory, context, options)
     env = _open_environment(directory, sizes, options)
 
     def release(*, synced: bool) -> None:
@@ -64,17 +66,13 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
         lock.release()
 
     try:
-        if options.durability == "batch" and (directory / UNSYNCED).exists():
+        if options.durability != "none" and (directory / UNSYNCED).exists():
             env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
             (directory / UNSYNCED).unlink()
         env.reader_check()
         sync_directory(directory)
-        return LmdbBackend(
-            env,
-            tier=context.tier,
-            frames_bytes_max=sizes.frames_bytes_max,
-            sync_writes=options.durability == "batch",
-            release=release,
+        environment = Environment(
+            env, name=context.tier, map_bytes_max=sizes.map_bytes_max, read_only=False, release=release
         )
     except lmdb.Error as error:
         env.close()
@@ -82,38 +80,55 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
     except BaseException:
         env.close()
         raise
+    keep_freed_memory(sizes.transaction_bytes)
+    failures = Failures(context.tier, directory)
+    return LmdbBackend(environment, failures, sizes, sync_calls=options.durability == "batch")
 
 
-def _map_sizes(directory: Path, context: BackendContext, options: LmdbOptions) -> MapSizes:
-    data = directory / "data.mdb"
+def _sizes(directory: Path, context: BackendContext, options: LmdbOptions) -> Sizes:
+    data = directory / DATA_FILE
     disk = os.statvfs(directory)
-    return MapSizes.of(
-        options,
-        context.capacity_bytes,
-        frame_bytes_max=context.frame_bytes_max,
-        file_bytes=data.stat().st_size if data.exists() else 0,
-        disk_bytes=disk.f_blocks * disk.f_frsize,
-    )
+    try:
+        return Sizes.of(
+            options,
+            disk.f_blocks * disk.f_frsize if context.capacity_bytes is None else context.capacity_bytes,
+            frame_bytes_max=context.frame_bytes_max,
+            file_bytes=data.stat().st_size if data.exists() else 0,
+            page_bytes=os.sysconf("SC_PAGESIZE"),
+        )
+    except ValueError as error:
+        raise BackendError(f"{directory}: {error}") from error
 
 
-def _open_environment(directory: Path, sizes: MapSizes, options: LmdbOptions) -> lmdb.Environment:
+def keep_freed_memory(transaction_bytes: int) -> None:
+    """Let malloc keep what a transaction gives back, for the next one: fresh memory costs a page fault per page.
+
+    LMDB makes the pages of a transaction with malloc. glibc gives memory back to the system beyond twice the longest
+    block that it ever mapped for itself and got back; so it gets one back. Elsewhere this does nothing.
+    """
+    memory = bytearray(transaction_bytes)
+    del memory
+
+
+def _open_environment(directory: Path, sizes: Sizes, options: LmdbOptions) -> lmdb.Environment:
     try:
         env = lmdb.open(
             str(directory),
             map_size=sizes.map_bytes,
             max_dbs=len(DATABASES),
             mode=0o600,
-            sync=options.durability == "batch",
-            metasync=False,  # the backend syncs once per call; until then a crash may undo, but never damage
+            sync=options.durability != "none",
+            # With "batch" a call syncs once more at its end; until then a crash may undo, but never damage.
+            metasync=options.durability == "always",
         )
     except lmdb.MemoryError as error:
         raise BackendError(
-            f"{directory}: cannot map {sizes.map_bytes} bytes of address space ({error}). Lower the tier's capacity or "
-            f"raise the limit on virtual memory (ulimit -v)"
+            f"{directory}: cannot map {sizes.map_bytes} bytes of address space ({error}). Raise the limit on virtual "
+            f"memory (ulimit -v)"
         ) from error
     except lmdb.Error as error:
         raise _damaged(directory, error) from error
-    _fill_up(env, directory / "data.mdb")
+    _fill_up(env, directory / DATA_FILE)
     return env
 
 

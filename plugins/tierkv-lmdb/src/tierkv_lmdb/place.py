@@ -114,6 +114,23 @@ def claim_root(root: Path) -> None:
         raise PermissionError(f"no permission to write in {root}")
 
 
+def require_root(root: Path) -> None:
+    """See that ``root`` may be read: it is a directory of ours, or may become one. Changes nothing.
+
+    Raises:
+        NamespaceMismatchError: it holds something else, or a layout that this version does not know.
+        OSError: it is no directory, or cannot be read.
+    """
+    if not root.exists():
+        if not next(path for path in root.absolute().parents if path.exists()).is_dir():
+            raise NotADirectoryError(f"a part of {root} is no directory")
+        _log.warning("%s: not there yet; until somebody writes it, all of its chunks are misses", root)
+        return
+    trouble = foreign_content(root)
+    if trouble:
+        raise NamespaceMismatchError(trouble)
+
+
 def foreign_content(root: Path) -> str | None:
     """Why an existing ``root`` is not a directory of ours, or None if it is one or may become one."""
     names = {path.name for path in root.iterdir()}
@@ -135,17 +152,30 @@ def claim_namespace(directory: Path, namespace: Namespace) -> None:
         NamespaceMismatchError: it is another one, or cannot be read.
     """
     manifest = directory / MANIFEST
-    wanted = FORMAT | {"fingerprint": namespace.fingerprint().hex(), "namespace": namespace.describe()}
-    wanted = json.loads(json.dumps(wanted))
-    if not manifest.exists():
-        write_durably(manifest, json.dumps(wanted, indent=1, sort_keys=True))
-        return
+    if manifest.exists():
+        require_manifest(directory, namespace)
+    else:
+        write_durably(manifest, json.dumps(_description(namespace), indent=1, sort_keys=True))
+
+
+def require_manifest(directory: Path, namespace: Namespace) -> None:
+    """See that a directory is that of a namespace.
+
+    Raises:
+        NamespaceMismatchError: it is another one, or cannot be read.
+    """
+    manifest, wanted = directory / MANIFEST, _description(namespace)
     found = _read_json(manifest)
     if found != wanted:
         raise NamespaceMismatchError(
             f"{manifest} does not describe this namespace ({namespace.model!r}, fingerprint {directory.name}) but "
             f"{str(found)[:200]}. If the directory is not needed, remove {directory}"
         )
+
+
+def _description(namespace: Namespace) -> object:
+    plain = FORMAT | {"fingerprint": namespace.fingerprint().hex(), "namespace": namespace.describe()}
+    return json.loads(json.dumps(plain))
 
 
 def drop_data_of_another_boot(directory: Path) -> None:

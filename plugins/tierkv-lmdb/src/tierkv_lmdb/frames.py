@@ -1,0 +1,54 @@
+"""What the one writer and its readers do alike: look frames up and copy them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import lmdb
+
+from tierkv.abc import ReadRequest, ReadResult
+from tierkv.errors import TierKVError
+from tierkv.types.keys import Key
+from tierkv_lmdb.environment import Environment
+from tierkv_lmdb.failures import Failures
+
+
+def contains(environment: Environment, failures: Failures, keys: Sequence[Key]) -> list[bool]:
+    """Whether each key is in the index.
+
+    Raises:
+        BackendError: it cannot be read.
+    """
+    try:
+        with environment.reading() as txn:
+            return [is_storable(environment, key) and txn.get(key) is not None for key in keys]
+    except lmdb.Error as error:
+        raise failures.of("look up keys", error) from error
+
+
+def read(environment: Environment, failures: Failures, request: ReadRequest) -> ReadResult:
+    """Copy one frame out, in a transaction of its own: it may take as long as the disk."""
+    if not is_storable(environment, request.key):
+        return None
+    try:
+        with environment.reading(frames=True) as txn:
+            value = txn.get(request.key)
+            if value is None:
+                return None
+            size = len(value)
+            if size > len(request.buffer):
+                return failures.error(
+                    f"frame of {size} bytes does not fit the buffer of {len(request.buffer)}", request.key
+                )
+            if size:
+                environment.copy(value, request.buffer)
+            return size
+    except TierKVError:
+        raise  # closed: that concerns every key
+    except (lmdb.Error, OSError) as error:
+        return failures.of("read", error, request.key)
+
+
+def is_storable(environment: Environment, key: Key) -> bool:
+    """Whether LMDB takes a key of that length."""
+    return 0 < len(key) <= environment.key_bytes_max

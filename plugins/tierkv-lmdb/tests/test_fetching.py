@@ -1,0 +1,145 @@
+"""Frames that are not in memory come from the file: the same bytes, and a dying disk is an error of the frame."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, run_child
+
+from tierkv.errors import BackendError
+from tierkv_lmdb import options
+from tierkv_lmdb.fetching import FrameFetcher
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Nothing counts as cached; the lengths that were read from the file."""
+    lengths: list[int] = []
+    inner = os.preadv
+
+    def preadv(fd: int, buffers: Sequence[Any], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        lengths.append(sum(map(len, buffers)))
+        return inner(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    return lengths
+
+
+def test_cold_frames_are_read_from_the_file(tmp_path: Path, cold: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any length, before and after the map has moved, with the header before each that proves its place."""
+    monkeypatch.setattr(options, "MAP_BYTES_AT_OPEN", MIB)
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=2 * MIB))
+    frames = {
+        key(n): os.urandom(size) for n, size in enumerate([64 * KIB, 64 * KIB + 1, 100_000, 2 * MIB, 2 * MIB - 17])
+    }
+    short = {key(100): os.urandom(60 * KIB), key(101): os.urandom(100), key(102): b""}
+    for k, frame in [*frames.items(), *short.items()]:
+        assert put(backend, {k: frame}) == [None]
+    assert backend._env.map_bytes > MIB
+    assert get(backend, *frames, buffer_bytes=2 * MIB) == list(frames.values())
+    assert cold == [len(frame) + 16 for frame in frames.values()]
+    assert get(backend, *short) == list(short.values())
+    assert len(cold) == len(frames), "short frames come from the map"
+    backend.close()
+
+
+def test_a_real_cold_read(tmp_path: Path) -> None:
+    """The same with a file that is truly not in memory, where the file system can be told to forget it."""
+    frames = {key(n): os.urandom(200_000) for n in range(20)}
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+    assert put(backend, frames) == [None] * 20
+    backend.close()
+    data = os.open(directory(tmp_path) / "data.mdb", os.O_RDONLY)
+    os.fdatasync(data)
+    os.posix_fadvise(data, 0, 0, os.POSIX_FADV_DONTNEED)
+    backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
+    assert get(backend, *frames, buffer_bytes=MIB) == list(frames.values())
+    assert get(backend, *frames, buffer_bytes=MIB) == list(frames.values())
+    os.close(data)
+    backend.close()
+
+
+@pytest.mark.parametrize("off_by", [-4096, 4096, 2 * 4096, 1 << 40])
+def test_a_wrong_place_is_noticed(tmp_path: Path, cold: list[int], off_by: int) -> None:
+    """The address of the map is the system's word. Were it wrong, a good frame would be thrown away as damaged.
+
+    So what LMDB writes before a value has to be there.
+    """
+    backend = open_at(tmp_path, context(frame_bytes_max=100_000))
+    frames = {key(n): os.urandom(100_000) for n in range(9)}
+    put(backend, frames)
+    backend._env._fetcher._base += off_by
+    for k, frame in frames.items():
+        (got,) = get(backend, k, buffer_bytes=100_000)
+        assert got == frame or isinstance(got, BackendError)
+    backend.close()
+
+
+def test_without_proc_all_comes_from_the_map(tmp_path: Path, cold: list[int]) -> None:
+    """Some containers have no /proc; then it is only slower."""
+    backend = open_at(tmp_path, context(frame_bytes_max=100_000))
+    put(backend, {key(1): b"x" * 100_000})
+    backend._env._fetcher._base = None
+    assert get(backend, key(1), buffer_bytes=100_000) == [b"x" * 100_000]
+    assert cold == []
+    backend.close()
+
+
+def test_a_block_that_cannot_be_read_is_an_error_of_its_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the map it would be a SIGBUS, which no program survives."""
+    backend = open_at(tmp_path, context(frame_bytes_max=100_000))
+    put(backend, {key(1): b"x" * 100_000, key(2): b"y" * 1000})
+
+    def dying(fd: int, buffers: Sequence[Any], offset: int, flags: int = 0) -> int:
+        raise BlockingIOError(errno.EAGAIN, "not in memory") if flags else OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", dying)
+    bad, good = get(backend, key(1), key(2), buffer_bytes=100_000)
+    assert isinstance(bad, BackendError)
+    assert "Input/output error" in str(bad)
+    assert bad.key == key(1)
+    assert good == b"y" * 1000
+    backend.close()
+
+
+CUT_SHORT = """
+import mmap, os, struct, sys
+from pathlib import Path
+from tierkv_lmdb.fetching import CutShortError, FrameFetcher
+data, page = Path(sys.argv[1]), 4096
+content = bytearray(os.urandom(64 * page))
+content[8 * page : 8 * page + 16] = struct.pack("<QHHI", 8, 0, 4, 32)
+data.write_bytes(content)
+with data.open("rb") as file:
+    map_ = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+fetcher = FrameFetcher(data, page)
+value = memoryview(map_)[8 * page + 16 : 40 * page]
+buffer = memoryview(bytearray(len(value)))
+fetcher.copy(value, buffer)
+assert buffer == value
+os.truncate(data, 20 * page)
+try:
+    fetcher.copy(value, buffer)
+except CutShortError as error:
+    print(error)
+"""
+
+
+def test_a_file_cut_short_under_the_map(tmp_path: Path) -> None:
+    """Somebody truncates the file while it is open; a frame beyond its end is an error, not the end of the engine."""
+    assert "ends 81920 bytes before the frame" in run_child(CUT_SHORT, tmp_path / "data")
+
+
+def test_fetcher_finds_no_map_where_there_is_none(tmp_path: Path) -> None:
+    """A file that is not mapped has no address: nothing may be computed from one."""
+    (tmp_path / "data").write_bytes(bytes(8192))
+    fetcher = FrameFetcher(tmp_path / "data", 4096)
+    assert fetcher._base is None
+    fetcher.close()

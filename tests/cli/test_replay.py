@@ -1,0 +1,96 @@
+"""`tierkv replay`: the planner's table and JSON, and what it says to wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from tierkv.plugins import load_plugins
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A hundred prompts, of which every second one came before; 151 different chunks."""
+    path = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 1000 * i, "hash_ids": [0, 1 + i // 2, 1000 + i]} for i in range(100)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_every_policy_stands_between_the_bounds(tierkv: Run, trace: Path) -> None:
+    """A planner reads one column: all that is installed, with the least and the most beside it."""
+    said = tierkv("replay", trace, "--capacity", "1k", "--capacity", 20, "--json")
+    assert said.exit_code == 0, said.output
+    told = json.loads(said.stdout)
+    assert (told["requests"], told["chunks"], told["distinct_chunks"]) == (100, 300, 151)
+    results = {(row["policy"], row["capacity_chunks"]): row for row in told["results"]}
+    assert set(results) == {
+        (name, size) for name in [*load_plugins().policies, "fifo", "belady"] for size in (20, 1000)
+    }
+    for (_, size), row in results.items():
+        assert row["hit_percent"] == pytest.approx(100 * row["hits"] / 300)
+        assert row["hits"] <= results["belady", size]["hits"]
+        assert row["capacity_bytes"] is None
+    assert results["lru", 1000]["hits"] == 99 + 50
+    assert results["lru", 1000]["writes"] == 151
+
+
+def test_the_table_names_capacities_in_chunks_and_bytes(tierkv: Run, trace: Path) -> None:
+    """Nobody buys memory by the chunk."""
+    said = tierkv("replay", trace, "--policy", "lru", "--capacity", "2048", "--chunk-bytes", "2MiB")
+    assert said.exit_code == 0, said.output
+    assert "2,048 (4.00 GiB)" in said.stdout
+    assert "49.7" in said.stdout
+    assert "s3-fifo" not in said.stdout
+
+
+def test_capacities_follow_the_trace(tierkv: Run, trace: Path) -> None:
+    """Who has only a trace wants to see where the curve bends, before any number is chosen."""
+    said = tierkv("replay", trace, "--policy", "lru", "--json")
+    sizes = {row["capacity_chunks"] for row in json.loads(said.stdout)["results"]}
+    assert max(sizes) == 151
+    assert len(sizes) >= 5
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--policy", "lur"], "lru"),
+        (["--capacity", "0"], "'0' is no number of chunks; give one such as 3000, 30k or 1m"),
+        (["--capacity", "many"], "'many' is no number of chunks"),
+        (["--chunk-bytes", "2 apples"], "2 apples"),
+    ],
+)
+def test_wrong_options_are_told(tierkv: Run, trace: Path, words: list[str], answer: str) -> None:
+    """One message with what is allowed, exit code 2, no traceback."""
+    said = tierkv("replay", trace, *words)
+    assert said.exit_code == 2
+    assert answer in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_a_file_that_is_no_trace(tierkv: Run, tmp_path: Path) -> None:
+    """The line and the reason, for whoever converted it."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 1}\n', encoding="utf-8")
+    said = tierkv("replay", path)
+    assert said.exit_code == 2
+    assert "line 1: hash_ids is missing" in said.stderr
+
+
+def test_a_policy_that_breaks_is_named(tierkv: Run, trace: Path, break_plugin: Callable[[str], None]) -> None:
+    """A plugin's bug must not look like one of the planner."""
+    break_plugin(
+        "from tierkv.abc import PolicyPlugin\n"
+        "@hookimpl\ndef tierkv_policies():\n    return [PolicyPlugin('torn', '', lambda chunks_max: 1 / 0)]\n"
+    )
+    said = tierkv("replay", trace, "--policy", "torn")
+    assert said.exit_code == 2
+    assert "policy 'torn' of " in said.stderr
+    assert "failed at 1 chunks: ZeroDivisionError" in said.stderr

@@ -1,0 +1,1 @@
+"""What a policy would have answered: requests of a trace against a tier of any size, without a byte of KV cache."""
