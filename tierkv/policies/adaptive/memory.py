@@ -6,7 +6,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tierkv.policies.ghost import MARK_BYTES, GhostTable
+from tierkv.policies.ghost import GhostTable
 
 GHOSTS_PER_CHUNK = 10
 GHOSTS_MIN, GHOSTS_MAX = 1 << 12, 2_000_000
@@ -19,22 +19,6 @@ Note = tuple[int, int, int]
 _NOTE = struct.Struct("<BII")
 
 
-class _Ghosts(GhostTable):
-    """Tells of those that are forgotten."""
-
-    __slots__ = ("_lost",)
-
-    def __init__(self, ghosts_max: int, lost: Callable[[int], None]) -> None:
-        super().__init__(ghosts_max, _NOTE.size)
-        self._lost = lost
-
-    def _step(self) -> None:
-        before, bucket = self._count, self._buckets[self._turns[self._left]]
-        super()._step()
-        if self._count < before:
-            self._lost(_NOTE.unpack_from(bucket, MARK_BYTES)[1])
-
-
 class Memory:
     """Notes by mark. Newcomers wait in a small table of their own: most of them are stored soon.
 
@@ -45,7 +29,7 @@ class Memory:
 
     def __init__(self, chunks_max: int, lost: Callable[[int], None]) -> None:
         ghosts_max = min(max(GHOSTS_PER_CHUNK * chunks_max, GHOSTS_MIN), GHOSTS_MAX)
-        self._ghosts = _Ghosts(ghosts_max, lost)
+        self._ghosts = GhostTable(ghosts_max, _NOTE.size, lambda note: lost(_NOTE.unpack(note)[1]))
         self._newcomers: OrderedDict[int, Note] = OrderedDict()
 
     def __len__(self) -> int:

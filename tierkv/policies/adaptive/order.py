@@ -39,6 +39,7 @@ class LeavingOrder:
         self._queues = Rings(QUEUES, log.size)
         self._queued = bytearray(log.size)
         self._ends: dict[int, list[_End]] = {}
+        self._heap: list[_End] = []
         self._changed: set[int] = set()
         self._looked_s = 0.0
         self._ended_s = [0.0] * QUEUES  # when the youngest of the ancient chunks was seen
@@ -89,18 +90,13 @@ class LeavingOrder:
 
         Chunks of a run may be taken out after it was given, and no others.
         """
-        if now_s - self._looked_s >= LOOK_EVERY_S:
-            self._looked_s = now_s
-            self._changed.update(self._ends)
-        for queue in sorted(self._changed):
-            self._look_at(queue, now_s)
-        self._changed.clear()
-        ends = [end for both in self._ends.values() for end in both]
-        heapify(ends)
-        given = {end[2] for end in ends}
+        self._look(now_s)
+        ends, given = self._heap.copy(), None
         while ends:
             worth, _, ring, step = heappop(ends)
             yield worth, ring
+            if given is None:
+                given = {end[2] for end in self._heap}
             if ring >= self._ancient:
                 queue = ring - self._ancient
             else:
@@ -108,6 +104,18 @@ class LeavingOrder:
                 self._offer_next(ring, step, now_s, ends, given)
             if self.rings.oldest(ring) < 0:
                 self._changed.add(queue)
+
+    def _look(self, now_s: float) -> None:
+        """See what has changed, if anything."""
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._changed.update(self._ends)
+        if self._changed:
+            for queue in sorted(self._changed):
+                self._look_at(queue, now_s)
+            self._changed.clear()
+            self._heap = [end for both in self._ends.values() for end in both]
+            heapify(self._heap)
 
     def _look_at(self, queue: int, now_s: float) -> None:
         """Find and value the ends of a queue."""

@@ -9,6 +9,7 @@ from tierkv.policies.rings import longer, longer_bytes, numbers
 
 NOBODY = 0xFFFFFFFF
 _HEADS_MIN = 1 << 10
+WAITING_MAX = 256
 
 
 class Residents:
@@ -30,6 +31,7 @@ class Residents:
         self._heads = array("I", [NOBODY]) * _HEADS_MIN
         self._half = _HEADS_MIN  # places before the first that was split since the table had half its size
         self._count = 0
+        self._waiting: dict[int, tuple[int, int]] = {}  # by mark of a parent that is not here: a child and its mark
 
     def __len__(self) -> int:
         """How many chunks there are."""
@@ -66,6 +68,9 @@ class Residents:
         self.seen[handle], self.runs[handle], self.parents[handle] = note
         self.children[handle] = 0
         self._count += 1
+        if (child := self._waiting.pop(mark, None)) is not None and self.find(child[1]) == child[0]:
+            self.parents[child[0]] = mark
+            self.children[handle] = 1
         if self._count > len(self._heads):
             self._split()
 
@@ -104,8 +109,15 @@ class Residents:
                 parent = guess if guess != NOBODY and self.marks[guess] == mark else self.find(mark)
                 if parent < 0:
                     self.parents[handle] = 0
+                    self._wait(mark, handle)
                 else:
                     self.children[parent] += 1
+
+    def _wait(self, parent_mark: int, handle: int) -> None:
+        """A parent may come just after its child: a tier that stores chunk by chunk goes tail first (S54)."""
+        if len(self._waiting) >= WAITING_MAX:
+            self._waiting.clear()
+        self._waiting[parent_mark] = (handle, self.marks[handle])
 
     def orphan(self, handle: int) -> int:
         """A chunk does not count with its parent any more. Its parent's handle if that has no child now, or NOBODY."""
