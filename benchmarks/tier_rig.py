@@ -82,6 +82,10 @@ class OpenTier:
         """Read all frames into their slots; each is verified on the way."""
         self._run(Verb.READ, frames.keys, frames.slots)
 
+    def probe(self, frames: Frames) -> None:
+        """Ask for all frames, as a lookup does."""
+        self._run(Verb.PROBE, frames.keys, ())
+
     def delete(self, frames: Frames) -> None:
         """Forget all frames."""
         self._run(Verb.DELETE, frames.keys, ())
@@ -104,7 +108,8 @@ class OpenTier:
 
 
 def _require_ok(verb: Verb, outcomes: Sequence[Outcome]) -> None:
-    bad = [outcome for outcome in outcomes if outcome.kind is not OutcomeKind.OK]
+    good = (OutcomeKind.OK, OutcomeKind.ABSENT) if verb is Verb.PROBE else (OutcomeKind.OK,)
+    bad = [outcome for outcome in outcomes if outcome.kind not in good]
     if bad:
         raise RuntimeError(f"{verb.value}: {bad[0]}")
 

@@ -40,6 +40,9 @@ class WriteRequest:
     frame: memoryview
 
 
+ProbeResult = bool | TierKVError
+"""Whether the key is stored; or what went wrong for this key."""
+
 ReadResult = int | None | TierKVError
 """Bytes placed in the buffer; or None: no such key; or what went wrong for this key."""
 
@@ -76,7 +79,7 @@ class BackendContext:
 class Backend(Protocol):
     """The required verbs of a blocking backend."""
 
-    def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+    def contains(self, keys: Sequence[Key]) -> Sequence[ProbeResult]:
         """Whether each key is stored. Cheap; reads no frame."""
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
@@ -99,7 +102,7 @@ class AsyncBackend(Protocol):
     A verb may be cancelled, when its deadline has passed or the stack closes; it must not touch its buffers after that.
     """
 
-    async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+    async def contains(self, keys: Sequence[Key]) -> Sequence[ProbeResult]:
         """See :meth:`Backend.contains`."""
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
@@ -141,6 +144,7 @@ __all__ = [
     "BackendContext",
     "Capabilities",
     "Entry",
+    "ProbeResult",
     "ReadRequest",
     "ReadResult",
     "RoomTeller",

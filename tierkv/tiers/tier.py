@@ -16,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tierkv.abc.backend import AsyncBackend, Backend, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc.backend import AsyncBackend, Backend, ProbeResult, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, FrameSealer
@@ -233,7 +233,7 @@ class _Unwaiting:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+    async def contains(self, keys: Sequence[Key]) -> Sequence[ProbeResult]:
         return self._backend.contains(keys)
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 HEADROOM_MAX = 0.5
-TRANSACTION_BYTES_MAX = 16 << 20
-"""A transaction is two flushes of the disk, so large ones are cheap; but it keeps a copy of its pages in memory."""
+TRANSACTION_BYTES_MAX = 18 << 20
+"""A transaction is two flushes of the disk, so large ones are cheap; but it keeps a copy of its pages in memory. Eight
+frames of 2 MiB, a call's, with their headers."""
 UNSHARED_BYTES = 1 << 20
 """The same where a call is not flushed as a whole: frames from this length on have transactions of their own."""
 OTHER_FILES_BYTES = 64 << 10
