@@ -24,6 +24,9 @@ CHUNKS_EXPECTED = 1 << 16
 STRAY_QUEUE = classes_for(9, NO_HINTS)[1] * LEVELS + LEVEL_NORMAL
 """What a chunk counts as that came without a request having asked for it, as far as is known."""
 
+PARKED_AT_ONCE_MAX = 2048
+"""Chunks that one choice passes over because others build on them: a millisecond's work, once in a chunk's life."""
+
 _AT_HOME, _PARKED = 0, 1
 _UNKNOWN: Note = (1, NO_RUN, 0)
 
@@ -48,6 +51,7 @@ class AdaptivePolicy:
         self._states = bytearray()
         self._watcher = Watcher(self._log, self._worths, self._order, self._memory, self._residents)
         self._stray = NO_RUN
+        self._parks = 0
         self._grow()
 
     def _grow(self) -> None:
@@ -125,6 +129,7 @@ class AdaptivePolicy:
     def evict(self, count: int, holds: Sequence[int]) -> list[int]:
         """Forget and return those that are worth least."""
         victims: list[int] = []
+        self._parks = PARKED_AT_ONCE_MAX
         left = self._take_from(self._order.leaving, victims, count, holds, PASSED_OVER_MAX)
         if len(victims) < count:
             for _, ring in self._order.worst_first(self._watcher.now_s):
@@ -146,7 +151,8 @@ class AdaptivePolicy:
     def _take_from(self, ring: int, victims: list[int], count: int, holds: Sequence[int], left: int) -> int:
         """Add chunks of a ring to the victims, deepest first, as many as are missing.
 
-        left: how many may be passed over. What is held is put aside, what has children parked.
+        left: how many held ones may be passed over; they are put aside. What has children is parked; when too many
+        were by now, it leaves before them.
 
         Returns:
             How many may still be passed over; with none left there may be more victims in the ring.
@@ -157,10 +163,10 @@ class AdaptivePolicy:
             if holds[handle]:
                 rings.put_aside(handle)
                 left -= 1
-            elif residents.children[handle] and may_park:
+            elif residents.children[handle] and may_park and self._parks:
                 rings.move(self._order.parked, (handle,))
                 self._states[handle] = _PARKED
-                left -= 1
+                self._parks -= 1
             else:
                 rings.unlink((handle,))
                 self._states[handle] = _AT_HOME

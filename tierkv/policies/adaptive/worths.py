@@ -39,14 +39,15 @@ MEMORY_S = 4 * 3600.0
 _SEEN_PRIORS = (0.12, 0.6, 0.9, 1.2, 1.5, 2.5, 4.0)
 _ABANDONED_PRIOR = 0.05
 _CHANCE_MAX = 0.95
+_SOON_S, _LATE_S = 20.0, 640.0
 
 
 def _prior_chance(begin_s: float, length_s: float) -> float:
     """That a typical chunk comes back within an interval: seldom at once, mostly after a minute, then less and less."""
     age = begin_s + length_s / 2
-    if age < 20:  # noqa: PLR2004 - the shape of thinking times
+    if age < _SOON_S:
         per_s = 0.0003 + age / 6000
-    elif age < 640:  # noqa: PLR2004
+    elif age < _LATE_S:
         per_s = 0.6 / max(60.0, age)
     else:
         per_s = 0.25 / age
