@@ -72,6 +72,7 @@ class OpenTier:
 
     dispatcher: Dispatcher
     batch: int
+    read_batch: int
     threads: int
 
     def put(self, frames: Frames) -> None:
@@ -91,8 +92,9 @@ class OpenTier:
         self._run(Verb.DELETE, frames.keys, ())
 
     def _run(self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef]) -> None:
-        for start in range(0, len(keys), self.batch):
-            part = slice(start, start + self.batch)
+        batch = self.read_batch if verb is Verb.READ else self.batch
+        for start in range(0, len(keys), batch):
+            part = slice(start, start + batch)
             deadline_s = time.monotonic() + 300.0
             self.dispatcher.submit(TierOp(start, 0, verb, tuple(keys[part]), tuple(slots[part]), deadline_s))
         ended = 0
@@ -134,6 +136,6 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
     dispatcher = Dispatcher([tier], [limits], time.monotonic)
     try:
         threads = limits.concurrency(capabilities.preferred_concurrency)
-        yield OpenTier(dispatcher, capabilities.preferred_batch, threads)
+        yield OpenTier(dispatcher, capabilities.preferred_batch, capabilities.keys_per_read, threads)
     finally:
         dispatcher.close(60.0)
