@@ -41,11 +41,12 @@ class Demotions:
         """Let as many chunks leave as it takes to have some slots free. Returns what to write, by tier."""
         back = [tier for tier in self._tiers if tier.limits.write is WritePolicy.BACK]
         if not back:
+            self._to_flush = range(0)  # the tiers that it was for have left
             return {}
         self._flush(back, now)
-        short = self._free_wanted - self._host.free - len(self._host.leaving)
+        short = min(self._free_wanted - self._host.free - len(self._host.leaving), LEAVING_PER_STEP_MAX)
         short -= len(self._admissions.drop_one_shots(short))
-        count = min(max((self._takes(tier, short) for tier in back), default=0), short, LEAVING_PER_STEP_MAX)
+        count = min(max((self._takes(tier, short) for tier in back), default=0), short)
         return self._demote(back, count, now) if count > 0 else {}
 
     def _takes(self, tier: LowerTier, count: int) -> int:
@@ -71,7 +72,8 @@ class Demotions:
 
     def _begin_write(self, tier: LowerTier, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
-        if not tier.usable or tier.num_writing >= tier.queue_chunks_max or not tier.has_room(size):
+        takes = tier.usable and not tier.emptying and tier.num_writing < tier.queue_chunks_max
+        if not (takes and tier.has_room(size)):
             return False
         tier.begin_write(key, size)
         return True
