@@ -90,7 +90,7 @@ def test_a_flush_writes_again_what_the_tier_has_lost_since() -> None:
 
 
 def test_a_chunk_used_again_is_written_again_if_the_tier_has_lost_it() -> None:
-    """An edge that writes on reuse: the tier evicted a chunk that the host tier kept. It is wanted again, so it is worth
+    """An edge that writes on reuse: the tier evicted a chunk that the host tier kept. Wanted again, it is worth
     a write again."""
     core = make_core(slots=32, tiers=[disk(write="on_reuse", frames=4)])
     put(core, run(0, 1))
