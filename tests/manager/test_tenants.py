@@ -238,7 +238,7 @@ def test_a_choice_looks_at_a_bounded_number_of_chunks() -> None:
 
 
 def test_what_was_trimmed_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restart with a smaller quota trims for thousands of steps. Numbers that became free were walked over by each."""
+    """A restart with a smaller quota trims for thousands of steps. Numbers that became free were walked over."""
     count = 10 * TRIMMED_MAX
     policy = policy_of(2 * count, each=TRIMMED_MAX)
     add(policy, list(range(count)), "a")

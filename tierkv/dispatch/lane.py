@@ -86,7 +86,10 @@ class ThreadLane:
 
     def close_backend(self) -> None:
         """See :class:`Lane`."""
-        self._closer = self._spawn(f"tierkv-{self.tier.name}-close", OneShot(self._close))
+        try:
+            self._closer = self._spawn(f"tierkv-{self.tier.name}-close", OneShot(self._close))
+        except RuntimeError as error:  # no thread to be had: that is no reason to raise on the engine's
+            self.close_error = explain(error)
 
     def closing(self) -> bool:
         """See :class:`Lane`."""

@@ -178,10 +178,8 @@ class TierTraffic(OpBook):
 
     @property
     def has_pending_writes(self) -> bool:
-        """Whether chunks wait for, or are in, a write below."""
-        return self._demotions.is_flushing or any(
-            tier.num_writing or tier.cascades for tier in self._tiers.with_leaving
-        )
+        """Whether chunks wait for, or are in, a write to a tier in service. One that leaves may hang for ever."""
+        return self._demotions.is_flushing or any(tier.num_writing or tier.cascades for tier in self._tiers)
 
     def flush(self) -> None:
         """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
