@@ -44,10 +44,17 @@ class Demotions:
             self._to_flush = range(0)  # the tiers that it was for have left
             return {}
         self._flush(back, now)
+        leaving = self._host.begin_trimming()
         short = min(self._free_wanted - self._host.free - len(self._host.leaving), LEAVING_PER_STEP_MAX)
         short -= len(self._admissions.drop_one_shots(short))
         count = min(max((self._takes(tier, short) for tier in back), default=0), short)
-        return self._demote(back, count, now) if count > 0 else {}
+        leaving += self._host.begin_leaving(max(0, count))
+        return self._demote(back, leaving, now) if leaving else {}
+
+    def trim(self, now: float) -> None:
+        """Let go of chunks of tenants that are over their quotas; at once, where :meth:`begin` will not write them."""
+        if not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
+            self._admissions.trim(now)
 
     def _takes(self, tier: LowerTier, count: int) -> int:
         """How many more chunks a tier can be given now, up to ``count``; room for so many is asked for."""
@@ -57,9 +64,8 @@ class Demotions:
         self._cascades.has_room(tier, size, count)
         return min(tier.queue_chunks_max - tier.num_writing, tier.frames_free(size, count))
 
-    def _demote(self, back: Sequence[LowerTier], count: int, now: float) -> dict[int, list[int]]:
+    def _demote(self, back: Sequence[LowerTier], leaving: Sequence[int], now: float) -> dict[int, list[int]]:
         host = self._host
-        leaving = host.begin_leaving(count)
         chunks = [(slot, host.key(slot)) for slot in leaving]
         writes: dict[int, list[int]] = {}
         for tier in back:
@@ -73,7 +79,7 @@ class Demotions:
     def _begin_write(self, tier: LowerTier, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
         takes = tier.usable and not tier.emptying and tier.num_writing < tier.queue_chunks_max
-        if not (takes and tier.has_room(size)):
+        if not (takes and self._cascades.has_room(tier, size, 1)):
             return False
         tier.begin_write(key, size)
         return True

@@ -106,7 +106,7 @@ class TierTraffic(OpBook):
 
     def sweep_ended(self) -> None:
         """Delete some chunks whose time has ended or whose tenant has too many, where nobody uses them at present."""
-        self.admissions.trim(self.now)
+        self._demotions.trim(self.now)
         self._cascades.trim()
         self._terms.sweep(self.now, self._remove_ended)
 
