@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from dispatch_bench import KEYS, PATIENCE_S, DispatchBench, dispatching, wait_for
 from plain_files import AsyncPlainFiles
-from tier_bench import Bench, make_bench
+from tier_bench import Bench, compressible, make_bench
 
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
@@ -87,6 +91,39 @@ def test_an_async_tier_leaves_its_loop_to_the_others(async_bench: Bench, tmp_pat
         dispatch.dispatcher.detach(0, PATIENCE_S)
         assert left(dispatch) == [0]
         assert dispatch.wait(dispatch.write(2, 2, deadline_s=1e9, tier=1)) == [[OutcomeKind.OK]]
+
+
+def test_a_read_of_an_async_tier_that_leaves_is_not_cancelled(async_bench: Bench, gate: Event) -> None:
+    """Promise 1: a library that goes on in a thread of its own after a cancellation would fill a slot that by then has
+    another chunk. The call has its time, and the slot stays leased until it has truly ended."""
+    inside, ended = Event(), Event()
+    inner = async_bench.files.read_into
+
+    def blocking() -> None:
+        inside.set()
+        gate.wait(PATIENCE_S)
+        ended.set()
+
+    async def slow(requests: Sequence[Any]) -> object:
+        await asyncio.to_thread(blocking)
+        return await inner(requests)
+
+    with dispatching(async_bench, async_bench.tier(asynchronous=True)) as dispatch:
+        assert dispatch.wait(dispatch.write(0, 0, deadline_s=1e9)) == [[OutcomeKind.OK]]
+        async_bench.files.read_into = slow
+        read = dispatch.submit(Verb.READ, [0], [3], deadline_s=1e9)
+        wait_for(inside.is_set, "the call")
+        dispatch.dispatcher.detach(0, 5.0)
+        for _ in range(20):
+            dispatch.drain()
+            assert dispatch.dispatcher.take_left() == []
+            time.sleep(0.002)
+        assert not dispatch.completions(read), "its slot would be free while the library may still write to it"
+        gate.set()
+        assert left(dispatch) == [0]
+        assert ended.is_set()
+        assert dispatch.kinds(read) == [OutcomeKind.OK]
+        assert async_bench.payload(3, KEYS[0]) == compressible(0)
 
 
 def test_a_tier_that_leaves_is_not_tried_again(bench: Bench) -> None:

@@ -128,7 +128,7 @@ class Dispatcher:
         line.leave_by_s = self._clock() + timeout_s
         self._leaving.append(line)
         self._cancel_waiting(index)
-        line.lane.stop()
+        line.lane.retire()
 
     def take_left(self) -> list[int]:
         """The detached tiers in which nothing goes on any more. Their numbers mean nothing from now on."""

@@ -30,10 +30,13 @@ class Lane(Protocol):
         """The deadline of a claimed ticket has passed: whatever can be done to end it soon."""
 
     def stop(self) -> None:
-        """End once the queue is empty. Nothing is offered any more."""
+        """End once the queue is empty, as soon as can be: the whole stack does. Nothing is offered any more."""
+
+    def retire(self) -> None:
+        """The same where the stack goes on: what runs has its time, since its slots will have other chunks."""
 
     def busy(self) -> int:
-        """Calls that are still under way after :meth:`stop`."""
+        """Calls that are still under way after :meth:`stop` or :meth:`retire`."""
 
     def close_backend(self) -> None:
         """Begin to close the backend, off the caller's thread."""
@@ -79,6 +82,10 @@ class ThreadLane:
         """See :class:`Lane`."""
         for _ in self._workers:
             self._tokens.put(False)  # noqa: FBT003 - the queue's own signature
+
+    def retire(self) -> None:
+        """See :class:`Lane`."""
+        self.stop()
 
     def busy(self) -> int:
         """See :class:`Lane`."""
