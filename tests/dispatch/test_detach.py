@@ -15,6 +15,7 @@ from tier_bench import Bench, compressible, make_bench
 
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
+from tierkv.dispatch.dispatcher import REFUSED_PER_STEP_MAX
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
@@ -81,6 +82,24 @@ def test_a_call_that_hangs_is_closed_over_but_not_forgotten(bench: Bench, gate: 
         gate.set()
         assert left(dispatch) == [0]
         assert len(dispatch.completions(hung)) == 1
+
+
+def test_a_full_queue_is_refused_over_several_steps(bench: Bench, gate: Event) -> None:
+    """Promise 2: thousands of operations wait for a hung tier. Refusing them all at once took fifty milliseconds."""
+    count = 3 * REFUSED_PER_STEP_MAX
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
+        ops = [dispatch.submit(Verb.PROBE, [1], deadline_s=1e9) for _ in range(count)]
+        wait_for(lambda: bench.backend.calls == ["contains"], "the hung call")
+        dispatch.dispatcher.detach(0, 5.0)
+        for _ in range(3):
+            assert len(dispatch.drain(count)) <= REFUSED_PER_STEP_MAX
+            assert dispatch.dispatcher.take_left() == []
+        dispatch.drain(count)
+        assert all(dispatch.kinds(op) == [OutcomeKind.REFUSED] for op in ops[1:])
+        gate.set()
+        assert left(dispatch) == [0]
+        assert len(dispatch.completions(ops[0])) == 1
 
 
 def test_an_async_tier_leaves_its_loop_to_the_others(async_bench: Bench, tmp_path: Path) -> None:

@@ -151,6 +151,32 @@ def test_all_held_but_one(opened: Opened) -> None:
     assert set(evicted(policy, count - 1, bytes(count))) == set(held)
 
 
+def test_a_wall_of_held_chunks_is_passed_in_steps(opened: Opened) -> None:
+    """Fifty thousand held chunks before the first that may leave: no single call looks at all of them."""
+    count = 6 * PASSED_OVER_MAX
+    policy = filled(opened, count)
+    victims: Sequence[int] = ()
+    asked = 0
+    while not victims and asked < ASKED_MAX:
+        holds = Counting(bytes([1]) * (count - 1) + bytes(1))
+        victims = policy.evict(1, holds)
+        asked += 1
+        assert holds.looks <= 4 * PASSED_OVER_MAX
+    assert list(victims) == [count - 1]
+
+
+def test_not_now_costs_nobody_his_place(opened: Opened) -> None:
+    """Some victims are found, then a wall of held chunks: those found before it must be had by the next choice, or
+    each refused store would leak a few slots."""
+    free, wall = 100, PASSED_OVER_MAX + 100
+    count = free + wall + free
+    policy, holds = filled(opened, count), bytearray(free) + bytearray([1]) * wall + bytearray(free)
+    victims = evicted(policy, 2 * free, holds)
+    assert sorted(victims) == [*range(free), *range(count - free, count)]
+    policy.release(range(free, free + wall))
+    assert sorted(evicted(policy, wall, bytes(count))) == list(range(free, free + wall))
+
+
 def test_a_hold_that_lasts_is_not_paid_for_each_time(opened: Opened) -> None:
     """Chunks of a slow load stand in the way of every store meanwhile; each may be looked at now and then, not by every
     choice, or a tier with a few long loads becomes slow for all."""

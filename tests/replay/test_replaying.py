@@ -123,8 +123,8 @@ def test_nobody_is_better_than_the_clairvoyant(paths: list[list[int]], capacity:
 
 
 def test_the_clairvoyant_writes_nothing_in_vain() -> None:
-    """Writes stand beside hits: what nobody asks for again is not written."""
-    assert clairvoyant(trace_of([0, 1], [2], [0, 1], [3]), 10) == Replayed(6, 2, 2)
+    """Writes stand beside hits: what nobody asks for again is not written, nor what is there."""
+    assert clairvoyant(trace_of([0, 1], [2], [0, 1], [0, 1], [3]), 10) == Replayed(8, 4, 2)
 
 
 def test_first_in_first_out_does_not_hear_of_uses() -> None:

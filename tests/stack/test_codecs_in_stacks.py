@@ -53,6 +53,12 @@ def payloads_at_rest(place: Path) -> list[bytes]:
     return found
 
 
+def frames_in(place: Path) -> list[Path]:
+    """Files that begin like frames."""
+    files = [path for path in place.rglob("*") if path.is_file()]
+    return [path for path in files if path.read_bytes()[:8] == b"\x89TIERKV\n"]
+
+
 @pytest.mark.needs_torch
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -137,6 +143,26 @@ def test_a_lossy_tier_serves_and_an_exact_one_does_not_give_its_chunks(
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert not stack.counters.tokens_loaded
         assert next(iter(stack.tier_stats().values()))["unreadable"] > 0
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("codec", ["int8", "none"])
+def test_what_comes_from_a_lossy_tier_is_not_offered_to_an_exact_one(tmp_path: Path, codec: str) -> None:
+    """The manager does not even try, whatever the lossy tier writes with by now; what is computed anew goes down."""
+    with opened(config_of(tmp_path, "int8", lossy=True)) as stack:
+        serve(stack, PROMPTS)
+        assert stack.close()
+    (lossy,) = config_of(tmp_path, codec, lossy=True)["tiers"]
+    (exact,) = config_of(tmp_path, "none", "fsspec")["tiers"]
+    with opened({**stack_config(tmp_path), "tiers": [lossy, exact]}) as stack:
+        serve(stack, [*PROMPTS, *prompts_of(99, 1, shared=0)])
+        assert stack.flush()
+        assert stack.counters.tokens_loaded["disk"] >= 112
+        assert stack.counters.cascades["objects"] >= 7
+        assert stack.counters.writes_failed["objects"] == 0
+    headers = [parse_header(memoryview(path.read_bytes())) for path in frames_in(tmp_path / "objects")]
+    assert len(headers) >= 7
+    assert not any(header.approximate for header in headers)
 
 
 @pytest.mark.parametrize(

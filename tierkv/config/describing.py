@@ -54,10 +54,9 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(_quoted(choice) for choice in get_args(annotation))
     if (model := model_of(annotation)) is not None:
-        if shorthand := getattr(model, "ALLOWED", ""):
-            return str(shorthand)
         is_list = get_origin(annotation) is tuple
-        return f"a list of tables; in TOML write each as `[[{name}]]`" if is_list else f"a table; in TOML `[{name}]`"
+        table = f"a list of tables; in TOML write each as `[[{name}]]`" if is_list else f"a table; in TOML `[{name}]`"
+        return str(getattr(model, "ALLOWED", table))  # a model that has a shorter form says so itself
     return _plain_in_words(name, annotation, marks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkv.policies.ghost import GhostTable, mark_of
-from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
+from tierkv.policies.rings import Rings, longer, longer_bytes, numbers
 from tierkv.types.keys import Key
 
 _ONCE, _OFTEN = 0, 1
@@ -116,7 +116,7 @@ class ArcPolicy:
             if victim is None:
                 ring = 1 - ring
                 victim = next(queues[ring], None)
-            if victim is None or rings.passed_over >= PASSED_OVER_MAX:
+            if victim is None:
                 return []
             sizes[ring] -= 1
             victims.append(victim)
