@@ -221,8 +221,8 @@ class Stack:
         """Empty the host tier, or with ``scope="all"`` every tier, between steps.
 
         Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new
-        ones when they have. What a crash, or a detachment meanwhile, leaves undeleted is found again by who opens the tier next:
-        weights that have changed want another ``namespace.epoch`` instead.
+        ones when they have. What a crash, or a detachment meanwhile, leaves undeleted is found again when the tier is
+        opened: weights that have changed want another ``namespace.epoch`` instead.
 
         Raises:
             EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
