@@ -33,6 +33,9 @@ TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
 
 _TRIAL_OP_ID = -1
 
+REFUSED_PER_STEP_MAX = 256
+"""Waiting operations of a tier that leaves that are refused in one step: a millisecond's work."""
+
 
 @dataclass(slots=True)
 class _Line:
@@ -48,6 +51,7 @@ class _Line:
     writes: int = 0
     leave_by_s: float | None = None
     close_began: bool = False
+    waiting: list[Ticket] = field(default_factory=list)  # of a tier that leaves: what no thread has begun, perhaps
 
     @property
     def has_left(self) -> bool:
@@ -122,16 +126,20 @@ class Dispatcher:
     def detach(self, index: int, timeout_s: float) -> None:
         """Take nothing more for a tier. Never waits; :meth:`take_left` tells when everything in it has ended.
 
-        What no thread has begun is refused. What runs has ``timeout_s`` to end; then the backend is closed under it.
+        What no thread has begun is refused, over the next steps if it is much. What runs has ``timeout_s`` to end; then
+        the backend is closed under it.
         """
         line = self._lines[index]
         line.leave_by_s = self._clock() + timeout_s
         self._leaving.append(line)
-        self._cancel_waiting(index)
-        line.lane.stop()
+        line.waiting = self._deadlines.of_tier(index)
+        self._refuse_waiting(line)
+        line.lane.retire()
 
     def take_left(self) -> list[int]:
         """The detached tiers in which nothing goes on any more. Their numbers mean nothing from now on."""
+        for line in self._leaving:
+            self._refuse_waiting(line)
         if self._outbox:  # some of it may still be about them
             return []
         for line in self._leaving:
@@ -361,14 +369,20 @@ class Dispatcher:
         line.stats.breaker_opens += 1
         self._outbox.append(TierHealth(line.index, usable=False, reason=reason))
 
-    def _cancel_waiting(self, index: int | None = None) -> None:
-        """Refuse what no thread has begun: of the tier of that number, or everything."""
-        why = "the stack is closing" if index is None else "the tier is being detached"
+    def _refuse_waiting(self, line: _Line) -> None:
+        for _ in range(min(len(line.waiting), REFUSED_PER_STEP_MAX)):
+            self._cancel(line.waiting.pop(), "the tier is being detached")
+
+    def _cancel_waiting(self) -> None:
+        """Refuse everything that no thread has begun."""
         for ticket in self._deadlines.unannounced():
-            if index in {None, ticket.op.tier} and ticket.claim():
-                self._end(self._lines[ticket.op.tier], ticket)
-                if not ticket.is_trial:
-                    self._refuse(ticket.op, why)
+            self._cancel(ticket, "the stack is closing")
+
+    def _cancel(self, ticket: Ticket, why: str) -> None:
+        if ticket.claim():
+            self._end(self._lines[ticket.op.tier], ticket)
+            if not ticket.is_trial:
+                self._refuse(ticket.op, why)
 
     def _announce_running(self) -> None:
         """Tell of calls that did not end in time, as if their deadlines were now."""

@@ -221,7 +221,13 @@ class World:
             left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.seats]
             raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {process.probe.leftovers()}")
         process.checks.at_rest()
-        demand(process.close(CLOSE_AT_REST_S), PROGRESS, "a stack at rest could not write all before it was closed")
+        counters, lost = process.stack.counters, process.stack.counters.lost_below
+        # It may say no for chunks that failed or were dropped meanwhile: a call can be late also on a calm day. But
+        # then nothing waits any more.
+        whole = process.close(CLOSE_AT_REST_S) or (
+            counters.lost_below > lost and not process.probe.manager.has_pending_writes
+        )
+        demand(whole, PROGRESS, "a stack at rest could not write all before it was closed")
         self._count()
 
     def _is_quiet(self) -> bool:
