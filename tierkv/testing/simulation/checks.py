@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.errors import InvariantError
 from tierkv.testing.simulation.engine import SimEngine
 from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.testing.simulation.features import has_quotas, quota_of
 from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.memory import WRONG_BYTES
 from tierkv.testing.simulation.places import Place
 from tierkv.testing.simulation.probe import Probe
 from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.trace import Trace
-from tierkv.testing.simulation.watch import EVENTS, HOST, JOBS, PROGRESS, Watch
-from tierkv.types.keys import Key
+from tierkv.testing.simulation.watch import EVENTS, HOST, JOBS, PROGRESS, RESET, Watch
+from tierkv.types.keys import Key, Tenant, tenant_of
 
 INSIDE = "the stack's own invariants"
 CAPACITY = "a tier keeps within its capacity"
 BOUNDED = "queues are bounded"
 DURABLE = "what was acknowledged stays"
 LEFTOVERS = "nothing is left over"
+QUOTAS = "a tenant keeps within its quota"
+POLICIES = "no policy of our own fails"
 
 JOB_S_MAX = 60.0
 """No transfer is under way for longer: copies do not hang here."""
@@ -39,7 +44,7 @@ class Checks:
         probe: Probe,
         watch: Watch,
         engine: SimEngine,
-        places: Sequence[Place],
+        places: Mapping[str, Place],
     ) -> None:
         self._setup = setup
         self._probe = probe
@@ -47,12 +52,43 @@ class Checks:
         self._engine = engine
         self._places = places
         self._indexed = {tier.name for tier in setup.tiers if tier.capabilities.authoritative_index}
+        self._owed: dict[str, set[Key]] = {}
+        tables: dict[str, Mapping[str, Any]] = {HOST: setup.host, **{tier.name: tier.options for tier in setup.tiers}}
+        self._quotas = {name: table for name, table in tables.items() if has_quotas(table)}
+        self._seen: dict[str, dict[Key, tuple[int, bool]]] = {}
 
     def opened(self) -> None:
         """A new process has learned what lies in its tiers."""
-        for i, tier in enumerate(self._setup.tiers):
-            if tier.name in self._indexed:
-                self._watch.residents[tier.name] = self._probe.resident(i)
+        for name in self._indexed:
+            self._watch.residents[name] = self._probe.resident(name)
+
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    @property
+    def _in_service(self) -> list[str]:
+        """Tiers that are, and whose contents we know."""
+        return [name for name in self._probe.tiers() if name in self._indexed]
+
+    def departs(self, name: str) -> None:
+        """A tier is about to be detached: what it has must be there when it comes back."""
+        if name in self._indexed:
+            self._hear()
+            self._owed[name] = self._owed_by(name)
+
+    def was_emptied(self, name: str) -> None:
+        """Nothing of this tier is owed to anybody."""
+        self._owed.pop(name, None)
+
+    def arrived(self, name: str) -> None:
+        """A tier was attached, and has learned what lies in its place."""
+        self._seen.pop(name, None)
+        if name in self._indexed:
+            self._hear()
+            self._watch.residents[name] = self._probe.resident(name)
+            self.demand_found({name: self._owed.pop(name, set()) - self._probe.leaving(name)})
+
+    def _owed_by(self, name: str) -> set[Key]:
+        return self._watch.residents[name] - self._places[name].suspects - self._probe.leaving(name)
 
     # -- after every step --------------------------------------------------------------------------------------------
 
@@ -66,6 +102,7 @@ class Checks:
             self._hear()
             self._check_residents()
         self._check_bounds()
+        self._check_quotas()
         self._check_jobs(trace)
 
     def _hear(self) -> None:
@@ -79,22 +116,23 @@ class Checks:
         listed = {key for key, _ in self._probe.ready_slots()}
         readable = self._probe.readable(listed | told[HOST])
         demand(told[HOST] == readable, EVENTS, f"host: {_difference(told[HOST], readable)}")
-        for i, tier in enumerate(self._setup.tiers):
-            if tier.name in self._indexed:
-                resident = self._probe.resident(i)
-                demand(told[tier.name] == resident, EVENTS, f"{tier.name}: {_difference(told[tier.name], resident)}")
-                self._check_kept(i, resident - self._probe.leaving(i))
+        for name in self._in_service:
+            resident = self._probe.resident(name)
+            demand(told[name] == resident, EVENTS, f"{name}: {_difference(told[name], resident)}")
+            self._check_kept(name, resident - self._probe.leaving(name))
+        for name in told.keys() - self._probe.tiers().keys() - {HOST}:
+            demand(not told[name], EVENTS, f"{name}: {_difference(told[name], set())}, but it was detached")
 
     def _check_bounds(self) -> None:
-        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
+        for place in self._places.values():
             if place.verdict is not None:
                 raise place.verdict
             demand(not place.over_capacity, CAPACITY, place.over_capacity)
-            waiting = self._probe.waiting_writes(i)
-            demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {tier.name}")
-        limit = sum(
-            tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in self._setup.tiers
-        )
+        for name in self._probe.tiers():
+            waiting = self._probe.waiting_writes(name)
+            demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {name}")
+        served = [self._setup.tier(name) for name in self._probe.served()]
+        limit = sum(tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in served)
         pending = self._probe.pending_io()
         demand(pending <= limit + self._probe.undrained(), BOUNDED, f"{pending} operations are in flight, not {limit}")
 
@@ -109,30 +147,65 @@ class Checks:
             age = trace.step - seat.born_step
             demand(age < STEPS_MAX, PROGRESS, f"{seat.request.request_id} has not finished after {age} steps")
 
+    # -- tenants -----------------------------------------------------------------------------------------------------
+
+    def _check_quotas(self) -> None:
+        """Who had too much has lost what nobody used; but for what has come since then."""
+        failed = {name: count for name, count in self._probe.manager.counters.policies_failed.items() if count}
+        demand(not failed, POLICIES, f"{failed}")
+        told = self._probe.tenant_usage()
+        for name in self._quotas.keys() & {HOST, *self._probe.tiers()}:
+            before, now = self._seen.get(name, {}), self._probe.evictable(name)
+            self._seen[name] = now
+            used = _by_tenant({key: size for key, (size, _) in now.items()})
+            excused = _by_tenant({key: size for key, (size, _) in now.items() if before.get(key, (0, True))[1]})
+            total = sum(told[name].values())
+            right = total == used.total() or (name == HOST and not self._probe.is_swept())
+            demand(right, QUOTAS, f"{name} tells of {total} bytes, there are {used.total()}")
+            if self._tells_apart:
+                for tenant, over in self._over(name, used - excused).items():
+                    raise Violation(QUOTAS, f"{tenant.hex() or 'nobody'} has {over} bytes too many in {name}")
+
+    @property
+    def _tells_apart(self) -> bool:
+        return not self._setup.features.tenants
+
+    def _over(self, name: str, used: Counter[Tenant]) -> dict[Tenant, int]:
+        """By how much tenants exceed what a tier's table says."""
+        quotas = {tenant: quota_of(self._quotas[name], tenant) for tenant in used}
+        return {tenant: used[tenant] - quota for tenant, quota in quotas.items() if quota and used[tenant] > quota}
+
+    def over_quota(self) -> dict[str, dict[str, int]]:
+        """Bytes beyond their quotas, by tier and tenant. Nobody has any for long."""
+        found: dict[str, dict[str, int]] = {}
+        for name in self._quotas.keys() & {HOST, *self._probe.tiers()} if self._tells_apart else ():
+            used = _by_tenant({key: size for key, (size, _) in self._probe.evictable(name).items()})
+            if over := self._over(name, used):
+                found[name] = {tenant.hex(): size for tenant, size in over.items()}
+        return found
+
     # -- a restart ---------------------------------------------------------------------------------------------------
 
-    def owed_after_restart(self, *, new_weights: bool) -> dict[int, set[Key]]:
+    def owed_after_restart(self, *, new_weights: bool) -> dict[str, set[Key]]:
         """Per durable tier with an index, what was acknowledged and must be found again.
 
         Args:
             new_weights: what was stored by other weights is owed to nobody.
         """
-        owed: dict[int, set[Key]] = {}
         self._hear()
-        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
-            if new_weights:
+        if new_weights:
+            for place in self._places.values():
                 place.suspects.update(place.frames)
-            elif tier.name in self._indexed:
-                owed[i] = self._watch.residents[tier.name] - place.suspects - self._probe.leaving(i)
-        return owed
+            return {}
+        return {**self._owed, **{name: self._owed_by(name) for name in self._in_service}}
 
-    def demand_found(self, owed: dict[int, set[Key]]) -> None:
-        """The new process knows of it, unless its tier could not tell."""
-        for i, keys in owed.items():
-            if self._places[i].index_lost:
-                continue
-            lost = [key.hex() for key in keys if not self._probe.is_known(i, key)]
-            demand(not lost, DURABLE, f"{self._setup.tiers[i].name} has forgotten {lost}")
+    def demand_found(self, owed: dict[str, set[Key]]) -> None:
+        """The new process, or the new tier, knows of it, unless its place could not tell."""
+        for name, keys in owed.items():
+            place = self._places[name]
+            if not place.index_lost:
+                lost = [key.hex() for key in keys - place.suspects if not self._probe.is_known(name, key)]
+                demand(not lost, DURABLE, f"{name} has forgotten {lost}")
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -145,14 +218,22 @@ class Checks:
         demand(free == blocks, LEFTOVERS, f"{blocks - free} GPU blocks are still held")
         for key, slot in self._probe.ready_slots():
             self._watch.check_slot(key, slot, "at rest")
-        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
+        for place in self._places.values():
             self._check_frames(place)
-            if tier.name in self._indexed and not place.index_lost:
-                self._check_kept(i, self._probe.resident(i))
-                unknown = place.frames.keys() - self._probe.resident(i) - place.suspects - place.orphans
-                demand(not unknown, CAPACITY, f"{tier.name} holds {len(unknown)} frames that nobody accounts for")
+            stale = place.stale & place.frames.keys() - place.suspects - place.orphans
+            demand(not stale, RESET, f"{len(stale)} chunks of before lie in {place.name} for ever")
+        for name in self._in_service:
+            place = self._places[name]
+            if not place.index_lost:
+                self._check_kept(name, self._probe.resident(name))
+                sure = place.frames.keys() - place.suspects - place.orphans
+                unknown = sure - self._probe.resident(name)
+                demand(not unknown, CAPACITY, f"{name} holds {len(unknown)} frames that nobody accounts for")
+                used = _by_tenant({key: len(place.frames[key]) for key in sure})
+                over = self._over(name, used) if name in self._quotas and self._tells_apart else {}
+                demand(not over, QUOTAS, f"{name} holds too much: {over}")
 
-    def _check_kept(self, tier: int, said: set[Key]) -> None:
+    def _check_kept(self, tier: str, said: set[Key]) -> None:
         """What a tier is said to hold lies there, if no fault has touched it."""
         place = self._places[tier]
         lost = said - place.frames.keys() - place.suspects
@@ -172,6 +253,13 @@ class Checks:
                     WRONG_BYTES,
                     f"{place.name} holds foreign bytes as chunk {key.hex()}",
                 )
+
+
+def _by_tenant(sizes: Mapping[Key, int]) -> Counter[Tenant]:
+    used: Counter[Tenant] = Counter()
+    for key, size in sizes.items():
+        used[tenant_of(key)] += size
+    return used
 
 
 def _difference(told: set[Key], found: set[Key]) -> str:
