@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.errors import InvariantError
 from tierkv.testing.simulation.engine import SimEngine
 from tierkv.testing.simulation.failure import Violation, demand
-from tierkv.testing.simulation.features import has_quotas, quota_of
 from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.memory import WRONG_BYTES
 from tierkv.testing.simulation.places import Place
 from tierkv.testing.simulation.probe import Probe
+from tierkv.testing.simulation.quotas import QuotaChecks
 from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.trace import Trace
 from tierkv.testing.simulation.watch import EVENTS, HOST, JOBS, PROGRESS, RESET, Watch
-from tierkv.types.keys import Key, Tenant, tenant_of
+from tierkv.types.keys import Key
 
 INSIDE = "the stack's own invariants"
 CAPACITY = "a tier keeps within its capacity"
 BOUNDED = "queues are bounded"
 DURABLE = "what was acknowledged stays"
 LEFTOVERS = "nothing is left over"
-QUOTAS = "a tenant keeps within its quota"
 POLICIES = "no policy of our own fails"
 
 JOB_S_MAX = 60.0
@@ -53,9 +50,7 @@ class Checks:
         self._places = places
         self._indexed = {tier.name for tier in setup.tiers if tier.capabilities.authoritative_index}
         self._owed: dict[str, set[Key]] = {}
-        tables: dict[str, Mapping[str, Any]] = {HOST: setup.host, **{tier.name: tier.options for tier in setup.tiers}}
-        self._quotas = {name: table for name, table in tables.items() if has_quotas(table)}
-        self._seen: dict[str, dict[Key, tuple[int, bool]]] = {}
+        self.quotas = QuotaChecks(setup, probe)
 
     def opened(self) -> None:
         """A new process has learned what lies in its tiers."""
@@ -81,7 +76,7 @@ class Checks:
 
     def arrived(self, name: str) -> None:
         """A tier was attached, and has learned what lies in its place."""
-        self._seen.pop(name, None)
+        self.quotas.forget(name)
         if name in self._indexed:
             self._hear()
             self._watch.residents[name] = self._probe.resident(name)
@@ -102,7 +97,8 @@ class Checks:
             self._hear()
             self._check_residents()
         self._check_bounds()
-        self._check_quotas()
+        self._check_policies()
+        self.quotas.after_step()
         self._check_jobs(trace)
 
     def _hear(self) -> None:
@@ -136,6 +132,10 @@ class Checks:
         pending = self._probe.pending_io()
         demand(pending <= limit + self._probe.undrained(), BOUNDED, f"{pending} operations are in flight, not {limit}")
 
+    def _check_policies(self) -> None:
+        failed = {name: count for name, count in self._probe.manager.counters.policies_failed.items() if count}
+        demand(not failed, POLICIES, f"policies of {', '.join(failed)} raised, or chose what is held")
+
     def _check_jobs(self, trace: Trace) -> None:
         live = self._watch.jobs
         # The stack may know of more: of stores that it will hand out with the next step.
@@ -146,43 +146,6 @@ class Checks:
         for seat in self._engine.seats:
             age = trace.step - seat.born_step
             demand(age < STEPS_MAX, PROGRESS, f"{seat.request.request_id} has not finished after {age} steps")
-
-    # -- tenants -----------------------------------------------------------------------------------------------------
-
-    def _check_quotas(self) -> None:
-        """Who had too much has lost what nobody used; but for what has come since then."""
-        failed = {name: count for name, count in self._probe.manager.counters.policies_failed.items() if count}
-        demand(not failed, POLICIES, f"{failed}")
-        told = self._probe.tenant_usage()
-        for name in self._quotas.keys() & {HOST, *self._probe.tiers()}:
-            before, now = self._seen.get(name, {}), self._probe.evictable(name)
-            self._seen[name] = now
-            used = _by_tenant({key: size for key, (size, _) in now.items()})
-            excused = _by_tenant({key: size for key, (size, _) in now.items() if before.get(key, (0, True))[1]})
-            total = sum(told[name].values())
-            right = total == used.total() or (name == HOST and not self._probe.is_swept())
-            demand(right, QUOTAS, f"{name} tells of {total} bytes, there are {used.total()}")
-            if self._tells_apart:
-                for tenant, over in self._over(name, used - excused).items():
-                    raise Violation(QUOTAS, f"{tenant.hex() or 'nobody'} has {over} bytes too many in {name}")
-
-    @property
-    def _tells_apart(self) -> bool:
-        return not self._setup.features.tenants
-
-    def _over(self, name: str, used: Counter[Tenant]) -> dict[Tenant, int]:
-        """By how much tenants exceed what a tier's table says."""
-        quotas = {tenant: quota_of(self._quotas[name], tenant) for tenant in used}
-        return {tenant: used[tenant] - quota for tenant, quota in quotas.items() if quota and used[tenant] > quota}
-
-    def over_quota(self) -> dict[str, dict[str, int]]:
-        """Bytes beyond their quotas, by tier and tenant. Nobody has any for long."""
-        found: dict[str, dict[str, int]] = {}
-        for name in self._quotas.keys() & {HOST, *self._probe.tiers()} if self._tells_apart else ():
-            used = _by_tenant({key: size for key, (size, _) in self._probe.evictable(name).items()})
-            if over := self._over(name, used):
-                found[name] = {tenant.hex(): size for tenant, size in over.items()}
-        return found
 
     # -- a restart ---------------------------------------------------------------------------------------------------
 
@@ -229,9 +192,7 @@ class Checks:
                 sure = place.frames.keys() - place.suspects - place.orphans
                 unknown = sure - self._probe.resident(name)
                 demand(not unknown, CAPACITY, f"{name} holds {len(unknown)} frames that nobody accounts for")
-                used = _by_tenant({key: len(place.frames[key]) for key in sure})
-                over = self._over(name, used) if name in self._quotas and self._tells_apart else {}
-                demand(not over, QUOTAS, f"{name} holds too much: {over}")
+                self.quotas.check_frames(name, {key: len(place.frames[key]) for key in sure})
 
     def _check_kept(self, tier: str, said: set[Key]) -> None:
         """What a tier is said to hold lies there, if no fault has touched it."""
@@ -253,13 +214,6 @@ class Checks:
                     WRONG_BYTES,
                     f"{place.name} holds foreign bytes as chunk {key.hex()}",
                 )
-
-
-def _by_tenant(sizes: Mapping[Key, int]) -> Counter[Tenant]:
-    used: Counter[Tenant] = Counter()
-    for key, size in sizes.items():
-        used[tenant_of(key)] += size
-    return used
 
 
 def _difference(told: set[Key], found: set[Key]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.lower_tier import LowerTier
@@ -23,6 +23,14 @@ from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.worker import Worker
+
+
+class Kept(NamedTuple):
+    """A chunk in a tier. used: somebody needs it to stay. lease: of its slot, which may have had the chunk before."""
+
+    size: int
+    used: bool
+    lease: int = 0
 
 
 class Probe:
@@ -128,15 +136,16 @@ class Probe:
         """Chunks that wait to be written to a tier."""
         return len(self.tiers()[tier].cascades)
 
-    def evictable(self, tier: str) -> dict[Key, tuple[int, bool]]:
-        """The chunks that a tier's policy knows, with their bytes, and whether somebody uses them."""
+    def evictable(self, tier: str) -> dict[Key, Kept]:
+        """The chunks that a tier's policy knows."""
         if tier == HOST:
             host, size = self.manager._host, self.arena.slot_bytes
             ready = [chunk for chunk in host.visible() if chunk.state.value == "ready"]
-            return {chunk.key: (size, bool(chunk.holders)) for chunk in ready if chunk.slot not in host.leaving}
+            idle = [chunk for chunk in ready if chunk.slot not in host.leaving]
+            return {chunk.key: Kept(size, bool(chunk.holders), host.generation(chunk.slot)) for chunk in idle}
         table = self.tiers()[tier]
         rows = [(key, row) for key, row in table._rows.items() if table._is_listed(row)]
-        return {key: (table.frame_bytes_of(row), bool(table._uses[row])) for key, row in rows}
+        return {key: Kept(table.frame_bytes_of(row), bool(table._uses[row])) for key, row in rows}
 
     def tenant_usage(self) -> dict[str, dict[str, int]]:
         """See :meth:`Stack.tenant_usage`."""

@@ -237,7 +237,7 @@ class World:
             self._look(take_events=True)
         else:
             left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.seats]
-            kept = {**process.probe.leftovers(), **process.checks.over_quota()}
+            kept = {**process.probe.leftovers(), **process.checks.quotas.over()}
             raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {kept}")
         process.checks.at_rest()
         demand(process.close(CLOSE_AT_REST_S), PROGRESS, "a stack at rest could not write all before it was closed")
@@ -251,7 +251,7 @@ class World:
             and not process.engine.held
             and not process.stack.has_pending_work()
             and not process.probe.leftovers()
-            and not process.checks.over_quota()
+            and not process.checks.quotas.over()
             and self._mover.is_idle
             and all(tier.usable for tier in process.probe.tiers().values())
         )
