@@ -125,7 +125,8 @@ def test_a_scan_that_hangs_is_a_call_that_runs(bench: Bench, gate: Event) -> Non
         assert dispatch.dispatcher.take_left() == []
         bench.clock.advance(6.0)
         assert dispatch.dispatcher.take_left() == []
-        wait_for(lambda: bench.backend.calls == ["scan", "close"], "the close")
+        line = dispatch.dispatcher._lines[0]
+        wait_for(lambda: bench.backend.calls == ["scan", "close"] and not line.lane.closing(), "the close")
         assert dispatch.dispatcher.take_left() == []
         gate.set()
         assert left(dispatch) == [0]
