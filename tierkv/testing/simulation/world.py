@@ -125,10 +125,12 @@ class World:
             process.stack.reset_cache("all" if everything else "host")
         except EngineProtocolError as error:
             demand(not ours and process.probe.ready_slots() == before, RESET, f"refused: {error}")
+            self._reached("resets_refused", 1)
             return
         demand(ours, RESET, "chunks that are not ours were deleted")
         for tier in tiers:
             process.checks.was_emptied(tier.name)
+            self._reached("tiers_emptied", 1)
         process.watch.was_reset([tier.name for tier in tiers])
 
     def _look(self, *, take_events: bool) -> None:
@@ -277,7 +279,10 @@ class World:
                 reached[name] = value if isinstance(value, int) else sum(value.values())
         self.workload.done = 0
         for name, count in reached.items():
-            self.totals[name] = self.totals.get(name, 0) + count
+            self._reached(name, count)
+
+    def _reached(self, name: str, count: int) -> None:
+        self.totals[name] = self.totals.get(name, 0) + count
 
 
 def _weather(setup: Setup, tier: TierSetup) -> Weather:
