@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
+AZURITE = "azurite@3"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -74,6 +75,31 @@ def conformance(session: nox.Session, plugin: Path) -> None:
     """One plugin alone with the core: its tests and the conformance kit (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
     pytest(session, str(plugin / "tests"))
+
+
+def object_server(session: nox.Session, program: str, folder: Path) -> None:
+    """Run the tests of servers of objects while ``program`` runs one."""
+    plugin = ROOT / "plugins/tierkv-fsspec"
+    session.install(*CONSTRAINTS, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
+    tests = plugin / "tests"
+    command = ["python", "-I", "-m", "pytest", str(tests / "test_servers.py"), *session.posargs]
+    session.run("python", str(tests / "servers" / program), str(folder), *command)
+
+
+@nox.session(name="object-radosgw")
+def object_radosgw(session: nox.Session) -> None:
+    """Tierkv-fsspec on Ceph's S3: Debian's radosgw, fetched, not installed, and run for this (-- PYTEST ARGUMENTS)."""
+    object_server(session, "radosgw.py", Path(session.cache_dir) / "ceph")
+
+
+@nox.session(name="object-azurite")
+def object_azurite(session: nox.Session) -> None:
+    """Tierkv-fsspec on Azure's emulator, fetched by npm, telemetry off; also through adlfs (-- PYTEST ARGUMENTS)."""
+    folder = Path(session.cache_dir) / "azurite"
+    npm = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--omit=optional", AZURITE]
+    session.run(*npm, external=True, silent=True)
+    session.install(*CONSTRAINTS, "adlfs", "azure-storage-blob")
+    object_server(session, "azurite.py", folder)
 
 
 @nox.session

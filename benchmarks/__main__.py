@@ -27,6 +27,7 @@ BENCHMARKS = {
     "codecs": "how small codecs make bfloat16 values, and how fast",
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
+    "object_store": "the object tier on S3 beside a plain HTTP client",
     "replay": "hits and writes of every policy, over a trace (--trace) and made workloads",
     "recovery": "opening a disk tier that holds a million chunks",
 }

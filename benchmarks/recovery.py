@@ -26,10 +26,11 @@ from tierkv.tiers.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
 from tierkv_disk.index_log import LOG_NAME, RECORD_BYTES, IndexLog, LogIdentity, Record, RecordKind
-from tierkv_disk.segments import SEGMENTS_MAX, segment_path
-from tierkv_disk.slots import slot_at
+from tierkv_disk.places import PAGE_BYTES, place_at
+from tierkv_disk.segments import SEGMENTS_AIM, segment_path
 
 FRAME_BYTES = frame_bytes(2 << 20)
+FRAME_PAGES = FRAME_BYTES // PAGE_BYTES
 _PLAIN_RECORD = struct.Struct("<8xBBxxQI104s")
 
 
@@ -56,7 +57,7 @@ class Home:
             scanned_s = time.perf_counter()
             limits = LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1)
             lower = LowerTier(0, "disk", CAPABILITIES, limits, open_policy("lru", self.chunks))
-            lower.load_index((entry.key, entry.frame_bytes) for entry in result.entries)
+            lower.load_index(result.entries)
             if len(lower) != self.chunks:
                 raise RuntimeError(f"{len(lower)} chunks came back of {self.chunks} ({result.error})")
             parts["plugin"].append(opened_s - began_s)
@@ -91,16 +92,16 @@ def make_home(folder: Path, chunks: int) -> Home:
     options = DiskOptions(path=str(folder), min_free_bytes=0)
     open_backend(context, options).close()
     (directory,) = (path.parent for path in folder.glob(f"*/{LOG_NAME}"))
-    per_segment = -(-chunks // (SEGMENTS_MAX // 2))
+    per_segment = -(-chunks // (SEGMENTS_AIM // 2))
     for segment in range(-(-chunks // per_segment)):
         with segment_path(directory, segment).open("wb") as file:
             os.truncate(file.fileno(), per_segment * FRAME_BYTES)
     keys = keys_of(random_hashes(chunks, seed=1))
     records = (
-        Record(RecordKind.PUT, key, slot_at(*divmod(number, per_segment)), FRAME_BYTES)
+        Record(RecordKind.PUT, key, 0, place_at(number // per_segment, number % per_segment * FRAME_PAGES), FRAME_BYTES)
         for number, key in enumerate(keys)
     )
-    identity = LogIdentity(NAMESPACE.fingerprint(), FRAME_BYTES)
+    identity = LogIdentity(NAMESPACE.fingerprint())
     IndexLog.create(directory, identity, records, sync=False).close()
     return Home(context, options, directory / LOG_NAME, chunks)
 

@@ -72,6 +72,7 @@ class OpenTier:
 
     dispatcher: Dispatcher
     batch: int
+    read_batch: int
     threads: int
 
     def put(self, frames: Frames) -> None:
@@ -82,13 +83,18 @@ class OpenTier:
         """Read all frames into their slots; each is verified on the way."""
         self._run(Verb.READ, frames.keys, frames.slots)
 
+    def probe(self, frames: Frames) -> None:
+        """Ask for all frames, as a lookup does."""
+        self._run(Verb.PROBE, frames.keys, ())
+
     def delete(self, frames: Frames) -> None:
         """Forget all frames."""
         self._run(Verb.DELETE, frames.keys, ())
 
     def _run(self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef]) -> None:
-        for start in range(0, len(keys), self.batch):
-            part = slice(start, start + self.batch)
+        batch = self.read_batch if verb is Verb.READ else self.batch
+        for start in range(0, len(keys), batch):
+            part = slice(start, start + batch)
             deadline_s = time.monotonic() + 300.0
             self.dispatcher.submit(TierOp(start, 0, verb, tuple(keys[part]), tuple(slots[part]), deadline_s))
         ended = 0
@@ -104,7 +110,8 @@ class OpenTier:
 
 
 def _require_ok(verb: Verb, outcomes: Sequence[Outcome]) -> None:
-    bad = [outcome for outcome in outcomes if outcome.kind is not OutcomeKind.OK]
+    good = (OutcomeKind.OK, OutcomeKind.ABSENT) if verb is Verb.PROBE else (OutcomeKind.OK,)
+    bad = [outcome for outcome in outcomes if outcome.kind not in good]
     if bad:
         raise RuntimeError(f"{verb.value}: {bad[0]}")
 
@@ -129,6 +136,6 @@ def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
     dispatcher = Dispatcher([tier], [limits], time.monotonic)
     try:
         threads = limits.concurrency(capabilities.preferred_concurrency)
-        yield OpenTier(dispatcher, capabilities.preferred_batch, threads)
+        yield OpenTier(dispatcher, capabilities.preferred_batch, capabilities.keys_per_read, threads)
     finally:
         dispatcher.close(60.0)

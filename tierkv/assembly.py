@@ -326,4 +326,4 @@ class _Assembly:
         for result in dispatcher.scan_all(SCAN_TIMEOUT_S):
             if result.error:
                 _log.warning("tier %s is out of service: %s", lower[result.tier].name, result.error)
-            lower[result.tier].load_index((entry.key, entry.frame_bytes) for entry in result.entries)
+            lower[result.tier].load_index(result.entries)

@@ -321,9 +321,9 @@ class Stack:
         meanwhile are told by the next :meth:`update_connector_output`.
 
         Returns:
-            Whether all of it got there in time.
+            Whether all of it got there in time, and no chunk was dropped or failed on its way meanwhile.
         """
-        deadline = self._clock() + timeout_s
+        deadline, lost = self._clock() + timeout_s, self.counters.lost_below
         for worker in self.workers:
             worker.drain()
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
@@ -333,7 +333,7 @@ class Stack:
             self._take_in()
             self._hand_out()
             if not self._manager.has_pending_writes:
-                return True
+                return self.counters.lost_below == lost
             if self._clock() >= deadline:
                 return False
             self._sleep(_POLL_S)

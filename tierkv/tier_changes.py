@@ -28,6 +28,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.plugins import PluginRegistry
 from tierkv.tier_opening import TierOpener, close_backend, dispatch_limits, share_host_slots
 from tierkv.tiers.tier import Tier
+from tierkv.types.keys import Key
 
 SCAN_TIMEOUT_S = 60.0
 """How long opening a tier waits for it to tell what it holds; where a stack opens, a later one stays out."""
@@ -174,12 +175,12 @@ class TierChanges:
     def _codecs_for(self, tier: ResolvedTier) -> Mapping[str, Codec]:
         return self._codecs if tier.codec.name in self._codecs else self._opener.open_codecs([tier])
 
-    def _scan(self, tier: Tier, timeout_s: float) -> list[tuple[Any, int]]:
+    def _scan(self, tier: Tier, timeout_s: float) -> list[tuple[Key, int]]:
         runtime = self._runtime
         for result in scan_all([tier], timeout_s, runtime.clock, runtime.pause, runtime.spawn):
             if result.error:
                 raise BackendError(f"cannot tell what it holds: {result.error}", tier=tier.name)
-            return [(entry.key, entry.frame_bytes) for entry in result.entries]
+            return list(result.entries)
         return []
 
     # -- the engine's thread -----------------------------------------------------------------------------------------

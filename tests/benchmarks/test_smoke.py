@@ -14,10 +14,12 @@ import pytest
 
 pytest.importorskip("tierkv_disk")
 pytest.importorskip("tierkv_lmdb")
+pytest.importorskip("tierkv_fsspec")
+pytest.importorskip("obstore")
 
 NAMES = {
     *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),
-    *("recovery", "codecs", "replay"),
+    *("recovery", "codecs", "object_store", "replay"),
 }
 WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}
 """Rows whose target is a number and needs nothing beside it."""
@@ -74,7 +76,7 @@ def test_targets_are_judged_by_their_own_figure(rows: list[dict[str, Any]]) -> N
 
 def test_moved_bytes_are_verified(rows: list[dict[str, Any]]) -> None:
     """The fastest copy is one that does not copy."""
-    for name in ("disk", "lmdb_tier", "traffic"):
+    for name in ("disk", "lmdb_tier", "object_store", "traffic"):
         assert any(row["extra"].get("verified, MiB", 0) > 0 for row in rows if row["benchmark"] == name), name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_parts import FRAME_BYTES, OBJECTS, Core, TierSpec, disk, make_core, objects, with_limits
+from core_parts import DISK, FRAME_BYTES, OBJECTS, Core, TierSpec, disk, make_core, objects, with_limits
 
 from tierkv.abc import Capabilities
 from tierkv.manager.chunk_sizes import ChunkSizes, frame_bytes_bound
@@ -62,6 +62,20 @@ def test_write_through_to_every_tier() -> None:
         LookupResult.HIT, LookupResult.HIT, LookupResult.MISS,
     ]  # fmt: skip
     assert not core.manager.has_pending_writes
+
+
+def test_reads_in_smaller_batches_than_writes() -> None:
+    """A tier that prefers so gets its promotions in more operations, which its threads share; but not one by one."""
+    eager = replace(DISK, preferred_batch=8, preferred_read_batch=1)
+    core = make_core(tiers=[TierSpec("disk", eager)])
+    keys = run(0, 6)
+    core.put(keys)
+    (write,) = ops(core, Verb.WRITE)
+    assert len(write.keys) == 6
+    core.finish(write)
+    core.manager.reset_cache()
+    core.manager.reserve(tuple(keys), WHO)
+    assert [len(op.keys) for op in ops(core, Verb.READ)] == [4, 2]
 
 
 def test_what_is_there_is_not_written_again() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_parts import Core, disk, make_core, objects
+from core_parts import FRAME_BYTES, Core, disk, make_core, objects
 from edge_moves import late, load, put, run, writes, written
 
 from tierkv.manager.contract import RequestContext
@@ -157,6 +157,7 @@ def test_a_tier_out_of_service() -> None:
     core = full_core()
     core.manager.on_completion(TierHealth(0, usable=False))
     assert not core.manager.take_ops()
+    assert len(core.ready()) == SLOTS
     put(core, run(20, 3))
     assert core.counters.demotions_dropped == {"disk": 3}
     core.manager.on_completion(TierHealth(0, usable=True))
@@ -179,12 +180,47 @@ def test_a_write_that_fails_is_given_up(kind: OutcomeKind) -> None:
 def test_a_full_tier_makes_room_first() -> None:
     """Room is made below before anything leaves above, and the capacity holds; the chunks stay readable meanwhile."""
     core = full_core(frames=4)
-    core.lower[0].load_index([(key, 8192) for key in run(100, 4)])
+    core.lower[0].load_index([(key, FRAME_BYTES) for key in run(100, 4)])
     deletion = only(core, Verb.DELETE)
     assert len(core.ready()) == SLOTS
     core.finish(deletion)
     assert list(only(core, Verb.WRITE).keys) == run(0, 1), "a quarter of the tier at once"
     core.manager.validate()
+
+
+def test_room_below_is_made_ahead_of_need_too() -> None:
+    """A full host tier over a full disk: in a stream of stores no chunk is lost for want of room on the disk."""
+    core = full_core(frames=SLOTS)
+    core.lower[0].load_index([(key, FRAME_BYTES) for key in run(100, SLOTS)])
+    core.finish_all()
+    for i in range(200, 260):
+        put(core, run(i, 1))
+        for op in core.manager.take_ops():
+            core.finish(op)
+        core.manager.validate()
+    assert core.counters.demotions_dropped == {}
+    assert core.counters.demotions["disk"] == 62
+
+
+def test_no_more_leave_than_the_tier_takes_now() -> None:
+    """What cannot be written yet is not evicted yet either."""
+    core = full_core(queue=1)
+    assert list(only(core, Verb.WRITE).keys) == run(0, 1)
+    assert not core.manager.take_ops()
+    assert len(core.ready()) == SLOTS
+    assert core.counters.demotions_dropped == {}
+
+
+def test_a_tier_that_lacks_room_does_not_keep_chunks_from_another() -> None:
+    """Of two that are written back to, one is just making room: its capacity holds, and what it misses is counted."""
+    core = make_core(slots=SLOTS, tiers=[disk(name="large", write="back"), disk(name="small", write="back", frames=2)])
+    core.keep_below(run(100, 2), tier=1)
+    put(core, run(0, SLOTS))
+    ops = {op.verb: op for op in core.manager.take_ops()}
+    core.manager.validate()
+    assert (ops[Verb.DELETE].tier, ops[Verb.WRITE].tier) == (1, 0)
+    assert len(ops[Verb.WRITE].keys) == KEPT_FREE
+    assert core.counters.demotions_dropped == {"small": KEPT_FREE}
 
 
 def test_a_frame_that_can_never_fit() -> None:
@@ -271,6 +307,33 @@ def test_what_has_ended_is_not_written() -> None:
     core.manager._traffic.now = 10.0  # before the sweep of that step
     assert not core.manager.take_ops()
     assert core.host.free == KEPT_FREE
+    assert core.counters.demotions_dropped == {}
+
+
+def test_a_tier_that_is_being_emptied_gets_nothing_yet() -> None:
+    """After a reset of all tiers one of them is still deleting: a write could be among what it deletes. Another tier
+    gets the victims; what the first one misses is counted."""
+    core = make_core(slots=SLOTS, tiers=[disk(name="well", write="back"), disk(name="emptied", write="back")])
+    core.keep_below(run(100, 3), tier=1)
+    core.manager.reset_cache("all")
+    core.begin()
+    put(core, run(0, SLOTS))
+    ops = core.manager.take_ops()
+    assert {(op.verb, op.tier) for op in ops} == {(Verb.WRITE, 0), (Verb.DELETE, 1)}
+    assert core.counters.demotions_dropped == {"emptied": KEPT_FREE}
+
+
+def test_a_tier_is_detached_while_chunks_leave_for_it() -> None:
+    """What is under way ends; the slots are free then, and nothing more is chosen for a tier that has gone."""
+    core = full_core()
+    write = only(core, Verb.WRITE)
+    core.manager._traffic.detach(core.lower[0])
+    assert not core.manager.take_ops()
+    core.finish(write)
+    core.manager.validate()
+    assert core.host.free == KEPT_FREE
+    put(core, run(20, 6))
+    assert not core.manager.take_ops()
     assert core.counters.demotions_dropped == {}
 
 

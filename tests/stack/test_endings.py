@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stack_bed import Faults
 
 import tierkv
 from tierkv.stack import Stack
+from tierkv.testing.faults import raise_error
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 
 SPEC = EngineSpec("m", "float32", (GroupSpec(16, (64,)),), 16)
@@ -132,3 +134,22 @@ def test_close_without_registered_pages_ends_all_the_same(tmp_path: Path) -> Non
     stack.build_connector_meta(StepOutput((ScheduledRequest("a", 0, 64, (IDS,), replaces_table=True),)))
     assert not stack.close()
     opened(config_of(tmp_path)).close()
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_a_flush_says_what_did_not_get_there(tmp_path: Path, write: str) -> None:
+    """Whoever restarts a server by that answer must not be told that all is on disk when the disk refused it."""
+    faults = Faults()
+    config = config_of(tmp_path)
+    config["tiers"][0] |= {"backend": "faulty", "name": "disk", "write": write, "retries": 0}
+    stack = tierkv.open_stack(config, SPEC, plugins=faults.registry())
+    stack.worker.register_kv_caches([[np.ones((20, 64), np.uint8)]])
+    rule = faults.last.add("write", raise_error(lambda: OSError("read-only file system")))
+    request = Prompt("r")
+    ask(stack, request)
+    stack.update_state_after_alloc(request, [[Block(i) for i in IDS]], 0)
+    step(stack, ScheduledRequest("r", 0, 64, (IDS,), replaces_table=True))
+    assert stack.flush() is False
+    faults.last.rules.remove(rule)
+    assert stack.flush() is True
+    assert stack.close()

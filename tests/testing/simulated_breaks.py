@@ -360,7 +360,7 @@ def a_tier_takes_one_frame_too_many(patch: Patch) -> None:
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
-@breaks("calm", 20)
+@breaks("cramped", 20)
 def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
     def has_room(self: LowerTier, size: int) -> bool:
         capacity = self.limits.capacity_bytes
@@ -391,6 +391,25 @@ def a_failed_write_counts_as_stored(patch: Patch) -> None:
         ended(self, tier, pending, [Outcome(OutcomeKind.OK, 8192) for _ in outcomes])
 
     patch.setattr(TierTraffic, "_write_ended", hopeful)
+
+
+@breaks("demotions", 20)
+def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
+    end_leaving = HostIndex.end_leaving
+
+    def hasty(self: HostIndex, slots: Sequence[int]) -> Any:
+        early = [slot for slot in slots if slot in self._leaving]
+        for slot in early:
+            self._holders[slot] = 1
+        return end_leaving(self, early or [slot for slot in slots if self._holders[slot]])
+
+    patch.setattr(HostIndex, "end_leaving", hasty)
+    patch.setattr(HostIndex, "validate", lambda self: None)
+
+
+@breaks("demotions", 20)
+def a_chunk_leaves_although_somebody_came_for_it(patch: Patch) -> None:
+    patch.setattr(HostIndex, "stay", lambda self, slots: None)
 
 
 @breaks("mixed", 20)

@@ -15,6 +15,7 @@ from tierkv.errors import BackendError, BackendUnavailableError, CorruptFrameErr
 from tierkv.testing import faults
 from tierkv.testing.frames import make_key
 from tierkv.tiers.answers import ERROR_CHARS_MAX
+from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 
 KEYS = [make_key(number) for number in range(3)]
@@ -169,3 +170,28 @@ def test_unavailable_is_a_failure_with_its_name(bench: Bench, compressible: Make
     assert all_verbs(bench, compressible)["contains"][0] == Outcome(
         OutcomeKind.FAILED, error="BackendUnavailableError: no route to bucket"
     )
+
+
+@pytest.mark.parametrize("helpful", [True, False])
+def test_a_backend_hears_of_its_bad_frames(
+    bench: Bench, compressible: Make, monkeypatch: pytest.MonkeyPatch, *, helpful: bool
+) -> None:
+    """Only of those that did not check out; and what it does with the news changes nothing about the miss."""
+    heard: list[tuple[Key, str]] = []
+
+    def distrust(key: Key, reason: str) -> None:
+        heard.append((key, reason))
+        if not helpful:
+            raise SystemError("broken")
+
+    monkeypatch.setattr(bench.backend, "distrust", distrust, raising=False)
+    tier = bench.tier()
+    tier.write(KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
+    content = bytearray(bench.file(KEYS[1]).read_bytes())
+    content[HEADER_BYTES + 5] ^= 1
+    bench.file(KEYS[1]).write_bytes(content)
+    bench.file(KEYS[2]).unlink()
+    outcomes = tier.read(KEYS, bench.stale([5, 6, 7]))
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.ABSENT]
+    assert [key for key, _ in heard] == [KEYS[1]]
+    assert "checksum" in heard[0][1]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KEYS_PER_READ_MIN = 4
+"""Operations of fewer keys would cost the engine's thread more than they gain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -35,3 +38,10 @@ class Capabilities:
     preferred_batch: int = 8
     preferred_read_batch: int | None = None
     preferred_concurrency: int = 2
+
+    @property
+    def keys_per_read(self) -> int:
+        """Keys of one operation that reads. Few where the backend prefers few: its threads then share a load evenly."""
+        if self.preferred_read_batch is None:
+            return self.preferred_batch
+        return min(self.preferred_batch, max(self.preferred_read_batch, KEYS_PER_READ_MIN))

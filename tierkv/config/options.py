@@ -2,7 +2,7 @@
 
 A plugin declares them as a dataclass. Each value is validated by its field's annotation with the strictness of JSON:
 text becomes a path or an enum member and a list a tuple, but a number in quotes stays wrong. Whole-number fields whose
-name ends in ``_bytes`` also accept sizes such as ``"4MiB"``.
+name ends in ``_bytes`` or ``_bytes_max`` also accept sizes such as ``"4MiB"``.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _hints(plugin: Optioned) -> dict[str, Any]:
 
 def _validate(plugin: Optioned, name: str, hints: Mapping[str, Any], value: object) -> object:
     hint = hints[name]
-    if name.endswith("_bytes") and isinstance(value, str) and (hint is int or int in get_args(hint)):
+    if name.endswith(("_bytes", "_bytes_max")) and isinstance(value, str) and (hint is int or int in get_args(hint)):
         value = parse_size(value)
     try:
         text = json.dumps(value, default=os.fspath)

@@ -39,7 +39,7 @@ def render_reference() -> str:
     parts.append(
         "Every other key of a tier's table is an option of its backend, and every other key of `codec` written as a "
         "table one of that codec: see their pages, or `tierkv plugins --json`. Options that are whole numbers of bytes "
-        "(`..._bytes`) accept sizes.\n"
+        "(`..._bytes`, `..._bytes_max`) accept sizes.\n"
     )
     return "\n".join(parts)
 

@@ -12,17 +12,18 @@ from tierkv.dispatch.spawn import Handle, OneShot, Spawn, wait_until
 from tierkv.errors import BackendError
 from tierkv.tiers.answers import describe, explain
 from tierkv.tiers.tier import Tier
+from tierkv.types.keys import Key
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What one tier told. ``error`` says why ``entries`` is empty; ``tier`` counts from 0.
+    """What one tier told: keys, each with the bytes of its frame, as plain tuples.
 
-    handle: the thread of a scan that goes on, late.
+    ``error`` says why ``entries`` is empty; ``tier`` counts from 0. handle: the thread of a scan that goes on, late.
     """
 
     tier: int
-    entries: Sequence[Entry] = field(default=(), repr=False)
+    entries: Sequence[tuple[Key, int]] = field(default=(), repr=False)
     error: str = ""
     timed_out: bool = False
     handle: Handle | None = None
@@ -38,8 +39,7 @@ class _Scan:
 
     def __call__(self) -> None:
         try:
-            entries = list(cast("Scannable", self._tier.backend).scan())
-            _check(entries, self._tier.name)
+            entries = _checked(cast("Scannable", self._tier.backend).scan(), self._tier.name)
             self.result = ScanResult(self._index, entries)
         except BaseException as error:  # noqa: BLE001 - a plugin may do anything; the tier starts without its past
             self.result = ScanResult(self._index, error=explain(error))
@@ -61,12 +61,17 @@ def scan_all(
     ]
 
 
-def _check(entries: Iterable[object], tier: str) -> None:
-    """Refuse what is no entry. Written for speed: there may be millions."""
+def _checked(entries: Iterable[object], tier: str) -> list[tuple[Key, int]]:
+    """Refuse what is no entry. Written for speed: there may be millions.
+
+    Plain tuples, because garbage collections, which run meanwhile, take them off their list, and subclasses not.
+    """
+    told = []
     for entry in entries:
         if isinstance(entry, Entry):
-            key: object = entry.key
-            size: object = entry.frame_bytes
+            key, size = entry
             if type(key) is bytes and 1 <= len(key) <= KEY_BYTES_MAX and type(size) is int and size >= 0:
+                told.append((key, size))
                 continue
         raise BackendError(f"backend told the impossible entry {describe(entry)}", tier=tier)
+    return told

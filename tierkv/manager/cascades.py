@@ -109,15 +109,15 @@ class Cascades:
             back = tier.limits.write is WritePolicy.BACK
             (self.counters.demotions_dropped if back else self.counters.cascades_dropped)[tier.name] += count
 
-    def writable(self, tier: LowerTier, now: float) -> list[int]:
+    def writable(self, tier: LowerTier, now: float, written: int) -> list[int]:
         """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
 
         Waiting chunks are not held: a store that needs their slots wins, and they are dropped and counted. Only what is
-        being written is held, under the tier's bound.
+        being written is held, under the tier's bound. written: chunks that the tier gets in this step anyway.
         """
         batch: list[int] = []
         host = self._host
-        for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX)):
+        for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
             if tier.num_writing >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = tier.cascades.front()

@@ -166,12 +166,30 @@ class KeyTable:
     def add(self, key: Key) -> int:
         """Give a number to a key that has none."""
         (number,) = self._free.take(1)
-        if number >= self.length:
-            self.length += max(GROWTH_NUMBERS_MIN, self.length // 8)
-            self._keys.grow(self.length)
+        self._grow(number + 1)
         self._keys[number] = key
         self._shards[key[SHARD_BYTE]][key] = number
         return number
+
+    def numbers(self, keys: Sequence[Key]) -> list[int]:
+        """The numbers of many keys; new ones for those that have none. ``keys`` may name one twice."""
+        given = self._free.take(len(keys))
+        self._grow(1 + max(given, default=-1))
+        shards, pages, numbers, used = self._shards, self._keys.pages, [], 0
+        for key in keys:
+            number = shards[key[SHARD_BYTE]].setdefault(key, given[used])
+            if number == given[used]:
+                pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
+                used += 1
+            numbers.append(number)
+        if used < len(given):
+            self._free.give_back(given[used:])
+        return numbers
+
+    def _grow(self, length: int) -> None:
+        if length > self.length:
+            self.length = max(length, self.length + max(GROWTH_NUMBERS_MIN, self.length // 8))
+            self._keys.grow(self.length)
 
     def discard(self, number: int) -> None:
         """Take a key's number away."""

@@ -19,10 +19,10 @@ from tierkv.types.keys import Key
 FREE_SHARE = 1 / 8
 """Share of the host slots that are kept free, or on their way to be, while a tier is written back to."""
 
-LEAVING_PER_STEP_MAX = 512
+LEAVING_PER_STEP_MAX = 256
 """Victims chosen in one step; a step stays short however much is wanted at once."""
 
-FLUSHED_PER_STEP_MAX = 1024
+FLUSHED_PER_STEP_MAX = 128
 """Slots that a flush looks at in one step."""
 
 
@@ -44,17 +44,19 @@ class Demotions:
             return {}
         self._flush(back, now)
         short = self._free_wanted - self._host.free - len(self._host.leaving)
+        if short <= -self._free_wanted:
+            return {}
+        takes = max(map(self._takes, back))
         short -= len(self._admissions.drop_one_shots(short))
-        count = min(max((self._takes(tier, short) for tier in back), default=0), short, LEAVING_PER_STEP_MAX)
-        return self._demote(back, count, now) if count > 0 else {}
+        return self._demote(back, min(short, takes), now) if min(short, takes) > 0 else {}
 
-    def _takes(self, tier: LowerTier, count: int) -> int:
-        """How many more chunks a tier can be given now, up to ``count``; room for so many is asked for."""
-        if not tier.usable or tier.emptying or count <= 0:
+    def _takes(self, tier: LowerTier) -> int:
+        """How many more chunks a tier can be given now. There, too, room is made ahead of need."""
+        if not tier.usable or tier.emptying:
             return 0
         size = self._cascades.sizes.frame_bound_max
-        self._cascades.has_room(tier, size, count)
-        return min(tier.queue_chunks_max - tier.num_writing, tier.frames_free(size, count))
+        self._cascades.has_room(tier, size, self._free_wanted)
+        return min(tier.queue_chunks_max - tier.num_writing, tier.frames_free(size, LEAVING_PER_STEP_MAX))
 
     def _demote(self, back: Sequence[LowerTier], count: int, now: float) -> dict[int, list[int]]:
         host = self._host
@@ -71,7 +73,7 @@ class Demotions:
 
     def _begin_write(self, tier: LowerTier, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
-        if not tier.usable or tier.num_writing >= tier.queue_chunks_max or not tier.has_room(size):
+        if not tier.usable or tier.emptying or tier.num_writing >= tier.queue_chunks_max or not tier.has_room(size):
             return False
         tier.begin_write(key, size)
         return True

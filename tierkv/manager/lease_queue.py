@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from tierkv.manager.columns import column, longer
+from tierkv.manager.columns import column
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
+_PAGE_SLOTS = 4096
 _GAP_MIN = 4096
 """Places at the front that are let pile up before the rest moves down."""
 
@@ -25,7 +26,8 @@ class LeaseQueue:
     def __init__(self, *, unique: bool = False) -> None:
         self._leases = array("Q")
         self._head = 0
-        self._put = column("I", 0)  # of a unique queue, by slot: the generation that was put in last; 0: may come again
+        # Of a unique queue: by slot, in pages, the generation that was put in last; 0: may come again.
+        self._put: dict[int, memoryview[int]] = {}
         self._unique = unique
 
     def __len__(self) -> int:
@@ -39,10 +41,12 @@ class LeaseQueue:
         self._leases.extend([generation << _SLOT_BITS | slot for slot, generation in leases])
 
     def _is_new(self, slot: int, generation: int) -> bool:
-        if slot >= len(self._put):
-            self._put = longer(self._put, max(slot + 1, 2 * len(self._put)))
-        known = self._put[slot] == generation
-        self._put[slot] = generation
+        number, place = divmod(slot, _PAGE_SLOTS)
+        page = self._put.get(number)
+        if page is None:
+            page = self._put[number] = column("I", _PAGE_SLOTS)
+        known = page[place] == generation
+        page[place] = generation
         return not known
 
     def front(self) -> tuple[int, int]:
@@ -65,5 +69,7 @@ class LeaseQueue:
 
     def forget(self, slot: int, generation: int) -> None:
         """A lease may come again."""
-        if slot < len(self._put) and self._put[slot] == generation:
-            self._put[slot] = 0
+        number, place = divmod(slot, _PAGE_SLOTS)
+        page = self._put.get(number)
+        if page is not None and page[place] == generation:
+            page[place] = 0

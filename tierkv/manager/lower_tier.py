@@ -160,10 +160,12 @@ class LowerTier(TierTable):
 
         Passed over is what can be no key of ours, and what is just being deleted.
         """
-        entries = ((key, size) for key, size in entries if len(key) >= KEY_BYTES_MIN and size >= 0)
-        usual = (entry for entry in entries if not self._flagged(entry[0], DELETING))
-        while batch := list(islice(usual, _LOAD_KEYS)):
-            self._store(batch)
+        rest = iter(entries)
+        while batch := list(islice(rest, _LOAD_KEYS)):
+            usual = [(key, size) for key, size in batch if len(key) >= KEY_BYTES_MIN and size >= 0]
+            if self._num_deleting:
+                usual = [entry for entry in usual if not self._flagged(entry[0], DELETING)]
+            self._store(usual)
 
     def stored(self, entries: Sequence[tuple[Key, int]], now: float) -> None:
         """Writes were acknowledged: keys, each with the bytes of its frame."""

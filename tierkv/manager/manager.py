@@ -222,7 +222,7 @@ class OffloadManager:
                 key=handed,
             )
         slots, sources = handed
-        self._traffic.used(keys, slots, ctx.hints)
+        self._traffic.used(slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -262,7 +262,7 @@ class OffloadManager:
             return None
         slots = self._admissions.admit(wanted, ctx.hints)
         if present:
-            self._traffic.used([host.key(slot) for slot in present], present, ctx.hints)
+            self._traffic.used(present, ctx.hints)
         if ctx.hints.has_terms or self._terms.any:
             below = self._traffic.source_of
             self._terms.stored(wanted, ctx.hints, self._traffic.now, lambda key: below(key) is not None)

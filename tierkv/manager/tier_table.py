@@ -58,11 +58,14 @@ class TierTable:
         if row is not None:
             return row
         row = self._rows.add(key)
-        if row >= len(self._flags):
-            length = self._rows.length
+        self._lengthen()
+        return row
+
+    def _lengthen(self) -> None:
+        length = self._rows.length
+        if length > len(self._flags):
             self._flags.extend(bytes(length - len(self._flags)))
             self._frame_bytes, self._uses = longer(self._frame_bytes, length), longer(self._uses, length)
-        return row
 
     def _leave(self, row: int) -> None:
         """Give up a row that nothing is true of any more."""
@@ -89,27 +92,32 @@ class TierTable:
     # -- stored ------------------------------------------------------------------------------------------------------
 
     def _store(self, entries: Sequence[tuple[Key, int]]) -> None:
-        new: list[int] = []
-        for key, frame_bytes in entries:
-            row = self._row(key)
-            flags = self._flags[row]
-            if flags & STORED:
-                self.used_bytes -= self._frame_bytes[row]
-                if flags & DELETING:
-                    self._deleting_bytes += frame_bytes - self._frame_bytes[row]
+        rows = self._rows.numbers([key for key, _ in entries])
+        self._lengthen()
+        flags, sizes = self._flags, self._frame_bytes
+        new: dict[int, Key] = {}
+        used_bytes = self.used_bytes
+        for row, (key, frame_bytes) in zip(rows, entries, strict=True):
+            known = flags[row]
+            if known & STORED:
+                used_bytes -= sizes[row]
+                if known & DELETING:
+                    self._deleting_bytes += frame_bytes - sizes[row]
             else:
-                self._flags[row] = flags | STORED
-                if not flags & DELETING:
-                    new.append(row)
-            self._frame_bytes[row] = frame_bytes
-            self.used_bytes += frame_bytes
-            self._frame_bytes_max = max(self._frame_bytes_max, frame_bytes)
-        self._list(new)
+                flags[row] = known | STORED
+                if not known & DELETING:
+                    new[row] = key
+            sizes[row] = frame_bytes
+            used_bytes += frame_bytes
+        self.used_bytes = used_bytes
+        self._frame_bytes_max = max((self._frame_bytes_max, *(frame_bytes for _, frame_bytes in entries)))
+        self._list(list(new), list(new.values()))
 
-    def _list(self, rows: Sequence[int]) -> None:
+    def _list(self, rows: Sequence[int], keys: Sequence[Key]) -> None:
         """Tell the policy of rows; they may be evicted when nobody uses them."""
-        self._policy.add(rows, [self._rows.key(row) for row in rows])
-        self._evictable += sum(not self._uses[row] for row in rows)
+        self._policy.add(rows, keys)
+        uses = self._uses
+        self._evictable += len(rows) - sum(1 for row in rows if uses[row])
 
     def _unlist(self, row: int) -> None:
         """Take a row from the policy."""
@@ -210,5 +218,5 @@ class TierTable:
             self._flags[row] &= ~DELETING
             if self._flags[row] & STORED:
                 self._deleting_bytes -= self._frame_bytes[row]
-                self._list((row,))
+                self._list((row,), (self._rows.key(row),))
         self._leave(row)

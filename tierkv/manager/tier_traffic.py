@@ -147,9 +147,10 @@ class TierTraffic(OpBook):
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
 
-    def used(self, keys: Sequence[Key], slots: Sequence[int], hints: RequestHints) -> None:
+    def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """A request wants chunks that are in the host tier, or on their way into it."""
-        self._terms.used(keys, hints, self.now)
+        if self._terms.any:
+            self._terms.used(map(self._host.key, slots), hints, self.now)
         self._cascades.used(slots, hints, self.now)
 
     # -- instructions ------------------------------------------------------------------------------------------------
@@ -160,13 +161,14 @@ class TierTraffic(OpBook):
         demotions = self._demotions.begin(self.now)
         for tier in self._tiers.with_leaving:
             limits = tier.limits
-            for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.preferred_batch):
+            for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.keys_per_read):
                 ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
             probe = tier.take_probe()
             if probe:
                 self._counters.probes[tier.name] += len(probe)
                 ops.append(self._issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
-            writes = demotions.get(tier.index, []) + self._cascades.writable(tier, self.now)
+            writes = demotions.get(tier.index, [])
+            writes += self._cascades.writable(tier, self.now, len(writes))
             tier.deletions.extend(tier.overdue(self.now))
             deletions, tier.deletions = tier.deletions, []
             for keys in _batches(deletions, tier.capabilities.preferred_batch):

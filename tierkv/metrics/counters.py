@@ -63,6 +63,12 @@ class CoreCounters:
     sightings_failed: Counter[str] = field(default_factory=Counter)
     entries_dropped: int = 0
 
+    @property
+    def lost_below(self) -> int:
+        """Chunks that did not get to a tier below which should have had them, all tiers together."""
+        ways = self.cascades_dropped, self.demotions_dropped, self.writes_failed
+        return sum(sum(way.values()) for way in ways)
+
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """A copy as plain JSON values. Any thread: each field is copied in one go."""
         values = ((item.name, getattr(self, item.name)) for item in fields(self))

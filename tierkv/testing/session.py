@@ -65,7 +65,7 @@ class Session:
         answers = list(self._run(self.backend.contains(keys)))
         assert len(answers) == len(keys), f"contains: {len(answers)} results for {len(keys)} keys"
         assert all(isinstance(answer, bool) for answer in answers), f"contains: not all are bool: {answers!r}"
-        return answers
+        return [bool(answer) for answer in answers]
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
         """Read; checks one int, None or TierKVError per key."""

@@ -16,11 +16,20 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tierkv.abc.backend import AsyncBackend, Backend, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc.backend import (
+    AsyncBackend,
+    Backend,
+    Distrustful,
+    ProbeResult,
+    ReadRequest,
+    ReadResult,
+    WriteRequest,
+    WriteResult,
+)
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, FrameSealer
-from tierkv.errors import EngineProtocolError, PluginError, UnreadableFrameError
+from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, UnreadableFrameError
 from tierkv.tiers.answers import checked, failure
 from tierkv.tiers.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, CodecTerms, Framer
@@ -163,9 +172,18 @@ class Tier:
         except UnreadableFrameError as error:
             self._tell(str(error))
             return failure(error)
+        except CorruptFrameError as error:
+            self._distrust(key, str(error))
+            return failure(error)
         except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
             return failure(error)
         return Answer(Outcome(OutcomeKind.OK, result))
+
+    def _distrust(self, key: Key, reason: str) -> None:
+        # Not on an event loop, which it could block.
+        if isinstance(self.backend, Distrustful) and not self.is_async:
+            with contextlib.suppress(Exception):  # a help only: the chunk is a miss and will be deleted all the same
+                self.backend.distrust(key, reason)
 
     def _tell(self, why: str) -> None:
         """Say it once: a key or codec that is missing makes every chunk a miss, and nobody would know why."""
@@ -233,7 +251,7 @@ class _Unwaiting:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+    async def contains(self, keys: Sequence[Key]) -> Sequence[ProbeResult]:
         return self._backend.contains(keys)
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:

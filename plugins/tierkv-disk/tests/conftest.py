@@ -50,12 +50,12 @@ def open_disk(place: Path) -> Iterator[OpenDisk]:
 
 
 @pytest.fixture
-def slot_of(directory: Path) -> Callable[[Key], tuple[Path, int]]:
-    """Finds the segment file and the slot of a key, in slots of one page."""
+def page_of(directory: Path) -> Callable[[Key], tuple[Path, int]]:
+    """Finds the segment file and the page of a key."""
 
     def find(key: Key) -> tuple[Path, int]:
         line = [line for line in read_log(directory / "index.log") if line.key == key][-1]
         assert line.kind == 1
-        return directory / f"segment-{line.segment:05d}.dat", line.slot
+        return directory / f"segment-{line.segment:05d}.dat", line.page
 
     return find

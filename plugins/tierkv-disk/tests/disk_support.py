@@ -34,8 +34,9 @@ class LogLine(NamedTuple):
 
     kind: int
     key: bytes
+    part: int
     segment: int
-    slot: int
+    page: int
     frame_bytes: int
 
 
@@ -44,13 +45,13 @@ def read_log(path: Path) -> list[LogLine]:
     data = path.read_bytes()[128:]
     lines = []
     for start in range(0, len(data) - 127, 128):
-        _, kind, key_bytes, slot, segment, frame_bytes, key = struct.unpack_from("<8sBBxxIII104s", data, start)
+        _, kind, key_bytes, part, page, segment, frame_bytes, key = struct.unpack_from("<8sBBHIII104s", data, start)
         if kind == 0:
             break
-        lines.append(LogLine(kind, key[:key_bytes], segment, slot, frame_bytes))
+        lines.append(LogLine(kind, key[:key_bytes], part, segment, page, frame_bytes))
     return lines
 
 
-def frames(*numbers: int, version: int = 1) -> dict[Key, bytes]:
-    """One page for each numbered key."""
-    return {make_key(number): make_frame(make_key(number), version, PAGE) for number in numbers}
+def frames(*numbers: int, version: int = 1, size: int = PAGE) -> dict[Key, bytes]:
+    """A frame of that many bytes for each numbered key."""
+    return {make_key(number): make_frame(make_key(number), version, size) for number in numbers}

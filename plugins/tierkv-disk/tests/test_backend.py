@@ -18,8 +18,8 @@ from tierkv.abc import ReadRequest, WriteRequest
 from tierkv.errors import BackendError, BackendUnavailableError, ConfigError, OutOfSpaceError
 from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.types.keys import Key
+from tierkv_disk.places import place_at
 from tierkv_disk.segments import SegmentFiles
-from tierkv_disk.slots import slot_at
 
 WAIT_S = 60.0
 
@@ -73,7 +73,7 @@ def test_an_overwritten_frame_is_read_whole(open_disk: OpenDisk, monkeypatch: py
     with ThreadPoolExecutor(2) as pool:
         reading = [pool.submit(disk.get, make_key(0)) for _ in range(2)]
         assert held.entered.wait(WAIT_S)
-        while disk.backend._slots._pins != {slot_at(0, 0): 2}:  # type: ignore[union-attr]
+        while disk.backend._table.pins._readers != {place_at(0, 0): 2}:  # type: ignore[union-attr]
             pass
         disk.put(frames(0, version=2))
         assert isinstance(disk.write(frames(1))[0], OutOfSpaceError)
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused_by_key(open_disk: OpenDisk) -> None:
     large, stored, long, empty = disk.write_requests(requests)
     assert stored is None
     assert isinstance(large, BackendError)
-    assert "a frame of 4097 bytes: slots of this namespace have 4096" in str(large)
+    assert "a frame of 4097 bytes: 1 to 4096 are possible here" in str(large)
     assert isinstance(long, BackendError)
     assert "a key of 105 bytes: 1 to 104 are possible" in str(long)
     assert isinstance(empty, BackendError)
@@ -165,7 +165,7 @@ def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest
     assert isinstance(second, BackendError)
     assert "Input/output error" in str(second)
     assert second.key == make_key(1)
-    assert not disk.backend._slots._pins  # type: ignore[union-attr]
+    assert not disk.backend._table.pins  # type: ignore[union-attr]
 
 
 def test_a_write_error_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +349,6 @@ def test_log_and_scan_agree(open_disk: OpenDisk, directory: Path) -> None:
         if line.kind == 1:
             known[line.key] = line.frame_bytes
             data = (directory / f"segment-{line.segment:05d}.dat").read_bytes()
-            assert data[line.slot * PAGE :][: line.frame_bytes] == frames(*range(8))[Key(line.key)]
+            assert data[line.page * PAGE :][: line.frame_bytes] == frames(*range(8))[Key(line.key)]
     assert known == told
     assert make_namespace().fingerprint().hex() == directory.name

@@ -9,7 +9,8 @@ from disk_support import OpenDisk, frames
 
 import tierkv_disk
 from tierkv.abc import Finding
-from tierkv_disk import DiskOptions
+from tierkv.testing.frames import make_key
+from tierkv_disk import DiskBackend, DiskOptions
 
 
 def check(place: Path, capacity_bytes: int | None = 1 << 20, **options: object) -> dict[str, Finding]:
@@ -85,3 +86,32 @@ def test_without_direct_io(place: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "slower" in check(place)["direct I/O"].detail
     assert not check(place, direct_io="on")["direct I/O"].ok
     assert check(place, direct_io="off")["direct I/O"].ok
+
+
+def test_the_limit_of_the_directory(open_disk: OpenDisk, place: Path) -> None:
+    """What is used and where the marks are; a capacity that can never be reached is said before the start."""
+    limits = {"directory_bytes_max": 100 << 20, "high_watermark": 0.5, "low_watermark": 0.25}
+    assert "limit" not in check(place)
+    found = check(place, **limits)["limit"]
+    assert found.ok
+    assert f"above {50 << 20} unused namespaces are removed down to {25 << 20}" in found.detail
+    too_small = check(place, capacity_bytes=60 << 20, **limits)["limit"]
+    assert not too_small.ok
+    assert f"at least {(120 << 20) + 1}" in too_small.fix
+    with open_disk(capacity_bytes=60 << 20, segment_bytes=60 << 20) as disk:
+        disk.put(frames(0))
+    assert check(place, **limits)["limit"].ok, "what is too much will be removed"
+    assert not check(place, reclaim_unused=False, **limits)["limit"].ok
+
+
+def test_bad_places_are_told(open_disk: OpenDisk, place: Path) -> None:
+    """A disk that goes bad is news for its owner."""
+    disk = open_disk()
+    disk.put(frames(0))
+    assert isinstance(disk.backend, DiskBackend)
+    disk.backend.distrust(make_key(0), "test")
+    disk.close()
+    found = check(place)["quarantine"]
+    assert not found.ok
+    assert "1 places of bad frames, 4096 bytes" in found.detail
+    assert "last used 2" in check(place)["lock"].detail

@@ -22,9 +22,9 @@ class TestDisk(BackendConformance):
         directory = place / self.context().namespace.fingerprint().hex()
         log = (directory / "index.log").read_bytes()
         start = log.index(key) - 24
-        slot, segment, frame_bytes = struct.unpack_from("<III", log, start + 12)
+        page, segment, frame_bytes = struct.unpack_from("<III", log, start + 12)
         with (directory / f"segment-{segment:05d}.dat").open("r+b") as file:
-            file.seek(slot * self.frame_bytes_max + frame_bytes // 2)
+            file.seek(page * 4096 + frame_bytes // 2)
             (byte,) = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([byte ^ 1]))

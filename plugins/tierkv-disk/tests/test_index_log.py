@@ -27,15 +27,17 @@ from tierkv_disk.index_log import (
     encode_record,
     read_records,
 )
-from tierkv_disk.slots import slot_at
+from tierkv_disk.places import place_at
 
-GOLDEN = Path(__file__).parent / "golden" / "index-v1.log"
-IDENTITY = LogIdentity(bytes(range(16)), 2 << 20)
+GOLDEN = Path(__file__).parent / "golden" / "index-v2.log"
+IDENTITY = LogIdentity(bytes(range(16)))
 RECORDS = [
-    Record(RecordKind.PUT, Key(bytes(range(36))), slot_at(0, 0), 2 << 20),
-    Record(RecordKind.PUT, Key(b"\xff" * 20), slot_at(1, 77), 4096),
+    Record(RecordKind.PUT, Key(bytes(range(36))), 0, place_at(0, 0), 2 << 20),
+    Record(RecordKind.PUT, Key(b"\xff" * 20), 0, place_at(1, 77), 4096),
     Record(RecordKind.DELETE, Key(bytes(range(36)))),
-    Record(RecordKind.PUT, Key(b"\x00" * KEY_BYTES_MAX), slot_at(2**32 - 1, 2**32 - 1), 2**32 - 1),
+    Record(RecordKind.PART, Key(b"parts"), 0, place_at(1, 3), 8192),
+    Record(RecordKind.PUT, Key(b"parts"), 1, place_at(0, 9), 4096),
+    Record(RecordKind.PUT, Key(b"\x00" * KEY_BYTES_MAX), 0, place_at(2**32 - 1, 2**32 - 1), 2**32 - 1),
 ]
 
 
@@ -51,13 +53,28 @@ def read(path: Path, identity: LogIdentity = IDENTITY) -> tuple[list[Record], Lo
     """What the code under test reads."""
     fd, health = os.open(path, os.O_RDONLY), LogHealth()
     try:
-        return list(read_records(fd, identity, health)), health
+        return [Record(*row) for row in read_records(fd, identity, health)], health
     finally:
         os.close(fd)
 
 
+def test_a_log_of_slots_is_read_in_pages() -> None:
+    """Version 1 counted slots of one size: their numbers become those of the pages where they begin."""
+    fd, health = os.open(GOLDEN.with_name("index-v1.log"), os.O_RDONLY), LogHealth()
+    try:
+        rows = list(read_records(fd, IDENTITY, health, slot_bytes=2 << 20))
+    finally:
+        os.close(fd)
+    assert [Record(*row) for row in rows[:3]] == [
+        Record(RecordKind.PUT, Key(bytes(range(36))), 0, place_at(0, 0), 2 << 20),
+        Record(RecordKind.PUT, Key(b"\xff" * 20), 0, place_at(1, 77 * 512), 4096),
+        Record(RecordKind.DELETE, Key(bytes(range(36)))),
+    ]
+    assert health == LogHealth(records=4, slotted=True)
+
+
 def test_golden_file() -> None:
-    """A log written by the first release is read by every later one: these bytes never change."""
+    """A log written by one release is read by every later one: these bytes never change."""
     records, health = read(GOLDEN)
     assert records == RECORDS
     assert health == LogHealth(records=len(RECORDS))
@@ -79,16 +96,16 @@ def test_written_bytes_equal_the_golden_file(tmp_path: Path) -> None:
 
 @given(
     key=st.binary(min_size=1, max_size=KEY_BYTES_MAX),
-    numbers=st.tuples(*[st.integers(0, 2**32 - 1)] * 3),
+    numbers=st.tuples(*[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 2**16 - 1)),
     kind=st.sampled_from(RecordKind),
 )
-def test_any_record_comes_back(key: bytes, numbers: tuple[int, int, int], kind: RecordKind) -> None:
+def test_any_record_comes_back(key: bytes, numbers: tuple[int, int, int, int], kind: RecordKind) -> None:
     """Also keys that end in zeros, as the padding does."""
-    record = Record(kind, Key(key), slot_at(numbers[0], numbers[1]), numbers[2])
+    record = Record(kind, Key(key), numbers[3], place_at(numbers[0], numbers[1]), numbers[2])
     fd = os.memfd_create("log")
     try:
         os.pwrite(fd, encode_record(record, IDENTITY.seed), RECORD_BYTES)
-        assert list(read_records(fd, IDENTITY, LogHealth())) == [record]
+        assert list(read_records(fd, IDENTITY, LogHealth())) == [tuple(record)]
     finally:
         os.close(fd)
 
@@ -131,7 +148,7 @@ def test_tail_of_garbage_before_the_zeros(tmp_path: Path, log: IndexLog) -> None
 @pytest.mark.parametrize("bad", range(4))
 def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad: int) -> None:
     """Every single flipped byte is noticed, and what comes after is still read."""
-    records = [Record(RecordKind.PUT, make_key(number), slot_at(0, number), 4096) for number in range(5)]
+    records = [Record(RecordKind.PUT, make_key(number), 0, place_at(0, number), 4096) for number in range(5)]
     log.append(records)
     path = tmp_path / "index.log"
     whole = bytearray(path.read_bytes()[:8192])
@@ -146,7 +163,7 @@ def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad:
 
 def test_a_lost_page_costs_its_records_alone(tmp_path: Path, log: IndexLog) -> None:
     """A page of zeros in the middle is damage, not the end."""
-    records = [Record(RecordKind.PUT, make_key(number), slot_at(0, number), 4096) for number in range(100)]
+    records = [Record(RecordKind.PUT, make_key(number), 0, place_at(0, number), 4096) for number in range(100)]
     log.append(records)
     with (tmp_path / "index.log").open("r+b") as file:
         file.seek(4096)
@@ -159,7 +176,7 @@ def test_a_lost_page_costs_its_records_alone(tmp_path: Path, log: IndexLog) -> N
 def test_records_of_another_namespace_never_pass(tmp_path: Path, log: IndexLog) -> None:
     """A log copied from another namespace is noticed, header and every record."""
     log.append(RECORDS)
-    records, health = read(tmp_path / "index.log", LogIdentity(bytes(range(1, 17)), 2 << 20))
+    records, health = read(tmp_path / "index.log", LogIdentity(bytes(range(1, 17))))
     assert records == []
     assert not health.header_ok
 
@@ -178,15 +195,15 @@ FULL_DISK = """
 import errno, os, resource, sys
 from pathlib import Path
 from tierkv_disk.index_log import *
-from tierkv_disk.slots import slot_at
-identity = LogIdentity(bytes(range(16)), 2 << 20)
+from tierkv_disk.places import place_at
+identity = LogIdentity(bytes(range(16)))
 log = IndexLog.create(Path(sys.argv[1]), identity, [], sync=True)
 limit = (1 << 20) + 5000
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 stored = 0
 try:
     while True:
-        log.append([Record(RecordKind.PUT, b"k" * 36, slot_at(0, 0), stored + number) for number in range(100)])
+        log.append([Record(RecordKind.PUT, b"k" * 36, 0, place_at(0, 0), stored + number) for number in range(100)])
         stored += 100
 except OSError as error:
     assert error.errno == errno.EFBIG, error
@@ -208,7 +225,7 @@ def test_full_disk(tmp_path: Path) -> None:
     records, health = read(tmp_path / "index.log")
     assert len(records) == int(done.stdout) + 1
     assert [record.frame_bytes for record in records[:-1]] == list(range(int(done.stdout)))
-    assert records[-1].kind is RecordKind.DELETE
+    assert records[-1].kind == RecordKind.DELETE
     assert (health.damaged, health.torn_bytes) == (0, 0)
 
 

@@ -34,6 +34,11 @@ def test_entry_point() -> None:
         ({"path": "x", "durability": "often"}, "durability = 'often' is not one of 'none', 'batch', 'always'"),
         ({"path": "x", "direct_io": "yes"}, "direct_io = 'yes' is not one of 'auto', 'on', 'off'"),
         ({"path": "x", "min_free_bytes": -1}, "min_free_bytes = -1 is negative"),
+        ({"path": "x", "directory_bytes_max": 5}, "directory_bytes_max = 5 is below 1 MiB"),
+        ({"path": "x", "low_watermark": 0.99}, "low_watermark = 0.99, high_watermark = 0.95: they are shares"),
+        ({"path": "x", "high_watermark": 1.2}, "high_watermark = 1.2: they are shares"),
+        ({"path": "x", "low_watermark": 0}, "low_watermark = 0,"),
+        ({"path": "x", "quarantine_bytes_max": -1}, "quarantine_bytes_max = -1 is negative"),
         ({"path": "x", "segment_bytes": 1000}, "segment_bytes = 1000 is below 1 MiB"),
     ],
 )
@@ -45,7 +50,7 @@ def test_options_say_what_is_wrong(options: dict[str, str], message: str) -> Non
 
 def test_readme_lists_every_option_with_its_default(tmp_path: Path) -> None:
     """The table is what users read; a default that changed in the code alone would be a lie."""
-    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|required) \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|required|none) \|", README, re.MULTILINE)
     options = {field.name: field for field in dataclasses.fields(DiskOptions)}
     assert [name for name, _ in rows] == list(options)
     for name, default in rows:

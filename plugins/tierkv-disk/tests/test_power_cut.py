@@ -14,15 +14,17 @@ from power_cut import Platter
 import tierkv_disk
 from tierkv.abc import BackendContext
 from tierkv.testing.crash import KEYS, random_operations
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.testing.ledger import Ledger
 from tierkv.testing.session import Session
 from tierkv_disk import DiskOptions
 from tierkv_disk.index_log import IndexLog
 
-CONTEXT = BackendContext("disk", make_namespace(), 2 * PAGE, 20 * 2 * PAGE)
+CONTEXT = BackendContext("disk", make_namespace(), 2 * PAGE, 12 * 2 * PAGE + PAGE)
 OPERATIONS = 30
 
 SIZES = (PAGE, 2 * PAGE)
+"""Short and long ones: some frames lie in several runs."""
 
 
 def options(place: Path, durability: str) -> DiskOptions:
@@ -109,3 +111,35 @@ def test_the_simulated_device_is_cruel_enough(cutter: Cutter, tmp_path: Path) ->
     with pytest.raises(AssertionError, match="possible"):
         play(cutter, tmp_path / "disk", "none", 0)
     cutter.ledger = None
+
+
+@pytest.mark.parametrize("cutter", [6], indirect=True)
+def test_each_frame_of_a_batch_by_itself(cutter: Cutter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``"always"``: of a batch that a power cut interrupts, every frame before the one under way is there."""
+    place = tmp_path / "disk"
+    before: list[int] = []
+    keys = [make_key(number) for number in range(4)]
+
+    def look() -> None:
+        if cutter.platter is None or not before:
+            return
+        cutter._judging = True  # the steps of this look are no moments for a cut
+        cutter.platter.image(tmp_path / "image", random.Random(cutter.images))
+        cutter.images += 1
+        with Session(tierkv_disk.PLUGIN, CONTEXT, options(tmp_path / "image", "none")) as recovered:
+            assert recovered.contains(keys[: len(before) - 1]) == [True] * (len(before) - 1)
+        shutil.rmtree(tmp_path / "image")
+        cutter._judging = False
+
+    original = tierkv_disk.DiskBackend._write
+
+    def counted(self: tierkv_disk.DiskBackend, requests: list[object]) -> object:
+        before.append(len(requests))
+        look()
+        return original(self, requests)  # type: ignore[arg-type]
+
+    with Session(tierkv_disk.PLUGIN, CONTEXT, options(place, "always")) as session:
+        monkeypatch.setattr(tierkv_disk.DiskBackend, "_write", counted)
+        session.put({key: make_frame(key, 1, PAGE) for key in keys})
+    assert before == [1, 1, 1, 1]
+    assert cutter.images == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from disk_support import PAGE, OpenDisk, frames, read_log
 
-from tierkv.errors import CorruptFrameError, NamespaceMismatchError
+from tierkv.errors import CorruptFrameError, OutOfSpaceError
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.testing.session import Session
 from tierkv.types.keys import Key
@@ -75,15 +75,15 @@ def test_a_segment_shortened_while_open_is_a_corrupt_frame(
 
 
 def test_a_slot_belongs_to_its_last_writer(
-    open_disk: OpenDisk, directory: Path, slot_of: Callable[[Key], tuple[Path, int]]
+    open_disk: OpenDisk, directory: Path, page_of: Callable[[Key], tuple[Path, int]]
 ) -> None:
     """A lost delete record brings its key back; not if its slot holds another frame by now."""
     with open_disk() as disk:
         disk.put(frames(0))
-        slot = slot_of(make_key(0))
+        place = page_of(make_key(0))
         disk.forget([make_key(0)])
         disk.put(frames(1))
-        assert slot_of(make_key(1)) == slot, "the test needs the slot to be used again"
+        assert page_of(make_key(1)) == place, "the test needs the page to be used again"
     with (directory / "index.log").open("r+b") as file:
         file.seek(2 * 128 + 40)
         file.write(b"damage")
@@ -178,8 +178,10 @@ def test_leftovers_are_swept(open_disk: OpenDisk, place: Path, directory: Path) 
     assert not [path for path in litter if path.exists()]
 
 
-def test_a_smaller_capacity_lets_go_of_disk(open_disk: OpenDisk, directory: Path) -> None:
-    """Free segments beyond the new capacity go at once, used ones when their frames have gone."""
+def test_a_smaller_capacity_lets_go_of_disk(
+    open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit holds from the open on: free space goes first, then frames, those of old segments before others."""
 
     def held() -> int:
         return sum(path.stat().st_size for path in directory.glob("segment-*.dat"))
@@ -188,17 +190,23 @@ def test_a_smaller_capacity_lets_go_of_disk(open_disk: OpenDisk, directory: Path
     with open_disk(capacity_bytes=4 << 20) as disk:
         disk.put(everything)
         assert held() == 4 << 20
-        disk.forget([make_key(number) for number in range(1024) if number != 700])
-    with open_disk(capacity_bytes=1 << 20) as disk:
-        assert disk.get(make_key(700)) == everything[make_key(700)]
-        assert held() <= (2 << 20) + PAGE
-        more = frames(*range(2000, 2256))
-        assert disk.write(more) == [None] * 256, "within the new capacity all can be used"
-        disk.forget([make_key(700)])
-        assert disk.write(frames(700)) != [None], "the slot beyond the capacity was used again"
-    with open_disk(capacity_bytes=1 << 20) as disk:
-        assert held() == 1 << 20
-        assert disk.read(list(more)) == list(more.values())
+        disk.forget([make_key(number) for number in range(850, 1024)])
+    with open_disk(capacity_bytes=850 * PAGE) as disk:
+        assert recovery_of(disk).entries_dropped == 0, "there was free space enough to give back"
+        assert held() == 850 * PAGE
+        assert len(disk.scan()) == 850
+    with caplog.at_level(logging.WARNING), open_disk(capacity_bytes=(2 << 20) + 7 * PAGE) as disk:
+        assert recovery_of(disk).entries_dropped == 850 - 512 - 7
+        assert held() == (2 << 20) + 7 * PAGE
+        left = disk.scan()
+        assert {make_key(number) for number in range(512, 850)} <= left.keys(), "the newest were dropped"
+        for key in everything:
+            assert disk.get(key) == (everything[key] if key in left else None)
+        assert isinstance(disk.write(frames(5000))[0], OutOfSpaceError)
+    assert f"{850 - 512 - 7} frames are above the limit" in caplog.text
+    with open_disk(capacity_bytes=(2 << 20) + 7 * PAGE) as disk:
+        assert recovery_of(disk).lossless, "the drop was not written down: it is told again"
+        assert disk.scan() == left
 
 
 def test_a_larger_capacity_is_used(open_disk: OpenDisk) -> None:
@@ -210,11 +218,13 @@ def test_a_larger_capacity_is_used(open_disk: OpenDisk) -> None:
         assert len(disk.scan()) == 512
 
 
-def test_smaller_frames_fit_the_old_slots(open_disk: OpenDisk) -> None:
-    """Only slots that are too small are refused."""
-    with open_disk(frame_bytes_max=2 * PAGE) as disk:
-        disk.put({make_key(1): make_frame(make_key(1), 1, 2 * PAGE)})
-    with open_disk(frame_bytes_max=PAGE) as disk:
-        assert disk.scan() == {make_key(1): 2 * PAGE}
-    with pytest.raises(NamespaceMismatchError, match=r"slot_bytes = 8192, but frames of this stack need 12288: remove"):
-        open_disk(frame_bytes_max=3 * PAGE)
+def test_frames_may_become_longer(open_disk: OpenDisk) -> None:
+    """Pages know no frame size: an engine with other chunks goes on in the same directory."""
+    held = {}
+    for size in (2 * PAGE, PAGE, 3 * PAGE):
+        with open_disk(frame_bytes_max=size) as disk:
+            assert disk.scan() == {key: len(frame) for key, frame in held.items()}
+            held[make_key(size)] = make_frame(make_key(size), 1, size)
+            disk.put({make_key(size): held[make_key(size)]})
+    with open_disk(frame_bytes_max=3 * PAGE) as disk:
+        assert disk.read(list(held)) == list(held.values())

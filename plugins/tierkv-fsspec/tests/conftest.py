@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode does not see siblings
 
-from fsspec_support import S3Server
+from fsspec_support import ObjectServer, S3Server
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "AKIATIERKVTESTS00001",
@@ -25,9 +25,16 @@ ENVIRONMENT = {
 }
 
 
+SERVER_URL, SERVER_ENDPOINT = "TIERKV_TEST_OBJECT_URL", "TIERKV_TEST_OBJECT_ENDPOINT"
+"""Name a bucket or container of another server for test_servers.py, with credentials for it in the environment."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> Iterator[None]:
     """Credentials of nobody; no profile, no proxy, no instance metadata. Child processes inherit it."""
+    if SERVER_URL in os.environ:
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
@@ -42,6 +49,15 @@ def s3(environment: None) -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> ObjectServer:
+    """The server that the environment names, or the one for all tests."""
+    if SERVER_URL in os.environ:
+        return ObjectServer(os.environ[SERVER_URL].rstrip("/"), os.environ.get(SERVER_ENDPOINT))
+    s3: S3Server = request.getfixturevalue("s3")
+    return ObjectServer(f"s3://{s3.new_bucket()}", s3.endpoint)
 
 
 @pytest.fixture(params=["obstore", "fsspec"])

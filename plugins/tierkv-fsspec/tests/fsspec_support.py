@@ -12,10 +12,12 @@ import urllib.request
 import uuid
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import boto3
+import obstore.store
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -35,13 +37,17 @@ class S3Server:
     at once, which real stores do not.
 
     requests: "METHOD path" of all that came.
-    refuse: end of a path -> status line that requests for it get instead of an answer.
+    headers: the environment in which each came.
+    refuse: end of a path -> status line, and XML behind it, that requests for it get.
+    refuse_conditions: whether a request that has one is refused as something not known.
     in_flight_max: the most requests that waited or were served at once.
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
+        self.headers: list[dict[str, Any]] = []
         self.refuse: dict[str, str] = {}
+        self.refuse_conditions = False
         self.in_flight_max = 0
         self._in_flight = 0
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -69,6 +75,7 @@ class S3Server:
         self._sockets.add(environ["werkzeug.socket"])
         path = environ["PATH_INFO"]
         self.requests.append(f"{environ['REQUEST_METHOD']} {path}")
+        self.headers.append(environ)
         self._in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self._in_flight)
         try:
@@ -78,11 +85,14 @@ class S3Server:
             self._in_flight -= 1
 
     def _answer(self, path: str, environ: dict[str, Any], start_response: Any) -> Any:
-        for end, status in self.refuse.items():
-            if path.endswith(end):
+        refused = {**self.refuse, **({"": "501 Not Implemented"} if self.refuse_conditions else {})}
+        for end, status in refused.items():
+            if path.endswith(end) and (end or "HTTP_IF_NONE_MATCH" in environ):
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-                start_response(status, [("Content-Length", "0")])
-                return [b""]
+                line, xml, body = status.partition("<")
+                content = f"{xml}{body}".encode() if environ["REQUEST_METHOD"] != "HEAD" else b""
+                start_response(line.strip(), [("Content-Length", str(len(content)))])
+                return [content]
         return self._app(environ, start_response)
 
     @property
@@ -121,6 +131,58 @@ class S3Server:
         request = urllib.request.Request(f"{self.endpoint}/moto-api/reset-auth", allowed_without.encode(), text)
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert answer.status == 200
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectServer:
+    """A server of objects that tests look into behind the backend's back, through a client of their own.
+
+    url: a bucket or container that is there. endpoint: where the server listens; None for the usual place.
+    """
+
+    url: str
+    endpoint: str | None
+
+    def new_place(self) -> str:
+        """A prefix that nobody else has."""
+        return f"{self.url}/{uuid.uuid4().hex[:16]}/pre fix"
+
+    def options(self, implementation: str) -> dict[str, Any]:
+        """Options of a tier on the server. adlfs learns its address from the environment."""
+        timeouts = {"connect_timeout_s": 5.0, "read_timeout_s": 30.0}
+        place = {} if self.url.startswith("az:") and implementation == "fsspec" else {"endpoint_url": self.endpoint}
+        return {"implementation": implementation, **timeouts, **place}
+
+    @property
+    def client(self) -> Any:
+        """A client for the bucket."""
+        protocol, _, bucket = self.url.partition("://")
+        kind = {"s3": obstore.store.S3Store, "az": obstore.store.AzureStore}[protocol]
+        config = {} if self.endpoint is None else {"endpoint": self.endpoint}
+        allow_http = (self.endpoint or "").startswith("http://")
+        return kind(bucket, config=config, client_options={"allow_http": allow_http})
+
+    def path(self, place: str, name: str = "") -> str:
+        """Full name in the bucket."""
+        return f"{place.removeprefix(self.url + '/')}/{name}"
+
+    def names(self, place: str) -> list[str]:
+        """All objects below a place, without it."""
+        prefix = self.path(place)
+        pages = list(self.client.list(prefix))
+        return sorted(entry["path"].removeprefix(prefix) for page in pages for entry in page)
+
+    def get(self, place: str, name: str) -> bytes:
+        """What lies there."""
+        return bytes(self.client.get(self.path(place, name)).bytes())
+
+    def put(self, place: str, name: str, content: bytes) -> None:
+        """Lay something there."""
+        self.client.put(self.path(place, name), content)
+
+    def remove(self, place: str, name: str) -> None:
+        """Take it away."""
+        self.client.delete(self.path(place, name))
 
 
 class QuietHandler(WSGIRequestHandler):

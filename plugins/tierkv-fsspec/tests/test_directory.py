@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fsspec_support import CHILD_TIMEOUT_S, check, get, key, namespace, object_n
 
 from tierkv.errors import BackendError, NamespaceMismatchError
 from tierkv_fsspec.local import STALE_S, LocalStore
-from tierkv_fsspec.opening import claim
+from tierkv_fsspec.manifest import claim
 
 FRAME = bytes(range(256)) * 200
 
@@ -217,7 +218,7 @@ def test_first_manifest_stays(tmp_path: Path) -> None:
     store = SlowToSee(tmp_path)
     assert LocalStore(tmp_path).create("namespace.json", other)
     with pytest.raises(NamespaceMismatchError):
-        claim(store, namespace(), "file:///x")
+        claim(store, namespace(), "file:///x", datetime.now(UTC))
     assert (tmp_path / "namespace.json").read_bytes() == other
 
 
@@ -245,3 +246,25 @@ def test_other_file_systems_with_directories(tmp_path: Path) -> None:
     assert (tmp_path / "share/prefix" / object_name(key(2))).read_bytes() == b"x"
     backend.close()
     assert all(finding.ok for finding in check(url).values())
+
+
+@pytest.mark.parametrize("makes", [False, True], ids=["nothing made", "made by another"])
+def test_directories_that_others_make_at_the_same_time(tmp_path: Path, makes: bool) -> None:
+    """SFTP servers refuse to make a directory, or a parent of it, that somebody else has made a moment ago."""
+    fsspec.register_implementation("tierkvplain", PlainFileSystem, clobber=True)
+    backend = open_at(f"tierkvplain:/{tmp_path}/share")
+    file_system = backend._store._fs
+    makedirs, tries = file_system.makedirs, []
+
+    def refused_once(path: str, exist_ok: bool = False) -> None:
+        tries.append(path)
+        if makes:
+            makedirs(path, exist_ok=exist_ok)
+        if len(tries) == 1:
+            raise OSError("Failure")
+        makedirs(path, exist_ok=exist_ok)
+
+    file_system.makedirs = refused_once
+    assert put(backend, {key(1): FRAME}) == [None]
+    assert get(backend, key(1)) == [FRAME]
+    backend.close()

@@ -81,7 +81,7 @@ def test_user_who_may_only_read(
     assert "access is refused" in str(result)
     assert found["access"].ok
     assert not found["write"].ok
-    assert "read_only" in found["write"].fix
+    assert "fsspec-read-only" in found["write"].fix
 
 
 def test_check_of_a_good_bucket(s3: S3Server, url: str, options: dict[str, Any]) -> None:

@@ -25,8 +25,9 @@ CAPABILITIES = Capabilities(
     authoritative_index=True,
     scan=True,
     alignment=4096,
-    preferred_batch=8,
-    preferred_concurrency=2,
+    preferred_batch=16,
+    preferred_concurrency=4,
+    preferred_read_batch=4,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from tierkv.abc import Finding
 from tierkv.errors import BackendError
 from tierkv_disk import layout
 from tierkv_disk.directio import supports_direct
+from tierkv_disk.locks import lock_owner
 from tierkv_disk.options import DiskOptions
+from tierkv_disk.places import PAGE_BYTES
+from tierkv_disk.quarantine import QUARANTINE_NAME, read_suspects
+from tierkv_disk.shared import last_used_s, namespaces, used_bytes
 
 
 def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[Finding]:
-    """Findings on path, format, permission, free space, O_DIRECT and locks; stops where the rest makes no sense."""
+    """Findings on path, format, permission, space, O_DIRECT, locks, bad places; stops where the rest makes no sense."""
     path = Path(options.path).expanduser().absolute()
     try:
         layout.check_ours(path)
@@ -32,8 +37,9 @@ def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[Finding]
     yield _good("permission", f"{existing} is writable")
     yield _direct_finding(options, existing)
     yield _space_finding(options, path, existing, capacity_bytes)
+    yield from _limit_finding(options, path, existing, capacity_bytes)
     if existing == path:
-        yield from _lock_findings(path)
+        yield from _namespace_findings(path)
 
 
 def _good(subject: str, detail: str) -> Finding:
@@ -77,15 +83,41 @@ def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_by
     return _bad("space", detail, f"free {wanted - usable} bytes, or lower the tier's capacity or min_free_bytes")
 
 
-def _lock_findings(path: Path) -> Iterator[Finding]:
-    for directory in sorted(entry for entry in path.iterdir() if (entry / layout.LOCK_NAME).exists()):
-        owner = layout.lock_owner(directory)
+def _limit_finding(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Iterator[Finding]:
+    limit = options.directory_bytes_max
+    if limit is None:
+        return
+    used = used_bytes(path) if existing == path else 0
+    high, low = int(options.high_watermark * limit), int(options.low_watermark * limit)
+    unused = "unused namespaces are removed" if options.reclaim_unused else "growth is refused"
+    detail = f"{used} of {limit} bytes used; above {high} {unused}" + (f" down to {low}" * options.reclaim_unused)
+    if capacity_bytes is not None and capacity_bytes > high:
+        needed = int(capacity_bytes / options.high_watermark) + 1
+        fix = f"set directory_bytes_max to at least {needed}, or lower `capacity`"
+        yield _bad("limit", f"{detail}: less than the capacity of {capacity_bytes}", fix)
+    elif used > high and not options.reclaim_unused:
+        yield _bad("limit", detail, "raise directory_bytes_max, or remove namespaces that nobody uses")
+    else:
+        yield _good("limit", detail)
+
+
+def _namespace_findings(path: Path) -> Iterator[Finding]:
+    for directory in namespaces(path):
+        owner = lock_owner(directory)
         name = f"namespace {directory.name} ({_model_of(directory)}, {_held_bytes(directory)} bytes)"
         if owner is None:
-            yield _good("lock", f"{name} is free")
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(last_used_s(directory)))
+            yield _good("lock", f"{name} is free, last used {used}")
         else:
             fix = f"stop process {owner} before a stack with this model starts here"
             yield _bad("lock", f"{name} is in use by process {owner}", fix)
+        listed = list(read_suspects(directory))
+        if listed:
+            held = sum(suspect.pages for suspect in listed) * PAGE_BYTES
+            detail = (
+                f"{name}: {len(listed)} places of bad frames, {held} bytes, listed in {directory / QUARANTINE_NAME}"
+            )
+            yield _bad("quarantine", detail, "look after the health of this disk; the file may be deleted afterwards")
 
 
 def _held_bytes(directory: Path) -> int:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-PAGE_BYTES = 4096
+from tierkv_disk.places import PAGE_BYTES
 
 
 def round_up(size: int, unit: int = PAGE_BYTES) -> int:

@@ -9,11 +9,15 @@ from pathlib import Path
 
 from tierkv.abc import BackendContext
 from tierkv.errors import BackendError, ConfigError
+from tierkv.types.namespace import Namespace
 from tierkv_disk import layout
 from tierkv_disk.directio import FileIO, round_up, supports_direct
 from tierkv_disk.index_log import LogIdentity
+from tierkv_disk.locks import NamespaceLock
 from tierkv_disk.options import DiskOptions
+from tierkv_disk.recovery import Source
 from tierkv_disk.segments import Limits, SegmentFiles
+from tierkv_disk.shared import SharedDirectory, SharedLimits
 
 FRAME_BYTES_LIMIT = 2**32
 """The log has four bytes for a frame's length."""
@@ -24,25 +28,27 @@ logger = logging.getLogger("tierkv_disk")
 class Home:
     """A locked namespace directory and how it is used.
 
-    sync: force writes to the device before they are acknowledged. sync_each: and each frame of a batch by itself.
+    source: its files. sync: force writes to the device before they are acknowledged. sync_each: and each frame of a
+    batch by itself.
     """
 
     tier: str
-    directory: Path
-    identity: LogIdentity
-    segments: SegmentFiles
-    lock: layout.NamespaceLock
+    namespace: Namespace
+    source: Source
+    lock: NamespaceLock
+    frame_bytes_max: int
     sync: bool
     sync_each: bool
+    quarantine_bytes_max: int
 
-    @property
-    def slot_bytes(self) -> int:
-        """Size of a slot."""
-        return self.identity.slot_bytes
+    def settled(self) -> None:
+        """The files are those of the newest format now."""
+        if self.source.slot_bytes:
+            layout.publish_manifest(self.source.directory, self.namespace)
 
     def release(self) -> None:
         """Close the segment files, then let others in."""
-        self.segments.close()
+        self.source.segments.close()
         self.lock.release()
 
 
@@ -54,32 +60,54 @@ def enter_home(context: BackendContext, options: DiskOptions) -> Home:
         BackendError: see :mod:`tierkv_disk.layout`.
         OSError: the place cannot be used.
     """
-    wanted = round_up(max(1, context.frame_bytes_max))
-    if wanted >= FRAME_BYTES_LIMIT:
-        raise ConfigError(f"frames of {wanted} bytes: a disk tier takes less than 4 GiB; use smaller chunks")
+    frame_bytes_max = round_up(max(1, context.frame_bytes_max))
+    if frame_bytes_max >= FRAME_BYTES_LIMIT:
+        raise ConfigError(f"frames of {frame_bytes_max} bytes: a disk tier takes less than 4 GiB; use smaller chunks")
+    _require_room_for_one(context.capacity_bytes, options.directory_bytes_max, frame_bytes_max)
     path = Path(options.path).expanduser().absolute()
     layout.claim(path)
-    directory = layout.enter_namespace(path, context.namespace)
+    shared = SharedDirectory(path, _shared_limits(options), context.tier)
     with ExitStack() as undo:
-        lock = layout.NamespaceLock(directory)
-        undo.callback(lock.release)
-        slot_bytes = layout.settle_slot_bytes(directory, context.namespace, wanted)
-        if context.capacity_bytes is not None and context.capacity_bytes < slot_bytes:
-            raise ConfigError(
-                f"capacity of {context.capacity_bytes} bytes: one frame of this stack needs {slot_bytes} in a disk tier"
-            )
+        with shared.locked():
+            directory = layout.enter_namespace(path, context.namespace)
+            lock = NamespaceLock(directory)
+            undo.callback(lock.release)
+        slot_bytes = layout.read_slot_bytes(directory, context.namespace)
         layout.sweep(directory)
-        io = FileIO(direct=_choose_direct(directory, options, context.tier), bounce_bytes=slot_bytes)
-        limits = Limits(context.capacity_bytes, options.min_free_bytes, options.segment_bytes)
+        io = FileIO(direct=_choose_direct(directory, options, context.tier), bounce_bytes=frame_bytes_max)
         undo.pop_all()
+    limits = Limits(context.capacity_bytes, options.segment_bytes)
+    segments = SegmentFiles(directory, frame_bytes_max, limits, shared, io)
     return Home(
         tier=context.tier,
-        directory=directory,
-        identity=LogIdentity(context.namespace.fingerprint(), slot_bytes),
-        segments=SegmentFiles(directory, slot_bytes, limits, io),
+        namespace=context.namespace,
+        source=Source(directory, LogIdentity(context.namespace.fingerprint()), segments, slot_bytes),
         lock=lock,
+        frame_bytes_max=frame_bytes_max,
         sync=options.durability != "none",
         sync_each=options.durability == "always",
+        quarantine_bytes_max=options.quarantine_bytes_max,
+    )
+
+
+def _require_room_for_one(capacity_bytes: int | None, directory_bytes_max: int | None, frame_bytes_max: int) -> None:
+    if capacity_bytes is not None and capacity_bytes < frame_bytes_max:
+        raise ConfigError(
+            f"capacity of {capacity_bytes} bytes: one frame of this stack needs {frame_bytes_max} in a disk tier"
+        )
+    if directory_bytes_max is not None and directory_bytes_max < frame_bytes_max:
+        raise ConfigError(
+            f"directory_bytes_max = {directory_bytes_max}: one frame of this stack needs {frame_bytes_max} bytes"
+        )
+
+
+def _shared_limits(options: DiskOptions) -> SharedLimits:
+    return SharedLimits(
+        bytes_max=options.directory_bytes_max,
+        high=options.high_watermark,
+        low=options.low_watermark,
+        min_free_bytes=options.min_free_bytes,
+        reclaim=options.reclaim_unused,
     )
 
 

@@ -3,33 +3,33 @@
 ::
 
     <path>/tierkv-disk.json                     marker: this directory is ours, format version
-    <path>/<namespace fingerprint>/namespace.json   what the namespace is, and the slot size
-    <path>/<namespace fingerprint>/lock             held with flock by the process that has it open; its pid
+    <path>/directory.lock                       tierkv_disk.shared
+    <path>/<namespace fingerprint>/namespace.json   what the namespace is, format version
+    <path>/<namespace fingerprint>/lock             tierkv_disk.locks
+    <path>/<namespace fingerprint>/quarantine.jsonl tierkv_disk.quarantine
     <path>/<namespace fingerprint>/index.log        tierkv_disk.index_log
     <path>/<namespace fingerprint>/segment-00000.dat ...   tierkv_disk.segments
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import threading
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
+from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
+from tierkv_disk.files import is_temporary, publish_document, sync_directory
 from tierkv_disk.index_log import TEMPORARY_NAME as LOG_TEMPORARY_NAME
-from tierkv_disk.segments import sync_directory
+from tierkv_disk.places import PAGE_BYTES
 
 PROGRAM = "tierkv-disk"
-FORMAT = 1
+MARKER_FORMAT = 1
+NAMESPACE_FORMAT = 2
+"""Of a namespace's files together: log, segments, quarantine. Format 1, of slots of one size, is read and replaced."""
 MARKER_NAME = "tierkv-disk.json"
 NAMESPACE_NAME = "namespace.json"
-LOCK_NAME = "lock"
-_TEMPORARY_PREFIX = ".tierkv-disk."
-_TEMPORARY_SUFFIX = ".tmp"
 _NOT_FOREIGN = frozenset({"lost+found"})
 
 
@@ -49,7 +49,7 @@ def check_ours(path: Path) -> None:
         raise NamespaceMismatchError(
             f"{path} is, or lies below, a file; `path` must name a directory: choose another one"
         ) from None
-    foreign = sorted(name for name in names - _NOT_FOREIGN if not _is_temporary(name))
+    foreign = sorted(name for name in names - _NOT_FOREIGN if not is_temporary(name))
     # The second look is for a process that created the marker while we listed.
     if foreign and MARKER_NAME not in names and not marker.exists():
         raise NamespaceMismatchError(
@@ -57,7 +57,7 @@ def check_ours(path: Path) -> None:
             f"and no {MARKER_NAME}: not a {PROGRAM} directory, left untouched; give `path` an empty or new one"
         )
     if marker.exists():
-        _check_document(marker, read_document(marker))
+        _check_document(marker, read_document(marker), MARKER_FORMAT)
 
 
 def claim(path: Path) -> None:
@@ -71,7 +71,7 @@ def claim(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if not (path / MARKER_NAME).exists():
         try:
-            publish_document(path / MARKER_NAME, {"program": PROGRAM, "format": FORMAT})
+            publish_document(path / MARKER_NAME, {"program": PROGRAM, "format": MARKER_FORMAT})
         except FileNotFoundError:
             # Another process that claims the same directory swept our temporary after publishing its own marker.
             check_ours(path)
@@ -91,11 +91,13 @@ def enter_namespace(path: Path, namespace: Namespace) -> Path:
     return directory
 
 
-def settle_slot_bytes(directory: Path, namespace: Namespace, slot_bytes: int) -> int:
-    """The slot size of a locked namespace directory: that of its namespace.json, which is written if it is new.
+def read_slot_bytes(directory: Path, namespace: Namespace) -> int:
+    """Look at the namespace.json of a locked namespace directory: 0, or the slot size of one of format 1.
+
+    Writes it if the namespace is new.
 
     Raises:
-        NamespaceMismatchError: what lies there belongs to another namespace or format, or its slots are too small.
+        NamespaceMismatchError: what lies there belongs to another namespace or format.
         OSError: it cannot be read or written.
     """
     manifest = directory / NAMESPACE_NAME
@@ -107,91 +109,42 @@ def settle_slot_bytes(directory: Path, namespace: Namespace, slot_bytes: int) ->
             raise NamespaceMismatchError(
                 f"{directory} has {remains[0]} but no {NAMESPACE_NAME}: put that file back, or remove the directory"
             )
-        described = {"program": PROGRAM, "format": FORMAT, "slot_bytes": slot_bytes, "namespace": namespace.describe()}
-        publish_document(manifest, described)
-        return slot_bytes
+        publish_manifest(directory, namespace)
+        return 0
     document = read_document(manifest)
-    _check_document(manifest, document)
+    _check_document(manifest, document, NAMESPACE_FORMAT)
     expected = json.loads(json.dumps(namespace.describe()))
     if document.get("namespace") != expected:
         raise NamespaceMismatchError(
             f"{manifest} describes another namespace than {directory.name}: remove {directory}"
         )
-    stored = document.get("slot_bytes")
-    if not isinstance(stored, int) or stored < slot_bytes:
-        raise NamespaceMismatchError(
-            f"{manifest} says slot_bytes = {stored!r}, but frames of this stack need {slot_bytes}: "
-            f"remove {directory}, or set a new `epoch` in the namespace"
-        )
-    return stored
+    if document.get("format") == NAMESPACE_FORMAT:
+        return 0
+    slot_bytes = document.get("slot_bytes")
+    if not isinstance(slot_bytes, int) or slot_bytes <= 0 or slot_bytes % PAGE_BYTES:
+        raise NamespaceMismatchError(f"{manifest} says slot_bytes = {slot_bytes!r}: repair it, or remove {directory}")
+    return slot_bytes
 
 
-class NamespaceLock:
-    """Sole use of a namespace directory, until :meth:`release` or the end of the process."""
+def publish_manifest(directory: Path, namespace: Namespace) -> None:
+    """Write the namespace.json of the format that this version writes.
 
-    def __init__(self, directory: Path) -> None:
-        """Take the lock.
-
-        Raises:
-            BackendUnavailableError: another opening has it; the message names its process.
-            OSError: the lock file cannot be used.
-        """
-        path = directory / LOCK_NAME
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._fd)
-            raise BackendUnavailableError(
-                f"{directory} is in use by process {owner}: stop it, or give this one another `path` "
-                "(one process at a time owns a namespace of a disk tier)"
-            ) from None
-        except OSError:
-            os.close(self._fd)
-            raise
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Let others in."""
-        os.close(self._fd)
-
-
-def lock_owner(directory: Path) -> str | None:
-    """The pid in the lock file if the lock is held now, else None. Changes nothing."""
-    try:
-        fd = os.open(directory / LOCK_NAME, os.O_RDWR)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
-    else:
-        return None
-    finally:
-        os.close(fd)
+    Raises:
+        OSError: it cannot be written.
+    """
+    described = {"program": PROGRAM, "format": NAMESPACE_FORMAT, "namespace": namespace.describe()}
+    publish_document(directory / NAMESPACE_NAME, described)
 
 
 def sweep(directory: Path) -> None:
-    """Remove temporary files that a killed process left."""
+    """Remove temporary files, and namespaces on their way out, that a killed process left."""
     for entry in directory.iterdir():
-        if _is_temporary(entry.name) or entry.name == LOG_TEMPORARY_NAME:
+        if not is_temporary(entry.name) and entry.name != LOG_TEMPORARY_NAME:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
             entry.unlink(missing_ok=True)
-
-
-def publish_document(path: Path, document: Mapping[str, object]) -> None:
-    """Write a small JSON file so that it is there whole or not at all, also after a power cut."""
-    writer = f"{os.getpid()}-{threading.get_ident()}"  # two stacks of one process may claim one path at once
-    temporary = path.parent / f"{_TEMPORARY_PREFIX}{path.name}.{writer}{_TEMPORARY_SUFFIX}"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_directory(path.parent)
 
 
 def read_document(path: Path) -> dict[str, object]:
@@ -209,15 +162,12 @@ def read_document(path: Path) -> dict[str, object]:
     return document
 
 
-def _check_document(path: Path, document: Mapping[str, object]) -> None:
+def _check_document(path: Path, document: Mapping[str, object], newest: int) -> None:
     if document.get("program") != PROGRAM:
         raise NamespaceMismatchError(f"{path} belongs to another program: choose another `path`")
-    if document.get("format") != FORMAT:
+    found = document.get("format")
+    if not isinstance(found, int) or not 1 <= found <= newest:
         raise NamespaceMismatchError(
-            f"{path} has format {document.get('format')!r}, this {PROGRAM} reads {FORMAT}: "
-            f"install the version that wrote it, or remove {path.parent}"
+            f"{path} has format {found!r}, written by a newer {PROGRAM}; this one reads up to {newest}: "
+            f"upgrade {PROGRAM}, or remove {path.parent}"
         )
-
-
-def _is_temporary(name: str) -> bool:
-    return name.startswith(_TEMPORARY_PREFIX) and name.endswith(_TEMPORARY_SUFFIX)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tierkv.types.keys import Key
-from tierkv_disk.index_log import LOG_NAME, IndexLog, LogHealth, LogIdentity, Record, RecordKind, read_records
-from tierkv_disk.segments import SegmentFiles
-from tierkv_disk.slots import (
-    Location,
-    Slot,
-    SlotTable,
-    frame_bytes_of,
-    location_at,
-    number_of,
-    segment_of,
-    slot_of,
+from tierkv_disk.index_log import (
+    LOG_NAME,
+    IndexLog,
+    LogHealth,
+    LogIdentity,
+    Record,
+    RecordKind,
+    read_records,
+    records_of,
 )
+from tierkv_disk.placement import cuts_for, free_runs, gaps_between, has_room, is_sound, lost_keys, used_runs
+from tierkv_disk.places import PAGE_BYTES, PAGES_MAX, Location, Run, location_at, page_of, pages_for, segment_of
+from tierkv_disk.quarantine import Quarantine, Suspect
+from tierkv_disk.segments import SegmentFiles
+from tierkv_disk.table import NOWHERE, Table
 
 COMPACT_RECORDS_MIN = 1024
 """Below this a log is never rewritten for its size."""
-
-
-Entries = dict[Key, Location]
-"""Everything stored, in the order in which it was written."""
 
 
 @dataclass(slots=True)
@@ -34,13 +35,15 @@ class Recovery:
     """What an opening found.
 
     log_missing: there are segment files without a log; nothing in them can be found again.
-    entries_lost: keys whose segment file is missing or too short, or whose slot a later frame took over.
+    entries_lost: keys whose segment file is missing or too short, or whose pages a later frame took over.
+    entries_dropped: frames that had to go because capacity or directory got a smaller limit.
     rewritten: the log was replaced by a clean one.
     """
 
     log: LogHealth = field(default_factory=LogHealth)
     log_missing: bool = False
     entries_lost: int = 0
+    entries_dropped: int = 0
     rewritten: bool = False
 
     @property
@@ -54,9 +57,19 @@ class Recovery:
             "index.log is missing, what the segments held cannot be found again": self.log_missing,
             "the header of index.log was damaged": not self.log.header_ok,
             f"{self.log.damaged} records of index.log were damaged": bool(self.log.damaged),
-            f"{self.entries_lost} frames are gone with their segment or slot": bool(self.entries_lost),
+            f"{self.entries_lost} frames are gone with their segment or place": bool(self.entries_lost),
+            f"{self.entries_dropped} frames are above the limit, and were dropped": bool(self.entries_dropped),
         }
         return [text for text, happened in told.items() if happened]
+
+
+class Source(NamedTuple):
+    """What is opened: a locked namespace directory. slot_bytes: of format 1, else 0."""
+
+    directory: Path
+    identity: LogIdentity
+    segments: SegmentFiles
+    slot_bytes: int = 0
 
 
 def mostly_dead(records: int, live: int) -> bool:
@@ -64,69 +77,130 @@ def mostly_dead(records: int, live: int) -> bool:
     return records > COMPACT_RECORDS_MIN and records > 2 * live
 
 
-def put_records(entries: Entries) -> Iterator[Record]:
+def put_records(table: Table) -> Iterator[Record]:
     """The shortest log that says the same."""
-    return (Record(RecordKind.PUT, key, slot_of(at), frame_bytes_of(at)) for key, at in entries.items())
+    for key in table.entries:
+        found = table.find(key)
+        if found is not None:
+            yield from records_of(key, *found)
 
 
-def recover(
-    directory: Path, identity: LogIdentity, segments: SegmentFiles, *, sync: bool
-) -> tuple[Entries, SlotTable, IndexLog, Recovery]:
-    """Open log and segments of a locked namespace directory.
+def recover(source: Source, quarantine: Quarantine, *, sync: bool) -> tuple[Table, IndexLog, Recovery]:
+    """Open log and segments.
 
     Raises:
         OSError: something cannot be read or written.
     """
-    report = Recovery()
-    slots_of = segments.open_existing()
+    report, table = Recovery(), Table()
+    source.segments.open_existing()
+    fd = _open(source.directory / LOG_NAME)
     try:
-        fd = os.open(directory / LOG_NAME, os.O_RDWR)
-    except FileNotFoundError:
-        report.log_missing = bool(slots_of)
-        log = IndexLog.create(directory, identity, [], sync=sync)
-        return {}, _slot_table(segments, {}), log, report
-    try:
-        entries, owners = _replay(fd, identity, report)
-        lost = [slot for slot in owners if number_of(slot) >= slots_of.get(segment_of(slot), 0)]
-        for slot in lost:
-            del entries[owners.pop(slot)]
-        report.entries_lost += len(lost)
-        if report.lossless and not mostly_dead(report.log.records, len(entries)):
-            return entries, _slot_table(segments, owners), IndexLog.resume(fd, identity, report.log, sync=sync), report
+        if fd is not None:
+            _replay(fd, source, table, report)
+        report.log_missing = fd is None and bool(source.segments.pages)
+        _settle(source, table, quarantine, report)
+        dead = mostly_dead(report.log.records, len(table.entries))
+        if fd is not None and report.lossless and not report.log.slotted and not dead:
+            log = IndexLog.resume(fd, source.identity, report.log, sync=sync)
+            fd = None  # the log's now
+            return table, log, report
         report.rewritten = True
-        log = IndexLog.create(directory, identity, put_records(entries), sync=sync)
-    except OSError:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return entries, _slot_table(segments, owners), log, report
+        return table, IndexLog.create(source.directory, source.identity, put_records(table), sync=sync), report
+    finally:
+        if fd is not None:
+            os.close(fd)
 
 
-def _replay(fd: int, identity: LogIdentity, report: Recovery) -> tuple[Entries, dict[Slot, Key]]:
-    """What the log says in the end, by key and by slot.
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
 
-    A slot belongs to the last record that names it: an older claim can only stand there because the record that ended
-    it was lost.
-    """
-    entries: Entries = {}
-    owners: dict[Slot, Key] = {}
-    for kind, key, slot, frame_bytes in read_records(fd, identity, report.log):
-        old = entries.pop(key, None)
-        if old is not None:
-            del owners[slot_of(old)]
-        if kind is not RecordKind.PUT:
+
+def _replay(fd: int, source: Source, table: Table, report: Recovery) -> None:
+    """What the log says in the end. Written for speed: there are millions of records, nearly all of them first puts."""
+    entries, put, part_kind = table.entries, int(RecordKind.PUT), int(RecordKind.PART)
+    parts: list[tuple[Key, Run, int]] = []
+    for kind, key, part, place, frame_bytes in read_records(fd, source.identity, report.log, source.slot_bytes):
+        if kind == put and not part:
+            if key in entries:
+                del entries[key]
+                table.scattered.pop(key, None)
+            entries[key] = Location(place << 32 | frame_bytes)  # location_at, without a call
+        elif kind == part_kind:
+            parts = parts[:part] if part else []
+            parts.append((key, Run(place, pages_for(frame_bytes)), frame_bytes))
             continue
-        owner = owners.setdefault(slot, key)
-        if owner is not key:
-            del entries[owner]
-            owners[slot] = key
+        else:
+            entries.pop(key, None)
+            table.scattered.pop(key, None)
+            if kind == put:
+                if len(parts) == part and all(each[0] == key for each in parts):
+                    table.scattered[key] = (*(run for _, run, _ in parts), Run(place, pages_for(frame_bytes)))
+                    entries[key] = location_at(NOWHERE, sum(size for _, _, size in parts) + frame_bytes)
+                else:
+                    report.entries_lost += 1
+        if parts:
+            parts = []
+
+
+def _settle(source: Source, table: Table, quarantine: Quarantine, report: Recovery) -> None:
+    """Make the table agree with the files, and find out what is free."""
+    entries, scattered, pages = table.entries, table.scattered, source.segments.pages
+    used = used_runs(entries, scattered)
+    gaps = gaps_between(used)
+    if not is_sound(gaps, pages):
+        for key in lost_keys(entries, scattered, pages):
             report.entries_lost += 1
-        entries[key] = location_at(slot, frame_bytes)
-    return entries, owners
+            _forget(table, key)
+        used = used_runs(entries, scattered)
+    kept = _still_there(table, quarantine, used, pages)
+    source.segments.pages_out_of_service = sum(suspect.pages for suspect in kept)
+    excess = source.segments.excess_pages()
+    if excess:
+        cuts = cuts_for(excess, entries, used, pages)
+        for key in [key for key in entries if _is_beyond(_runs(table, key), cuts)]:
+            report.entries_dropped += 1
+            _forget(table, key)
+        for segment, length in cuts.items():
+            source.segments.cut(segment, length)
+        used = used_runs(entries, scattered)
+        kept = _still_there(table, quarantine, used, pages)
+        source.segments.pages_out_of_service = sum(suspect.pages for suspect in kept)
+    quarantine.keep(kept)
+    for suspect in kept:
+        table.out_of_service.add(suspect.runs[0].place)
+    if report.entries_lost or excess or kept:
+        gaps = gaps_between(used)
+    for run in free_runs(gaps, pages):
+        table.free.add(run)
 
 
-def _slot_table(segments: SegmentFiles, used: Container[Slot]) -> SlotTable:
-    table = SlotTable()
-    for segment, covered in segments.shrink(used).items():
-        table.add_segment(segment, covered, used)
-    return table
+def _still_there(table: Table, quarantine: Quarantine, used: list[Location], pages: Mapping[int, int]) -> list[Suspect]:
+    """What is listed and neither cut off nor somebody else's. Its pages are added to the used ones."""
+    kept = []
+    for suspect in quarantine:
+        # The bad frame itself may be there still: then its pages are among the used ones already.
+        if _runs(table, suspect.key) == suspect.runs:
+            kept.append(suspect)
+        elif all(has_room(used, run, pages) for run in suspect.runs):
+            kept.append(suspect)
+            for run in suspect.runs:
+                insort(used, location_at(run.place, run.pages * PAGE_BYTES))
+    return kept
+
+
+def _runs(table: Table, key: Key) -> tuple[Run, ...]:
+    found = table.find(key)
+    return () if found is None else found[0]
+
+
+def _is_beyond(runs: Iterable[Run], cuts: Mapping[int, int]) -> bool:
+    return any(page_of(place) + pages > cuts.get(segment_of(place), PAGES_MAX) for place, pages in runs)
+
+
+def _forget(table: Table, key: Key) -> None:
+    """Before it is known what is free, nothing can become free."""
+    del table.entries[key]
+    table.scattered.pop(key, None)

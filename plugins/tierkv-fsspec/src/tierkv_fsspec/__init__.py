@@ -1,13 +1,14 @@
-"""Object stores and shared file systems as a tier of tierkv: ``backend = "fsspec"``."""
+"""Object stores and shared file systems as a tier of tierkv: ``backend = "fsspec"``, or ``"fsspec-read-only"``."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from tierkv.abc import BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
-from tierkv_fsspec.checking import check
-from tierkv_fsspec.opening import open_backend
+from tierkv_fsspec.checking import check, check_reader
+from tierkv_fsspec.opening import open_backend, open_reader
 from tierkv_fsspec.options import FsspecOptions
 
 __version__ = "0.1.0"
@@ -28,11 +29,20 @@ PLUGIN = BackendPlugin(
     check=check,
 )
 
+READ_ONLY_PLUGIN = dataclasses.replace(
+    PLUGIN,
+    name="fsspec-read-only",
+    summary="The same places, and http URLs, for engines that only read what others store there",
+    capabilities=dataclasses.replace(PLUGIN.capabilities, read_only=True),
+    open=open_reader,
+    check=check_reader,
+)
+
 
 @hookimpl
 def tierkv_backends() -> Iterable[BackendPlugin]:
-    """The one backend of this distribution."""
-    return [PLUGIN]
+    """The backends of this distribution: one that writes, and one that never does."""
+    return [PLUGIN, READ_ONLY_PLUGIN]
 
 
-__all__ = ["PLUGIN", "TIERKV_SPI", "FsspecOptions", "tierkv_backends"]
+__all__ = ["PLUGIN", "READ_ONLY_PLUGIN", "TIERKV_SPI", "FsspecOptions", "tierkv_backends"]

@@ -15,16 +15,30 @@ from tierkv.abc import Finding
 from tierkv.errors import BackendError
 from tierkv_fsspec.choosing import Choice, choose
 from tierkv_fsspec.credentials import find_credentials
-from tierkv_fsspec.options import CHAINS, FsspecOptions, Location
+from tierkv_fsspec.lifecycle import check_lifecycle
+from tierkv_fsspec.options import CHAINS, READ_ONLY_PROTOCOLS, FsspecOptions, Location
 from tierkv_fsspec.store import Store
 from tierkv_fsspec.troubles import FIXES, Kind, Trouble
 
 _GIB = 1024**3
-READ_ONLY_FIX = f'{FIXES[Kind.REFUSED]}; or set write = "read_only" for this tier'
+READ_ONLY_FIX = f'{FIXES[Kind.REFUSED]}; or set backend = "fsspec-read-only" and write = "read_only" for this tier'
 
 
 def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Finding]:
-    """Findings on package, credentials, reachability and the right to write."""
+    """Findings on package, credentials, reachability, the right to write, and who removes old chunks."""
+    if options.location.protocol in READ_ONLY_PROTOCOLS:
+        fix = 'use backend = "fsspec-read-only"'
+        yield Finding("write", ok=False, detail="http places are never written", fix=fix)
+        return
+    yield from _check(options, writes=True)
+
+
+def check_reader(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Finding]:
+    """Findings on package, credentials and reachability."""
+    yield from _check(options, writes=False)
+
+
+def _check(options: FsspecOptions, *, writes: bool) -> Iterator[Finding]:
     location = options.location
     try:
         choice = choose(options)
@@ -33,7 +47,7 @@ def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Findi
         return
     yield Finding("package", ok=True, detail=f"{location.url} is served by {choice.detail}")
     if location.protocol == "file":
-        yield from _check_directory(Path(location.prefix))
+        yield from _check_directory(Path(location.prefix), writes=writes)
         return
     if location.protocol == "memory":
         yield Finding("durable", ok=True, detail="memory URLs are for trials: the data ends with the process")
@@ -42,10 +56,12 @@ def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Findi
         yield Finding("credentials", credentials.found, credentials.detail, "" if credentials.found else CHAINS)
         if not credentials.found:
             return
-    yield from _check_access(choice, location)
+    yield from _check_access(choice, location, writes=writes)
+    if writes and location.protocol == "s3":
+        yield check_lifecycle(location, options)
 
 
-def _check_access(choice: Choice, location: Location) -> Iterator[Finding]:
+def _check_access(choice: Choice, location: Location, *, writes: bool) -> Iterator[Finding]:
     try:
         store = choice.open(location)
         try:
@@ -58,7 +74,8 @@ def _check_access(choice: Choice, location: Location) -> Iterator[Finding]:
         yield Finding("access", ok=False, detail=f"{trouble.kind.value} ({trouble.detail})", fix=FIXES[trouble.kind])
         return
     yield Finding("access", ok=True, detail=f"{location.url} answers")
-    yield _check_write(store)
+    if writes:
+        yield _check_write(store)
 
 
 def _check_write(store: Store) -> Finding:
@@ -73,10 +90,15 @@ def _check_write(store: Store) -> Finding:
     return Finding("write", ok=True, detail="a short object was stored and removed")
 
 
-def _check_directory(root: Path) -> Iterator[Finding]:
+def _check_directory(root: Path, *, writes: bool) -> Iterator[Finding]:
     existing = next(path for path in (root, *root.parents) if path.exists())
     if not existing.is_dir():
         yield Finding("access", ok=False, detail=f"{existing} is not a directory", fix="give another path")
+        return
+    if not writes:
+        there = root == existing
+        fix = "" if there else f"make {root} or mount it, or correct the tier's url"
+        yield Finding("access", ok=there, detail=f"{root} {'is there' if there else 'does not exist'}", fix=fix)
         return
     if not os.access(existing, os.W_OK | os.X_OK):
         yield Finding("write", ok=False, detail=f"no permission to write in {existing}", fix=READ_ONLY_FIX)

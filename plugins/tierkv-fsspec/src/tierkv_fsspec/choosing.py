@@ -17,7 +17,7 @@ from tierkv_fsspec.local import LocalStore
 from tierkv_fsspec.options import FsspecOptions, Location
 from tierkv_fsspec.store import Store
 
-OBSTORE_PROTOCOLS = ("s3", "gs", "az")
+OBSTORE_PROTOCOLS = ("s3", "gs", "az", "http", "https")
 _TRANSLATED = {"anon"}
 """Keys of storage_options that mean the same to obstore; any other is a word of the fsspec file system."""
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
@@ -45,6 +45,9 @@ def choose(options: FsspecOptions) -> Choice:
         raise BackendError(f'{location.url}: implementation = "obstore" cannot be used: {why_not_obstore}')
     if options.implementation == "obstore" or (options.implementation == "auto" and not why_not_obstore):
         return Choice(f"obstore {version('obstore')}", lambda place: _open_obstore(place, options))
+    if location.protocol == "az" and options.endpoint_url is not None:
+        why = why_not_obstore or 'implementation = "fsspec" was asked for'
+        raise BackendError(f"{location.url}: endpoint_url of az URLs needs obstore: {why}")
     try:
         package = fsspec.get_filesystem_class(_scheme(location)).__module__.partition(".")[0]
     except ImportError as error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tierkv_fsspec.store import HEAD_BYTES, TooLongError
+from tierkv_fsspec.store import HEAD_BYTES, TEMPORARY, TooLongError
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 T = TypeVar("T")
-TEMPORARY = "tmp"
 STALE_S = 3600.0
 """A temporary file that nobody wrote to for this long belongs to a writer that died."""
 
@@ -77,7 +77,7 @@ class LocalStore:
             temporary.unlink(missing_ok=True)
             raise
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes | memoryview) -> bool:
         """The same with a link, which fails where the name is taken."""
         temporary = self._write_temporary(memoryview(data))
         try:
@@ -91,6 +91,10 @@ class LocalStore:
     def delete(self, name: str) -> None:
         """Unlink."""
         (self._root / name).unlink(missing_ok=True)
+
+    def pages(self) -> Iterator[Sequence[str]]:
+        """None: to look here is as cheap as to remember."""
+        return iter(())
 
     def close(self) -> None:
         """Nothing is held."""
@@ -114,11 +118,9 @@ class LocalStore:
         if not self._temporary.is_dir():
             return
         for path in self._temporary.iterdir():
-            try:
+            with contextlib.suppress(OSError):  # another process sweeps too; or it may not be removed by us
                 if now_s - path.stat().st_mtime > STALE_S:
                     path.unlink()
-            except FileNotFoundError:  # another process sweeps too
-                continue
 
 
 def _with_parent(path: Path, action: Callable[[Path], T]) -> T:

@@ -1,19 +1,22 @@
-"""S3, Google Cloud Storage and Azure through obstore: one request per verb, no copy before a PUT, no event loop."""
+"""S3, Google Cloud Storage, Azure and plain HTTP through obstore: one request per verb, no copy before a PUT."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
 import obstore
-from obstore.exceptions import AlreadyExistsError
-from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
+from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 
 from tierkv_fsspec.credentials import aws_from_files
 from tierkv_fsspec.options import FsspecOptions, Location
 from tierkv_fsspec.store import HEAD_BYTES, TooLongError, place
+from tierkv_fsspec.troubles import Kind, Trouble, forget_frames
 
+LISTED_AT_ONCE = 1000
+"""Names that servers tell in one answer."""
 RETRIES = 1
 """For a connection that the server closed while it was idle. More is the framework's business."""
 
@@ -26,6 +29,8 @@ class ObstoreStore:
     def __init__(self, location: Location, options: FsspecOptions) -> None:
         self._store = _open(location, options)
         self._prefix = f"{location.prefix}/" if location.prefix else ""
+        self._put_arguments = _put_arguments(options)
+        self._is_conditional = True
 
     def exists(self, name: str) -> bool:
         """One HEAD."""
@@ -57,14 +62,28 @@ class ObstoreStore:
 
     def write(self, name: str, data: memoryview) -> None:
         """One PUT, never in parts."""
-        obstore.put(self._store, self._prefix + name, data, use_multipart=False)
+        obstore.put(self._store, self._prefix + name, data, use_multipart=False, **self._put_arguments)
 
-    def create(self, name: str, data: bytes) -> bool:
-        """A conditional PUT."""
-        try:
-            obstore.put(self._store, self._prefix + name, data, mode="create")
-        except AlreadyExistsError:
+    def create(self, name: str, data: bytes | memoryview) -> bool:
+        """A conditional PUT; a look and a PUT on servers that have said that they know no conditions."""
+        if self._is_conditional:
+            try:
+                obstore.put(
+                    self._store, self._prefix + name, data, mode="create", use_multipart=False, **self._put_arguments
+                )
+            except Exception as error:
+                kind = Trouble.of(error).kind
+                if kind not in (Kind.TAKEN, Kind.NOT_SERVED):
+                    raise
+                forget_frames(error)
+                if kind is Kind.TAKEN:
+                    return False
+                self._is_conditional = False
+            else:
+                return True
+        if self.exists(name):
             return False
+        self.write(name, memoryview(data))
         return True
 
     def delete(self, name: str) -> None:
@@ -74,21 +93,40 @@ class ObstoreStore:
         except FileNotFoundError:
             return
 
+    def pages(self) -> Iterator[Sequence[str]]:
+        """One LIST at a time."""
+        for page in obstore.list(self._store, self._prefix, chunk_size=LISTED_AT_ONCE):
+            yield [entry["path"] for entry in page]
+
     def close(self) -> None:
         """Connections close when the store is collected."""
 
 
-def _endpoint(options: FsspecOptions) -> str | None:
-    """The configured one, or the one that every AWS tool takes from the environment."""
-    return options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+def _put_arguments(options: FsspecOptions) -> dict[str, Any]:
+    """What goes with each object."""
+    arguments: dict[str, Any] = {}
+    if options.storage_class is not None:
+        arguments["attributes"] = {"Storage-Class": options.storage_class}
+    if options.tags:
+        arguments["tags"] = dict(options.tags)
+    return arguments
+
+
+def _endpoint(location: Location, options: FsspecOptions) -> str | None:
+    """The configured one, or for S3 the one that every AWS tool takes from the environment."""
+    if location.protocol == "s3":
+        return options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return options.endpoint_url
 
 
 def _open(location: Location, options: FsspecOptions) -> ObjectStore:
+    endpoint = _endpoint(location, options)
+    address = location.url if location.protocol == "http" else endpoint or ""
     arguments: dict[str, Any] = {
         "client_options": {
             "connect_timeout": timedelta(seconds=options.connect_timeout_s),
             "timeout": timedelta(seconds=options.read_timeout_s),
-            "allow_http": (_endpoint(options) or "").startswith("http://"),
+            "allow_http": address.startswith("http://"),
         },
         "retry_config": {
             "max_retries": RETRIES,
@@ -96,22 +134,31 @@ def _open(location: Location, options: FsspecOptions) -> ObjectStore:
             "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2},
         },
     }
+    if location.protocol in ("http", "https"):
+        return HTTPStore(f"{location.protocol}://{location.bucket}", **arguments)
     config = dict(options.storage_options)
     if config.pop("anon", False):
         config["skip_signature"] = True
     if location.protocol == "gs":
+        if endpoint is not None:
+            config["base_url"] = endpoint
         return GCSStore(location.bucket, config=cast("Any", config), **arguments)
     if location.protocol == "az":
+        if endpoint is not None:
+            config["endpoint"] = endpoint
         return AzureStore(location.bucket, config=cast("Any", config), **arguments)
+    return S3Store(location.bucket, **_s3_arguments(config, endpoint, options), **arguments)
+
+
+def _s3_arguments(config: dict[str, Any], endpoint: str | None, options: FsspecOptions) -> dict[str, Any]:
     # Frames carry their own checksums, so the payload need not be hashed for its signature.
     config.setdefault("unsigned_payload", True)
-    endpoint = _endpoint(options)
     if endpoint is not None:
         config["endpoint"] = endpoint
     if options.region is not None:
         config["region"] = options.region
-    if "skip_signature" not in config and aws_from_files():
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  boto3 is needed for ~/.aws alone
+    if "skip_signature" in config or not aws_from_files():
+        return {"config": config}
+    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  boto3 is needed for ~/.aws alone
 
-        arguments["credential_provider"] = Boto3CredentialProvider()
-    return S3Store(location.bucket, config=cast("Any", config), **arguments)
+    return {"config": config, "credential_provider": Boto3CredentialProvider()}

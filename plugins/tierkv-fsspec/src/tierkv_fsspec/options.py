@@ -13,11 +13,24 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 EXAMPLES = '"s3://bucket/prefix", "gs://bucket/prefix", "file:///mnt/shared/tierkv"'
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "local": "file"}
+LOGIN_SCHEMES = ("sftp", "ssh", "hdfs", "webhdfs", "smb")
+"""Whose URLs may name a user: user@host."""
 BUCKET_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-ENDPOINT_PROTOCOLS = ("s3",)
+READ_ONLY_PROTOCOLS = ("http", "https")
+ENDPOINT_PROTOCOLS = ("s3", "gs", "az")
+REGION_PROTOCOLS = ("s3",)
+CLASS_PROTOCOLS = ("s3", "gs", "az")
+TAG_PROTOCOLS = ("s3", "az")
+WARM_UP_KEYS_MAX = 10_000_000
 CONTROL_CHARACTERS = 32
 REQUESTS_MAX = 256
 
+_ONLY_FOR = {
+    "endpoint_url": ENDPOINT_PROTOCOLS,
+    "region": REGION_PROTOCOLS,
+    "storage_class": CLASS_PROTOCOLS,
+    "tags": TAG_PROTOCOLS,
+}
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "credential", "connection_string")
 _SECRET_ENDS = ("key", "access_key_id")
 
@@ -70,8 +83,11 @@ class Location:
             raise ValueError(f"url = {url!r}: names no bucket; give a URL like {EXAMPLES}")
         if any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
             raise ValueError(f"url = {url!r}: the prefix may not hold empty parts, '.' or '..'")
-        if "@" in bucket and ":" in bucket:
+        user, at, _ = bucket.rpartition("@")
+        if at and (":" in user or scheme not in LOGIN_SCHEMES):
             raise ValueError(f"url: no credentials in URLs, they end up in logs; {CHAINS}")
+        if scheme in READ_ONLY_PROTOCOLS and ("?" in rest or "#" in rest):
+            raise ValueError("url: no query and no fragment in http URLs; names are put behind the URL")
         return cls(ALIASES.get(scheme, scheme), bucket, prefix.strip("/"), f"{scheme}://{rest.strip('/')}")
 
     def below(self, name: str) -> Location:
@@ -91,12 +107,17 @@ class FsspecOptions:
     """Options of the backend ``fsspec``.
 
     url: where the tier lies: a bucket and prefix, or a directory. Other objects below it are left alone.
-    endpoint_url: of an S3-compatible server, like "http://10.0.0.7:9000".
+    endpoint_url: of an S3-compatible server, like "http://10.0.0.7:9000"; also of a server like Google's or Azure's.
     region: of the bucket (S3).
-    connect_timeout_s, read_timeout_s: seconds for a connection, and for one request (S3, Google, Azure).
+    connect_timeout_s, read_timeout_s: seconds for a connection, and for one request (S3, Google, Azure, HTTP).
     concurrent_requests: requests in flight at once, over all calls.
     implementation: "obstore" (fastest; S3, Google, Azure), "fsspec" (any protocol), or "auto": obstore where it is
         installed and serves the URL.
+    warm_up_keys_max: objects that are listed when the tier opens, in the background, so that the first question for
+        each is answered without a request; 0 lists nothing.
+    warm_up_s: seconds after which that listing ends, finished or not.
+    storage_class: of new objects, in the store's words, like "STANDARD_IA" (S3, Google, Azure).
+    tags: of new objects, for lifecycle rules that go by tag (S3, Azure).
     storage_options: further options of the protocol's fsspec file system. No credentials: they are refused.
     """
 
@@ -107,6 +128,10 @@ class FsspecOptions:
     read_timeout_s: float = 30.0
     concurrent_requests: int = 16
     implementation: Literal["auto", "obstore", "fsspec"] = "auto"
+    warm_up_keys_max: int = 100_000
+    warm_up_s: float = 30.0
+    storage_class: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,17 +141,20 @@ class FsspecOptions:
             ValueError: names the option, its value, what is allowed and the fix.
         """
         protocol = Location.parse(self.url).protocol
-        for name in ("endpoint_url", "region"):
-            if getattr(self, name) is not None and protocol not in ENDPOINT_PROTOCOLS:
-                raise ValueError(f"{name}: only for s3 URLs; use storage_options for {protocol}")
+        for name, protocols in _ONLY_FOR.items():
+            if getattr(self, name) and protocol not in protocols:
+                served = ", ".join(protocols)
+                raise ValueError(f"{name}: only for {served} URLs; use storage_options for {protocol}, or leave it out")
         if self.endpoint_url is not None:
             _check_endpoint(self.endpoint_url)
-        for name in ("connect_timeout_s", "read_timeout_s"):
+        for name in ("connect_timeout_s", "read_timeout_s", "warm_up_s"):
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"{name} = {seconds}: give seconds above 0")
         if not 1 <= self.concurrent_requests <= REQUESTS_MAX:
             raise ValueError(f"concurrent_requests = {self.concurrent_requests}: give 1 to {REQUESTS_MAX}")
+        if not 0 <= self.warm_up_keys_max <= WARM_UP_KEYS_MAX:
+            raise ValueError(f"warm_up_keys_max = {self.warm_up_keys_max}: give 0 to {WARM_UP_KEYS_MAX}")
         if self.implementation not in ("auto", "obstore", "fsspec"):
             raise ValueError(f'implementation = {self.implementation!r}: allowed are "auto", "obstore" and "fsspec"')
         for key in _secret_keys(self.storage_options):

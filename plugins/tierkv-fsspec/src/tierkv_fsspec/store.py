@@ -1,13 +1,17 @@
-"""What the backend needs of a store of named byte strings: six verbs, one name at a time."""
+"""What the backend needs of a store of named byte strings: verbs for one name at a time, and a listing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
 HEAD_BYTES = 4096
 """A frame starts with a header page that holds its checksums: two frames of one length and head are the same frame."""
+
+TEMPORARY = "tmp"
+"""Directory of what is being written, where objects are moved to their names when they are whole."""
 
 
 class TooLongError(Exception):
@@ -41,11 +45,17 @@ class Store(Protocol):
     def write(self, name: str, data: memoryview) -> None:
         """Store an object: readers see the old one or the new one, whole."""
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Store a short object unless one of that name is there; whether it was stored."""
+    def create(self, name: str, data: bytes | memoryview) -> bool:
+        """Store an object unless one of that name is there; whether it was stored.
+
+        The server decides where it can, so of several writers one succeeds; else a look before decides.
+        """
 
     def delete(self, name: str) -> None:
         """Forget an object. An absent one is no error."""
+
+    def pages(self) -> Iterator[Sequence[str]]:
+        """Names of objects, some at a time, each time one request's worth; other names may be among them."""
 
     def close(self) -> None:
         """Release what is held."""

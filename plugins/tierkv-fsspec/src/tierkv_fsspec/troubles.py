@@ -24,6 +24,8 @@ class Kind(Enum):
     """Why it did not work."""
 
     ABSENT = "no such object"
+    TAKEN = "there is one already"
+    NOT_SERVED = "the server does not know this kind of request"
     NO_BUCKET = "no such bucket"
     REFUSED = "access is refused"
     NO_CREDENTIALS = "no credentials were found"
@@ -51,13 +53,22 @@ FIXES = {
     Kind.BUSY: "try again later",
     Kind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
     Kind.FULL: "make room, or raise the quota",
+    Kind.TAKEN: "see the message",
+    Kind.NOT_SERVED: "see the message",
     Kind.OTHER: "see the message",
 }
 
 _CODES = {
     "NoSuchKey": Kind.ABSENT,
     "NoSuchBucket": Kind.NO_BUCKET,
+    "NotImplemented": Kind.NOT_SERVED,
+    "PreconditionFailed": Kind.TAKEN,
+    "ConditionalRequestConflict": Kind.TAKEN,
+    "ContainerNotFound": Kind.NO_BUCKET,
     "AccessDenied": Kind.REFUSED,
+    "AuthenticationFailed": Kind.REFUSED,
+    "AuthorizationFailure": Kind.REFUSED,
+    "AuthorizationPermissionMismatch": Kind.REFUSED,
     "AllAccessDisabled": Kind.REFUSED,
     "InvalidAccessKeyId": Kind.REFUSED,
     "SignatureDoesNotMatch": Kind.REFUSED,
@@ -70,9 +81,20 @@ _CODES = {
     "SlowDown": Kind.BUSY,
     "ServiceUnavailable": Kind.BUSY,
     "InternalError": Kind.BUSY,
+    "ServerBusy": Kind.BUSY,
     "RequestTimeout": Kind.LATE,
+    "OperationTimedOut": Kind.LATE,
 }
-_STATUSES = {401: Kind.REFUSED, 403: Kind.REFUSED, 404: Kind.ABSENT, 408: Kind.LATE, 429: Kind.BUSY, 507: Kind.FULL}
+_STATUSES = {
+    401: Kind.REFUSED,
+    403: Kind.REFUSED,
+    404: Kind.ABSENT,
+    408: Kind.LATE,
+    412: Kind.TAKEN,
+    429: Kind.BUSY,
+    501: Kind.NOT_SERVED,
+    507: Kind.FULL,
+}
 _TYPE_NAMES = {
     "PermissionDeniedError": Kind.REFUSED,
     "UnauthenticatedError": Kind.REFUSED,
@@ -89,6 +111,10 @@ _TYPE_NAMES = {
     "ServerDisconnectedError": Kind.DOWN,
     "HTTPClientError": Kind.DOWN,
     "FileNotFoundError": Kind.ABSENT,
+    "AlreadyExistsError": Kind.TAKEN,
+    "FileExistsError": Kind.TAKEN,
+    "NotSupportedError": Kind.NOT_SERVED,
+    "NotImplementedError": Kind.NOT_SERVED,
     "TimeoutError": Kind.LATE,
     "ConnectionError": Kind.DOWN,
     "PermissionError": Kind.REFUSED,

@@ -1,0 +1,73 @@
+"""The lock of a namespace directory: one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from tierkv.errors import BackendUnavailableError
+
+LOCK_NAME = "lock"
+
+
+class NamespaceLock:
+    """Sole use of a namespace directory, until :meth:`release` or the end of the process.
+
+    Of an open namespace, the lock file holds the pid; of any, the time of its last change says when it was last used.
+    """
+
+    def __init__(self, directory: Path, *, note_use: bool = True) -> None:
+        """Take the lock.
+
+        Args:
+            directory: of the namespace.
+            note_use: whether the lock file shall say who has it, and when.
+
+        Raises:
+            BackendUnavailableError: another opening has it; the message names its process.
+            OSError: the lock file cannot be used.
+        """
+        self._note_use = note_use
+        self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _owner(self._fd)
+            os.close(self._fd)
+            raise BackendUnavailableError(
+                f"{directory} is in use by process {owner}: stop it, or give this one another `path` "
+                "(one process at a time owns a namespace of a disk tier)"
+            ) from None
+        except OSError:
+            os.close(self._fd)
+            raise
+        if note_use:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others in."""
+        if self._note_use:
+            os.utime(self._fd)
+        os.close(self._fd)
+
+
+def lock_owner(directory: Path) -> str | None:
+    """The pid in the lock file if the lock is held now, else None. Changes nothing."""
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(fd)
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _owner(fd: int) -> str:
+    return os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"

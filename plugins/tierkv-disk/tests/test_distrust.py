@@ -1,0 +1,43 @@
+"""The whole way of a bad frame: damaged on the disk, refused by the framework, its place out of service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from disk_support import PAGE, OpenDisk, make_namespace
+
+from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
+from tierkv.testing.frames import make_key
+from tierkv.tiers.arena import HostArena
+from tierkv.tiers.tier import Tier
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind
+from tierkv.types.transfers import SlotRef
+from tierkv_disk import CAPABILITIES
+
+
+def test_a_frame_that_rotted(open_disk: OpenDisk, directory: Path, page_of: Callable[[Key], tuple[Path, int]]) -> None:
+    """A flipped bit is a miss, the deletion frees nothing, and the chunk is stored anew elsewhere."""
+    session = open_disk(frame_bytes_max=2 * PAGE, capacity_bytes=8 * PAGE)
+    arena, key = HostArena(2 * 2 * PAGE, PAGE), make_key(1)
+    sealer = FrameSealer(make_namespace().fingerprint())
+    tier = Tier("disk", session.backend, CAPABILITIES, "none", {}, sealer, arena)
+    payload = arena.payload(0)
+    payload[:PAGE] = 0x11
+    sealer.seal(arena.slot(0), key, PAGE)
+    source, target = SlotRef(0, 1), SlotRef(1, 1)
+    assert tier.write([key], [source])[0].kind is OutcomeKind.OK
+    path, page = page_of(key)
+    with path.open("r+b") as file:
+        file.seek(page * PAGE + HEADER_BYTES + 7)
+        file.write(b"\x12")
+    assert tier.read([key], [target])[0].kind is OutcomeKind.CORRUPT
+    assert tier.delete([key])[0].kind is OutcomeKind.OK
+    assert tier.write([key], [source])[0].kind is OutcomeKind.OK
+    assert page_of(key) != (path, page)
+    assert tier.read([key], [target])[0].kind is OutcomeKind.OK
+    (line,) = map(json.loads, (directory / "quarantine.jsonl").read_text().splitlines())
+    assert line["runs"] == [{"segment": 0, "page": page, "pages": 2}]
+    assert "checksum" in line["reason"]

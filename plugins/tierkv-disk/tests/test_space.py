@@ -1,0 +1,140 @@
+"""Free space against a model: a set of pages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tierkv_disk.places import Place, Run, place_at
+from tierkv_disk.space import FreeSpace, Pins
+
+
+def pages_of(runs: tuple[Run, ...]) -> set[int]:
+    """Every page by itself."""
+    return {run.place + number for run in runs for number in range(run.pages)}
+
+
+class FreeSpaceMachine(RuleBasedStateMachine):
+    """Whatever the order of takes and frees, no page has two owners, none is lost, and runs are as long as can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.space = FreeSpace()
+        self.segments = 0
+        self.free: set[int] = set()
+        self.owned: list[tuple[Run, ...]] = []
+
+    def longest(self) -> int:
+        """The longest free run of the model."""
+        best = length = 0
+        previous = -2
+        for page in sorted(self.free):
+            length = length + 1 if page == previous + 1 else 1
+            best, previous = max(best, length), page
+        return best
+
+    @rule(pages=st.integers(1, 12))
+    def add_segment(self, pages: int) -> None:
+        run = Run(place_at(self.segments, 0), pages)
+        self.space.add(run)
+        self.free |= pages_of((run,))
+        self.segments += 1
+
+    @rule(pages=st.integers(1, 6))
+    def take(self, pages: int) -> None:
+        run = self.space.take(pages)
+        assert (run is not None) == (self.longest() >= pages), "a run that is long enough was overlooked, or made up"
+        if run is not None:
+            assert run.pages == pages
+            self.own((run,))
+
+    @rule(pages=st.integers(1, 9))
+    def gather(self, pages: int) -> None:
+        runs = self.space.gather(pages)
+        assert (runs is not None) == (len(self.free) >= pages)
+        if runs is not None:
+            assert sum(run.pages for run in runs) == pages
+            assert (len(runs) == 1) == (self.longest() >= pages), "a frame is in parts though a run would do"
+            self.own(runs)
+
+    def own(self, runs: tuple[Run, ...]) -> None:
+        """They are taken: they must have been free, and once each."""
+        pages = pages_of(runs)
+        assert len(pages) == sum(run.pages for run in runs)
+        assert pages <= self.free
+        self.free -= pages
+        self.owned.append(runs)
+
+    @precondition(lambda self: self.owned)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        runs = data.draw(st.sampled_from(self.owned))
+        self.owned.remove(runs)
+        for run in runs:
+            self.space.add(run)
+        self.free |= pages_of(runs)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.space.pages == len(self.free)
+
+
+TestFreeSpace = FreeSpaceMachine.TestCase
+
+
+def test_best_fit() -> None:
+    """The shortest run that is long enough: a long one is kept for who needs it."""
+    space = FreeSpace()
+    for segment, pages in enumerate((9, 4, 6)):
+        space.add(Run(place_at(segment, 0), pages))
+    assert space.take(4) == Run(place_at(1, 0), 4)
+    assert space.take(4) == Run(place_at(2, 0), 4)
+    assert space.take(9) == Run(place_at(0, 0), 9)
+    assert space.take(3) is None
+
+
+def test_frames_of_one_length_never_splinter() -> None:
+    """Without a codec, after any history, each frame lies in one run."""
+    space, rng = FreeSpace(), random.Random(1)
+    for segment in range(4):
+        space.add(Run(place_at(segment, 0), 130))
+    held = [run for _ in range(40) if (run := space.take(13))]
+    assert len(held) == 40
+    for _ in range(2000):
+        space.add(held.pop(rng.randrange(len(held))))
+        held.append(space.take(13) or pytest.fail("the free pages are no run any more"))
+
+
+@pytest.mark.parametrize(("low", "high", "parts_mean_max"), [(0.68, 0.71, 2.0), (0.4, 1.0, 4.0)])
+def test_frames_of_many_lengths_splinter_little(low: float, high: float, parts_mean_max: float) -> None:
+    """A full tier behind a codec, evicting at random with room for eight frames: all of it is used, in few parts."""
+    space, rng = FreeSpace(), random.Random(2)
+    space.add(Run(place_at(0, 0), 513 * 200))
+    held: list[tuple[Run, ...]] = []
+    parts = []
+    for _ in range(4000):
+        pages = int(513 * rng.uniform(low, high))
+        while space.pages < 8 * 513:
+            for run in held.pop(rng.randrange(len(held))):
+                space.add(run)
+        runs = space.gather(pages)
+        assert runs is not None
+        held.append(runs)
+        parts.append(len(runs))
+    assert sum(parts[-1000:]) / 1000 < parts_mean_max
+
+
+def test_pins() -> None:
+    """What is freed while it is read becomes free with the last reader, whole."""
+    pins = Pins()
+    runs = (Run(Place(5), 2), Run(Place(90), 1))
+    assert pins.free(runs) == runs
+    pins.pin(Place(5))
+    pins.pin(Place(5))
+    assert pins.free(runs) == ()
+    assert pins.unpin(Place(5)) == ()
+    assert pins.unpin(Place(5)) == runs
+    assert len(pins) == 0

@@ -1,0 +1,87 @@
+"""The manifest of a namespace: one object that says, for people and for us, whose chunks lie beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from tierkv.errors import NamespaceMismatchError
+from tierkv.types.namespace import Namespace
+from tierkv_fsspec.store import Store
+from tierkv_fsspec.troubles import forget_frames
+
+MANIFEST = "namespace.json"
+FORMAT = "tierkv-fsspec"
+VERSION = 1
+
+
+def claim(store: Store, namespace: Namespace, url: str, now: datetime) -> None:
+    """Write the manifest, or compare with the one that is there. Of writers that come at once, one writes it.
+
+    Raises:
+        NamespaceMismatchError: it is another one, or cannot be read; says in what it differs.
+    """
+    if compare(store, namespace, url):
+        return
+    if not store.create(MANIFEST, _write(namespace, now)):
+        compare(store, namespace, url)
+
+
+def compare(store: Store, namespace: Namespace, url: str) -> bool:
+    """Whether there is a manifest.
+
+    Raises:
+        NamespaceMismatchError: it is another one, or cannot be read; says in what it differs.
+    """
+    try:
+        text = store.read(MANIFEST)
+    except FileNotFoundError as error:
+        forget_frames(error)
+        return False
+    differences = list(_differences(text, namespace))
+    if differences:
+        raise NamespaceMismatchError(
+            f"{url}/{MANIFEST} does not describe this namespace ({namespace.model!r}): {'; '.join(differences)}. "
+            f"Give another url; or, if that data is not needed, remove everything below {url}"
+        )
+    return True
+
+
+def _write(namespace: Namespace, now: datetime) -> bytes:
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "created": now.isoformat(timespec="seconds"),
+        "fingerprint": namespace.fingerprint().hex(),
+        "namespace": namespace.describe(),
+    }
+    return json.dumps(content, indent=1).encode()
+
+
+def _differences(text: bytes, namespace: Namespace) -> Iterator[str]:
+    """What stands there and should not, in words. When it was created is for people only."""
+    found = _parse(text)
+    if found is None or found.get("format") != FORMAT:
+        yield f"it is not a manifest of tierkv but {text[:100]!r}"
+        return
+    if found.get("version") != VERSION:
+        yield f"its version is {found.get('version')!r}, and this program knows {VERSION}"
+        return
+    if found.get("fingerprint") != namespace.fingerprint().hex():
+        yield f"its fingerprint is {str(found.get('fingerprint'))[:40]}, not {namespace.fingerprint().hex()}"
+    wanted: dict[str, Any] = json.loads(json.dumps(namespace.describe()))
+    said = found.get("namespace")
+    there = said if isinstance(said, dict) else {}
+    for name, value in wanted.items():
+        if name not in there or there[name] != value:
+            yield f"{name} is {str(there.get(name))[:40]!r} there and {str(value)[:40]!r} here"
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

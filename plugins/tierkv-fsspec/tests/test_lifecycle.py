@@ -1,0 +1,71 @@
+"""What ``tierkv check`` says about the rules of a bucket, against a server that keeps them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from fsspec_support import S3Server, check
+
+EXPIRES = {"Expiration": {"Days": 7}}
+
+
+def said(s3: S3Server, url: str, rule: dict[str, Any] | None, **options: Any) -> str:
+    """The finding, with one rule in the bucket or none. It is never a reason not to start."""
+    if rule is not None:
+        rules = {"Rules": [{"ID": "rule", "Status": "Enabled", **rule}]}
+        s3.client.put_bucket_lifecycle_configuration(Bucket=url.split("/")[2], LifecycleConfiguration=rules)
+    finding = check(url, endpoint_url=s3.endpoint, **options)["lifecycle"]
+    assert finding.ok
+    return finding.detail
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ({"Filter": {"Prefix": "pre/fix/"}, **EXPIRES}, {}),
+        ({"Filter": {"Prefix": "pre"}, **EXPIRES}, {}),
+        ({"Filter": {"Prefix": ""}, **EXPIRES}, {}),
+        ({"Filter": {"Tag": {"Key": "kind", "Value": "kv"}}, **EXPIRES}, {"tags": {"kind": "kv", "x": "y"}}),
+        (
+            {"Filter": {"And": {"Prefix": "pre/", "Tags": [{"Key": "kind", "Value": "kv"}]}}, **EXPIRES},
+            {"tags": {"kind": "kv"}},
+        ),
+    ],
+)
+def test_rule_that_removes_old_chunks(s3: S3Server, url: str, rule: dict[str, Any], options: dict[str, Any]) -> None:
+    """Who wrote a rule wants to hear that it covers the tier, and after how long."""
+    assert "after 7 days" in said(s3, url, rule, **options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (None, {}),
+        ({"Filter": {"Prefix": "elsewhere/"}, **EXPIRES}, {}),
+        ({"Filter": {"Prefix": "pre/fix/deeper/"}, **EXPIRES}, {}),
+        ({"Filter": {"Prefix": "pre/"}, **EXPIRES, "Status": "Disabled"}, {}),
+        ({"Filter": {"Prefix": "pre/"}, "Transitions": [{"Days": 30, "StorageClass": "GLACIER"}]}, {}),
+        ({"Filter": {"Tag": {"Key": "kind", "Value": "kv"}}, **EXPIRES}, {}),
+        ({"Filter": {"Tag": {"Key": "kind", "Value": "kv"}}, **EXPIRES}, {"tags": {"kind": "other"}}),
+    ],
+)
+def test_bucket_that_grows_for_ever(
+    s3: S3Server, url: str, rule: dict[str, Any] | None, options: dict[str, Any]
+) -> None:
+    """Nobody watches the bill of a cache: a rule that does not cover the tier must not look as if it did."""
+    text = said(s3, url, rule, **options)
+    assert "no rule removes old chunks" in text
+    assert "grows for ever" in text
+
+
+def test_rules_that_may_not_be_asked_for(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right to see them is another one than to use the bucket; and without botocore there is no asking."""
+    s3.refuse[f"/{url.split('/')[2]}"] = "403 Forbidden"
+    try:
+        assert said(s3, url, None).startswith("not known: access is refused")
+    finally:
+        s3.refuse.clear()
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    assert "install boto3" in said(s3, url, None)

@@ -1,0 +1,115 @@
+"""When tiers are written, seen from an engine: with real disks, restarts, and a disk that hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack_bed import CHUNK_TOKENS, Faults, opened, prompts_of, serve, stack_config
+
+from tierkv.stack import Stack
+from tierkv.testing.faults import hang_until
+
+pytestmark = pytest.mark.needs_torch
+
+LONG_CHUNKS = 120 // CHUNK_TOKENS
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs waits for it; it opens at the end at the latest."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def config_with(place: Path, write: str, *, host_slots: int = 24, **tier: Any) -> dict[str, Any]:
+    """A host tier over one disk."""
+    disk = {"name": "disk", "backend": "disk", "path": str(place / "disk"), "capacity": "8MiB", "write": write}
+    return stack_config(place, host_slots=host_slots, tiers=[{**disk, "min_free_bytes": 0, **tier}])
+
+
+def loaded(stack: Stack) -> dict[str, int]:
+    """Tokens by the tier that they came from."""
+    return dict(stack.counters.tokens_loaded)
+
+
+def test_prompts_that_come_once_leave_nothing_on_the_disk(tmp_path: Path) -> None:
+    """Landscape G9: with `on_reuse` only the shared beginning is written, and a restart finds that and nothing else."""
+    prompts = prompts_of(1, 8, shared=2 * CHUNK_TOKENS)
+    config = config_with(tmp_path, "on_reuse")
+    with opened(config) as stack:
+        for prompt in prompts:
+            serve(stack, [prompt])
+        assert stack.flush()
+        assert stack.counters.cascades == {"disk": 2}
+        assert stack.counters.chunks_stored > 30
+    with opened(config) as stack:
+        serve(stack, prompts[:1])
+        assert loaded(stack) == {"disk": 2 * CHUNK_TOKENS}
+
+
+@pytest.mark.parametrize("host_slots", [64, 16])
+def test_a_restart_finds_what_was_written_back(tmp_path: Path, host_slots: int) -> None:
+    """`close` writes what only memory holds; what had left the host tier before is there already."""
+    prompts = prompts_of(2, 4)
+    config = config_with(tmp_path, "back", host_slots=host_slots)
+    with opened(config) as stack:
+        answers = [serve(stack, [prompt])[0] for prompt in prompts]
+        if host_slots == 64:
+            assert not stack.counters.demotions, "there was room: nothing needed to be written"
+        assert stack.close()
+        told = stack.counters.demotions["disk"] + stack.counters.demotions_dropped["disk"]
+        assert told == stack.counters.chunks_stored
+    with opened(config) as stack:
+        assert [serve(stack, [prompt])[0] for prompt in reversed(prompts)] == answers[::-1]
+        if host_slots == 64:
+            assert loaded(stack)["disk"] >= len(prompts) * (LONG_CHUNKS - 3) * CHUNK_TOKENS
+        else:
+            assert loaded(stack)["disk"]
+
+
+def test_a_disk_that_hangs_is_never_in_the_way_of_a_write_back(tmp_path: Path, gate: threading.Event) -> None:
+    """Promises 2 to 4: it takes its first write and is silent. The engine answers as without a stack, nothing is
+    refused for long, and closing takes no longer than it was given."""
+    prompts = prompts_of(3, 6)
+    faults = Faults()
+    config = config_with(tmp_path, "back", host_slots=16, backend="faulty", write_deadline_s=0.2)
+    with opened(config, plugins=faults.registry()) as stack:
+        faults.last.add("write", hang_until(gate))
+        for prompt in prompts:
+            assert serve(stack, [prompt]) == serve(None, [prompt])
+        assert stack.counters.demotions_dropped["disk"] > 10
+        assert not stack.counters.demotions
+        gate.set()
+
+
+def test_a_flush_says_when_it_could_not_finish(tmp_path: Path, gate: threading.Event) -> None:
+    """A slow disk, and no time: what is left is written later, in the steps that follow."""
+    faults = Faults()
+    config = config_with(tmp_path, "back", host_slots=64, backend="faulty")
+    with opened(config, plugins=faults.registry()) as stack:
+        serve(stack, prompts_of(4, 2))
+        faults.last.add("write", hang_until(gate))
+        assert not stack.flush(timeout_s=0.05)
+        gate.set()
+        assert stack.flush()
+        assert stack.counters.demotions["disk"] == stack.counters.chunks_stored
+
+
+def test_a_fast_tier_is_filled_from_a_slow_one(tmp_path: Path) -> None:
+    """Fill-in: what an earlier engine left in the object store is on this one's disk after its first use."""
+    prompts = prompts_of(5, 1)
+    objects = {"name": "objects", "backend": "fsspec", "url": f"file://{tmp_path}/objects"}
+    with opened(stack_config(tmp_path, tiers=[objects])) as stack:
+        serve(stack, prompts)
+    both = config_with(tmp_path, "on_reuse")
+    both["tiers"].append(objects)
+    for source in ("objects", "disk"):
+        with opened(both) as stack:
+            serve(stack, prompts)
+            assert set(loaded(stack)) == {source}
+            assert stack.flush()
