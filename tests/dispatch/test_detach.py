@@ -167,3 +167,22 @@ def test_a_tier_attached_later_is_served(bench: Bench, tmp_path: Path) -> None:
         assert dispatch.wait(dispatch.write(2, 2, deadline_s=1e9, tier=7)) == [[OutcomeKind.OK]]
         assert other.file(KEYS[2]).exists()
         assert dispatch.dispatcher.stats.tiers[7].keys == 1
+
+
+def test_a_scan_that_hangs_is_a_call_that_runs(bench: Bench, gate: Event) -> None:
+    """Asked at open and never answered, it still reads the files that somebody else would take for free."""
+    bench.backend.add("scan", faults.hang_until(gate))
+    scan = Capabilities(scan=True, authoritative_index=True)
+    with dispatching(bench, bench.tier(capabilities=scan)) as dispatch:
+        (late,) = dispatch.dispatcher.scan_all(0.05)
+        assert late.timed_out
+        dispatch.drain()
+        dispatch.dispatcher.detach(0, 5.0)
+        assert dispatch.dispatcher.take_left() == []
+        bench.clock.advance(6.0)
+        assert dispatch.dispatcher.take_left() == []
+        line = dispatch.dispatcher._lines[0]
+        wait_for(lambda: bench.backend.calls == ["scan", "close"] and not line.lane.closing(), "the close")
+        assert dispatch.dispatcher.take_left() == []
+        gate.set()
+        assert left(dispatch) == [0]

@@ -52,11 +52,17 @@ class _Line:
     leave_by_s: float | None = None
     close_began: bool = False
     waiting: list[Ticket] = field(default_factory=list)  # of a tier that leaves: what no thread has begun, perhaps
+    scan: Handle | None = None  # one that was late, and may go on
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call runs in its backend."""
+        return bool(self.lane.busy()) or (self.scan is not None and self.scan.is_alive())
 
     @property
     def has_left(self) -> bool:
         """Whether everything has ended since its backend began to close."""
-        return self.close_began and not (self.live or self.lane.busy() or self.lane.closing())
+        return self.close_began and not (self.live or self.is_busy or self.lane.closing())
 
 
 class Dispatcher:
@@ -143,7 +149,7 @@ class Dispatcher:
         if self._outbox:  # some of it may still be about them
             return []
         for line in self._leaving:
-            if not line.close_began and (not line.lane.busy() or self._clock() >= (line.leave_by_s or 0.0)):
+            if not line.close_began and (not line.is_busy or self._clock() >= (line.leave_by_s or 0.0)):
                 self._close_backend(line)
         left = [line for line in self._leaving if line.has_left]
         for line in left:
@@ -190,6 +196,7 @@ class Dispatcher:
         for result in results:
             if result.error:
                 line = self._lines[result.tier]
+                line.scan = result.handle
                 line.breaker.trip(self._clock())
                 self._tell_unusable(line, f"scan failed: {result.error}")
         return results

@@ -107,6 +107,11 @@ class LowerTier(TierTable):
         self._doubtful: dict[Key, int] = {}  # bytes that stay reserved until the key's deletion is confirmed
         self._overdue: deque[tuple[float, Key]] = deque()
 
+    @property
+    def is_told(self) -> bool:
+        """Whether events tell what comes and goes here: not once they have said that everything has left."""
+        return not (self.leaving or self.emptying)
+
     # -- existence ---------------------------------------------------------------------------------------------------
 
     def presence(self, key: Key, now: float) -> LookupResult:

@@ -87,6 +87,7 @@ class TierTraffic(OpBook):
     def detach(self, tier: LowerTier) -> None:
         """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
         tier.leaving, tier.usable, tier.emptying = True, False, False
+        tier.unknown_to_ask.clear()
         self._tiers.detach(tier)
         self._events.cleared(tier.name)
         self.version += 1
