@@ -214,6 +214,7 @@ def test_a_frame_whose_end_is_overwritten_is_not_taken(open_disk: OpenDisk, dire
         expected = real(0, *range(2, 9)) | real(20, raw=PAGE)
         assert disk.scan() == {key: len(frame) for key, frame in expected.items()}
         assert disk.read(list(expected)) == list(expected.values())
+        assert (recovery_of(disk).entries_found, recovery_of(disk).entries_lost) == (9, 0)
 
 
 def test_a_frame_found_twice_counts_once(open_disk: OpenDisk, directory: Path) -> None:
@@ -264,19 +265,25 @@ def test_more_than_fits_is_dropped(open_disk: OpenDisk, directory: Path) -> None
 
 
 def test_quarantined_places_stay_out(open_disk: OpenDisk, directory: Path, page_of: Where) -> None:
-    """A bad frame is not dug up with its bad place."""
-    with open_disk(frame_bytes_max=FRAME, capacity_bytes=4 * FRAME) as disk:
+    """A bad frame is not dug up with its bad place, and no frame that says it goes on there is believed."""
+    terms = {"frame_bytes_max": 2 * FRAME, "capacity_bytes": 4 * FRAME}
+    with open_disk(**terms) as disk:
         disk.put(real(0, 1, 2, 3))
-        bad = page_of(make_key(1))
+        path, bad = page_of(make_key(1))
         assert isinstance(disk.backend, DiskBackend)
         disk.backend.distrust(make_key(1), "stored checksum differs")
         disk.forget([make_key(1)])
+    assert bad == PAGES
+    write_at(path, 0, sealed(9, raw=2 * RAW)[:FRAME])
     (directory / "index.log").unlink()
-    with open_disk(frame_bytes_max=FRAME, capacity_bytes=4 * FRAME) as disk:
-        assert disk.scan() == dict.fromkeys(real(0, 2, 3), FRAME)
-        disk.put(real(4))
-        assert page_of(make_key(4)) != bad
-        assert disk.read(list(real(0, 2, 3, 4))) == list(real(0, 2, 3, 4).values())
+    for _ in range(2):
+        with open_disk(**terms) as disk:
+            assert disk.scan() == dict.fromkeys(real(2, 3), FRAME)
+            disk.put(real(4))
+            assert page_of(make_key(4)) != (path, bad)
+            assert disk.read(list(real(2, 3, 4))) == list(real(2, 3, 4).values())
+            disk.forget([make_key(4)])
+    assert len((directory / "quarantine.jsonl").read_text().splitlines()) == 1
 
 
 def test_an_unreadable_page_costs_itself_alone(
