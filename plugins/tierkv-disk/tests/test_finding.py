@@ -217,6 +217,19 @@ def test_a_frame_whose_end_is_overwritten_is_not_taken(open_disk: OpenDisk, dire
         assert (recovery_of(disk).entries_found, recovery_of(disk).entries_lost) == (9, 0)
 
 
+def test_frames_that_could_not_be_stored_are_not_taken(open_disk: OpenDisk, directory: Path) -> None:
+    """Longer ones than fit a buffer would be errors at every read, and a longer key has no room in a record."""
+    with open_disk(frame_bytes_max=2 * FRAME) as disk:
+        disk.put(real(0, 1, 2))
+        disk.put(real(3, raw=2 * RAW))
+    slot = bytearray(FRAME)
+    FrameSealer(make_namespace().fingerprint()).seal(memoryview(slot), bytes(range(1, 106)), RAW)
+    write_at(directory / "segment-00000.dat", FRAME, slot)
+    (directory / "index.log").unlink()
+    with open_disk(frame_bytes_max=FRAME) as disk:
+        assert disk.scan() == dict.fromkeys(real(0, 2), FRAME)
+
+
 def test_a_frame_found_twice_counts_once(open_disk: OpenDisk, directory: Path) -> None:
     """The later place wins, and the other one is free."""
     with open_disk(frame_bytes_max=FRAME, capacity_bytes=4 * FRAME) as disk:
