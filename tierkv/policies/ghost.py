@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import xxhash
 
@@ -45,15 +45,17 @@ class GhostTable:
     Args:
         ghosts_max: how many are remembered; when there are more, the oldest leave. 0: none.
         note_bytes: length of every note.
+        forgotten: called with the note of each ghost that leaves because there are too many.
     """
 
-    __slots__ = ("_buckets", "_count", "_left", "_turns", "_width", "ghosts_max")
+    __slots__ = ("_buckets", "_count", "_forgotten", "_left", "_turns", "_width", "ghosts_max")
 
-    def __init__(self, ghosts_max: int, note_bytes: int = 0) -> None:
+    def __init__(self, ghosts_max: int, note_bytes: int = 0, forgotten: Callable[[bytes], None] | None = None) -> None:
         self.ghosts_max = ghosts_max
         """May be changed; a smaller one takes effect little by little. The number of buckets stays what it was."""
         self._buckets = [b""] * min(BUCKETS_MAX, max(1, -(-ghosts_max // BUCKET_GHOSTS)))
         self._width = MARK_BYTES + note_bytes
+        self._forgotten = forgotten
         self._turns = array("H")  # numbers of buckets, the first to leave at _left
         self._left = 0
         self._count = 0
@@ -114,12 +116,15 @@ class GhostTable:
     def _shed(self, count_max: int, steps: int) -> None:
         """The first entries of the queue leave, marks and holes, until no more marks are left than this."""
         buckets, turns, width, spare = self._buckets, self._turns, self._width, 2 * self.ghosts_max
-        left, count, end = self._left, self._count, len(turns)
+        left, count, end, forgotten = self._left, self._count, len(turns), self._forgotten
         while steps and (count > count_max or end - left > spare):
             number = turns[left]
             bucket = buckets[number]
             buckets[number] = bucket[width:]
-            count -= bucket[MARK_BYTES - 1] < _HOLE
+            if bucket[MARK_BYTES - 1] < _HOLE:
+                count -= 1
+                if forgotten is not None:
+                    forgotten(bucket[MARK_BYTES:width])
             left += 1
             steps -= 1
         if 2 * left > end:
