@@ -23,6 +23,7 @@ from tierkv.abc import (
     RoomTeller,
 )
 from tierkv.codecs.frame import FrameSealer
+from tierkv.codecs.recognition import frame_at
 from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
 from tierkv.config.schema import HostConfig, TierConfig
@@ -90,7 +91,13 @@ class TierOpener:
         """
         config, codec = tier.config, tier.codec
         codecs = {**codecs, codec.name: self._codec(codec, tier.codec_options, config.name)}
-        context = BackendContext(config.name, self._namespace, self._arena.slot_bytes, config.capacity)
+        context = BackendContext(
+            config.name,
+            self._namespace,
+            self._arena.slot_bytes,
+            config.capacity,
+            partial(frame_at, self._sealer.namespace, tier.backend.capabilities.alignment),
+        )
         backend = opened(
             f"backend {tier.backend.name!r}",
             self._registry.backends[tier.backend.name].origin,
