@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from tierkv.abc.plugin import PolicyPlugin
 from tierkv.abc.policy import EvictionPolicy
+from tierkv.policies.adaptive.policy import AdaptivePolicy
 from tierkv.policies.arc import ArcPolicy
 from tierkv.policies.lfu import LfuPolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.s3_fifo import S3FifoPolicy
+
+
+def _open_adaptive(chunks_max: int | None) -> EvictionPolicy:
+    return AdaptivePolicy(chunks_max)
 
 
 def _open_arc(chunks_max: int | None) -> EvictionPolicy:
@@ -27,6 +32,11 @@ def _open_s3_fifo(chunks_max: int | None) -> EvictionPolicy:
 
 
 POLICY_PLUGINS: tuple[PolicyPlugin, ...] = (
+    PolicyPlugin(
+        name="adaptive",
+        summary="Learn from requests which chunks come back soon, and let in and keep those.",
+        open=_open_adaptive,
+    ),
     PolicyPlugin(
         name="arc", summary="Weigh what was used lately against what was used often, and learn how.", open=_open_arc
     ),

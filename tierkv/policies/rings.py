@@ -119,6 +119,22 @@ class Rings:
         """Whether a handle was put aside."""
         return self.next[handle] == handle
 
+    def oldest(self, ring: int) -> int:
+        """The first handle of a ring; negative if there is none."""
+        return self.next[~ring]
+
+    def newest(self, ring: int) -> int:
+        """The last handle of a ring; negative if there is none."""
+        return self.previous[~ring]
+
+    def after(self, handle: int) -> int:
+        """The next newer handle of its ring; negative if there is none."""
+        return self.next[handle]
+
+    def before(self, handle: int) -> int:
+        """The next older handle of its ring; negative if there is none."""
+        return self.previous[handle]
+
     def unheld(self, ring: int, holds: Sequence[int]) -> Iterator[int]:
         """The handles of a ring that are not held, oldest first. Those that are held are put aside.
 

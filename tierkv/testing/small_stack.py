@@ -228,7 +228,7 @@ class SmallStack(HandEngine):
             AssertionError: its breaker stays open.
         """
         for _ in range(ASKS_MAX):
-            if self.probe.tiers()[0].usable:
+            if self.probe.tiers()[TESTED].usable:
                 return
             self.pass_time(2 * COOLDOWN_S)
             self.step_until(lambda: not self.probe.trials(), "a trial of the tier to end")

@@ -70,7 +70,7 @@ class StackWedgedTests(StackKit):
         self.need("authoritative_index", "bounded")
         with self.stack(place, capacity_bytes=self.full_capacity_bytes) as stack:
             stack.wedge("delete")
-            tier = stack.probe.tiers()[0]
+            tier = stack.probe.tiers()[TESTED]
             prompts = [Prompt(number, 8) for number in range(self.full_capacity_bytes // (8 * SLOT_BYTES) + 8)]
             for prompt in prompts:
                 stack.store(prompt)
@@ -104,7 +104,7 @@ class StackWedgedTests(StackKit):
         opened.pass_time(WRITE_DEADLINE_S + 1.0)
         opened.release()
         opened.settle()
-        known = [key for key in A.keys if opened.probe.is_known(0, key)]
+        known = [key for key in A.keys if opened.probe.is_known(TESTED, key)]
         assert opened.verbs.has(known) == [True] * len(known) if known else True
         assert opened.load_cold(A) in {0, 4}
         self._comes_back(opened, A)

@@ -1,0 +1,281 @@
+"""The policy ``adaptive`` against a naive one, and what it promises beside that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from naive_adaptive import NaiveAdaptive
+
+from tierkv.policies.adaptive.policy import AdaptivePolicy
+from tierkv.types.hints import NO_HINTS, RequestHints
+from tierkv.types.keys import Key, make_key
+from tierkv.types.sighting import Sighting, SightingEvent
+
+SLOTS = 24
+HINTS = (
+    NO_HINTS,
+    NO_HINTS,
+    NO_HINTS,
+    RequestHints(continues=0.95),
+    RequestHints(closed=True),
+    RequestHints(one_shot=True),
+    RequestHints(priority=60),
+    RequestHints(priority=-1, retain=True),
+)
+
+
+def key_of(number: int) -> Key:
+    """A key per number."""
+    return make_key(number.to_bytes(16, "big"), 0)
+
+
+def arrival(path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> Sighting:
+    """A request that asks for a path."""
+    return Sighting("r", SightingEvent.ARRIVED, now_s, (tuple(path),), (0,), (len(path),), {}, hints)
+
+
+class Tier:
+    """A small tier: what a manager does with a policy, in the same order.
+
+    Args:
+        policies: the first decides; the others must say the same.
+        slots: how many chunks there is room for.
+    """
+
+    def __init__(self, policies: Sequence[AdaptivePolicy | NaiveAdaptive], slots: int) -> None:
+        self.policies = policies
+        self.slots: dict[Key, int] = {}
+        self.free = list(range(slots))
+        self.holds = bytearray(slots)
+        self.writes = self.hits = 0
+
+    def ask(self, verb: str, *args: object) -> list[int]:
+        """One verb of all policies."""
+        answers = [getattr(policy, verb)(*args) for policy in self.policies]
+        answers = [sorted(answer) if verb == "refuse" else answer for answer in answers]
+        assert all(answer == answers[0] for answer in answers), (verb, args, answers)
+        return answers[0]  # type: ignore[no-any-return]  # of getattr
+
+    def request(self, path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> None:
+        """Somebody asks for a path and stores what is missing, as far as it is let in."""
+        for key in path:
+            if key not in self.slots:
+                break
+            self.hits += 1
+        self.ask("sighted", arrival(path, now_s, hints))
+        missing = [key for key in path if key not in self.slots]
+        present = [self.slots[key] for key in path if key in self.slots and not self.holds[self.slots[key]]]
+        refused = self.ask("refuse", missing, len(self.free))
+        missing = [key for i, key in enumerate(missing) if i not in refused]
+        self.hold(present)
+        room = len(self.slots) - sum(self.holds)
+        missing = missing[: len(self.free) + room]
+        if len(missing) > len(self.free):
+            self.leave(self.ask("evict", len(missing) - len(self.free), self.holds))
+        handles = [self.free.pop() for _ in missing]
+        self.slots.update(zip(missing, handles, strict=True))
+        self.writes += len(handles)
+        self.ask("add", handles[::-1], missing[::-1])
+        self.release(present[::-1])
+        self.ask("touch", [self.slots[key] for key in reversed(path) if key in self.slots])
+
+    def hold(self, handles: Sequence[int]) -> None:
+        """Somebody reads these."""
+        for handle in handles:
+            self.holds[handle] = 1
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Nobody does any more."""
+        held = [handle for handle in handles if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        self.ask("release", held)
+
+    def leave(self, victims: Sequence[int]) -> None:
+        """These are gone."""
+        assert not any(self.holds[handle] for handle in victims)
+        gone = set(victims)
+        self.slots = {key: handle for key, handle in self.slots.items() if handle not in gone}
+        self.free.extend(victims)
+
+    def remove(self, handles: Sequence[int]) -> None:
+        """Damaged chunks."""
+        mine = [handle for handle in handles if handle in self.slots.values()]
+        for handle in mine:
+            self.holds[handle] = 0
+        self.ask("remove", mine)
+        self.leave(mine)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "ask", "hold", "release", "remove"]),
+        st.lists(st.integers(0, 2), min_size=1, max_size=9),
+        st.sampled_from([1, 3, 40, 700]),
+        st.sampled_from(HINTS),
+    ),
+    min_size=10,
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=60, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink takes long
+@given(steps=STEPS)
+def test_it_decides_like_the_naive_one(steps: list[tuple[str, list[int], int, RequestHints]]) -> None:
+    """Columns, rings, logs and tables only make it fast: on every history, every victim and every refusal must be the
+    one that a search through plain objects gives."""
+    naive, policy = NaiveAdaptive(), AdaptivePolicy(SLOTS)
+    tier, now_s = Tier([policy, naive], SLOTS), 0.0
+    for verb, branches, pause_s, hints in steps:
+        now_s += pause_s
+        path = [key_of(hash(tuple(branches[: end + 1])) % 2**64) for end in range(len(branches))]
+        here = [tier.slots[key] for key in reversed(path) if key in tier.slots]
+        if verb == "ask":
+            tier.request(path, now_s, hints)
+        else:
+            getattr(tier, verb)(here)
+        assert len(policy) == len(naive) == len(tier.slots)
+        assert policy._worths.factors == pytest.approx(naive.worths.factors)
+        assert policy._worths.chances == pytest.approx(naive.worths.chances)
+
+
+def conversations(seed: int, requests: int) -> list[tuple[float, list[Key]]]:
+    """Sessions that go on after a minute or so, among one-shot prompts: what recency cannot tell apart."""
+    randomness, number, now_s = random.Random(seed), 0, 0.0
+    asked: list[tuple[float, list[Key]]] = []
+    while len(asked) < requests:
+        now_s += randomness.expovariate(0.5)
+        path: list[Key] = []
+        for turn in range(randomness.choice([1, 1, 1, 8])):
+            fresh = randomness.randint(4, 12) if turn == 0 else 2
+            path = path + [key_of(number + i) for i in range(fresh)]
+            number += fresh
+            asked.append((now_s + turn * randomness.uniform(30, 60), path))
+    return sorted(asked, key=lambda item: item[0])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_learns_who_comes_back(seed: int) -> None:
+    """Without learning all this would be ballast: where sessions go on and one-shots do not, it must keep clearly more
+    of what is asked for again than recency does, with fewer writes."""
+    told, untold = Tier([AdaptivePolicy(200)], 200), Tier([AdaptivePolicy(200)], 200)
+    untold.policies[0].sighted = lambda _: None  # type: ignore[method-assign]  # so it is least recently used
+    for now_s, path in conversations(seed, 1500):
+        told.request(path, now_s)
+        untold.request(path, now_s)
+    assert told.hits > 1.3 * untold.hits
+    assert told.writes < 0.7 * untold.writes
+
+
+def test_few_runs_are_remembered_and_no_chunk_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of runs is a ring: when a run's place is given to another, its chunks must stay in the order, or their
+    memory never comes back."""
+    monkeypatch.setattr("tierkv.policies.adaptive.runs.RUNS_MIN", 8)
+    monkeypatch.setattr("tierkv.policies.adaptive.runs.RUNS_MAX", 8)
+    randomness, policy = random.Random(11), AdaptivePolicy(64)
+    tier = Tier([policy], 64)
+    for now_s in range(400):
+        root = randomness.randrange(12)
+        path = [key_of(1000 * root + i) for i in range(randomness.randint(1, 12))]
+        tier.request(path, float(now_s), randomness.choice(HINTS))
+        held = randomness.sample(sorted(tier.slots.values()), 3) if len(tier.slots) > 3 else []
+        (tier.hold if randomness.random() < 0.2 else tier.release)(held)
+    tier.release(sorted(tier.slots.values()))
+    here = sorted(tier.slots.values())
+    assert sorted(policy.evict(len(here), tier.holds)) == here
+    assert len(policy) == 0
+
+
+def first_to_leave(*hints: RequestHints) -> list[int]:
+    """Requests of four chunks each, at the same time, with these hints: in which order they leave."""
+    policy = AdaptivePolicy(100)
+    for number, hint in enumerate(hints):
+        path = [key_of(10 * number + i) for i in range(4)]
+        policy.sighted(arrival(path, 100.0, hint))
+        policy.add(range(4 * number, 4 * number + 4), path[::-1])
+    victims = policy.evict(4 * len(hints), bytes(100))
+    return list(dict.fromkeys(victim // 4 for victim in victims if victim % 4))  # tails are a matter of their own
+
+
+def test_hints_decide_before_anything_is_learned() -> None:
+    """One bit of the user is worth more than any algorithm, but only if it is believed from the first request on."""
+    yes, no = RequestHints(continues=1.0), RequestHints(continues=0.0)
+    perhaps, closed = RequestHints(continues=0.5), RequestHints(continues=1.0, closed=True)
+    assert first_to_leave(yes, perhaps, no) == [2, 1, 0]
+    assert first_to_leave(yes, closed) == [1, 0]
+    assert first_to_leave(NO_HINTS, RequestHints(one_shot=True)) == [1, 0]
+    assert first_to_leave(RequestHints(priority=1), NO_HINTS, RequestHints(priority=-60)) == [2, 1, 0]
+    assert first_to_leave(RequestHints(retain=True), NO_HINTS) == [1, 0]
+
+
+def test_what_all_use_does_not_depend_on_one_session() -> None:
+    """The last request of a session says nothing about the system prompt that it shares with all others."""
+    policy, shared = AdaptivePolicy(100), [key_of(1)]
+    policy.add([0], shared)
+    for number in range(20):
+        policy.sighted(arrival([*shared, key_of(100 + number)], float(number), RequestHints(closed=True)))
+    policy.sighted(arrival([key_of(500), key_of(501)], 20.0))
+    policy.add([2, 1], [key_of(501), key_of(500)])
+    policy.touch([0])
+    assert policy.evict(3, bytes(100))[-1] == 0
+
+
+def test_sightings_that_make_no_sense() -> None:
+    """What a request says comes from outside: empty paths, a chunk that is its own parent, a clock that runs backwards
+    and paths of any length must neither raise nor lose a chunk."""
+    policy = AdaptivePolicy(100)
+    one, other = key_of(1), key_of(2)
+    for now_s in (50.0, 10.0, -3.0, float("nan"), 60.0):
+        for path in ([], [one], [one, one, one], [one, other, one], [key_of(n) for n in range(10_000)]):
+            for event in SightingEvent:
+                policy.sighted(Sighting("r", event, now_s, (tuple(path),), (0,), (len(path),)))
+    policy.add([3, 2, 1], [one, other, one])
+    policy.sighted(arrival([one, one, other], 61.0))
+    policy.touch([1, 2])
+    assert sorted(policy.evict(3, bytes(100))) == [1, 2, 3]
+    assert len(policy) == 0
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million prompts that nobody asks for again must not grow a process that runs for months."""
+    monkeypatch.setattr("tierkv.policies.adaptive.memory.GHOSTS_MIN", 100)
+    monkeypatch.setattr("tierkv.policies.adaptive.memory.NEWCOMERS_MAX", 50)
+    policy = AdaptivePolicy(10)
+    log, memory = policy._log, policy._memory
+    sizes = set()
+    for number in range(3000):
+        policy.sighted(arrival([key_of(7 * number + i) for i in range(7)], float(number)))
+        sizes.add((len(log.alive), len(log.times), policy._rings.length))
+        assert len(memory) <= 150
+    assert len(sizes) == 1
+    remembered = sum(log.alive)
+    assert remembered == len(memory), "a run counts those of its chunks that are remembered, and no others"
+
+
+def test_no_refusal_while_there_is_room() -> None:
+    """A cache that turns chunks away with room left is worse than none."""
+    policy = AdaptivePolicy(100)
+    path = [key_of(n) for n in range(8)]
+    policy.sighted(arrival(path, 1.0, RequestHints(one_shot=True)))
+    assert not policy.refuse(path, 8)
+    assert not policy.refuse([], 0)
+
+
+def test_the_youngest_leaves_if_it_comes_back_later() -> None:
+    """People think for a minute: a prompt of a minute ago is about to come back, one that just came is not. A policy
+    that only looks at the oldest of a kind would let the first one go."""
+    policy = AdaptivePolicy(100)
+    old, young, newcomer = ([key_of(100 * number + i) for i in range(6)] for number in range(3))
+    policy.sighted(arrival(old, 0.0))
+    policy.add(range(6), old[::-1])
+    policy.sighted(arrival(young, 55.0))
+    policy.add(range(6, 12), young[::-1])
+    policy.sighted(arrival(newcomer, 56.0))
+    assert policy.evict(3, bytes(100)) == [6, 7, 8]
+    policy.sighted(arrival(young, 57.0))
+    policy.touch(range(9, 12))
+    assert policy.evict(3, bytes(100)) == [0, 1, 2], "seen twice by now"

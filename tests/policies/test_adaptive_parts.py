@@ -1,0 +1,106 @@
+"""The parts of the policy ``adaptive``, each against what it should be."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tierkv.policies.adaptive.classes import CLASSES, classes_for, is_private
+from tierkv.policies.adaptive.residents import NOBODY, Residents
+from tierkv.policies.adaptive.worths import _LENGTHS, AGES, CLASS_USES_MAX, Worths
+from tierkv.types.hints import NO_HINTS
+
+
+def best_ratio(chances: list[float], interval: int) -> float:
+    """Expected uses per expected second of keeping a chunk, for the time to keep it where that is best."""
+    ratios, uses, seconds, through = [], 0.0, 0.0, 1.0
+    for length, chance in zip(_LENGTHS[interval:], chances[interval:], strict=True):
+        uses += through * chance
+        seconds += through * length * (2 - chance) / 2
+        through *= 1 - chance
+        ratios.append(uses / seconds)
+    return max(ratios)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_worth_is_the_best_ratio_of_all_times_to_keep_a_chunk(seed: int) -> None:
+    """The table is made in one pass from the oldest age to the youngest; to try every time must give the same."""
+    randomness, worths = random.Random(seed), Worths()
+    worths.chances = [randomness.choice([0.0001, 0.01, 0.2, 0.9]) * randomness.random() for _ in AGES]
+    worths.factors[3] = 1.0
+    table = worths._worth_by_age(3)
+    assert table == pytest.approx([best_ratio(worths.chances, interval) for interval in range(len(AGES))])
+
+
+def test_factors_follow_what_comes_back() -> None:
+    """The whole policy stands on this: of two classes of the same age, the one that comes back twice as often must be
+    found to, whatever was assumed of them, and after a change of the traffic again."""
+    worths, often, seldom = Worths(), 1, 4
+    assert is_private(often)
+    for now_s in range(20_000):
+        if now_s == 10_000:
+            often, seldom = seldom, often
+        for number, back in ((often, 60), (seldom, 30)):
+            worths.at_risk(number, 10, 1000)
+            worths.reused(number, AGES[10], back)
+        worths.learn(float(now_s))
+        if now_s in {9_999, 19_999}:
+            assert worths.factors[often] / worths.factors[seldom] == pytest.approx(2, rel=0.05)
+            assert worths.factors[often] * worths.chances[10] == pytest.approx(0.06, rel=0.1)
+    assert max(worths._uses) <= 2 * CLASS_USES_MAX
+
+
+def test_old_evidence_fades_with_time() -> None:
+    """What a quiet night's few requests said must not outweigh the next morning."""
+    worths = Worths()
+    worths.reused(1, 50.0, 1000)
+    worths.at_risk(1, 10, 100_000)
+    before = worths._uses[1]
+    for turn in range(CLASSES + 5):
+        worths.learn(1e6 + turn)
+    assert worths._uses[1] == pytest.approx(before / 2)
+
+
+def test_every_class_begins_with_sense() -> None:
+    """Seen more often is worth more, before anything was learned; a class of worth 0 would never be let in to learn."""
+    worths = Worths()
+    assert min(min(row) for row in worths.table) > 0
+    by_seen = classes_for(5, NO_HINTS)
+    ordered = [worths.factors[by_seen[seen]] for seen in (1, 2, 3, 5, 8, 20, 100)]
+    assert ordered == sorted(ordered)
+
+
+def test_residents_are_found_by_mark() -> None:
+    """The table grows place by place, while chunks come and go; it must always say what a dict says."""
+    randomness, residents, by_mark = random.Random(3), Residents(), dict[int, int]()
+    residents.grow(20_000)
+    free = list(range(20_000))
+    randomness.shuffle(free)
+    for step in range(60_000):
+        if free and (randomness.random() < 0.6 or step < 10_000):
+            mark = randomness.getrandbits(31)
+            if mark not in by_mark:
+                by_mark[mark] = free.pop()
+                residents.insert([by_mark[mark]], [mark], [(1, 0, 0)])
+        elif by_mark:
+            mark, handle = by_mark.popitem()
+            residents.take_out([handle])
+            free.append(handle)
+            assert residents.find(mark) < 0
+        assert len(residents) == len(by_mark)
+    assert all(residents.find(mark) == handle for mark, handle in by_mark.items())
+    assert residents.find_all([*by_mark, 1 << 31]) == [*by_mark.values(), -1]
+
+
+def test_parents_know_how_many_children_they_have() -> None:
+    """A chunk leaves only after all that builds on it: one child forgotten, and the others are of no use."""
+    residents = Residents()
+    residents.grow(10)
+    residents.insert([0, 1, 2, 3], [100, 101, 102, 103], [(1, 0, 0), (1, 0, 100), (1, 0, 100), (1, 0, 999)])
+    residents.adopt([3, 2, 1])
+    assert residents.children[0] == 2
+    assert residents.orphan(3) == NOBODY
+    assert residents.orphan(2) == NOBODY
+    assert residents.orphan(1) == 0
+    assert residents.orphan(1) == NOBODY

@@ -1,0 +1,1 @@
+"""The policy ``adaptive``: what a chunk is worth is learned, from who asks for what and what comes back."""
