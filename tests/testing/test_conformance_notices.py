@@ -27,7 +27,7 @@ from tierkv.testing import BackendConformance
 class TestBroken(BackendConformance):
     plugin = {plugin}
     crash_rounds = 20
-    model_examples = 100
+    model_examples = 300
     raw_live = True
 
     def make_options(self, place):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -151,12 +152,12 @@ class SmallStack(HandEngine):
     def wedge(self, *verbs: VerbName) -> None:
         """Let all calls of these verbs hang from now on."""
         for verb in verbs:
-            self.faulty.add(verb, self._hang)
+            self.faulty.add(verb, partial(self._hang, self._released))
 
-    def _hang(self, batch: Sequence[Any], inner: Inner) -> object:
+    def _hang(self, released: threading.Event, batch: Sequence[Any], inner: Inner) -> object:
         self._hanging.append(None)
         try:
-            self._released.wait()
+            released.wait()
         finally:
             self._hanging.pop()
         return inner(batch)
@@ -187,6 +188,8 @@ class SmallStack(HandEngine):
     @property
     def verbs(self) -> VerbAccess:
         """The backend under test, past the framework."""
+        if isinstance(self.faulty, AsyncFaultyBackend) and self.faulty.loop is None:
+            self.faulty.loop = self.probe.loop()
         return VerbAccess(self.faulty, self.context.frame_bytes_max)
 
     # -- shorthands --------------------------------------------------------------------------------------------------
@@ -199,7 +202,12 @@ class SmallStack(HandEngine):
 
     def settle(self) -> None:
         """Until nothing is to be written below, and no deletion is under way."""
-        self.step_until(lambda: self.stack.flush(0.0) and not self.pending, "the writes to end")
+
+        def is_quiet() -> bool:
+            self.stack.flush(0.0)  # takes in and hands out; whether all got there is another question
+            return not (self.probe.manager.has_pending_writes or self.pending)
+
+        self.step_until(is_quiet, "the writes to end")
 
     @property
     def pending(self) -> int:

@@ -5,6 +5,7 @@ Everything else is judged from what a stack says and does: its answers, events, 
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -168,6 +169,11 @@ class Probe:
     def in_flight(self, tier: int) -> int:
         """Operations of one tier that have not ended."""
         return sum(pending.op.tier == tier for pending in self.manager._traffic._in_flight.values())
+
+    def loop(self) -> AbstractEventLoop | None:
+        """The event loop of the async tiers, if there are any."""
+        running = self._parts.dispatcher._loop
+        return None if running is None else running[0].loop
 
     def trials(self) -> int:
         """Trials under way, of tiers that were left alone."""
