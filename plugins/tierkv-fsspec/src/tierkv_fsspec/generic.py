@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +43,10 @@ class FsspecStore:
         self._local = threading.local() if location.protocol in ONE_CALLER_PROTOCOLS else None
         fs, root = self._open()
         self._shared: Any = fs
+        self._of_callers: list[Any] = []  # whose connections are ours to close
         if self._local is not None:
             self._local.fs = fs
+            self._of_callers.append(fs)
         self._root = root.rstrip("/")
         self._put_arguments = _put_arguments(options, location.protocol)
         self._is_conditional = location.protocol in CONDITIONAL_PROTOCOLS
@@ -52,11 +55,15 @@ class FsspecStore:
 
     @property
     def _fs(self) -> Any:  # noqa: ANN401  file systems of fsspec have no types
-        if self._local is None:
+        local = self._local
+        if local is None:
             return self._shared
-        if not hasattr(self._local, "fs"):
-            self._local.fs, _ = self._open()
-        return self._local.fs
+        if not hasattr(local, "fs"):
+            local.fs, _ = self._open()
+            self._of_callers.append(local.fs)
+            if self._local is None:  # closed while this caller was connecting
+                self._close_connections()
+        return local.fs
 
     def exists(self, name: str) -> bool:
         """Ask for the object's metadata."""
@@ -124,9 +131,15 @@ class FsspecStore:
                 yield self._call("ls", directory, detail=False)
 
     def close(self) -> None:
-        """The file system closes its connections when it is collected."""
+        """Most file systems close their connections when they are collected; those with a thread each never are."""
         self._shared = None
         self._local = None
+        self._close_connections()
+
+    def _close_connections(self) -> None:
+        while self._of_callers:
+            with contextlib.suppress(Exception):  # it may be lost already, with the server; or another is closing it
+                self._of_callers.pop().client.close()
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
