@@ -242,7 +242,11 @@ class World:
             kept = {**process.probe.leftovers(), **process.checks.quotas.over()}
             raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {kept}")
         process.checks.at_rest()
-        demand(process.close(CLOSE_AT_REST_S), PROGRESS, "a stack at rest could not write all before it was closed")
+        before = process.watch.not_written
+        flushed = process.close(CLOSE_AT_REST_S)
+        lost = process.watch.not_written - before
+        demand(flushed or lost, PROGRESS, "a stack at rest could not write all before it was closed")
+        demand(not (flushed and lost), PROGRESS, f"{lost} chunks were not written, and it says that all were")
         self._count()
 
     def _is_quiet(self) -> bool:
