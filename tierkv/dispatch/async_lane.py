@@ -120,6 +120,9 @@ class AsyncLane:
         """What still runs is cancelled: the arena's memory lives on while anybody has a view of it."""
         self._runner.call(self._cancel_all)
 
+    def retire(self) -> None:
+        """Nothing to do: calls end by themselves, and there is no thread to let go."""
+
     def busy(self) -> int:
         """See :class:`~tierkv.dispatch.lane.Lane`."""
         return len(self._running)

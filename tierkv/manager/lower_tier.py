@@ -256,7 +256,7 @@ class LowerTier(TierTable):
 
     def empty(self) -> list[Key]:
         """Some more chunks to delete after a reset; with the last one gone the tier is in use again."""
-        victims = self._evict(EMPTIED_PER_STEP_MAX)
+        victims = self._evict(EMPTIED_PER_STEP_MAX) if self.usable else []  # it would refuse, in every step
         self.emptying = bool(victims or len(self._policy) or self._num_deleting or self.num_writing)
         return victims
 

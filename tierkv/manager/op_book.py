@@ -198,6 +198,9 @@ class OpBook:
             if tier.is_told:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
+        if tier.capabilities.authoritative_index:  # of a shared tier nobody knows for long what it has: once is enough
+            for ref in pending.op.slots:
+                tier.cascades.forget(*ref)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
             if outcome.kind is well:
                 continue

@@ -165,6 +165,14 @@ class Probe:
         """Operations of tiers in flight, as far as the engine's thread knows."""
         return self._parts.dispatcher.pending()
 
+    def in_flight(self, tier: int) -> int:
+        """Operations of one tier that have not ended."""
+        return sum(pending.op.tier == tier for pending in self.manager._traffic._in_flight.values())
+
+    def trials(self) -> int:
+        """Trials under way, of tiers that were left alone."""
+        return self._parts.dispatcher._trials
+
     def undrained(self) -> int:
         """Operations that have ended and were not taken in yet."""
         return len(self._parts.dispatcher._done)
