@@ -31,7 +31,7 @@ RESET = "a reset forgets everything"
 CONCEALED = "nothing lies in the clear where it is encrypted"
 HOST = "host"
 
-_NOT_BEGUN = (OutcomeKind.CORRUPT, OutcomeKind.REFUSED)
+_NOT_TAKEN = (OutcomeKind.CORRUPT, OutcomeKind.REFUSED, OutcomeKind.NO_SPACE)
 
 
 @dataclass(slots=True)
@@ -80,7 +80,8 @@ class Watch:
         rotten: slots of the host tier that were damaged on purpose, with what they have held since.
         offers, deferrals: answers so far.
         left: numbers of tiers that were detached.
-        not_written: chunks that no tier was asked to write: their slot was bad, or too much waited.
+        not_written: chunks whose slot was bad, for which too much waited, or which a place had no room for that holds
+            more than the stack was told of.
     """
 
     def __init__(
@@ -255,7 +256,7 @@ class Watch:
             place = self._places[self._probe.name_of(op.tier)]
             if op.verb is Verb.WRITE:
                 place.stale_writes.difference_update(op.keys)
-                self.not_written += sum(outcome.kind in _NOT_BEGUN for outcome in word.outcomes)
+                self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in word.outcomes)
             if op.op_id in self._stale_reads:
                 self._void += [(key, ref.slot) for key, ref in zip(op.keys, op.slots, strict=True)]
             for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):
