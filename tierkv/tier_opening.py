@@ -194,9 +194,12 @@ def _checked_room(room_bytes: object, tier: str) -> int:
     return room_bytes
 
 
-def share_host_slots(tables: Sequence[LowerTier], num_slots: int) -> None:
-    """Say how many host slots the writes of each tier may hold, now that the tiers are these."""
-    share = int(num_slots * HELD_BY_CASCADES_SHARE) // max(1, len(tables))
+def share_host_slots(tables: Sequence[LowerTier], num_slots: int, held: int = 0) -> None:
+    """Say how many host slots the writes of each tier may hold, now that the tiers are these.
+
+    held: slots that writes to tiers that are leaving hold, perhaps for long.
+    """
+    share = (int(num_slots * HELD_BY_CASCADES_SHARE) - held) // max(1, len(tables))
     for table in tables:
         table.queue_chunks_max = max(1, min(table.limits.queue_chunks_max, share))
 

@@ -82,24 +82,22 @@ def test_residents_are_found_by_mark() -> None:
             mark = randomness.getrandbits(31)
             if mark not in by_mark:
                 by_mark[mark] = free.pop()
-                residents.insert(by_mark[mark], mark, (1, 0, 0))
+                residents.insert([by_mark[mark]], [mark], [(1, 0, 0)])
         elif by_mark:
             mark, handle = by_mark.popitem()
-            residents.take_out(handle)
+            residents.take_out([handle])
             free.append(handle)
             assert residents.find(mark) < 0
         assert len(residents) == len(by_mark)
     assert all(residents.find(mark) == handle for mark, handle in by_mark.items())
+    assert residents.find_all([*by_mark, 1 << 31]) == [*by_mark.values(), -1]
 
 
 def test_parents_know_how_many_children_they_have() -> None:
     """A chunk leaves only after all that builds on it: one child forgotten, and the others are of no use."""
     residents = Residents()
     residents.grow(10)
-    residents.insert(0, 100, (1, 0, 0))
-    residents.insert(1, 101, (1, 0, 100))
-    residents.insert(2, 102, (1, 0, 100))
-    residents.insert(3, 103, (1, 0, 999))
+    residents.insert([0, 1, 2, 3], [100, 101, 102, 103], [(1, 0, 0), (1, 0, 100), (1, 0, 100), (1, 0, 999)])
     residents.adopt([3, 2, 1])
     assert residents.children[0] == 2
     assert residents.orphan(3) == NOBODY

@@ -20,7 +20,15 @@ BUCKETS_MAX = 1 << 16
 STEPS_MAX = 32
 """Entries that leave the queue for one that comes; only holes can make it so many."""
 
+Forgotten = Callable[[Sequence[bytes]], None]
+
 _HOLE = 0x80  # in the last byte of a mark, which has 31 bits
+
+
+def marks_of(keys: Sequence[Key]) -> list[int]:
+    """:func:`mark_of` of each."""
+    digest = xxhash.xxh32_intdigest
+    return [digest(key) >> 1 for key in keys]
 
 
 def mark_of(key: Key) -> int:
@@ -45,12 +53,12 @@ class GhostTable:
     Args:
         ghosts_max: how many are remembered; when there are more, the oldest leave. 0: none.
         note_bytes: length of every note.
-        forgotten: called with the note of each ghost that leaves because there are too many.
+        forgotten: called with the notes of ghosts that leave because there are too many.
     """
 
     __slots__ = ("_buckets", "_count", "_forgotten", "_left", "_turns", "_width", "ghosts_max")
 
-    def __init__(self, ghosts_max: int, note_bytes: int = 0, forgotten: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, ghosts_max: int, note_bytes: int = 0, forgotten: Forgotten | None = None) -> None:
         self.ghosts_max = ghosts_max
         """May be changed; a smaller one takes effect little by little. The number of buckets stays what it was."""
         self._buckets = [b""] * min(BUCKETS_MAX, max(1, -(-ghosts_max // BUCKET_GHOSTS)))
@@ -73,6 +81,11 @@ class GhostTable:
         bucket = self._buckets[mark % len(self._buckets)]
         at = self._place(bucket, mark)
         return None if at < 0 else bucket[at + MARK_BYTES : at + self._width]
+
+    def pop_all(self, marks: Sequence[int]) -> list[bytes | None]:
+        """:meth:`pop` of each. For batches of which many are not here."""
+        buckets, count, pop = self._buckets, len(self._buckets), self.pop
+        return [pop(mark) if mark.to_bytes(MARK_BYTES, "little") in buckets[mark % count] else None for mark in marks]
 
     def perhaps(self, marks: Sequence[int]) -> set[int]:
         """Those of ``marks`` that may be here; the others are not. For batches of which nearly none is."""
@@ -98,11 +111,15 @@ class GhostTable:
 
     def extend(self, marks: Sequence[int], note: bytes = b"") -> None:
         """Remember marks, the last one as the newest, each with the same note."""
+        self.extend_each(marks, (note,) * len(marks))
+
+    def extend_each(self, marks: Sequence[int], notes: Sequence[bytes]) -> None:
+        """Remember marks, the last one as the newest, each with a note of its own."""
         if not self.ghosts_max:
             return
         buckets, turns = self._buckets, self._turns
         count = len(buckets)
-        for mark in marks:
+        for mark, note in zip(marks, notes, strict=True):
             number = mark % count
             buckets[number] += mark.to_bytes(MARK_BYTES, "little") + note
             turns.append(number)
@@ -116,21 +133,22 @@ class GhostTable:
     def _shed(self, count_max: int, steps: int) -> None:
         """The first entries of the queue leave, marks and holes, until no more marks are left than this."""
         buckets, turns, width, spare = self._buckets, self._turns, self._width, 2 * self.ghosts_max
-        left, count, end, forgotten = self._left, self._count, len(turns), self._forgotten
+        left, count, end, notes = self._left, self._count, len(turns), list[bytes]()
         while steps and (count > count_max or end - left > spare):
             number = turns[left]
             bucket = buckets[number]
             buckets[number] = bucket[width:]
             if bucket[MARK_BYTES - 1] < _HOLE:
                 count -= 1
-                if forgotten is not None:
-                    forgotten(bucket[MARK_BYTES:width])
+                notes.append(bucket[MARK_BYTES:width])
             left += 1
             steps -= 1
         if 2 * left > end:
             del turns[:left]
             left = 0
         self._left, self._count = left, count
+        if notes and self._forgotten is not None:
+            self._forgotten(notes)
 
     def _place(self, bucket: bytes, mark: int) -> int:
         """Where in its bucket a mark begins; negative if it is not there."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 
 from tierkv.policies.ghost import GhostTable
 
@@ -24,13 +25,17 @@ class Memory:
 
     Args:
         chunks_max: that the policy was opened for.
-        lost: called with the run of each chunk that is forgotten.
+        lost: called with the runs of chunks that are forgotten, one for each.
     """
 
-    def __init__(self, chunks_max: int, lost: Callable[[int], None]) -> None:
+    def __init__(self, chunks_max: int, lost: Callable[[Sequence[int]], None]) -> None:
         ghosts_max = min(max(GHOSTS_PER_CHUNK * chunks_max, GHOSTS_MIN), GHOSTS_MAX)
-        self._ghosts = GhostTable(ghosts_max, _NOTE.size, lambda note: lost(_NOTE.unpack(note)[1]))
+        self._ghosts = GhostTable(ghosts_max, _NOTE.size, self._forgotten)
         self._newcomers: OrderedDict[int, Note] = OrderedDict()
+        self._lost = lost
+
+    def _forgotten(self, notes: Sequence[bytes]) -> None:
+        self._lost([run for _, run, _ in _NOTE.iter_unpack(b"".join(notes))])
 
     def __len__(self) -> int:
         """How many are remembered."""
@@ -43,20 +48,33 @@ class Memory:
         packed = self._ghosts.get(mark)
         return None if packed is None else _NOTE.unpack(packed)
 
-    def pop(self, mark: int) -> Note | None:
-        """The note of a chunk, which is forgotten."""
-        if (note := self._newcomers.pop(mark, None)) is not None:
-            return note
-        packed = self._ghosts.pop(mark)
-        return None if packed is None else _NOTE.unpack(packed)
+    def pop_all(self, marks: Sequence[int]) -> list[Note | None]:
+        """The notes of chunks, which are forgotten."""
+        newcomers = self._newcomers
+        notes: list[Note | None] = [newcomers.pop(mark, None) for mark in marks]
+        if None in notes:
+            others = [at for at, note in enumerate(notes) if note is None]
+            for at, packed in zip(others, self._ghosts.pop_all([marks[at] for at in others]), strict=True):
+                if packed is not None:
+                    notes[at] = _NOTE.unpack(packed)
+        return notes
 
     def expect(self, mark: int, note: Note) -> None:
         """A chunk that is not remembered was asked for."""
         self._newcomers[mark] = note
-        if len(self._newcomers) > NEWCOMERS_MAX:
-            oldest, its_note = self._newcomers.popitem(last=False)
-            self.left(oldest, its_note)
 
-    def left(self, mark: int, note: Note) -> None:
-        """A chunk left the tier."""
-        self._ghosts.push(mark, _NOTE.pack(*note))
+    def expect_new(self, marks: Sequence[int], run: int, parent: int) -> None:
+        """Chunks that nobody saw before were asked for, in the order of their path. parent: what the first one has."""
+        self._newcomers.update(zip(marks, zip(repeat(1), repeat(run), chain((parent,), marks)), strict=False))
+
+    def settle(self) -> None:
+        """Too many newcomers: the oldest count as refused. To be called after some were expected."""
+        newcomers = self._newcomers
+        if (over := len(newcomers) - NEWCOMERS_MAX) > 0:
+            oldest = [newcomers.popitem(last=False) for _ in range(over)]
+            self.left([mark for mark, _ in oldest], [note for _, note in oldest])
+
+    def left(self, marks: Sequence[int], notes: Sequence[Note]) -> None:
+        """Chunks left the tier, the last one as the last."""
+        pack = _NOTE.pack
+        self._ghosts.extend_each(marks, [pack(*note) for note in notes])

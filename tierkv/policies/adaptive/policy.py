@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby, islice
 
 from tierkv.policies.adaptive.classes import LEVEL_NORMAL, LEVELS, classes_for
 from tierkv.policies.adaptive.memory import Memory, Note
@@ -12,7 +12,7 @@ from tierkv.policies.adaptive.residents import NOBODY, Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.sightings import Watcher
 from tierkv.policies.adaptive.worths import Worths
-from tierkv.policies.ghost import mark_of
+from tierkv.policies.ghost import marks_of
 from tierkv.policies.rings import PASSED_OVER_MAX, longer_bytes
 from tierkv.types.hints import NO_HINTS
 from tierkv.types.keys import Key
@@ -72,39 +72,48 @@ class AdaptivePolicy:
         """Chunks came; tail first."""
         if self._rings.make_room(handles):
             self._grow()
-        runs, log = self._residents.runs, self._log
-        for handle, key in zip(handles, keys, strict=True):
-            mark = mark_of(key)
-            self._residents.insert(handle, mark, self._memory.pop(mark) or _UNKNOWN)
-        for handle in handles:
-            if log.place(runs[handle]) < 0:
-                runs[handle] = self._stray_run()
-            self._states[handle] = _AT_HOME
-        for place, batch in groupby(handles, lambda handle: log.place(runs[handle])):
-            self._order.enter(place, tuple(batch))
+        self._watcher.go_on()
+        marks = marks_of(keys)
+        self._residents.insert(handles, marks, (note or _UNKNOWN for note in self._memory.pop_all(marks)))
+        for place, batch in self._by_run(handles):
+            self._order.enter(place, batch)
         self._residents.adopt(handles)
 
     def touch(self, handles: Sequence[int]) -> None:
         """A request used these: they go to the run that they were last seen in."""
-        runs, log, states = self._residents.runs, self._log, self._states
-        for handle in handles:
-            states[handle] = _AT_HOME
-            if log.place(runs[handle]) < 0:
-                runs[handle] = self._stray_run()
-        for place, batch in groupby(handles, lambda handle: log.place(runs[handle])):
-            self._order.put(place, tuple(batch))
+        self._watcher.go_on()
+        for place, batch in self._by_run(handles):
+            self._order.put(place, batch)
 
     def release(self, handles: Sequence[int]) -> None:
         """A hold is a use."""
         self.touch(handles)
 
-    def _stray_run(self) -> int:
-        """The run of one more chunk that no request is known to have asked for at this time."""
+    def _by_run(self, handles: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """Places of runs, each with neighbours of it, who are at home there from now on.
+
+        What was done with one must be done before the next is asked for, which may end a run.
+        """
+        runs, states = self._residents.runs, self._states
+        for number, neighbours in groupby(handles, runs.__getitem__):
+            batch = tuple(neighbours)
+            place = self._log.place(number)
+            if place < 0:
+                stray = self._stray_run(len(batch))
+                place = self._log.place(stray)
+                for handle in batch:
+                    runs[handle] = stray
+            for handle in batch:
+                states[handle] = _AT_HOME
+            yield place, batch
+
+    def _stray_run(self, chunks: int) -> int:
+        """The run of so many more chunks that no request is known to have asked for at this time."""
         place = self._log.place(self._stray)
         if place < 0 or self._log.times[place] != self._watcher.now_s:
             self._stray = self._watcher.open_run(STRAY_QUEUE)
             place = self._log.place(self._stray)
-        self._log.alive[place] += 1
+        self._log.alive[place] += chunks
         return self._stray
 
     # -- leaving -----------------------------------------------------------------------------------------------------
@@ -112,9 +121,8 @@ class AdaptivePolicy:
     def remove(self, handles: Sequence[int]) -> None:
         """Forget these, altogether."""
         self._rings.unlink(handles)
-        for handle in handles:
-            self._residents.take_out(handle)
-            self._log.lost(self._residents.runs[handle])
+        self._residents.take_out(handles)
+        self._log.lost([self._residents.runs[handle] for handle in handles])
         for handle in handles:
             self._without_child(self._residents.orphan(handle))
 
@@ -128,6 +136,7 @@ class AdaptivePolicy:
 
     def evict(self, count: int, holds: Sequence[int]) -> list[int]:
         """Forget and return those that are worth least."""
+        self._watcher.go_on()
         victims: list[int] = []
         self._parks = PARKED_AT_ONCE_MAX
         left = self._take_from(self._order.leaving, victims, count, holds, PASSED_OVER_MAX)
@@ -142,10 +151,10 @@ class AdaptivePolicy:
             self._take_back(victims)
             return []
         residents = self._residents
-        for handle in victims:
-            residents.take_out(handle)
-            note = (residents.seen[handle], residents.runs[handle], residents.parents[handle])
-            self._memory.left(residents.marks[handle], note)
+        residents.take_out(victims)
+        seen, runs, parents, marks = residents.seen, residents.runs, residents.parents, residents.marks
+        notes = [(seen[handle], runs[handle], parents[handle]) for handle in victims]
+        self._memory.left([marks[handle] for handle in victims], notes)
         return victims
 
     def _take_from(self, ring: int, victims: list[int], count: int, holds: Sequence[int], left: int) -> int:
@@ -157,23 +166,25 @@ class AdaptivePolicy:
         Returns:
             How many may still be passed over; with none left there may be more victims in the ring.
         """
-        rings, residents, may_park = self._rings, self._residents, ring != self._order.parked
-        handle = rings.oldest(ring)
-        while handle >= 0 and len(victims) < count and left:
+        rings, orphan, children = self._rings, self._residents.orphan, self._residents.children
+        following, previous, states, end = rings.next, rings.previous, self._states, ~ring
+        may_park = ring != self._order.parked
+        while (handle := following[end]) >= 0 and len(victims) < count and left:
             if holds[handle]:
                 rings.put_aside(handle)
                 left -= 1
-            elif residents.children[handle] and may_park and self._parks:
+            elif children[handle] and may_park and self._parks:
                 rings.move(self._order.parked, (handle,))
-                self._states[handle] = _PARKED
+                states[handle] = _PARKED
                 self._parks -= 1
             else:
-                rings.unlink((handle,))
-                self._states[handle] = _AT_HOME
+                after = following[handle]
+                following[end], previous[after] = after, end
+                states[handle] = _AT_HOME
                 victims.append(handle)
-                if self._without_child(residents.orphan(handle)) and ring != self._order.leaving:
+                childless = orphan(handle, after)
+                if childless != NOBODY and self._without_child(childless) and ring != self._order.leaving:
                     left = self._take_from(self._order.leaving, victims, count, holds, left)
-            handle = rings.oldest(ring)  # whatever was done with it, it is not here any more
         return left
 
     def _take_back(self, victims: Sequence[int]) -> None:
@@ -189,10 +200,11 @@ class AdaptivePolicy:
         short = len(keys) - free
         if short <= 0 or not self._watcher.has_seen:
             return ()
+        self._watcher.go_on()
         worths = self._worths_of(keys)
-        best_first = sorted(range(len(keys)), key=lambda i: -worths[i])
+        best_first = sorted(range(len(keys)), key=[-worth for worth in worths].__getitem__)
         admitted = free
-        for worth in self._worths_here(short):
+        for worth in islice(self._worths_here(), short):
             if worth > worths[best_first[admitted]]:
                 break
             admitted += 1
@@ -203,8 +215,7 @@ class AdaptivePolicy:
         log, now_s = self._log, self._watcher.now_s
         worths: list[float] = []
         parent, worth, run, run_worth = 0, 0.0, NO_RUN, self._order.worth(STRAY_QUEUE, 0.0)
-        for key in keys:
-            mark = mark_of(key)
+        for mark in marks_of(keys):
             note = self._memory.get(mark) or _UNKNOWN
             if note[1] != run:
                 run, place = note[1], log.place(note[1])
@@ -215,19 +226,15 @@ class AdaptivePolicy:
             parent = mark
         return worths
 
-    def _worths_here(self, count: int) -> list[float]:
-        """What the ``count`` chunks that would leave first are worth, ascending; about: holds are not known."""
-        worths: list[float] = []
-        self._note_worths(self._order.leaving, 0.0, worths, count)
-        if len(worths) < count:
-            for worth, ring in self._order.worst_first(self._watcher.now_s):
-                self._note_worths(ring, worth, worths, count)
-                if len(worths) == count:
-                    break
-        return worths
-
-    def _note_worths(self, ring: int, worth: float, worths: list[float], count: int) -> None:
-        handle = self._rings.oldest(ring)
-        while handle >= 0 and len(worths) < count:
-            worths.append(worth)
-            handle = self._rings.after(handle)
+    def _worths_here(self) -> Iterator[float]:
+        """What chunks are worth, those first that would leave first; about: holds are not known."""
+        following = self._rings.next
+        handle = self._rings.oldest(self._order.leaving)
+        while handle >= 0:
+            yield 0.0
+            handle = following[handle]
+        for worth, ring in self._order.worst_first(self._watcher.now_s):
+            handle = self._rings.oldest(ring)
+            while handle >= 0:
+                yield worth
+                handle = following[handle]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from tierkv.policies.rings import longer, longer_bytes, numbers
 
@@ -43,10 +44,6 @@ class Residents:
             setattr(self, name, longer(getattr(self, name), length))
         longer_bytes(self.seen, length)
 
-    def _place(self, mark: int) -> int:
-        place = mark & (2 * self._half - 1)
-        return place if place < len(self._heads) else mark & (self._half - 1)
-
     def find(self, mark: int) -> int:
         """The handle of a chunk; negative if it is not here."""
         place = mark & (2 * self._half - 1)
@@ -59,20 +56,42 @@ class Residents:
             handle = self._after[handle]
         return -1
 
-    def insert(self, handle: int, mark: int, note: tuple[int, int, int]) -> None:
-        """A chunk came. note: how often it was seen, its run and its parent's mark."""
-        place = self._place(mark)
-        self.marks[handle] = mark
-        self._after[handle] = self._heads[place]
-        self._heads[place] = handle
-        self.seen[handle], self.runs[handle], self.parents[handle] = note
-        self.children[handle] = 0
-        self._count += 1
-        if (child := self._waiting.pop(mark, None)) is not None and self.find(child[1]) == child[0]:
-            self.parents[child[0]] = mark
+    def find_all(self, marks: Sequence[int]) -> list[int]:
+        """:meth:`find` of each."""
+        heads, after, here, half = self._heads, self._after, self.marks, self._half
+        mask, count, found = 2 * half - 1, len(heads), list[int]()
+        for mark in marks:
+            place = mark & mask
+            handle = heads[place if place < count else place - half]
+            while handle != NOBODY and here[handle] != mark:
+                handle = after[handle]
+            found.append(-1 if handle == NOBODY else handle)
+        return found
+
+    def insert(self, handles: Sequence[int], marks: Sequence[int], notes: Iterable[tuple[int, int, int]]) -> None:
+        """Chunks came. notes: of each, how often it was seen, its run and its parent's mark."""
+        heads, after, here, waiting = self._heads, self._after, self.marks, self._waiting
+        seen, runs, parents, children = self.seen, self.runs, self.parents, self.children
+        for handle, mark, note in zip(handles, marks, notes, strict=True):
+            place = mark & (2 * self._half - 1)
+            if place >= len(heads):
+                place -= self._half
+            here[handle] = mark
+            after[handle] = heads[place]
+            heads[place] = handle
+            seen[handle], runs[handle], parents[handle] = note
+            children[handle] = 0
+            self._count += 1
+            if mark in waiting:
+                self._was_waited_for(handle, mark)
+            if self._count > len(heads):
+                self._split()
+
+    def _was_waited_for(self, handle: int, mark: int) -> None:
+        child, its_mark = self._waiting.pop(mark)
+        if self.find(its_mark) == child:
+            self.parents[child] = mark
             self.children[handle] = 1
-        if self._count > len(self._heads):
-            self._split()
 
     def _split(self) -> None:
         """One more place: a part of the chunks of one place move there."""
@@ -89,29 +108,34 @@ class Residents:
         if len(heads) == 2 * self._half:
             self._half *= 2
 
-    def take_out(self, handle: int) -> None:
-        """A chunk left."""
-        place, after = self._place(self.marks[handle]), self._after
-        at = self._heads[place]
-        if at == handle:
-            self._heads[place] = after[handle]
-        else:
-            while after[at] != handle:
-                at = after[at]
-            after[at] = after[handle]
-        self._count -= 1
+    def take_out(self, handles: Sequence[int]) -> None:
+        """Chunks left."""
+        heads, after, here, half = self._heads, self._after, self.marks, self._half
+        mask, count = 2 * half - 1, len(heads)
+        for handle in handles:
+            place = here[handle] & mask
+            if place >= count:
+                place -= half
+            at = heads[place]
+            if at == handle:
+                heads[place] = after[handle]
+            else:
+                while after[at] != handle:
+                    at = after[at]
+                after[at] = after[handle]
+        self._count -= len(handles)
 
     def adopt(self, handles: Sequence[int]) -> None:
         """Count these with their parents, where those are in the tier."""
-        following = (*handles[1:], NOBODY) if handles else ()
-        for handle, guess in zip(handles, following, strict=True):  # tail first, so a parent is mostly the next one
-            if mark := self.parents[handle]:
-                parent = guess if guess != NOBODY and self.marks[guess] == mark else self.find(mark)
+        parents, marks, children = self.parents, self.marks, self.children
+        for handle, guess in pairwise((*handles, -1)):  # tail first, so a parent is mostly the next one
+            if mark := parents[handle]:
+                parent = guess if guess >= 0 and marks[guess] == mark else self.find(mark)
                 if parent < 0:
-                    self.parents[handle] = 0
+                    parents[handle] = 0
                     self._wait(mark, handle)
                 else:
-                    self.children[parent] += 1
+                    children[parent] += 1
 
     def _wait(self, parent_mark: int, handle: int) -> None:
         """A parent may come just after its child: a tier that stores chunk by chunk goes tail first (S54)."""
@@ -119,9 +143,15 @@ class Residents:
             self._waiting.clear()
         self._waiting[parent_mark] = (handle, self.marks[handle])
 
-    def orphan(self, handle: int) -> int:
-        """A chunk does not count with its parent any more. Its parent's handle if that has no child now, or NOBODY."""
-        parent = self.find(self.parents[handle]) if self.parents[handle] else -1
+    def orphan(self, handle: int, guess: int = -1) -> int:
+        """A chunk does not count with its parent any more. Its parent's handle if that has no child now, or NOBODY.
+
+        guess: a chunk that is likely to be its parent; negative: none.
+        """
+        mark = self.parents[handle]
+        if not mark:
+            return NOBODY
+        parent = guess if guess >= 0 and self.marks[guess] == mark else self.find(mark)
         if parent < 0 or not self.children[parent]:
             return NOBODY
         self.children[parent] -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from tierkv.policies.adaptive.classes import CLASSES, LEVELS
 from tierkv.policies.adaptive.worths import AGES, Worths
@@ -59,11 +60,13 @@ class RunLog:
         place = number % self.size
         return place if number and self._numbers[place] == number else -1
 
-    def lost(self, number: int) -> None:
-        """One chunk of a run is not remembered any more, or belongs to another run now."""
-        place = self.place(number)
-        if place >= 0 and self.alive[place]:
-            self.alive[place] -= 1
+    def lost(self, runs: Sequence[int]) -> None:
+        """One chunk of each of these is not remembered any more, or belongs to another run now."""
+        numbers_, alive, size = self._numbers, self.alive, self.size
+        for number in runs:
+            place = number % size
+            if number and numbers_[place] == number and alive[place]:
+                alive[place] -= 1
 
     def grow_older(self, now_s: float, worths: Worths) -> None:
         """Tell of the chunks that came into another interval of age."""

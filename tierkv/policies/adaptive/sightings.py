@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from dataclasses import dataclass
 
 from tierkv.policies.adaptive.classes import (
     ABANDONED,
@@ -14,19 +15,49 @@ from tierkv.policies.adaptive.classes import (
     level_of,
     tail_class,
 )
-from tierkv.policies.adaptive.memory import Memory, Note
+from tierkv.policies.adaptive.memory import Memory
 from tierkv.policies.adaptive.order import LeavingOrder
 from tierkv.policies.adaptive.residents import Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.worths import Worths
-from tierkv.policies.ghost import mark_of
+from tierkv.policies.ghost import mark_of, marks_of
+from tierkv.types.keys import Key
 from tierkv.types.sighting import Sighting, SightingEvent
 
 PATH_CHUNKS_MAX = 2048
-"""Of a longer path only so much is looked at, from the front: a few milliseconds' work."""
+"""Of a longer path only so much is looked at, from the front."""
+
+PIECE_CHUNKS = 256
+"""Paths are looked at in pieces: a third of a millisecond's work each."""
+SIGHTING_CHUNKS = 768
+"""When so many chunks were looked at in the call that told of a request, the rest waits for later calls."""
+WAITING_MAX = 256
+"""Paths that wait; beyond it the newest are not looked at."""
 
 LEARN_EVERY = 2
 """Requests after which one class is brought up to date: a tenth of a millisecond's work."""
+
+
+@dataclass(slots=True)
+class _Path:
+    """A path of a request, and how far it was looked at.
+
+    at: chunks that were. new, classes: as for :func:`classes_for`, and what that says; no classes: not known yet.
+    run, of: the run that is open, and its class. parent: the mark before ``at``.
+    before, again: the run that chunks were in so far, and how many of it in a row.
+    """
+
+    keys: tuple[Key, ...]
+    sighting: Sighting
+    level: int
+    at: int = 0
+    new: int = 0
+    classes: bytes = b""
+    run: int = NO_RUN
+    of: int = -1
+    parent: int = 0
+    before: int = NO_RUN
+    again: int = 0
 
 
 class Watcher:
@@ -43,6 +74,7 @@ class Watcher:
         self._count = 0
         self.has_seen = False
         """Whether any request was ever told of."""
+        self._waiting: deque[_Path] = deque()
 
     def open_run(self, queue: int) -> int:
         """Begin a run of a class and level, now; its number."""
@@ -54,57 +86,138 @@ class Watcher:
         self.now_s = max(self.now_s, sighting.now_s)
         self._log.grow_older(self.now_s, self._worths)
         level = level_of(sighting.hints)
-        for path in sighting.paths:
-            marks = [mark_of(key) for key in path[:PATH_CHUNKS_MAX]]
-            if sighting.event is SightingEvent.ARRIVED:
-                self._arrived(marks, sighting, level)
-            else:
-                self._finished(marks, sighting, level)
+        for keys in sighting.paths:
+            if keys and len(self._waiting) < WAITING_MAX:
+                self._waiting.append(_Path(keys[:PATH_CHUNKS_MAX], sighting, level))
+        self.go_on(SIGHTING_CHUNKS)
         if sighting.event is SightingEvent.ARRIVED:
             self.has_seen = True
             self._count += 1
             if self._count % LEARN_EVERY == 0:
                 self._worths.learn(self.now_s)
 
-    def _arrived(self, marks: Sequence[int], sighting: Sighting, level: int) -> None:
-        residents, memory, log = self._residents, self._memory, self._log
-        handles = [residents.find(mark) for mark in marks]
-        notes = [memory.pop(mark) if handle < 0 else None for mark, handle in zip(marks, handles, strict=True)]
-        new = sum(handle < 0 and note is None for handle, note in zip(handles, notes, strict=True))
-        deepest = max((i for i, handle in enumerate(handles) if handle >= 0 or notes[i] is not None), default=-1)
-        follows = deepest >= 0 and self._seen(handles[deepest], notes[deepest]) < PUBLIC_SEEN_MIN
-        classes = classes_for(new, sighting.hints, follows=follows)
-        number, current, parent = 0, -1, 0
-        before, again = 0, 0  # the run that chunks were in so far, and how many of it in a row
-        for mark, handle, note in zip(marks, handles, notes, strict=True):
-            was = residents.runs[handle] if handle >= 0 else note[1] if note is not None else NO_RUN
-            if was not in (before, NO_RUN):
-                self._left_run(before, again)
-                before, again = was, 0
-            again += was != NO_RUN
-            seen = min(self._seen(handle, note) + 1, SEEN_MAX)
-            its_class = classes[seen]
-            if mark == marks[-1] and seen == 1:
-                its_class = tail_class(its_class)
-            if its_class != current:
-                current = its_class
-                number = self.open_run(current * LEVELS + level)
-            log.alive[number % log.size] += 1
-            if handle >= 0:
-                residents.seen[handle], residents.runs[handle] = seen, number
-                if parent and not residents.parents[handle]:
-                    residents.parents[handle] = parent
-                    residents.adopt((handle,))
-            else:
-                memory.expect(mark, (seen, number, parent))
-            parent = mark
-        self._left_run(before, again)
-        if new and (place := log.place(before)) >= 0:
+    def go_on(self, chunks: int = PIECE_CHUNKS) -> None:
+        """Look at so many more chunks of paths that wait, if any do; rounded up to whole pieces."""
+        waiting = self._waiting
+        while waiting and chunks > 0:
+            path = waiting[0]
+            if path.sighting.event is SightingEvent.FINISHED:
+                chunks -= self._finished(path)
+                waiting.popleft()
+                continue
+            chunks -= self._look_at_piece(path)
+            if path.at == len(path.keys):
+                waiting.popleft()
+                self._arrived(path)
+
+    def _arrived(self, path: _Path) -> None:
+        """All of a path was looked at."""
+        self._left_run(path.before, path.again)
+        if path.new and (place := self._log.place(path.before)) >= 0:
             self._abandon(place)
 
-    def _seen(self, handle: int, note: Note | None) -> int:
-        """How often a chunk was seen: one of the tier, one that is remembered, or one that is new."""
-        return self._residents.seen[handle] if handle >= 0 else 0 if note is None else note[0]
+    def _look_at_piece(self, path: _Path) -> int:
+        """The next chunks of a path; how many."""
+        residents, memory = self._residents, self._memory
+        marks = marks_of(path.keys[path.at : path.at + PIECE_CHUNKS])
+        handles = residents.find_all(marks)
+        seen, runs = [residents.seen[handle] if handle >= 0 else 0 for handle in handles], [0] * len(marks)
+        missing = [at for at, handle in enumerate(handles) if handle < 0]
+        for at, note in zip(missing, memory.pop_all([marks[at] for at in missing]), strict=True):
+            if note is not None:
+                seen[at], runs[at], _ = note
+        deepest = len(marks) - 1
+        while deepest >= 0 and not seen[deepest]:
+            deepest -= 1
+        if not path.classes:
+            self._classify(path, seen, deepest)
+        self._see_again(path, marks[: deepest + 1], handles, seen, runs)
+        self._see_new(path, marks[deepest + 1 :])
+        memory.settle()
+        path.at += len(marks)
+        return len(marks)
+
+    def _classify(self, path: _Path, seen: list[int], deepest: int) -> None:
+        """Find out what classes the chunks of a path have. seen, deepest: of its first piece."""
+        if len(seen) == len(path.keys):
+            path.new, seen_by = seen.count(0), seen[deepest] if deepest >= 0 else 0
+        else:
+            path.new, seen_by = self._new_in_long(path.keys)
+        path.classes = classes_for(path.new, path.sighting.hints, follows=0 < seen_by < PUBLIC_SEEN_MIN)
+
+    def _new_in_long(self, keys: tuple[Key, ...]) -> tuple[int, int]:
+        """How many chunks of a long path are new, and how often the one before them was seen.
+
+        It is taken for granted that those before a chunk that was seen were seen as well.
+        """
+        known, new, seen_by = 0, len(keys), 0
+        while known < new:
+            middle = (known + new) // 2
+            seen = self._seen(mark_of(keys[middle]))
+            if seen:
+                known, seen_by = middle + 1, seen
+            else:
+                new = middle
+        return len(keys) - known, seen_by
+
+    def _seen(self, mark: int) -> int:
+        """How often a chunk was seen."""
+        handle = self._residents.find(mark)
+        if handle >= 0:
+            return self._residents.seen[handle]
+        note = self._memory.get(mark)
+        return 0 if note is None else note[0]
+
+    def _see_again(self, path: _Path, marks: list[int], handles: list[int], seen: list[int], runs: list[int]) -> None:
+        """Chunks down to the deepest that was seen before. seen, runs: what is remembered of those not in the tier."""
+        residents, log, classes = self._residents, self._log, path.classes
+        all_seen, all_runs, parents = residents.seen, residents.runs, residents.parents
+        parent = path.parent
+        for at, mark in enumerate(marks):
+            handle = handles[at]
+            was = all_runs[handle] if handle >= 0 else runs[at]
+            if was:
+                if was != path.before:
+                    self._left_run(path.before, path.again)
+                    path.before, path.again = was, 0
+                path.again += 1
+            times = min(seen[at] + 1, SEEN_MAX)
+            if classes[times] != path.of:
+                self._begin_run(path, classes[times])
+            run = path.run
+            log.alive[run % log.size] += 1
+            if handle >= 0:
+                all_seen[handle], all_runs[handle] = times, run
+                if parent and not parents[handle]:
+                    parents[handle] = parent
+                    residents.adopt((handle,))
+            else:
+                self._memory.expect(mark, (times, run, parent))
+            parent = mark
+        path.parent = parent
+
+    def _see_new(self, path: _Path, marks: list[int]) -> None:
+        """Chunks that nobody saw before, at the end of a piece. The last one of the path is of a class of its own."""
+        if not marks:
+            return
+        number = path.classes[1]
+        is_end = path.at + PIECE_CHUNKS >= len(path.keys)
+        body = marks[:-1] if is_end else marks
+        if body:
+            self._see_new_of(path, body, number)
+        if is_end:
+            self._see_new_of(path, marks[-1:], tail_class(number))
+
+    def _see_new_of(self, path: _Path, marks: list[int], number: int) -> None:
+        if number != path.of:
+            self._begin_run(path, number)
+        self._log.alive[path.run % self._log.size] += len(marks)
+        self._memory.expect_new(marks, path.run, path.parent)
+        path.parent = marks[-1]
+
+    def _begin_run(self, path: _Path, number: int) -> None:
+        path.of = number
+        path.run = self.open_run(number * LEVELS + path.level)
 
     def _left_run(self, number: int, chunks: int) -> None:
         """Chunks of a run were seen again, and belong to another now."""
@@ -119,14 +232,20 @@ class Watcher:
         if self._log.alive[place] and is_private(number):
             self._order.abandon(place, ABANDONED * LEVELS + level)
 
-    def _finished(self, marks: Sequence[int], sighting: Sighting, level: int) -> None:
-        """What the request computed itself was in no path when it arrived."""
-        residents, memory, log = self._residents, self._memory, self._log
-        number, parent = 0, 0
-        for mark in marks:
-            if residents.find(mark) < 0 and memory.get(mark) is None:
-                if not number:
-                    number = self.open_run(classes_for(sum(sighting.new_chunks), sighting.hints)[1] * LEVELS + level)
-                log.alive[number % log.size] += 1
-                memory.expect(mark, (1, number, parent))
-            parent = mark
+    def _finished(self, path: _Path) -> int:
+        """What the request computed itself was in no path when it arrived; how many chunks were looked at.
+
+        All before a chunk that is known were in that path.
+        """
+        new: list[int] = []
+        for key in reversed(path.keys):
+            mark = mark_of(key)
+            if self._seen(mark):
+                path.parent = mark
+                break
+            new.append(mark)
+        if new:
+            sighting = path.sighting
+            self._see_new_of(path, new[::-1], classes_for(sum(sighting.new_chunks), sighting.hints)[1])
+            self._memory.settle()
+        return len(new) + 1
