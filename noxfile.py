@@ -72,9 +72,13 @@ def pythons(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("plugin", [nox.param(path, id=path.name.removeprefix("tierkv-")) for path in PLUGINS])
 def conformance(session: nox.Session, plugin: Path) -> None:
-    """One plugin alone with the core: its tests and the conformance kit (-- PYTEST ARGUMENTS)."""
+    """One plugin alone with the core: its tests, the conformance kit, and its row in docs (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
-    pytest(session, str(plugin / "tests"))
+    report = ROOT / "build" / "conformance" / f"{plugin.name}.json"
+    pytest(session, str(plugin / "tests"), "--conformance-report", str(report))
+    if not session.posargs:  # with arguments it may have been a part of it
+        session.run("python", "-E", "-s", "docs/_generate/conformance.py", plugin.name, str(report))
+        session.run("python", "-E", "-s", "docs/_generate/pages.py", "capabilities.md")
 
 
 def object_server(session: nox.Session, program: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
@@ -36,6 +36,7 @@ VALIDATE = "TIERKV_VALIDATE"
 """Environment variable: 1 checks every invariant after every step (slow; for tests and for reports of bugs)."""
 
 _POLL_S = 0.001
+_T = TypeVar("_T")
 
 
 class Stack:
@@ -220,8 +221,8 @@ class Stack:
         """Empty the host tier, or with ``scope="all"`` every tier, between steps.
 
         Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new
-        ones when they have. What a crash leaves undeleted is found again by the next start: weights that have changed
-        want another ``namespace.epoch`` instead.
+        ones when they have. What a crash, or a detachment meanwhile, leaves undeleted is found again when the tier is
+        opened: weights that have changed want another ``namespace.epoch`` instead.
 
         Raises:
             EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
@@ -275,16 +276,18 @@ class Stack:
 
     def tier_stats(self) -> dict[str, dict[str, int]]:
         """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
-        names = self._parts.changes.names
-        return {names[index]: asdict(stats) for index, stats in list(self._dispatcher.stats.tiers.items())}
+        return {name: asdict(stats) for name, stats in self._newest(self._dispatcher.stats.tiers).items()}
 
     def series(self) -> Iterator[Series]:
         """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
         yield from self._stats.series()
-        for index, seconds in list(self._dispatcher.stats.seconds.items()):
-            name = self._parts.changes.names[index]
+        for name, seconds in self._newest(self._dispatcher.stats.seconds).items():
             yield Series(READ_SECONDS, (name,), seconds[Verb.READ])
             yield Series(WRITE_SECONDS, (name,), seconds[Verb.WRITE])
+
+    def _newest(self, by_tier: Mapping[int, _T]) -> dict[str, _T]:
+        """By name. A tier that came may have the name of one that still hangs: no series may be there twice."""
+        return {self._parts.changes.names[index]: item for index, item in list(by_tier.items())}
 
     def take_stats(self) -> ConnectorStats | None:
         """Samples since the last call, for an engine that exports or logs them itself; None if there are none."""

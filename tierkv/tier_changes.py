@@ -87,6 +87,13 @@ class _Departure:
     change: TierChange
 
 
+@dataclass(slots=True)
+class _Leaving:
+    table: LowerTier
+    change: TierChange
+    by_s: float
+
+
 class TierChanges:
     """What :class:`tierkv.stack.Stack` needs to let tiers come and go.
 
@@ -124,7 +131,7 @@ class TierChanges:
         self._num_slots = num_slots
         self._indices = itertools.count(len(self.names))
         self._waiting: deque[_Arrival | _Departure] = deque()
-        self._leaving: dict[int, tuple[TierChange, float]] = {}
+        self._leaving: dict[int, _Leaving] = {}
         self._is_closed = False
 
     # -- any thread --------------------------------------------------------------------------------------------------
@@ -188,28 +195,35 @@ class TierChanges:
     @property
     def pending(self) -> bool:
         """Whether the engine should step for it. Not for a tier that hangs beyond its time: that may be for ever."""
-        return bool(self._waiting) or any(self._runtime.clock() < by for _, by in self._leaving.values())
+        return bool(self._waiting) or any(self._runtime.clock() < leaving.by_s for leaving in self._leaving.values())
 
     def apply(self) -> None:
-        """Link what is ready, and let go of what has left. Never waits; costs nothing where nothing changes."""
+        """Let go of what has left, and link what is ready. Never waits; costs nothing where nothing changes."""
+        # In this order: what the manager still had to say to a tier that goes now is said, and refused, before it left.
+        if self._leaving:
+            for index in self._dispatcher.take_left():
+                self._manager.forget(index)
+                self._leaving.pop(index).change.settle()
+                self._share_host_slots()
         while self._waiting:
             item = self._waiting.popleft()
             try:
                 self._come(item) if isinstance(item, _Arrival) else self._go(item)
             except TierKVError as error:
                 item.change.settle(error)
-        if self._leaving:
-            for index in self._dispatcher.take_left():
-                self._manager.forget(index)
-                self._leaving.pop(index)[0].settle()
+            except Exception as error:  # noqa: BLE001 - such as no thread to be had: no reason to stop the engine
+                item.change.settle(EngineProtocolError(f"it could not be done: {error}"))
 
     def close(self) -> None:
         """The stack has closed, with every tier in it: what has not come never will."""
         self._is_closed = True
-        for change, _ in self._leaving.values():
-            change.settle()
-        while self._waiting:
-            item = self._waiting.popleft()
+        for leaving in list(self._leaving.values()):
+            leaving.change.settle()
+        while True:
+            try:
+                item = self._waiting.popleft()
+            except IndexError:  # another thread, whose tier came too late, may be here as well
+                return
             item.change.settle(EngineProtocolError("the stack was closed before a step could do it"))
             if isinstance(item, _Arrival):
                 self._close_unused(item.tier)
@@ -218,19 +232,29 @@ class TierChanges:
         self._runtime.spawn(f"tierkv-{tier.name}-close", OneShot(partial(close_backend, tier.backend)))
 
     def _come(self, item: _Arrival) -> None:
+        index, name = item.table.index, item.tier.name
         try:
             self._manager.attach(item.table, item.before)
-        except TierKVError:
+            self.names.extend([""] * (index + 1 - len(self.names)))
+            self.names[index] = name
+            try:
+                self._dispatcher.attach(index, item.tier, item.limits)
+            except BaseException:
+                self._manager.forget(self._manager.detach(name))
+                raise
+        except BaseException:
             self._close_unused(item.tier)
             raise
-        self.names.extend([""] * (item.table.index + 1 - len(self.names)))
-        self.names[item.table.index] = item.tier.name
-        self._dispatcher.attach(item.table.index, item.tier, item.limits)
-        share_host_slots(self._manager.tables, self._num_slots)
+        self._share_host_slots()
         item.change.settle()
 
     def _go(self, item: _Departure) -> None:
+        tables = {table.name: table for table in self._manager.tables}
         index = self._manager.detach(item.name)
+        self._leaving[index] = _Leaving(tables[item.name], item.change, self._runtime.clock() + item.timeout_s)
         self._dispatcher.detach(index, item.timeout_s)
-        share_host_slots(self._manager.tables, self._num_slots)
-        self._leaving[index] = item.change, self._runtime.clock() + item.timeout_s
+        self._share_host_slots()
+
+    def _share_host_slots(self) -> None:
+        held = sum(leaving.table.num_writing for leaving in self._leaving.values())
+        share_host_slots(self._manager.tables, self._num_slots, held)

@@ -23,6 +23,7 @@ from tierkv.abc import (
     RoomTeller,
 )
 from tierkv.codecs.frame import FrameSealer
+from tierkv.codecs.recognition import frame_at
 from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
 from tierkv.config.schema import HostConfig, TierConfig
@@ -90,7 +91,13 @@ class TierOpener:
         """
         config, codec = tier.config, tier.codec
         codecs = {**codecs, codec.name: self._codec(codec, tier.codec_options, config.name)}
-        context = BackendContext(config.name, self._namespace, self._arena.slot_bytes, config.capacity)
+        context = BackendContext(
+            config.name,
+            self._namespace,
+            self._arena.slot_bytes,
+            config.capacity,
+            partial(frame_at, self._sealer.namespace, tier.backend.capabilities.alignment),
+        )
         backend = opened(
             f"backend {tier.backend.name!r}",
             self._registry.backends[tier.backend.name].origin,
@@ -187,9 +194,12 @@ def _checked_room(room_bytes: object, tier: str) -> int:
     return room_bytes
 
 
-def share_host_slots(tables: Sequence[LowerTier], num_slots: int) -> None:
-    """Say how many host slots the writes of each tier may hold, now that the tiers are these."""
-    share = int(num_slots * HELD_BY_CASCADES_SHARE) // max(1, len(tables))
+def share_host_slots(tables: Sequence[LowerTier], num_slots: int, held: int = 0) -> None:
+    """Say how many host slots the writes of each tier may hold, now that the tiers are these.
+
+    held: slots that writes to tiers that are leaving hold, perhaps for long.
+    """
+    share = (int(num_slots * HELD_BY_CASCADES_SHARE) - held) // max(1, len(tables))
     for table in tables:
         table.queue_chunks_max = max(1, min(table.limits.queue_chunks_max, share))
 

@@ -1,6 +1,7 @@
 """Write the pages of docs/reference that are made from the code: ``python -m nox -s generate``.
 
-``--check`` writes nothing and ends with 1 where a page is not what the code says; a test does the same.
+``--check`` writes nothing and ends with 1 where a page is not what the code says; a test does the same. Names of pages
+limit it to those.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import behaviour
+import conformance
 import metrics_page
 import states
 
@@ -164,7 +166,8 @@ def capabilities_page() -> str:
     ]
     lead = paragraphs(capabilities.__doc__ or "")
     table = "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows])
-    return f"{head('Capabilities of a backend', 'tierkv/abc/capabilities.py')}\n{lead}\n\n{table}\n"
+    title = head("Capabilities of a backend", "tierkv/abc/capabilities.py and docs/_generate/conformance.json")
+    return f"{title}\n{lead}\n\n{table}\n{conformance.section(conformance.known())}"
 
 
 def described_fields(docstring: str) -> dict[str, str]:
@@ -222,15 +225,16 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def outdated(folder: Path) -> list[str]:
-    """Names of pages in ``folder`` that are missing, or not what the code says."""
-    texts = {name: (folder / name).read_text(encoding="utf-8") if (folder / name).exists() else "" for name in PAGES}
-    return [name for name, page in PAGES.items() if texts[name] != page()]
+def outdated(folder: Path, names: Collection[str] = ()) -> list[str]:
+    """Names of pages in ``folder`` that are missing, or not what the code says; of those named, if any are."""
+    pages = {name: page for name, page in PAGES.items() if name in names or not names}
+    texts = {name: (folder / name).read_text(encoding="utf-8") if (folder / name).exists() else "" for name in pages}
+    return [name for name, page in pages.items() if texts[name] != page()]
 
 
 def main(arguments: list[str]) -> int:
     """Write what is outdated, or with ``--check`` only tell."""
-    names = outdated(REFERENCE)
+    names = outdated(REFERENCE, [name for name in arguments if not name.startswith("--")])
     for name in names:
         if "--check" not in arguments:
             (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from dispatch_bench import KEYS, PATIENCE_S, DispatchBench, dispatching, wait_for
 from plain_files import AsyncPlainFiles
-from tier_bench import Bench, make_bench
+from tier_bench import Bench, compressible, make_bench
 
 from tierkv.abc import Capabilities
 from tierkv.dispatch import TierLimits
+from tierkv.dispatch.dispatcher import REFUSED_PER_STEP_MAX
 from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
@@ -79,6 +84,24 @@ def test_a_call_that_hangs_is_closed_over_but_not_forgotten(bench: Bench, gate: 
         assert len(dispatch.completions(hung)) == 1
 
 
+def test_a_full_queue_is_refused_over_several_steps(bench: Bench, gate: Event) -> None:
+    """Promise 2: thousands of operations wait for a hung tier. Refusing them all at once took fifty milliseconds."""
+    count = 3 * REFUSED_PER_STEP_MAX
+    bench.backend.add("contains", faults.hang_until(gate))
+    with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
+        ops = [dispatch.submit(Verb.PROBE, [1], deadline_s=1e9) for _ in range(count)]
+        wait_for(lambda: bench.backend.calls == ["contains"], "the hung call")
+        dispatch.dispatcher.detach(0, 5.0)
+        for _ in range(3):
+            assert len(dispatch.drain(count)) <= REFUSED_PER_STEP_MAX
+            assert dispatch.dispatcher.take_left() == []
+        dispatch.drain(count)
+        assert all(dispatch.kinds(op) == [OutcomeKind.REFUSED] for op in ops[1:])
+        gate.set()
+        assert left(dispatch) == [0]
+        assert len(dispatch.completions(ops[0])) == 1
+
+
 def test_an_async_tier_leaves_its_loop_to_the_others(async_bench: Bench, tmp_path: Path) -> None:
     """Async tiers share a loop: one that goes must not stop it."""
     other = make_bench(tmp_path / "other", AsyncPlainFiles, beside=async_bench)
@@ -87,6 +110,39 @@ def test_an_async_tier_leaves_its_loop_to_the_others(async_bench: Bench, tmp_pat
         dispatch.dispatcher.detach(0, PATIENCE_S)
         assert left(dispatch) == [0]
         assert dispatch.wait(dispatch.write(2, 2, deadline_s=1e9, tier=1)) == [[OutcomeKind.OK]]
+
+
+def test_a_read_of_an_async_tier_that_leaves_is_not_cancelled(async_bench: Bench, gate: Event) -> None:
+    """Promise 1: a library that goes on in a thread of its own after a cancellation would fill a slot that by then has
+    another chunk. The call has its time, and the slot stays leased until it has truly ended."""
+    inside, ended = Event(), Event()
+    inner = async_bench.files.read_into
+
+    def blocking() -> None:
+        inside.set()
+        gate.wait(PATIENCE_S)
+        ended.set()
+
+    async def slow(requests: Sequence[Any]) -> object:
+        await asyncio.to_thread(blocking)
+        return await inner(requests)
+
+    with dispatching(async_bench, async_bench.tier(asynchronous=True)) as dispatch:
+        assert dispatch.wait(dispatch.write(0, 0, deadline_s=1e9)) == [[OutcomeKind.OK]]
+        async_bench.files.read_into = slow
+        read = dispatch.submit(Verb.READ, [0], [3], deadline_s=1e9)
+        wait_for(inside.is_set, "the call")
+        dispatch.dispatcher.detach(0, 5.0)
+        for _ in range(20):
+            dispatch.drain()
+            assert dispatch.dispatcher.take_left() == []
+            time.sleep(0.002)
+        assert not dispatch.completions(read), "its slot would be free while the library may still write to it"
+        gate.set()
+        assert left(dispatch) == [0]
+        assert ended.is_set()
+        assert dispatch.kinds(read) == [OutcomeKind.OK]
+        assert async_bench.payload(3, KEYS[0]) == compressible(0)
 
 
 def test_a_tier_that_leaves_is_not_tried_again(bench: Bench) -> None:
@@ -111,3 +167,22 @@ def test_a_tier_attached_later_is_served(bench: Bench, tmp_path: Path) -> None:
         assert dispatch.wait(dispatch.write(2, 2, deadline_s=1e9, tier=7)) == [[OutcomeKind.OK]]
         assert other.file(KEYS[2]).exists()
         assert dispatch.dispatcher.stats.tiers[7].keys == 1
+
+
+def test_a_scan_that_hangs_is_a_call_that_runs(bench: Bench, gate: Event) -> None:
+    """Asked at open and never answered, it still reads the files that somebody else would take for free."""
+    bench.backend.add("scan", faults.hang_until(gate))
+    scan = Capabilities(scan=True, authoritative_index=True)
+    with dispatching(bench, bench.tier(capabilities=scan)) as dispatch:
+        (late,) = dispatch.dispatcher.scan_all(0.05)
+        assert late.timed_out
+        dispatch.drain()
+        dispatch.dispatcher.detach(0, 5.0)
+        assert dispatch.dispatcher.take_left() == []
+        bench.clock.advance(6.0)
+        assert dispatch.dispatcher.take_left() == []
+        line = dispatch.dispatcher._lines[0]
+        wait_for(lambda: bench.backend.calls == ["scan", "close"] and not line.lane.closing(), "the close")
+        assert dispatch.dispatcher.take_left() == []
+        gate.set()
+        assert left(dispatch) == [0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tierkv.abc import EvictionPolicy
-from tierkv.manager.tenants import OTHERS, TRIMMED_MAX, Quotas, TenantPolicy
+from tierkv.manager.tenants import LOOKS_MAX, OTHERS, TRIMMED_MAX, Quotas, TenantPolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.types.keys import NO_TENANT, Key, Tenant, make_key, make_scope, tenant_of, tenant_of_salt
 from tierkv.types.sighting import Sighting, SightingEvent
@@ -198,6 +198,72 @@ def test_tenants_without_chunks_make_place_for_others() -> None:
             assert policy.evict(1, UNHELD) == [handle]
     assert len(policy._tenants) <= 5
     assert len(policy) == 0
+
+
+def test_a_batch_of_newcomers_keeps_the_bound() -> None:
+    """A restart tells of chunks of thousands of tenants at once: each that is told apart has columns of its own."""
+    policy = TenantPolicy(LruPolicy, Quotas(10_000, 10, tenants_max=4), 1)
+    policy.add(list(range(500)), [key_of(i, f"salt {i}") for i in range(500)])
+    assert len(policy.usage()) <= 5
+    assert policy.usage()[OTHERS] == 496
+    policy.remove(list(range(500)))
+    policy.add([0], [key_of(0, "late")])
+    assert policy.usage() == {tenant_of_salt("late"): 1}
+
+
+class Counted(bytearray):
+    """A column of holds that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, at: object) -> int:  # type: ignore[override]  # of one place only
+        Counted.reads += 1
+        return super().__getitem__(at)  # type: ignore[call-overload,no-any-return]  # passed on
+
+
+def test_a_choice_looks_at_a_bounded_number_of_chunks() -> None:
+    """Promise 2, where most of a tenant's chunks are held: walking over all of them for each victim took a tenth of a
+    second. What nobody holds is found in a later call, and another tenant has its turn in the same one."""
+    count = 8 * LOOKS_MAX
+    policy = policy_of(2 * count)
+    add(policy, list(range(count)), "a")
+    add(policy, list(range(count, count + 4)), "b")
+    holds = Counted(count + 4)
+    holds[: count - 4] = b"\1" * (count - 4)
+    Counted.reads = 0
+    assert policy.evict(2, holds) == [count, count + 1]
+    assert Counted.reads <= 2 * LOOKS_MAX
+    assert any(policy.evict(6, holds) for _ in range(100)), "what nobody holds is never found"
+    assert policy.usage() == {A: count - 4}
+
+
+def test_what_was_trimmed_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart with a smaller quota trims for thousands of steps. Numbers that became free were walked over."""
+    count = 10 * TRIMMED_MAX
+    policy = policy_of(2 * count, each=TRIMMED_MAX)
+    add(policy, list(range(count)), "a")
+    monkeypatch.setattr("tierkv.manager.tenants.LOOKS_MAX", 4 * TRIMMED_MAX)
+    trimmed = [len(policy.trim(UNHELD)) for _ in range(9)]
+    assert trimmed == [TRIMMED_MAX] * 9
+    assert policy.trim(UNHELD) == []
+
+
+def test_tenants_that_are_not_told_apart_cost_no_walk_over_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all places are taken, each chunk of a newcomer walked over all tenants in search of one without chunks."""
+    policy = TenantPolicy(LruPolicy, Quotas(10_000, 10, tenants_max=4), 1)
+    policy.add(list(range(10)), [key_of(i, f"salt {i}") for i in range(10)])
+    walks: list[int] = []
+    forget = policy._forget_empty
+
+    def counted() -> None:
+        walks.append(1)
+        forget()
+
+    monkeypatch.setattr(policy, "_forget_empty", counted)
+    for i in range(10, 100):
+        policy.add([i], [key_of(i, f"salt {i}")])
+    assert len(walks) <= 1
+    assert policy.usage()[OTHERS] == 96
 
 
 class Listening(LruPolicy):

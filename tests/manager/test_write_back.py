@@ -8,6 +8,8 @@ from edge_moves import late, load, put, run, writes, written
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.demotions import FLUSHED_PER_STEP_MAX, LEAVING_PER_STEP_MAX
+from tierkv.manager.tenants import Quotas, TenantPolicy
+from tierkv.policies.lru import LruPolicy
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, TierOp, Verb
@@ -389,6 +391,38 @@ def test_a_flush_into_a_tier_out_of_service_ends() -> None:
     assert not core.manager.has_pending_writes
     assert core.counters.demotions_dropped == {"disk": 4}
     assert core.ready() == set(run(0, 4))
+
+
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_tenant_has_too_much_is_written_before_it_goes() -> None:
+    """A tenant that always fills its quota of the host tier loses chunks by that alone. If those went unwritten, the
+    tier below would never get anything of it."""
+    core = make_core(
+        slots=64, tiers=[disk(write="back")], host_policy=TenantPolicy(LruPolicy, Quotas(64, 4), chunk_bytes_max=1)
+    )
+    put(core, run(0, 10))
+    core.begin()
+    assert core.ready() == set(run(0, 10)), "they are readable until they are at rest below"
+    assert sorted(writes(core)) == run(4, 6)
+    assert core.ready() == set(run(0, 4)), "the head of a prefix stays longest"
+    assert sorted(core.lower[0]) == run(4, 6)
+    assert core.counters.demotions_dropped == {}
+    core.manager.validate()
+
+
+def test_a_quota_holds_though_the_tier_below_takes_nothing() -> None:
+    """Nobody gets more than his part of the host tier because a disk is full or out of service; it is counted."""
+    policy = TenantPolicy(LruPolicy, Quotas(64, 4), chunk_bytes_max=1)
+    core = make_core(slots=64, tiers=[disk(write="back", frames=1)], host_policy=policy)
+    core.keep_below(run(100, 1))
+    put(core, run(0, 10))
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.begin()
+    assert not writes(core)
+    assert len(core.ready()) == 4
+    assert core.counters.demotions_dropped == {"disk": 6}
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

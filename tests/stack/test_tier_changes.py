@@ -250,3 +250,68 @@ def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[in
             thread.join(10.0)
         assert not thread.is_alive()
         assert len(done) >= 3, "nothing changed while prompts were served"
+
+
+def test_a_name_that_is_used_again_is_told_of_once(tmp_path: Path, faults: Faults, gate: threading.Event) -> None:
+    """A hung tier is replaced by a new one of its name. Two series of one name would make the whole scrape invalid."""
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
+        faults.last.add("write", hang_until(gate))
+        serve(stack, PROMPTS[:1])
+        stack.detach_tier("bad", timeout_s=0.05)
+        step_until(stack, lambda: stack.tier_names == ())
+        stack.attach_tier({**disk(tmp_path, "bad"), "path": str(tmp_path / "other")})
+        step_until(stack, lambda: stack.tier_names == ("bad",))
+        serve(stack, OTHERS)
+        assert stack.flush(), "what hangs in the tier that leaves is nothing to wait for"
+        labels = [(metric.name, values) for metric, values, _ in stack.series()]
+        assert len(labels) == len(set(labels))
+        assert stack.tier_stats()["bad"]["bytes_written"] > 0, "these are the old tier's counters"
+        gate.set()
+
+
+def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
+    tmp_path: Path, faults: Faults, gate: threading.Event
+) -> None:
+    """Writes below hold half of the host tier at most. If each hung tier that is replaced kept its own half, the second
+    one would take the last slot from requests."""
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
+        faults.last.add("write", hang_until(gate))
+        (bad,) = stack._manager.tables
+        share = bad.queue_chunks_max
+        serve(stack, PROMPTS)
+        held = bad.num_writing
+        assert held
+        stack.detach_tier("bad", timeout_s=0.01)
+        change = stack.attach_tier(disk(tmp_path, "good"))
+        step_until(stack, lambda: change.done)
+        (good,) = stack._manager.tables
+        assert good.queue_chunks_max == max(1, share - held)
+        gate.set()
+        step_until(stack, lambda: "bad" not in stack.tier_stats())
+        assert good.queue_chunks_max == share
+
+
+def test_a_tier_for_which_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 3: threads and files run out. Whoever waits for the tier is told; the engine's thread goes on, and its
+    place is free again when there are threads."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
+        change = stack.attach_tier(disk(tmp_path))
+
+        def none_left(*_: object) -> object:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stack._dispatcher, "_open_lane", none_left)
+            stack.build_connector_meta(StepOutput())
+        with pytest.raises(EngineProtocolError, match="can't start new thread"):
+            change.wait(1.0)
+        assert stack.tier_names == ("first",)
+        serve(stack, PROMPTS)
+        with monkeypatch.context() as patch:
+            gone = stack.detach_tier("first")
+            (line,) = stack._dispatcher._lines.values()
+            patch.setattr(line.lane, "_spawn", none_left)
+            step_until(stack, lambda: gone.done)
+        serve(stack, OTHERS)

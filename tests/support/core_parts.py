@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from core_truth import BedRequest, Truth, engine_spec
 
-from tierkv.abc import Capabilities
+from tierkv.abc import Capabilities, EvictionPolicy
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.host_index import HostIndex
@@ -155,6 +155,7 @@ def make_core(
     tiers: Sequence[TierSpec] = (),
     limits: SchedulerLimits | None = None,
     groups: Sequence[GroupSpec] | None = None,
+    host_policy: EvictionPolicy | None = None,
 ) -> Core:
     """A core without I/O. reserved: slots that waiting requests may hold together (all of them if left out).
 
@@ -165,7 +166,7 @@ def make_core(
     engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), groups)
     geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
-    host = HostIndex(slots, LruPolicy())
+    host = HostIndex(slots, LruPolicy() if host_policy is None else host_policy)
     lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
     group_bytes = [group.payload_bytes for group in geometry.groups]
     manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)

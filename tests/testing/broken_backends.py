@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from plain_files import CAPABILITIES, AsyncPlainFiles, PlainFiles, PlainOptions
+from broken_registry import noticed_by
+from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
 
 from tierkv.abc import (
-    AsyncBackend,
-    Backend,
     BackendContext,
-    BackendPlugin,
     Entry,
     ReadRequest,
     ReadResult,
@@ -23,22 +20,6 @@ from tierkv.abc import (
 )
 from tierkv.errors import BackendError, OutOfSpaceError
 from tierkv.types.keys import Key
-
-Open = Callable[[BackendContext, PlainOptions], Backend | AsyncBackend]
-BROKEN: dict[str, tuple[str, BackendPlugin]] = {}
-"""Name of the mistake -> the kit's test that must fail, and the plugin that makes it."""
-
-
-def noticed_by(test: str, **declared: object) -> Callable[[Open], Open]:
-    """Register a mistake, with the capabilities that it declares beyond the usual."""
-
-    def register(broken: Open) -> Open:
-        name = getattr(broken, "__name__", "?")
-        capabilities = replace(CAPABILITIES, **declared)
-        BROKEN[name] = (test, BackendPlugin("broken", name, PlainOptions, capabilities, broken))
-        return broken
-
-    return register
 
 
 @noticed_by("test_declaration_is_consistent", shared=True)
@@ -84,7 +65,9 @@ class OnlySaysReadOnly(PlainFiles):
     """Writes all the same."""
 
 
-@noticed_by("test_sharers_see_each_other", shared=True, authoritative_index=False)
+@noticed_by(
+    "test_sharers_see_each_other", "test_sees_what_another_process_wrote", shared=True, authoritative_index=False
+)
 class LooksOnlyAtOpen(PlainFiles):
     """Is shared, and remembers from its opening what was there."""
 
@@ -151,7 +134,7 @@ class KeepsTheTail(PlainFiles):
         return None
 
 
-@noticed_by("test_delete_forgets")
+@noticed_by("test_delete_forgets", "test_bad_frames_are_quarantined")
 class NeverDeletes(PlainFiles):
     """Leaves deleting to somebody else."""
 
@@ -243,7 +226,7 @@ class ClosesOnce(PlainFiles):
         super().close()
 
 
-@noticed_by("test_reopen_finds_everything")
+@noticed_by("test_reopen_finds_everything", "test_a_restart_finds_everything")
 class StartsEmpty(PlainFiles):
     """Declares durable, and clears its directory at open."""
 
@@ -276,7 +259,7 @@ class ScansOnePage(PlainFiles):
         return list(super().scan())[:1000]
 
 
-@noticed_by("test_random_histories_equal_a_dict")
+@noticed_by("test_random_histories_equal_a_dict", "test_deleted_stays_deleted", "test_many_reopenings")
 class RisesFromTheDead(PlainFiles):
     """Forgets at a reopen that something was deleted: a mistake of three steps, which random histories find."""
 
@@ -366,7 +349,12 @@ class OneTemporary(PlainFiles):
         return None
 
 
-@noticed_by("test_scan_tells_keys_and_lengths")
+@noticed_by(
+    "test_scan_tells_keys_and_lengths",
+    "test_the_capacity_is_never_exceeded",
+    "test_usage_is_known_before_the_first_store",
+    "test_a_smaller_capacity_is_kept_too",
+)
 class ScansNoLengths(PlainFiles):
     """Usage after a restart would be zero, and the capacity overrun."""
 
@@ -384,7 +372,7 @@ class DeclaresScan:
         self.delete, self.close = files.delete, files.close
 
 
-@noticed_by("test_second_open_is_refused")
+@noticed_by("test_second_open_is_refused", "test_second_process_is_refused")
 class HasNoLock(PlainFiles):
     """Lets two processes believe that each knows everything."""
 
@@ -462,16 +450,7 @@ class RawErrorWithoutPermission(RaisesWhatItMeets):
     """Where nothing may be created."""
 
 
-@noticed_by("test_damage_stays_with_one_key")
-class ReadsAllOrNothing(PlainFiles):
-    """Refuses every frame because of one."""
-
-    def read_one(self, request: ReadRequest) -> ReadResult:
-        marks = [path.read_bytes()[:8] for path in self.root.glob("*.frame")]
-        return BackendError("something is damaged") if len(set(marks)) > 1 else super().read_one(request)
-
-
-@noticed_by("test_removed_behind_the_back")
+@noticed_by("test_removed_behind_the_back", "test_damaged_behind_the_back")
 class NeverLooksAgain(PlainFiles):
     """Answers from memory what is gone from disk."""
 

@@ -82,8 +82,13 @@ class PlainFiles:
                 return OutOfSpaceError("full", key=request.key)
             self.used_bytes[request.key] = len(request.frame)
         temporary = self.root / f"{threading.get_ident()}.tmp"
-        temporary.write_bytes(request.frame)
-        temporary.rename(self.path(request.key))
+        try:
+            temporary.write_bytes(request.frame)
+            temporary.rename(self.path(request.key))
+        except OSError as error:
+            with self.used:
+                self.used_bytes[request.key] = before
+            return BackendError(str(error), key=request.key)
         return None
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
@@ -156,3 +161,25 @@ SHARED = Capabilities(durable=True, shared=True, scan=True, bounded=False, prefe
 SHARED_PLUGIN = BackendPlugin("plain-shared", "one file per chunk", PlainOptions, SHARED, SharedPlainFiles)
 READ_ONLY = Capabilities(durable=True, shared=True, read_only=True)
 READ_ONLY_PLUGIN = BackendPlugin("plain-read-only", "one file per chunk", PlainOptions, READ_ONLY, ReadOnlyPlainFiles)
+
+
+class PlainRaw:
+    """Past the backend: the files themselves."""
+
+    def __init__(self, place: Path, context: BackendContext) -> None:
+        self.root = place / context.namespace.fingerprint().hex()
+
+    def path(self, key: Key) -> Path:
+        return self.root / f"{key.hex()}.frame"
+
+    def read(self, key: Key) -> bytes:
+        return self.path(key).read_bytes()
+
+    def write(self, key: Key, data: bytes) -> None:
+        self.path(key).write_bytes(data)
+
+    def remove(self, key: Key) -> None:
+        self.path(key).unlink()
+
+    def count(self) -> int:
+        return len(list(self.root.glob("*.frame")))

@@ -432,4 +432,4 @@ def more_is_stored_than_was_computed(patch: Patch) -> None:
     patch.setattr(Stores, "storable_tokens", lambda self, record, tokens: storable(self, record, tokens + 4))
 
 
-__all__ = ["BREAKS", "Break"]
+__all__ = ["BREAKS", "Break", "breaks"]

@@ -2,56 +2,127 @@
 
 from __future__ import annotations
 
-import inspect
-
+import broken_backends
+import broken_calls
+import broken_stores
 import pytest
-from broken_backends import BROKEN
+from broken_frameworks import BREAKS
+from broken_registry import BROKEN
 
 from tierkv.testing import BackendConformance
+from tierkv.testing.suite_rules import kit_tests
 
 pytest_plugins = ["pytester"]
 
+MISTAKES = (broken_backends, broken_calls, broken_stores)
+"""Modules that fill BROKEN when they are imported."""
+
 SUITE = """
+import broken_backends, broken_calls, broken_stores
 import plain_files
-from broken_backends import BROKEN
+import pytest
+from broken_registry import BROKEN
 from tierkv.testing import BackendConformance
 
 class TestBroken(BackendConformance):
-    plugin = BROKEN[{name!r}][1]
+    plugin = {plugin}
     crash_rounds = 20
     model_examples = 100
+    raw_live = True
 
     def make_options(self, place):
         return plain_files.PlainOptions(str(place))
 
-    def path(self, place, key):
-        return place / self.context().namespace.fingerprint().hex() / f"{{key.hex()}}.frame"
-
-    def damage(self, place, key):
-        data = bytearray(self.path(place, key).read_bytes())
-        data[0] ^= 1
-        self.path(place, key).write_bytes(data)
-
-    def raw_remove(self, place, key):
-        self.path(place, key).unlink()
+    def raw(self, place, context):
+        return plain_files.PlainRaw(place, context)
 """
+
+PATCH = """
+from broken_frameworks import BREAKS
+
+@pytest.fixture(autouse=True)
+def broken(monkeypatch):
+    BREAKS[{name!r}].apply(monkeypatch)
+"""
+
+
+def failures(pytester: pytest.Pytester, text: str, test: str) -> int:
+    """How many cases of one test of the suite fail, or cannot even begin."""
+    file = pytester.makepyfile(text)
+    outcomes = pytester.runpytest_inprocess(f"{file}::TestBroken::{test}").parseoutcomes()
+    return outcomes.get("failed", 0) + outcomes.get("errors", 0)
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_mistake_is_noticed(pytester: pytest.Pytester, name: str) -> None:
     """The test named beside the mistake fails, by an assertion with an explanation or by what the backend raised."""
-    pytester.makepyfile(SUITE.format(name=name))
-    expected = BROKEN[name][0]
-    result = pytester.runpytest_inprocess("-k", expected)
-    result.assert_outcomes(failed=1, deselected=len(kit_tests()) - 1)
+    test, _ = BROKEN[name]
+    assert failures(pytester, SUITE.format(plugin=f"BROKEN[{name!r}][1]"), test)
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_promise_of_the_framework_is_noticed(pytester: pytest.Pytester, name: str) -> None:
+    """What a backend and the framework promise together can break on the other side, too."""
+    plugin = f"plain_files.{BREAKS[name].plugin}"
+    assert failures(pytester, SUITE.format(plugin=plugin) + PATCH.format(name=name), BREAKS[name].test)
 
 
 def test_every_test_of_the_kit_was_seen_to_fail() -> None:
     """A new test in the kit comes with a mistake that it notices."""
-    assert kit_tests() == {test for test, _ in BROKEN.values()}
+    seen = {test for test, _ in BROKEN.values()} | {broken.test for broken in BREAKS.values()} | set(RULES)
+    assert set(kit_tests(BackendConformance)) == seen
 
 
-def kit_tests() -> set[str]:
-    """Names of all tests that a backend inherits."""
-    functions = inspect.getmembers(BackendConformance, inspect.isfunction)
-    return {name for name, _ in functions if name.startswith("test_")}
+RULES: dict[str, str] = {
+    "test_the_kit_is_whole": "    test_empty_batches = None",
+    "test_raw_access_is_given_or_excused": "    raw = BackendConformance.raw",
+    "test_the_numbers_are_no_excuse": "    crash_rounds = 0",
+    "test_local_place_is_the_truth": "    local_place = False",
+}
+"""Rules of the kit for suites -> a line that breaks them."""
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_suite_that_cheats_is_noticed(pytester: pytest.Pytester, rule: str) -> None:
+    """A suite can be written so that it proves nothing; the kit's rules for suites each forbid a way to do that."""
+    assert failures(pytester, SUITE.format(plugin="plain_files.PLUGIN") + RULES[rule], rule)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    def test_empty_batches(self, session): assert True",
+        "    raw_access = 'too lazy'",
+        "    model_examples = 0",
+        "    pytestmark = pytest.mark.skip(reason='later')",
+        "    pytestmark = pytest.mark.xfail",
+    ],
+)
+def test_other_ways_to_cheat_are_noticed(pytester: pytest.Pytester, line: str) -> None:
+    """What stands in the class is looked at as a whole: some rule is broken by it."""
+    text = SUITE.format(plugin="plain_files.PLUGIN") + line
+    assert any(failures(pytester, text, rule) for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    "skip",
+    ["pytest.skip('not today')", "pytest.importorskip('no_such_module')", "pytest.xfail('one day')"],
+)
+def test_a_skip_that_is_not_the_kits_fails(pytester: pytest.Pytester, skip: str) -> None:
+    """A capability that is declared is tested: a suite that skips from within its own methods does not pass."""
+    text = SUITE.format(plugin="plain_files.PLUGIN").replace(
+        "return plain_files.PlainOptions(str(place))", f"{skip}; return plain_files.PlainOptions(str(place))"
+    )
+    assert failures(pytester, text, "test_empty_batches") or failures(pytester, text, "test_close_twice")
+
+
+def test_a_shared_backend_without_live_access_is_noticed(pytester: pytest.Pytester) -> None:
+    """Others may change a shared place at any time: a suite that looks at closed places only has not tried it."""
+    text = SUITE.format(plugin="plain_files.SHARED_PLUGIN") + "    raw_live = False"
+    assert failures(pytester, text, "test_raw_access_is_given_or_excused")
+
+
+def test_there_are_enough_tests() -> None:
+    """What third parties get is promised by number."""
+    assert len(kit_tests(BackendConformance)) >= 80
+    assert len(BROKEN) >= 40

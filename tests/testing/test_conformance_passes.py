@@ -6,24 +6,19 @@ from pathlib import Path
 
 import plain_files
 
+from tierkv.abc import BackendContext
 from tierkv.testing import BackendConformance
-from tierkv.types.keys import Key
 
 
 class TestPlainFiles(BackendConformance):
     plugin = plain_files.PLUGIN
+    raw_live = True
 
     def make_options(self, place: Path) -> plain_files.PlainOptions:
         return plain_files.PlainOptions(str(place))
 
-    def damage(self, place: Path, key: Key) -> None:
-        path = place / self.context().namespace.fingerprint().hex() / f"{key.hex()}.frame"
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-
-    def raw_remove(self, place: Path, key: Key) -> None:
-        (place / self.context().namespace.fingerprint().hex() / f"{key.hex()}.frame").unlink()
+    def raw(self, place: Path, context: BackendContext) -> plain_files.PlainRaw:
+        return plain_files.PlainRaw(place, context)
 
 
 class TestAsyncPlainFiles(TestPlainFiles):

@@ -14,10 +14,10 @@ from tierkv.testing.simulation.__main__ import main
 from tierkv.testing.simulation.report import story, summary, total
 
 REACHED = (
-    "cascades", "cascades_dropped", "chunks_corrupt", "chunks_loaded", "chunks_stored", "deadlines_expired",
-    "deferrals", "demotions", "demotions_dropped", "evictions", "lookups", "loads_failed", "offers", "probes",
-    "promotions", "reads_failed", "requests_finished", "stores_refused", "tokens_computed", "tokens_loaded",
-    "writes_failed",
+    "attachments_refused", "cascades", "cascades_dropped", "chunks_corrupt", "chunks_loaded", "chunks_stored",
+    "deadlines_expired", "deferrals", "demotions", "demotions_dropped", "evictions", "loads_failed", "lookups",
+    "offers", "probes", "promotions", "reads_failed", "requests_finished", "resets_refused", "stores_refused",
+    "tiers_attached", "tiers_detached", "tiers_emptied", "tokens_computed", "tokens_loaded", "writes_failed",
 )  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import feature_breaks
 import pytest
 from simulated_breaks import BREAKS, Break
 
 from tierkv.testing.simulation import simulate
 
 STEPS = 150
+assert feature_breaks  # importing it has added its breaks
 
 
 @pytest.mark.parametrize("broken", [pytest.param(one, id=one.name) for one in BREAKS])

@@ -9,6 +9,7 @@ from tierkv.abc.backend import (
     BackendContext,
     Distrustful,
     Entry,
+    FrameAt,
     ProbeResult,
     ReadRequest,
     ReadResult,
@@ -16,6 +17,7 @@ from tierkv.abc.backend import (
     Scannable,
     WriteRequest,
     WriteResult,
+    recognise_nothing,
 )
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import CODEC_NOTES_BYTES, Codec, CodecContext, CodecFrame
@@ -40,6 +42,7 @@ __all__ = [
     "Entry",
     "EvictionPolicy",
     "Finding",
+    "FrameAt",
     "NoOptions",
     "PolicyPlugin",
     "ProbeResult",
@@ -50,4 +53,5 @@ __all__ = [
     "SightingPolicy",
     "WriteRequest",
     "WriteResult",
+    "recognise_nothing",
 ]

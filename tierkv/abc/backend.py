@@ -14,8 +14,8 @@ Rules for every verb:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from tierkv.abc.capabilities import Capabilities
@@ -60,6 +60,18 @@ class Entry(NamedTuple):
     frame_bytes: int
 
 
+FrameAt = Callable[[memoryview], tuple[Key, int] | None]
+"""From the first 4,096 bytes of what may be a frame: its key and its whole length in bytes; or None.
+
+None also for frames of other namespaces. Says nothing of the payload: that is checked when the frame is read. Never
+raises; any thread.
+"""
+
+
+def recognise_nothing(_page: memoryview) -> None:
+    """The :data:`FrameAt` of whoever knows no frames, such as a test whose frames are arbitrary bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendContext:
     """What the framework tells a backend when it opens it.
@@ -69,12 +81,14 @@ class BackendContext:
         directory name or prefix.
     frame_bytes_max: no frame is longer.
     capacity_bytes: the tier's limit, or None where the configuration sets none.
+    frame_at: recognises a frame of this namespace by its first page, for a backend that lost track of what lies where.
     """
 
     tier: str
     namespace: Namespace
     frame_bytes_max: int
     capacity_bytes: int | None
+    frame_at: FrameAt = field(default=recognise_nothing, repr=False, compare=False)
 
 
 @runtime_checkable

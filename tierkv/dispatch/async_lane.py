@@ -100,7 +100,7 @@ class AsyncLane:
         self._tickets = TicketQueue(queue_ops_max)
         self._done = done
         self._runner = runner
-        self._running: set[Ticket] = set()
+        self._running: dict[Ticket, None] = {}  # in the order in which they began: so are they cancelled
         self._closing: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -120,6 +120,9 @@ class AsyncLane:
         """What still runs is cancelled: the arena's memory lives on while anybody has a view of it."""
         self._runner.call(self._cancel_all)
 
+    def retire(self) -> None:
+        """Nothing to do: calls end by themselves, and there is no thread to let go."""
+
     def busy(self) -> int:
         """See :class:`~tierkv.dispatch.lane.Lane`."""
         return len(self._running)
@@ -138,7 +141,7 @@ class AsyncLane:
     def _pump(self) -> None:
         while len(self._running) < self._concurrency and (ticket := self._tickets.take()) is not None:
             if ticket.claim():
-                self._running.add(ticket)
+                self._running[ticket] = None
                 ticket.task = self._runner.loop.create_task(self._perform(ticket))
                 # Not the end of the coroutine: one that is cancelled at once never begins.
                 ticket.task.add_done_callback(partial(self._ended, ticket))
@@ -153,7 +156,7 @@ class AsyncLane:
     def _ended(self, ticket: Ticket, _task: asyncio.Task[None]) -> None:
         if ticket.result is None:
             ticket.result = Result.of(Performed([TIMED_OUT] * len(ticket.op.keys)))
-        self._running.discard(ticket)
+        self._running.pop(ticket, None)
         self._done.append(ticket)
         self._pump()
 

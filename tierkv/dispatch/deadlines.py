@@ -40,6 +40,10 @@ class Deadlines:
         """All tickets that have neither ended nor missed their deadline. O(n); for shutdown."""
         return [ticket for _, _, ticket in sorted(self._heap) if not ticket.ended]
 
+    def of_tier(self, tier: int) -> list[Ticket]:
+        """The tickets of one tier that have neither ended nor missed their deadline, in no order. O(n)."""
+        return [ticket for _, _, ticket in self._heap if ticket.op.tier == tier and not ticket.ended]
+
     def __len__(self) -> int:
         """Length of the heap."""
         return len(self._heap)

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from tierkv.dispatch import scanning
 from tierkv.dispatch.async_lane import AsyncLane, LoopRunner, start_loop
@@ -18,11 +17,11 @@ from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.deadlines import Deadlines
 from tierkv.dispatch.lane import Lane, ThreadLane
 from tierkv.dispatch.limits import TierLimits
+from tierkv.dispatch.line import Line
 from tierkv.dispatch.scanning import ScanResult
 from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
-from tierkv.dispatch.stats import DispatchStats, TierStats, io_histograms
+from tierkv.dispatch.stats import DispatchStats, TierStats
 from tierkv.dispatch.ticket import Result, Ticket
-from tierkv.metrics.histogram import Histogram
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import make_key
@@ -33,26 +32,8 @@ TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
 
 _TRIAL_OP_ID = -1
 
-
-@dataclass(slots=True)
-class _Line:
-    """One tier, as the engine's thread sees it."""
-
-    index: int
-    lane: Lane
-    limits: TierLimits
-    breaker: Breaker
-    stats: TierStats
-    seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
-    live: int = 0
-    writes: int = 0
-    leave_by_s: float | None = None
-    close_began: bool = False
-
-    @property
-    def has_left(self) -> bool:
-        """Whether everything has ended since its backend began to close."""
-        return self.close_began and not (self.live or self.lane.busy() or self.lane.closing())
+REFUSED_PER_STEP_MAX = 256
+"""Waiting operations of a tier that leaves that are refused in one step: a millisecond's work."""
 
 
 class Dispatcher:
@@ -99,8 +80,8 @@ class Dispatcher:
         self._is_closing = False
         self._abandoned: int | None = None
         self._loop: tuple[LoopRunner, Handle] | None = None
-        self._lines: dict[int, _Line] = {}
-        self._leaving: list[_Line] = []
+        self._lines: dict[int, Line] = {}
+        self._leaving: list[Line] = []
         self.stats = DispatchStats()
         for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True)):
             self.attach(index, tier, limit)
@@ -115,27 +96,31 @@ class Dispatcher:
         if tier.clock != self._clock:
             raise ValueError(f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold")
         breaker = Breaker(limits.breaker_failures, limits.breaker_cooldown_s)
-        line = self._lines[index] = _Line(index, self._open_lane(tier, limits), limits, breaker, TierStats())
+        line = self._lines[index] = Line(index, self._open_lane(tier, limits), limits, breaker, TierStats())
         self.stats.tiers[index] = line.stats
         self.stats.seconds[index] = line.seconds
 
     def detach(self, index: int, timeout_s: float) -> None:
         """Take nothing more for a tier. Never waits; :meth:`take_left` tells when everything in it has ended.
 
-        What no thread has begun is refused. What runs has ``timeout_s`` to end; then the backend is closed under it.
+        What no thread has begun is refused, over the next steps if it is much. What runs has ``timeout_s`` to end; then
+        the backend is closed under it.
         """
         line = self._lines[index]
         line.leave_by_s = self._clock() + timeout_s
         self._leaving.append(line)
-        self._cancel_waiting(index)
-        line.lane.stop()
+        line.waiting = self._deadlines.of_tier(index)
+        self._refuse_waiting(line)
+        line.lane.retire()
 
     def take_left(self) -> list[int]:
         """The detached tiers in which nothing goes on any more. Their numbers mean nothing from now on."""
+        for line in self._leaving:
+            self._refuse_waiting(line)
         if self._outbox:  # some of it may still be about them
             return []
         for line in self._leaving:
-            if not line.close_began and (not line.lane.busy() or self._clock() >= (line.leave_by_s or 0.0)):
+            if not line.close_began and (not line.is_busy or self._clock() >= (line.leave_by_s or 0.0)):
                 self._close_backend(line)
         left = [line for line in self._leaving if line.has_left]
         for line in left:
@@ -182,6 +167,7 @@ class Dispatcher:
         for result in results:
             if result.error:
                 line = self._lines[result.tier]
+                line.scan = result.handle
                 line.breaker.trip(self._clock())
                 self._tell_unusable(line, f"scan failed: {result.error}")
         return results
@@ -239,16 +225,16 @@ class Dispatcher:
         return AsyncLane(tier, concurrency, limits.queue_ops_max, self._done, self._loop[0])
 
     @staticmethod
-    def _close_backend(line: _Line) -> None:
+    def _close_backend(line: Line) -> None:
         if not line.close_began:
             line.close_began = True
             line.lane.close_backend()
 
-    def _note_close_error(self, line: _Line) -> None:
+    def _note_close_error(self, line: Line) -> None:
         if line.lane.close_error:
             self.close_errors.append(f"{line.lane.tier.name}: {line.lane.close_error}")
 
-    def _start(self, line: _Line, ticket: Ticket) -> bool:
+    def _start(self, line: Line, ticket: Ticket) -> bool:
         """Queue a ticket and watch its deadline; False if the queue is full."""
         if not line.lane.offer(ticket):
             return False
@@ -322,12 +308,12 @@ class Dispatcher:
             else:  # full of operations that nobody took: as good an answer as a missed deadline
                 line.breaker.trial_ended(now_s, answered=False)
 
-    def _end_trial(self, line: _Line, now_s: float, result: Result | None) -> None:
+    def _end_trial(self, line: Line, now_s: float, result: Result | None) -> None:
         line.breaker.trial_ended(now_s, answered=result is not None and result.tally.answered)
         if line.breaker.usable:
             self._outbox.append(TierHealth(line.index, usable=True, reason="a trial was answered"))
 
-    def _finish(self, line: _Line, ticket: Ticket, outcomes: tuple[Outcome, ...], now_s: float) -> None:
+    def _finish(self, line: Line, ticket: Ticket, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         """Make the last completion of an operation."""
         self._end(line, ticket)
         self._count_ended(line, ticket)
@@ -336,7 +322,7 @@ class Dispatcher:
             line.seconds[ticket.op.verb].observe(elapsed_s)
         self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=elapsed_s))
 
-    def _end(self, line: _Line, ticket: Ticket) -> None:
+    def _end(self, line: Line, ticket: Ticket) -> None:
         ticket.ended = True
         self._live -= 1
         line.live -= 1
@@ -346,29 +332,35 @@ class Dispatcher:
             line.writes -= 1
 
     @staticmethod
-    def _count_ended(line: _Line, ticket: Ticket) -> None:
+    def _count_ended(line: Line, ticket: Ticket) -> None:
         line.stats.ops += 1
         line.stats.keys += len(ticket.op.keys)
 
-    def _count_failure(self, line: _Line, now_s: float, why: str) -> None:
+    def _count_failure(self, line: Line, now_s: float, why: str) -> None:
         was_usable = line.breaker.usable
         line.breaker.failed(now_s)
         if was_usable and not line.breaker.usable:
             failures = line.limits.breaker_failures
             self._tell_unusable(line, f"{failures} operations in a row failed, the last with: {why}")
 
-    def _tell_unusable(self, line: _Line, reason: str) -> None:
+    def _tell_unusable(self, line: Line, reason: str) -> None:
         line.stats.breaker_opens += 1
         self._outbox.append(TierHealth(line.index, usable=False, reason=reason))
 
-    def _cancel_waiting(self, index: int | None = None) -> None:
-        """Refuse what no thread has begun: of the tier of that number, or everything."""
-        why = "the stack is closing" if index is None else "the tier is being detached"
+    def _refuse_waiting(self, line: Line) -> None:
+        for _ in range(min(len(line.waiting), REFUSED_PER_STEP_MAX)):
+            self._cancel(line.waiting.pop(), "the tier is being detached")
+
+    def _cancel_waiting(self) -> None:
+        """Refuse everything that no thread has begun."""
         for ticket in self._deadlines.unannounced():
-            if index in {None, ticket.op.tier} and ticket.claim():
-                self._end(self._lines[ticket.op.tier], ticket)
-                if not ticket.is_trial:
-                    self._refuse(ticket.op, why)
+            self._cancel(ticket, "the stack is closing")
+
+    def _cancel(self, ticket: Ticket, why: str) -> None:
+        if ticket.claim():
+            self._end(self._lines[ticket.op.tier], ticket)
+            if not ticket.is_trial:
+                self._refuse(ticket.op, why)
 
     def _announce_running(self) -> None:
         """Tell of calls that did not end in time, as if their deadlines were now."""

@@ -30,10 +30,13 @@ class Lane(Protocol):
         """The deadline of a claimed ticket has passed: whatever can be done to end it soon."""
 
     def stop(self) -> None:
-        """End once the queue is empty. Nothing is offered any more."""
+        """End once the queue is empty, as soon as can be: the whole stack does. Nothing is offered any more."""
+
+    def retire(self) -> None:
+        """The same where the stack goes on: what runs has its time, since its slots will have other chunks."""
 
     def busy(self) -> int:
-        """Calls that are still under way after :meth:`stop`."""
+        """Calls that are still under way after :meth:`stop` or :meth:`retire`."""
 
     def close_backend(self) -> None:
         """Begin to close the backend, off the caller's thread."""
@@ -80,13 +83,20 @@ class ThreadLane:
         for _ in self._workers:
             self._tokens.put(False)  # noqa: FBT003 - the queue's own signature
 
+    def retire(self) -> None:
+        """See :class:`Lane`."""
+        self.stop()
+
     def busy(self) -> int:
         """See :class:`Lane`."""
         return sum(worker.is_alive() for worker in self._workers)
 
     def close_backend(self) -> None:
         """See :class:`Lane`."""
-        self._closer = self._spawn(f"tierkv-{self.tier.name}-close", OneShot(self._close))
+        try:
+            self._closer = self._spawn(f"tierkv-{self.tier.name}-close", OneShot(self._close))
+        except RuntimeError as error:  # no thread to be had: that is no reason to raise on the engine's
+            self.close_error = explain(error)
 
     def closing(self) -> bool:
         """See :class:`Lane`."""

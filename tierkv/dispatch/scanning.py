@@ -19,13 +19,14 @@ from tierkv.types.keys import Key
 class ScanResult:
     """What one tier told: keys, each with the bytes of its frame, as plain tuples.
 
-    ``error`` says why ``entries`` is empty; ``tier`` counts from 0.
+    ``error`` says why ``entries`` is empty; ``tier`` counts from 0. handle: the thread of a scan that goes on, late.
     """
 
     tier: int
     entries: Sequence[tuple[Key, int]] = field(default=(), repr=False)
     error: str = ""
     timed_out: bool = False
+    handle: Handle | None = None
 
 
 class _Scan:
@@ -49,10 +50,15 @@ def scan_all(
 ) -> list[ScanResult]:
     """Scan all tiers that can be, at once. One result each, in order. Waits ``timeout_s`` at most."""
     scans = {index: _Scan(index, tier) for index, tier in enumerate(tiers) if tier.capabilities.scan}
-    handles: list[Handle] = [spawn(f"tierkv-{tiers[index].name}-scan", OneShot(scan)) for index, scan in scans.items()]
-    wait_until(lambda: not any(handle.is_alive() for handle in handles), timeout_s, clock, pause)
+    handles: dict[int, Handle] = {
+        index: spawn(f"tierkv-{tiers[index].name}-scan", OneShot(scan)) for index, scan in scans.items()
+    }
+    wait_until(lambda: not any(handle.is_alive() for handle in handles.values()), timeout_s, clock, pause)
     late = f"scan did not end within {timeout_s:g} seconds"
-    return [scan.result or ScanResult(index, error=late, timed_out=True) for index, scan in scans.items()]
+    return [
+        scan.result or ScanResult(index, error=late, timed_out=True, handle=handles[index])
+        for index, scan in scans.items()
+    ]
 
 
 def _checked(entries: Iterable[object], tier: str) -> list[tuple[Key, int]]:

@@ -41,14 +41,21 @@ class Demotions:
         """Let as many chunks leave as it takes to have some slots free. Returns what to write, by tier."""
         back = [tier for tier in self._tiers if tier.limits.write is WritePolicy.BACK]
         if not back:
+            self._to_flush = range(0)  # the tiers that it was for have left
             return {}
         self._flush(back, now)
-        short = self._free_wanted - self._host.free - len(self._host.leaving)
-        if short <= -self._free_wanted:
-            return {}
-        takes = max(map(self._takes, back))
-        short -= len(self._admissions.drop_one_shots(short))
-        return self._demote(back, min(short, takes), now) if min(short, takes) > 0 else {}
+        leaving = self._host.begin_trimming()
+        short = min(self._free_wanted - self._host.free - len(self._host.leaving), LEAVING_PER_STEP_MAX)
+        if short > -self._free_wanted:
+            takes = max(map(self._takes, back))
+            short -= len(self._admissions.drop_one_shots(short))
+            leaving += self._host.begin_leaving(max(0, min(short, takes)))
+        return self._demote(back, leaving, now) if leaving else {}
+
+    def trim(self, now: float) -> None:
+        """Let go of chunks of tenants that are over their quotas; at once, where :meth:`begin` will not write them."""
+        if not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
+            self._admissions.trim(now)
 
     def _takes(self, tier: LowerTier) -> int:
         """How many more chunks a tier can be given now. There, too, room is made ahead of need."""
@@ -58,9 +65,8 @@ class Demotions:
         self._cascades.has_room(tier, size, self._free_wanted)
         return min(tier.queue_chunks_max - tier.num_writing, tier.frames_free(size, LEAVING_PER_STEP_MAX))
 
-    def _demote(self, back: Sequence[LowerTier], count: int, now: float) -> dict[int, list[int]]:
+    def _demote(self, back: Sequence[LowerTier], leaving: Sequence[int], now: float) -> dict[int, list[int]]:
         host = self._host
-        leaving = host.begin_leaving(count)
         chunks = [(slot, host.key(slot)) for slot in leaving]
         writes: dict[int, list[int]] = {}
         for tier in back:
@@ -73,7 +79,8 @@ class Demotions:
 
     def _begin_write(self, tier: LowerTier, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
-        if not tier.usable or tier.emptying or tier.num_writing >= tier.queue_chunks_max or not tier.has_room(size):
+        takes = tier.usable and not tier.emptying and tier.num_writing < tier.queue_chunks_max
+        if not (takes and self._cascades.has_room(tier, size, 1)):
             return False
         tier.begin_write(key, size)
         return True

@@ -237,7 +237,15 @@ class HostIndex(SlotTable):
 
     def begin_leaving(self, count: int) -> list[int]:
         """Up to so many chunks that the policy would evict next, each held by the caller; they are leaving now."""
-        victims = self._choose(min(count, self._evictable))
+        return self._begin_leaving(self._choose(min(count, self._evictable)))
+
+    def begin_trimming(self) -> list[int]:
+        """The same for some chunks of tenants that are over their quotas."""
+        victims = () if self._tenants is None else self._tenants.trim(self._holders)
+        self._evictable -= len(victims)
+        return self._begin_leaving(victims)
+
+    def _begin_leaving(self, victims: Sequence[int]) -> list[int]:
         if self._stale:
             victims = self._without_stale(victims)
         for slot in victims:

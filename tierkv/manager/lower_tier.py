@@ -107,6 +107,11 @@ class LowerTier(TierTable):
         self._doubtful: dict[Key, int] = {}  # bytes that stay reserved until the key's deletion is confirmed
         self._overdue: deque[tuple[float, Key]] = deque()
 
+    @property
+    def is_told(self) -> bool:
+        """Whether events tell what comes and goes here: not once they have said that everything has left."""
+        return not (self.leaving or self.emptying)
+
     # -- existence ---------------------------------------------------------------------------------------------------
 
     def presence(self, key: Key, now: float) -> LookupResult:
@@ -251,7 +256,7 @@ class LowerTier(TierTable):
 
     def empty(self) -> list[Key]:
         """Some more chunks to delete after a reset; with the last one gone the tier is in use again."""
-        victims = self._evict(EMPTIED_PER_STEP_MAX)
+        victims = self._evict(EMPTIED_PER_STEP_MAX) if self.usable else []  # it would refuse, in every step
         self.emptying = bool(victims or len(self._policy) or self._num_deleting or self.num_writing)
         return victims
 

@@ -175,7 +175,7 @@ class OpBook:
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ABSENT:
-            if tier.forget(key, self.now):
+            if tier.forget(key, self.now) and tier.is_told:
                 self._events.add(CacheEventKind.REMOVED, tier.name, key)
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
@@ -195,9 +195,12 @@ class OpBook:
         if stored:
             tier.stored(stored, self.now)
             self._cascades.written(tier, len(stored))
-            if not tier.leaving:
+            if tier.is_told:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
+        if tier.capabilities.authoritative_index:  # of a shared tier nobody knows for long what it has: once is enough
+            for ref in pending.op.slots:
+                tier.cascades.forget(*ref)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
             if outcome.kind is well:
                 continue
@@ -215,7 +218,8 @@ class OpBook:
             for key, outcome in zip(pending.op.keys, outcomes, strict=True)
             if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self.now)
         ]
-        self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
+        if tier.is_told:
+            self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
 
     # -- check -------------------------------------------------------------------------------------------------------
 

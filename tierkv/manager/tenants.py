@@ -8,7 +8,7 @@ that is over its quota is trimmed to it even where there is room.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy
@@ -24,6 +24,10 @@ TRIMMED_MAX = 256
 
 _PART_MAX = 64
 """Victims taken from one tenant before it is asked again who uses most."""
+
+LOOKS_MAX = 16_384
+"""Numbers that one choice looks at to find chunks that nobody holds: two milliseconds' work. It goes on there the next
+time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Quotas:
 class _Part:
     """One tenant's chunks: its policy knows them by small numbers of its own, ``handles`` has the tier's."""
 
-    __slots__ = ("free", "handles", "policy", "quota_bytes", "used_bytes")
+    __slots__ = ("free", "handles", "looked", "policy", "quota_bytes", "used_bytes")
 
     def __init__(self, policy: EvictionPolicy, quota_bytes: int) -> None:
         self.policy = policy
@@ -56,6 +60,7 @@ class _Part:
         self.used_bytes = 0
         self.handles = array("I")
         self.free = array("I")
+        self.looked = 0  # the number to look at next for one that nobody holds
 
     def number(self, handle: int) -> int:
         if self.free:
@@ -110,6 +115,8 @@ class TenantPolicy:
         self._tenants: list[Tenant] = []
         self._tenant_numbers: dict[Tenant, int] = {}
         self._free_tenants: list[int] = []
+        self._some_empty = False  # whether there may be tenants without chunks
+        self._looks = 0
         self._of = column("I", 0)  # by handle: the number of its tenant
         self._number = column("I", 0)  # by handle: its number there, and one; 0: chosen as a victim, and not taken yet
         self._bytes = column("Q", 0)
@@ -137,18 +144,24 @@ class TenantPolicy:
         if part is None:
             quota = self._quotas.of(tenant)
             part = self._parts[tenant] = _Part(self._make(max(1, quota // self._chunk_bytes_max)), quota)
+            self._some_empty = True
         return part
 
-    def _name(self, key: Key) -> Tenant:
-        """The tenant of a key, as far as tenants are told apart."""
-        tenant = tenant_of(key)
-        if tenant in self._parts or len(self._parts) < self._quotas.tenants_max:
-            return tenant
-        self._forget_empty()
-        return tenant if len(self._parts) < self._quotas.tenants_max else OTHERS
+    def _names(self, keys: Sequence[Key]) -> Iterator[Tenant]:
+        """The tenant of each key, as far as tenants are told apart; each has its part."""
+        tenants_max = self._quotas.tenants_max
+        if self._some_empty and len(self._parts) + len(keys) > tenants_max:
+            self._forget_empty()
+        for key in keys:
+            tenant = tenant_of(key)
+            if tenant not in self._parts:
+                tenant = tenant if len(self._parts) < tenants_max else OTHERS
+                self._part(tenant)
+            yield tenant
 
     def _forget_empty(self) -> None:
         """Let go of tenants without chunks. Their numbers are used again: who has none names none."""
+        self._some_empty = False
         for tenant in [tenant for tenant, part in self._parts.items() if not len(part.policy)]:
             del self._parts[tenant]
             if (number := self._tenant_numbers.pop(tenant, None)) is not None:
@@ -184,8 +197,8 @@ class TenantPolicy:
             return
         self._reach(max(handles))
         by_tenant: dict[Tenant, tuple[list[int], list[Key]]] = {}
-        for handle, key in zip(handles, keys, strict=True):
-            numbers, own_keys = by_tenant.setdefault(self._name(key), ([], []))
+        for handle, key, tenant in zip(handles, keys, self._names(keys), strict=True):
+            numbers, own_keys = by_tenant.setdefault(tenant, ([], []))
             numbers.append(handle)
             own_keys.append(key)
         for tenant, (own, own_keys) in by_tenant.items():
@@ -233,12 +246,14 @@ class TenantPolicy:
         part.used_bytes -= self._bytes[handle]
         part.free.append(number)
         self._number[handle] = 0
+        self._some_empty = self._some_empty or not len(part.policy)
         return handle
 
     # -- victims -----------------------------------------------------------------------------------------------------
 
     def evict(self, count: int, holds: Sequence[int]) -> list[int]:
         """See :class:`tierkv.abc.EvictionPolicy`."""
+        self._looks = LOOKS_MAX
         victims = [handle for handle in self._spare if not holds[handle]][:count]
         asked = dict.fromkeys(part for part in self._parts.values() if len(part.policy))
         while len(victims) < count and asked:
@@ -257,6 +272,7 @@ class TenantPolicy:
 
     def trim(self, holds: Sequence[int]) -> list[int]:
         """Victims of tenants that are over their quotas, at most :data:`TRIMMED_MAX`; they are forgotten."""
+        self._looks = LOOKS_MAX
         victims: list[int] = []
         for part in self._parts.values():
             while part.used_bytes > part.quota_bytes and len(victims) < TRIMMED_MAX:
@@ -269,19 +285,30 @@ class TenantPolicy:
         return victims
 
     def _take(self, part: _Part, count: int, holds: Sequence[int]) -> list[int]:
-        """Up to ``count`` victims of one tenant: as many as nobody holds."""
-        held = _Held(holds, part.handles)
-        count = self._not_held(part, count, held)
-        numbers = part.policy.evict(count, held) if count else ()
+        """Up to ``count`` victims of one tenant: as many as are found that nobody holds."""
+        count = self._not_held(part, count, holds)
+        numbers = part.policy.evict(count, _Held(holds, part.handles)) if count else ()
         return [self._leave(part, number) for number in numbers]
 
-    def _not_held(self, part: _Part, count: int, held: Sequence[int]) -> int:
-        """How many of a tenant's chunks nobody holds, counted up to ``count``."""
-        found = 0
-        for number, handle in enumerate(part.handles):
-            if found == count:
-                break
-            found += self._number[handle] == number + 1 and self._part_of(handle) is part and not held[number]
+    def _not_held(self, part: _Part, count: int, holds: Sequence[int]) -> int:
+        """How many of a tenant's chunks nobody holds, counted up to ``count``.
+
+        Looks on from the first one that it found the last time, so what is held or free before it is passed over once.
+        """
+        handles, numbers = part.handles, self._number
+        length = len(handles)
+        looks = min(length, -(-self._looks // 2))  # so that there are some left for the next tenant
+        found, number, first = 0, part.looked, -1
+        while looks and found < count:
+            number = number if number < length else 0
+            handle = handles[number]
+            if numbers[handle] == number + 1 and not holds[handle] and self._part_of(handle) is part:
+                found += 1
+                first = number if first < 0 else first
+            number += 1
+            looks -= 1
+            self._looks -= 1
+        part.looked = number if first < 0 else first
         return found
 
     # -- abilities ---------------------------------------------------------------------------------------------------
@@ -289,15 +316,15 @@ class TenantPolicy:
     def _sighted(self, sighting: Sighting) -> None:
         """A request belongs to one tenant: its policy alone hears of it."""
         key = next((path[0] for path in sighting.paths if path), None)
-        part = None if key is None else self._parts.get(tenant_of(key))
+        part = None if key is None else self._parts.get(tenant_of(key), self._parts.get(OTHERS))
         if part is not None and isinstance(part.policy, SightingPolicy):
             part.policy.sighted(sighting)
 
     def _refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:
         """Asks each tenant's policy for its own keys, with the room that its quota leaves it."""
         by_tenant: dict[Tenant, list[int]] = {}
-        for position, key in enumerate(keys):
-            by_tenant.setdefault(self._name(key), []).append(position)
+        for position, tenant in enumerate(self._names(keys)):
+            by_tenant.setdefault(tenant, []).append(position)
         refused: set[int] = set()
         for tenant, positions in by_tenant.items():
             part = self._part(tenant)

@@ -86,7 +86,8 @@ class TierTraffic(OpBook):
 
     def detach(self, tier: LowerTier) -> None:
         """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
-        tier.leaving, tier.usable = True, False
+        tier.leaving, tier.usable, tier.emptying = True, False, False
+        tier.unknown_to_ask.clear()
         self._tiers.detach(tier)
         self._events.cleared(tier.name)
         self.version += 1
@@ -106,7 +107,7 @@ class TierTraffic(OpBook):
 
     def sweep_ended(self) -> None:
         """Delete some chunks whose time has ended or whose tenant has too many, where nobody uses them at present."""
-        self.admissions.trim(self.now)
+        self._demotions.trim(self.now)
         self._cascades.trim()
         self._terms.sweep(self.now, self._remove_ended)
 
@@ -180,10 +181,8 @@ class TierTraffic(OpBook):
 
     @property
     def has_pending_writes(self) -> bool:
-        """Whether chunks wait for, or are in, a write below."""
-        return self._demotions.is_flushing or any(
-            tier.num_writing or tier.cascades for tier in self._tiers.with_leaving
-        )
+        """Whether chunks wait for, or are in, a write to a tier in service. One that leaves may hang for ever."""
+        return self._demotions.is_flushing or any(tier.num_writing or tier.cascades for tier in self._tiers)
 
     def flush(self) -> None:
         """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""

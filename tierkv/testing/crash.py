@@ -10,9 +10,10 @@ import itertools
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 
 from tierkv.abc import BackendContext, BackendPlugin
 from tierkv.testing.ledger import Ledger, Operation
@@ -57,11 +58,7 @@ class CrashWriter:
         self._rounds += 1
         rng = random.Random(f"{self._orders.seed}/{self._rounds}")
         orders = replace(self._orders, start=self._rounds * OPERATIONS_PER_ROUND_MAX, seed=rng.randrange(2**32))
-        spawn = multiprocessing.get_context("spawn")
-        receiver, sender = spawn.Pipe(duplex=False)
-        child = spawn.Process(target=_write_for_ever, args=(orders, sender), daemon=True)
-        child.start()
-        sender.close()
+        child, receiver = _start(_write_for_ever, orders)
         try:
             for _ in range(2 * operations):
                 assert receiver.poll(SILENCE_MAX_S), "the writer process does nothing"
@@ -84,6 +81,58 @@ class CrashWriter:
             self.ledger.acknowledge()
         else:
             self.ledger.begin(message)
+
+
+def kill_while_opening(orders: Orders, delay_s: float) -> None:
+    """Let another process open the place, and kill it so many seconds after it began to."""
+    child, receiver = _start(_open_and_wait, orders)
+    try:
+        assert receiver.poll(SILENCE_MAX_S), "the process that opens does nothing"
+        receiver.recv()
+        time.sleep(delay_s)
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+
+
+def open_elsewhere(orders: Orders) -> str:
+    """Let another process open the place and close it again. Returns the error that it got, or nothing."""
+    child, receiver = _start(_open_and_tell, orders)
+    try:
+        assert receiver.poll(SILENCE_MAX_S), "the other process says nothing"
+        return str(receiver.recv())
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+
+
+def _start(run: Callable[[Orders, Connection], None], orders: Orders) -> tuple[SpawnProcess, Connection]:
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    child = spawn.Process(target=run, args=(orders, sender), daemon=True)
+    child.start()
+    sender.close()
+    return child, receiver
+
+
+def _open_and_wait(orders: Orders, sender: Connection) -> None:
+    """The child: None, then the opening, then nothing until it is killed."""
+    sender.send(None)
+    session = Session(orders.plugin, orders.context, orders.options)
+    time.sleep(SILENCE_MAX_S)
+    session.close()
+
+
+def _open_and_tell(orders: Orders, sender: Connection) -> None:
+    """The child: what the opening said."""
+    try:
+        Session(orders.plugin, orders.context, orders.options).close()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the parent judges it
+        sender.send(f"{type(error).__name__}: {error}")
+    else:
+        sender.send("")
 
 
 def _write_for_ever(orders: Orders, sender: Connection) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    faulty = FaultyBackend(DiskBackend(...))
+    faulty = FaultyBackend(DiskBackend(...))             # AsyncFaultyBackend for an async one
     faulty.add("read_into", hang_until(event))          # until the rule is removed
     faulty.add("write", raise_error(OSError), times=3)   # the first three calls
     faulty.rules.clear()                                 # healthy again
@@ -13,6 +13,7 @@ verb wrap each other, the first one outermost. Nothing here needs pytest; all of
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
 
-from tierkv.abc.backend import Backend, Entry, ReadRequest, ReadResult, Scannable, WriteRequest, WriteResult
+from tierkv.abc.backend import (
+    AsyncBackend,
+    Backend,
+    Entry,
+    ReadRequest,
+    ReadResult,
+    RoomTeller,
+    Scannable,
+    WriteRequest,
+    WriteResult,
+)
 from tierkv.types.keys import Key
 
 VerbName = Literal["contains", "read_into", "write", "delete", "scan", "close"]
@@ -38,19 +49,24 @@ class Rule:
     times_left: int | None = None
 
 
-class FaultyBackend:
-    """A blocking backend with rules. Without rules it is the inner backend.
+class _Rules:
+    """What both wrappers share: rules, and a note of every call.
 
     Attributes:
-        inner: the backend that does the work.
         rules: what is spoiled now; may be changed at any time.
         calls: names of the verbs that were called, in order.
+        running: calls that have begun and not returned.
+        room_bytes: only where the inner backend tells it (:class:`tierkv.abc.RoomTeller`).
     """
 
-    def __init__(self, inner: Backend) -> None:
-        self.inner = inner
+    room_bytes: int
+
+    def __init__(self, inner: Backend | AsyncBackend) -> None:
+        if isinstance(inner, RoomTeller):
+            self.room_bytes = inner.room_bytes
         self.rules: list[Rule] = []
         self.calls: list[VerbName] = []
+        self.running = 0
         self._lock = threading.Lock()
 
     def add(self, verb: VerbName, fault: Fault, times: int | None = None) -> Rule:
@@ -58,6 +74,35 @@ class FaultyBackend:
         rule = Rule(verb, fault, times)
         self.rules.append(rule)
         return rule
+
+    def _due(self, verb: VerbName) -> list[Rule]:
+        """Note a call, and take the rules that spoil it, outermost first."""
+        with self._lock:
+            self.calls.append(verb)
+            self.running += 1
+            due = [rule for rule in self.rules if rule.verb == verb and rule.times_left != 0]
+            for rule in due:
+                if rule.times_left is not None:
+                    rule.times_left -= 1
+        return due
+
+    def _returned(self) -> None:
+        with self._lock:
+            self.running -= 1
+
+    @staticmethod
+    def _spoil(due: Sequence[Rule], action: Inner, batch: Sequence[Any]) -> object:
+        for rule in reversed(due):
+            action = partial(_spoiled, rule.fault, action)
+        return action(batch)
+
+
+class FaultyBackend(_Rules):
+    """A blocking backend with rules. Without rules it is the inner backend, ``inner``."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.inner = inner
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :meth:`tierkv.abc.Backend.contains`."""
@@ -85,15 +130,67 @@ class FaultyBackend:
         self._call("close", (), lambda _: self.inner.close())
 
     def _call(self, verb: VerbName, batch: Sequence[Any], action: Inner) -> object:
-        with self._lock:
-            self.calls.append(verb)
-            due = [rule for rule in self.rules if rule.verb == verb and rule.times_left != 0]
-            for rule in due:
-                if rule.times_left is not None:
-                    rule.times_left -= 1
-        for rule in reversed(due):
-            action = partial(_spoiled, rule.fault, action)
-        return action(batch)
+        try:
+            return self._spoil(self._due(verb), action, batch)
+        finally:
+            self._returned()
+
+
+class AsyncFaultyBackend(_Rules):
+    """The same for an async backend. Faults are plain functions, so a spoiled call runs on a thread of its own.
+
+    A call without a rule stays on the loop. ``loop`` is that of the last call, None before the first.
+    """
+
+    def __init__(self, inner: AsyncBackend) -> None:
+        super().__init__(inner)
+        self.inner = inner
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
+        """See :meth:`tierkv.abc.Backend.contains`."""
+        return cast("Sequence[bool]", await self._call("contains", keys, self.inner.contains))
+
+    async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
+        """See :meth:`tierkv.abc.Backend.read_into`."""
+        return cast("Sequence[ReadResult]", await self._call("read_into", requests, self.inner.read_into))
+
+    async def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
+        """See :meth:`tierkv.abc.Backend.write`."""
+        return cast("Sequence[WriteResult]", await self._call("write", requests, self.inner.write))
+
+    async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
+        """See :meth:`tierkv.abc.Backend.delete`."""
+        return cast("Sequence[WriteResult]", await self._call("delete", keys, self.inner.delete))
+
+    def scan(self) -> Iterable[Entry]:
+        """See :meth:`tierkv.abc.Scannable.scan`. Called on a thread, also of an async backend."""
+        inner = cast("Scannable", self.inner)
+        try:
+            return cast("Iterable[Entry]", self._spoil(self._due("scan"), lambda _: inner.scan(), ()))
+        finally:
+            self._returned()
+
+    async def close(self) -> None:
+        """See :meth:`tierkv.abc.Backend.close`."""
+        await self._call("close", (), lambda _: self.inner.close())
+
+    async def _call(self, verb: VerbName, batch: Sequence[Any], action: Inner) -> object:
+        loop = self.loop = asyncio.get_running_loop()
+        due = self._due(verb)
+
+        def on_the_loop(batch: Sequence[Any]) -> object:
+            coroutine = action(batch)
+            try:
+                return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+            except RuntimeError:  # the loop has ended while the call hung
+                coroutine.close()
+                raise
+
+        try:
+            return await (asyncio.to_thread(self._spoil, due, on_the_loop, batch) if due else action(batch))
+        finally:
+            self._returned()
 
 
 def _spoiled(fault: Fault, action: Inner, batch: Sequence[Any]) -> object:
@@ -105,6 +202,16 @@ def hang_until(event: threading.Event) -> Fault:
 
     def fault(batch: Sequence[Any], inner: Inner) -> object:
         event.wait()
+        return inner(batch)
+
+    return fault
+
+
+def record(into: list[Sequence[Any]]) -> Fault:
+    """No fault at all: note each batch, and do the work."""
+
+    def fault(batch: Sequence[Any], inner: Inner) -> object:
+        into.append(tuple(batch))
         return inner(batch)
 
     return fault

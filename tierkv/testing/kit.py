@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn, cast
 
 import pytest
 
 from tierkv.abc import BackendContext, BackendPlugin, Capabilities
-from tierkv.testing.session import Session
-from tierkv.types.keys import Key
+from tierkv.testing.raw import RawAccess
+from tierkv.testing.session import Session, is_async
 from tierkv.types.namespace import Namespace
 
 KIB = 1024
 MIB = 1024 * KIB
+
+
+FAILED = pytest.StashKey[bool]()
+"""Of an item: whether it has failed."""
+
+BY_THE_KIT = "left_out_by_the_kit"
+"""Attribute of the exception with which the kit leaves out one of its tests. Whatever else skips one is a failure."""
 
 
 class KitBase:
@@ -36,6 +45,12 @@ class KitBase:
     """Random histories that the comparison with a dict plays."""
     model_steps: ClassVar[int] = 25
     """Steps in each of those."""
+    raw_access: ClassVar[str] = ""
+    """Why there is no :meth:`raw`; stands in the table of capabilities."""
+    raw_live: ClassVar[bool] = False
+    """Whether :meth:`raw` may also be used while the backend is open. A ``shared`` one must allow that."""
+    place_bytes_per_capacity: ClassVar[float] = 2.0
+    """How many bytes a ``bounded`` backend with files may take at its place, per byte of capacity."""
     crash_rounds: ClassVar[int] = 4
     """How often the writer is killed."""
     crash_seed: ClassVar[int] = 20260611
@@ -45,15 +60,17 @@ class KitBase:
         """The plugin's options for data at ``place``. The same place means the same data. Must be picklable."""
         raise NotImplementedError(f"{type(self).__name__} must define make_options(self, place)")
 
-    def damage(self, place: Path, key: Key) -> None:  # noqa: ARG002  # for those who override it
-        """Optional: change stored bytes of ``key`` behind the backend's back. Called while the backend is closed."""
-        pytest.skip("this suite defines no damage()")
+    def raw(self, place: Path, context: BackendContext) -> RawAccess:
+        """Access to the bytes stored at ``place`` in the namespace of ``context``, past the backend.
 
-    def raw_remove(self, place: Path, key: Key) -> None:  # noqa: ARG002  # for those who override it
-        """Optional: remove ``key`` behind the backend's back. Called while the backend is open."""
-        pytest.skip("this suite defines no raw_remove()")
+        Used while the backend is closed; while it is open only where ``raw_live`` is set. A suite defines this, or says
+        in ``raw_access`` why it cannot.
+        """
+        raise NotImplementedError
 
     # Everything below is the kit's own.
+
+    is_conformance_kit: ClassVar[bool] = True
 
     @property
     def capabilities(self) -> Capabilities:
@@ -64,12 +81,42 @@ class KitBase:
         """Skip unless the backend declares all of these capabilities, and can be written."""
         missing = [flag for flag in flags if not getattr(self.capabilities, flag)]
         if missing:
-            pytest.skip(f"does not declare {', '.join(missing)}")
+            self.not_applicable(f"does not declare {', '.join(missing)}")
         if self.capabilities.read_only:
-            pytest.skip("declares read_only")
+            self.not_applicable("declares read_only")
 
-    def context(self, model: str = "conformance", capacity_bytes: int | None = None) -> BackendContext:
-        """What the framework would say at open. ``model`` makes another namespace."""
+    def need_local(self) -> None:
+        """Skip unless data lies in files at ``place``."""
+        self.need()
+        if not self.local_place:
+            self.not_applicable("its data are not in files (local_place = False)")
+
+    def need_raw(self, *, live: bool = False) -> None:
+        """Skip where the author states why stored bytes cannot be reached past the backend."""
+        self.need()
+        if self.raw_access:
+            self.not_applicable(f"no raw access: {self.raw_access}")
+        if live and not self.raw_live:
+            self.not_applicable("raw access to a closed place only (raw_live = False)")
+
+    def need_async(self, session: Session) -> None:
+        """Skip for backends whose verbs block."""
+        if not is_async(session.backend):
+            self.not_applicable("its verbs block")
+
+    @staticmethod
+    def not_applicable(reason: str) -> NoReturn:
+        """Leave out this test. For the kit's own tests only."""
+        try:
+            pytest.skip(reason)
+        except BaseException as skipped:
+            vars(skipped)[BY_THE_KIT] = True
+            raise
+
+    def context(
+        self, model: str = "conformance", capacity_bytes: int | None = None, **namespace_fields: object
+    ) -> BackendContext:
+        """What the framework would say at open. ``model`` or another field of the namespace makes another one."""
         namespace = Namespace(
             model=model,
             revision="r1",
@@ -79,12 +126,17 @@ class KitBase:
             blocks_per_chunk=4,
             hash_block_tokens=16,
         )
+        namespace = replace(namespace, **cast("dict[str, Any]", namespace_fields))
         capacity = self.capacity_bytes if capacity_bytes is None else capacity_bytes
         return BackendContext("conformance", namespace, self.frame_bytes_max, capacity)
 
     def open(self, place: Path, *, model: str = "conformance", capacity_bytes: int | None = None) -> Session:
         """Open the backend at ``place``."""
-        return Session(self.plugin, self.context(model, capacity_bytes), self.make_options(place))
+        return self.open_with(place, self.context(model, capacity_bytes))
+
+    def open_with(self, place: Path, context: BackendContext) -> Session:
+        """The same, told what the framework would say."""
+        return Session(self.plugin, context, self.make_options(place))
 
     @property
     def sizes(self) -> list[int]:
@@ -100,9 +152,15 @@ class KitBase:
         return min(size for size in self.sizes if size >= 63)
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Path:
-        """A path where nothing is yet."""
-        return tmp_path / "place"
+    def place(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+        """A path where nothing is yet.
+
+        What lies there is removed after a test that passed: of a backend that takes its space in advance, all places
+        together would fill the disk.
+        """
+        yield tmp_path / "place"
+        if not request.node.stash.get(FAILED, False):
+            shutil.rmtree(tmp_path, ignore_errors=True)
 
     @pytest.fixture
     def session(self, place: Path) -> Iterator[Session]:

@@ -1,13 +1,59 @@
-"""pytest plugin of the kit: without it, assertions in inherited tests would fail without an explanation.
+"""pytest plugin of the kit: explained assertions, no test skipped by others, and a report of what was passed.
 
-Loaded through the ``pytest11`` entry point in every pytest run where tierkv is installed, so it imports nothing.
+Loaded through the ``pytest11`` entry point in every pytest run where tierkv is installed, so it imports nothing of
+tierkv before a suite of the kit has run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
-MODULES = ("kit", "session", "model", "crash", "ledger", "suite_contract", "suite_durability", "suite_load")
+if TYPE_CHECKING:
+    from tierkv.testing.report import Report
+
+MODULES = (
+    "crash", "hand_engine", "kit", "ledger", "model", "raw", "session", "small_stack", "stack_kit",
+    "suite_async", "suite_batches", "suite_buffers", "suite_contract", "suite_damage", "suite_durability", "suite_keys",
+    "suite_lifecycle", "suite_load", "suite_processes", "suite_reopen", "suite_room", "suite_rules",
+    "suite_stack_data", "suite_stack_faults", "suite_stack_flow", "suite_stack_room", "suite_stack_wedged",
+)  # fmt: skip
 """Modules with assertions. The package itself is imported already, so it cannot be named."""
 
 pytest.register_assert_rewrite(*(f"tierkv.testing.{module}" for module in MODULES))
+
+REPORT: pytest.StashKey[Report] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--conformance-report FILE``."""
+    group = parser.getgroup("tierkv", "conformance kit of tierkv")
+    group.addoption(
+        "--conformance-report", metavar="FILE", default=None, help="write what each suite of the kit passed, as JSON"
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test of the kit is skipped by the kit alone; what became of it is noted."""
+    report = yield
+    if not getattr(getattr(item, "cls", None), "is_conformance_kit", False):
+        return report
+    from tierkv.testing import report as kit_report  # noqa: PLC0415  # only where a suite runs, see above
+
+    kit_report.judge(item, call, report)
+    if item.config.getoption("--conformance-report"):
+        item.config.stash.setdefault(REPORT, kit_report.Report()).add(item, report)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the report."""
+    path = session.config.getoption("--conformance-report")
+    if path and REPORT in session.config.stash:
+        session.config.stash[REPORT].write(Path(path))

@@ -23,7 +23,7 @@ from tierkv.abc import (
     WriteResult,
 )
 from tierkv.errors import TierKVError
-from tierkv.testing.frames import Frame, aligned_buffer, aligned_copy
+from tierkv.testing.frames import Frame, aligned_buffer, aligned_copy, make_frame
 from tierkv.types.keys import Key
 
 CALL_TIMEOUT_S = 120.0
@@ -103,6 +103,10 @@ class Session:
             self._thread.join()
             self._loop.close()
 
+    def backend_call(self, verb: str, batch: Sequence[Any]) -> Sequence[Any]:
+        """The very object that a verb returns, unchecked."""
+        return cast("Sequence[Any]", self._run(getattr(self.backend, verb)(batch)))
+
     def close_backend(self) -> None:
         """Close the backend only, each time that it is called: what a test of closing twice needs."""
         self._run(self.backend.close())
@@ -114,6 +118,17 @@ class Session:
         results: list[WriteResult] = []
         for batch in self._batches(list(frames.items())):
             results += self.write_requests([WriteRequest(key, aligned_copy(f).toreadonly()) for key, f in batch])
+        return results
+
+    def write_any(self, keys: Sequence[Key], size: int) -> list[WriteResult]:
+        """Write frames of version 1, keys that the framework would never give among them; a raised error is each's."""
+        results: list[WriteResult] = []
+        for batch in self._batches(keys):
+            frames = [WriteRequest(key, aligned_copy(make_frame(key, 1, size)).toreadonly()) for key in batch]
+            try:
+                results += self.write_requests(frames)
+            except TierKVError as error:
+                results += [error] * len(batch)
         return results
 
     def put(self, frames: Mapping[Key, bytes]) -> None:
@@ -154,6 +169,11 @@ class Session:
     def _batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
         size = self.plugin.capabilities.preferred_batch
         return (items[start : start + size] for start in range(0, len(items), size))
+
+    def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop of an async backend."""
+        assert self._loop is not None, "a blocking backend has no loop"
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
 
     def _run(self, answer: T | Coroutine[Any, Any, T]) -> T:
         if self._loop is None:

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tierkv.errors import OutOfSpaceError
 from tierkv.testing.frames import frame_version, make_frame, make_key
 from tierkv.testing.kit import KitBase
@@ -94,7 +92,7 @@ class ConcurrencyTests(KitBase):
     def need_two_calls_at_once(self) -> None:
         """Skip where the framework would never call twice at once."""
         if self.capabilities.preferred_concurrency == 1:
-            pytest.skip("declares preferred_concurrency = 1")
+            self.not_applicable("declares preferred_concurrency = 1")
 
 
 class CapacityTests(KitBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from disk_support import PAGE, OpenDisk, make_namespace, read_log
 
 import tierkv_disk
 from tierkv.abc import BackendContext
+from tierkv.codecs.recognition import frame_at
 from tierkv.testing.session import Session
 from tierkv.types.keys import Key
 from tierkv_disk import DiskOptions
@@ -39,7 +41,9 @@ def open_disk(place: Path) -> Iterator[OpenDisk]:
         model: str = "disk-tests",
         **options: object,
     ) -> Session:
-        context = BackendContext("disk", make_namespace(model), frame_bytes_max, capacity_bytes)
+        namespace = make_namespace(model)
+        recognise = partial(frame_at, namespace.fingerprint(), PAGE)
+        context = BackendContext("disk", namespace, frame_bytes_max, capacity_bytes, recognise)
         wanted = {"path": str(place), "segment_bytes": 1 << 20, "min_free_bytes": 0, **options}
         opened.append(Session(tierkv_disk.PLUGIN, context, DiskOptions(**wanted)))
         return opened[-1]

@@ -5,28 +5,23 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from fsspec_raw import ObjectFiles
+
 import tierkv_fsspec
+from tierkv.abc import BackendContext
 from tierkv.testing import BackendConformance
-from tierkv.types.keys import Key
 from tierkv_fsspec import FsspecOptions
-from tierkv_fsspec.backend import object_name
 
 
 class TestDirectory(BackendConformance):
     plugin = tierkv_fsspec.PLUGIN
+    raw_live = True
 
     def make_options(self, place: Path) -> FsspecOptions:
         return FsspecOptions(url=f"file://{place}")
 
-    def damage(self, place: Path, key: Key) -> None:
-        (file,) = place.glob(f"*/{object_name(key)}")
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 0xFF
-        file.write_bytes(content)
-
-    def raw_remove(self, place: Path, key: Key) -> None:
-        (file,) = place.glob(f"*/{object_name(key)}")
-        file.unlink()
+    def raw(self, place: Path, context: BackendContext) -> ObjectFiles:
+        return ObjectFiles(place / context.namespace.fingerprint().hex())
 
 
 class TestMemory(BackendConformance):
@@ -35,6 +30,7 @@ class TestMemory(BackendConformance):
     capabilities_of_memory = dataclasses.replace(tierkv_fsspec.PLUGIN.capabilities, durable=False)
     plugin = dataclasses.replace(tierkv_fsspec.PLUGIN, capabilities=capabilities_of_memory)
     local_place = False
+    raw_access = "the bytes are in this process's memory, and nowhere else"
 
     def make_options(self, place: Path) -> FsspecOptions:
         return FsspecOptions(url=f"memory:/{place}")

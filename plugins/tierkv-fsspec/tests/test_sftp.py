@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import asyncssh
 import pytest
+from fsspec_raw import ObjectFiles
 from fsspec_support import check, get, key, object_name, open_at, put
 
 import tierkv_fsspec
+from tierkv.abc import BackendContext
 from tierkv.testing import BackendConformance
-from tierkv.types.keys import Key
 from tierkv_fsspec import FsspecOptions
-from tierkv_fsspec.backend import object_name as name_below_namespace
 
 FRAME = bytes(range(256)) * 200
 
@@ -71,6 +71,7 @@ class TestSftp(BackendConformance):
 
     plugin = tierkv_fsspec.PLUGIN
     local_place = False
+    raw_live = True
     many_frames = 30
     model_examples = 2
     model_steps = 15
@@ -81,19 +82,8 @@ class TestSftp(BackendConformance):
         url = self.server.url(str(place).strip("/"))
         return FsspecOptions(url=url, storage_options=self.server.storage_options)
 
-    def damage(self, place: Path, key: Key) -> None:
-        file = self.find(place, key)
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 0xFF
-        file.write_bytes(content)
-
-    def raw_remove(self, place: Path, key: Key) -> None:
-        self.find(place, key).unlink()
-
-    def find(self, place: Path, key: Key) -> Path:
-        """A key's file."""
-        (file,) = (self.server.root / str(place).strip("/")).glob(f"*/{name_below_namespace(key)}")
-        return file
+    def raw(self, place: Path, context: BackendContext) -> ObjectFiles:
+        return ObjectFiles(self.server.root / str(place).strip("/") / context.namespace.fingerprint().hex())
 
 
 def test_frames_appear_whole(sftp: SftpServer) -> None:

@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
 
 import tierkv_lmdb
+from tierkv.abc import BackendContext
 from tierkv.testing import BackendConformance
 from tierkv.types.keys import Key
 from tierkv_lmdb import LmdbOptions, LmdbReaderOptions
+
+
+class LmdbValues:
+    """Values through LMDB itself; bytes of a value's own length past LMDB too, as a failing disk changes them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[tuple[lmdb.Transaction, object]]:
+        with lmdb.open(str(self.directory), max_dbs=2, map_size=256 << 20) as env:
+            frames = env.open_db(b"frames", create=False)
+            with env.begin(db=frames, write=True) as txn:
+                yield txn, frames
+
+    def read(self, key: Key) -> bytes:
+        with self.transaction() as (txn, _):
+            value = txn.get(key)
+        if value is None:
+            raise KeyError(key.hex())
+        return value
+
+    def write(self, key: Key, data: bytes) -> None:
+        old = self.read(key)
+        file = self.directory / "data.mdb"
+        content = file.read_bytes()
+        if len(data) != len(old) or content.count(old) != 1:
+            with self.transaction() as (txn, _):
+                txn.put(key, data)
+            return
+        with file.open("r+b") as opened:
+            opened.seek(content.index(old))
+            opened.write(data)
+
+    def remove(self, key: Key) -> None:
+        with self.transaction() as (txn, _):
+            txn.delete(key)
+
+    def count(self) -> int:
+        with self.transaction() as (txn, frames):
+            return txn.stat(frames)["entries"]
 
 
 class LmdbConformance(BackendConformance):
@@ -17,19 +61,8 @@ class LmdbConformance(BackendConformance):
 
     plugin = tierkv_lmdb.PLUGIN
 
-    def damage(self, place: Path, key: Key) -> None:
-        """Change a byte of the value in the data file, past LMDB: as a failing disk would."""
-        (directory,) = (path.parent for path in place.glob("*/data.mdb"))
-        with lmdb.open(str(directory), max_dbs=2, readonly=True) as env:
-            frames = env.open_db(b"frames", create=False)
-            with env.begin(db=frames) as txn:
-                value = txn.get(key)
-        data = directory / "data.mdb"
-        content = data.read_bytes()
-        position = content.index(value) + len(value) // 2
-        with data.open("r+b") as file:
-            file.seek(position)
-            file.write(bytes([content[position] ^ 0xFF]))
+    def raw(self, place: Path, context: BackendContext) -> LmdbValues:
+        return LmdbValues(place / context.namespace.fingerprint().hex())
 
 
 class TestLmdb(LmdbConformance):

@@ -32,7 +32,14 @@ class ThreadBackend:
     """A blocking backend. How long its calls take is the executor's business; they take effect at their end."""
 
     def __init__(self, place: Place) -> None:
-        self.place = place
+        self._place = place
+        self._opening = place.open()
+
+    @property
+    def place(self) -> Place:
+        """Where a call that ends now takes effect. One that ends after the backend was closed finds it shut."""
+        self._opening.check()
+        return self._place
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :class:`tierkv.abc.Backend`."""
@@ -56,6 +63,7 @@ class ThreadBackend:
 
     def close(self) -> None:
         """See :class:`tierkv.abc.Backend`."""
+        self._place.close(self._opening)
 
 
 class LoopBackend:
@@ -66,7 +74,14 @@ class LoopBackend:
     """
 
     def __init__(self, place: Place) -> None:
-        self.place = place
+        self._place = place
+        self._opening = place.open()
+
+    @property
+    def place(self) -> Place:
+        """See :class:`ThreadBackend`."""
+        self._opening.check()
+        return self._place
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :class:`tierkv.abc.AsyncBackend`."""
@@ -93,7 +108,7 @@ class LoopBackend:
             return results
         finally:
             for request in requests:
-                self.place.under_way.remove(request)
+                self._place.under_way.remove(request)
 
     async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.AsyncBackend`."""
@@ -105,7 +120,7 @@ class LoopBackend:
             return results
         finally:
             for key in keys:
-                self.place.deletes_under_way.remove(key)
+                self._place.deletes_under_way.remove(key)
 
     def scan(self) -> Iterable[Entry]:
         """See :class:`tierkv.abc.Scannable`."""
@@ -113,6 +128,7 @@ class LoopBackend:
 
     async def close(self) -> None:
         """See :class:`tierkv.abc.AsyncBackend`."""
+        self._place.close(self._opening)
 
     async def _travel(self) -> None:
         seconds = self.place.weather.duration()

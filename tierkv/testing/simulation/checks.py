@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.errors import InvariantError
@@ -12,9 +12,10 @@ from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.memory import WRONG_BYTES
 from tierkv.testing.simulation.places import Place
 from tierkv.testing.simulation.probe import Probe
+from tierkv.testing.simulation.quotas import QuotaChecks
 from tierkv.testing.simulation.setup import Setup
 from tierkv.testing.simulation.trace import Trace
-from tierkv.testing.simulation.watch import EVENTS, HOST, JOBS, PROGRESS, Watch
+from tierkv.testing.simulation.watch import EVENTS, HOST, JOBS, PROGRESS, RESET, Watch
 from tierkv.types.keys import Key
 
 INSIDE = "the stack's own invariants"
@@ -22,6 +23,7 @@ CAPACITY = "a tier keeps within its capacity"
 BOUNDED = "queues are bounded"
 DURABLE = "what was acknowledged stays"
 LEFTOVERS = "nothing is left over"
+POLICIES = "no policy of our own fails"
 
 JOB_S_MAX = 60.0
 """No transfer is under way for longer: copies do not hang here."""
@@ -39,7 +41,7 @@ class Checks:
         probe: Probe,
         watch: Watch,
         engine: SimEngine,
-        places: Sequence[Place],
+        places: Mapping[str, Place],
     ) -> None:
         self._setup = setup
         self._probe = probe
@@ -47,12 +49,41 @@ class Checks:
         self._engine = engine
         self._places = places
         self._indexed = {tier.name for tier in setup.tiers if tier.capabilities.authoritative_index}
+        self._owed: dict[str, set[Key]] = {}
+        self.quotas = QuotaChecks(setup, probe)
 
     def opened(self) -> None:
         """A new process has learned what lies in its tiers."""
-        for i, tier in enumerate(self._setup.tiers):
-            if tier.name in self._indexed:
-                self._watch.residents[tier.name] = self._probe.resident(i)
+        for name in self._indexed:
+            self._watch.residents[name] = self._probe.resident(name)
+
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    @property
+    def _in_service(self) -> list[str]:
+        """Tiers that are, and whose contents we know."""
+        return [name for name in self._probe.tiers() if name in self._indexed]
+
+    def departs(self, name: str) -> None:
+        """A tier is about to be detached: what it has must be there when it comes back."""
+        if name in self._indexed:
+            self._hear()
+            self._owed[name] = self._owed_by(name)
+
+    def was_emptied(self, name: str) -> None:
+        """Nothing of this tier is owed to anybody."""
+        self._owed.pop(name, None)
+
+    def arrived(self, name: str) -> None:
+        """A tier was attached, and has learned what lies in its place."""
+        self.quotas.forget(name)
+        if name in self._indexed:
+            self._hear()
+            self._watch.residents[name] = self._probe.resident(name)
+            self.demand_found({name: self._owed.pop(name, set()) - self._probe.leaving(name)})
+
+    def _owed_by(self, name: str) -> set[Key]:
+        return self._watch.residents[name] - self._places[name].suspects - self._probe.leaving(name)
 
     # -- after every step --------------------------------------------------------------------------------------------
 
@@ -66,6 +97,8 @@ class Checks:
             self._hear()
             self._check_residents()
         self._check_bounds()
+        self._check_policies()
+        self.quotas.after_step()
         self._check_jobs(trace)
 
     def _hear(self) -> None:
@@ -79,24 +112,29 @@ class Checks:
         listed = {key for key, _ in self._probe.ready_slots()}
         readable = self._probe.readable(listed | told[HOST])
         demand(told[HOST] == readable, EVENTS, f"host: {_difference(told[HOST], readable)}")
-        for i, tier in enumerate(self._setup.tiers):
-            if tier.name in self._indexed:
-                resident = self._probe.resident(i)
-                demand(told[tier.name] == resident, EVENTS, f"{tier.name}: {_difference(told[tier.name], resident)}")
-                self._check_kept(i, resident - self._probe.leaving(i))
+        for name in self._in_service:
+            resident = self._probe.resident(name)
+            demand(told[name] == resident, EVENTS, f"{name}: {_difference(told[name], resident)}")
+            self._check_kept(name, resident - self._probe.leaving(name))
+        for name in told.keys() - self._probe.tiers().keys() - {HOST}:
+            demand(not told[name], EVENTS, f"{name}: {_difference(told[name], set())}, but it was detached")
 
     def _check_bounds(self) -> None:
-        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
+        for place in self._places.values():
             if place.verdict is not None:
                 raise place.verdict
             demand(not place.over_capacity, CAPACITY, place.over_capacity)
-            waiting = self._probe.waiting_writes(i)
-            demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {tier.name}")
-        limit = sum(
-            tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in self._setup.tiers
-        )
+        for name in self._probe.tiers():
+            waiting = self._probe.waiting_writes(name)
+            demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {name}")
+        served = [self._setup.tier(name) for name in self._probe.served()]
+        limit = sum(tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in served)
         pending = self._probe.pending_io()
         demand(pending <= limit + self._probe.undrained(), BOUNDED, f"{pending} operations are in flight, not {limit}")
+
+    def _check_policies(self) -> None:
+        failed = {name: count for name, count in self._probe.manager.counters.policies_failed.items() if count}
+        demand(not failed, POLICIES, f"policies of {', '.join(failed)} raised, or chose what is held")
 
     def _check_jobs(self, trace: Trace) -> None:
         live = self._watch.jobs
@@ -111,28 +149,26 @@ class Checks:
 
     # -- a restart ---------------------------------------------------------------------------------------------------
 
-    def owed_after_restart(self, *, new_weights: bool) -> dict[int, set[Key]]:
+    def owed_after_restart(self, *, new_weights: bool) -> dict[str, set[Key]]:
         """Per durable tier with an index, what was acknowledged and must be found again.
 
         Args:
             new_weights: what was stored by other weights is owed to nobody.
         """
-        owed: dict[int, set[Key]] = {}
         self._hear()
-        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
-            if new_weights:
+        if new_weights:
+            for place in self._places.values():
                 place.suspects.update(place.frames)
-            elif tier.name in self._indexed:
-                owed[i] = self._watch.residents[tier.name] - place.suspects - self._probe.leaving(i)
-        return owed
+            return {}
+        return {**self._owed, **{name: self._owed_by(name) for name in self._in_service}}
 
-    def demand_found(self, owed: dict[int, set[Key]]) -> None:
-        """The new process knows of it, unless its tier could not tell."""
-        for i, keys in owed.items():
-            if self._places[i].index_lost:
-                continue
-            lost = [key.hex() for key in keys if not self._probe.is_known(i, key)]
-            demand(not lost, DURABLE, f"{self._setup.tiers[i].name} has forgotten {lost}")
+    def demand_found(self, owed: dict[str, set[Key]]) -> None:
+        """The new process, or the new tier, knows of it, unless its place could not tell."""
+        for name, keys in owed.items():
+            place = self._places[name]
+            if not place.index_lost:
+                lost = [key.hex() for key in keys - place.suspects if not self._probe.is_known(name, key)]
+                demand(not lost, DURABLE, f"{name} has forgotten {lost}")
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -145,14 +181,20 @@ class Checks:
         demand(free == blocks, LEFTOVERS, f"{blocks - free} GPU blocks are still held")
         for key, slot in self._probe.ready_slots():
             self._watch.check_slot(key, slot, "at rest")
-        for i, (tier, place) in enumerate(zip(self._setup.tiers, self._places, strict=True)):
+        for place in self._places.values():
             self._check_frames(place)
-            if tier.name in self._indexed and not place.index_lost:
-                self._check_kept(i, self._probe.resident(i))
-                unknown = place.frames.keys() - self._probe.resident(i) - place.suspects - place.orphans
-                demand(not unknown, CAPACITY, f"{tier.name} holds {len(unknown)} frames that nobody accounts for")
+            stale = place.stale & place.frames.keys() - place.suspects - place.orphans
+            demand(not stale, RESET, f"{len(stale)} chunks of before lie in {place.name} for ever")
+        for name in self._in_service:
+            place = self._places[name]
+            if not place.index_lost:
+                self._check_kept(name, self._probe.resident(name))
+                sure = place.frames.keys() - place.suspects - place.orphans
+                unknown = sure - self._probe.resident(name)
+                demand(not unknown, CAPACITY, f"{name} holds {len(unknown)} frames that nobody accounts for")
+                self.quotas.check_frames(name, {key: len(place.frames[key]) for key in sure})
 
-    def _check_kept(self, tier: int, said: set[Key]) -> None:
+    def _check_kept(self, tier: str, said: set[Key]) -> None:
         """What a tier is said to hold lies there, if no fault has touched it."""
         place = self._places[tier]
         lost = said - place.frames.keys() - place.suspects

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, TypeVar, cast
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.codecs.frame import HEADER_BYTES
-from tierkv.errors import OutOfSpaceError
+from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 from tierkv.testing.faults import LIES
+from tierkv.testing.simulation.failure import Violation
 from tierkv.testing.simulation.weather import Trouble, Weather
 from tierkv.types.keys import Key
 
@@ -22,6 +23,33 @@ Judge = Callable[[Key, memoryview], bool]
 """Looks at every frame that a stack writes; raises where it is wrong, and is False where a fault has spoiled it."""
 
 
+DETACHED = "a detached tier is left alone"
+
+
+class Opening:
+    """One backend over a place.
+
+    Attributes:
+        is_closed: it was told to close. is_gone: the stack has said that nothing goes on in it any more.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.is_closed = False
+        self.is_gone = False
+        self._place = place
+
+    def check(self) -> None:
+        """A call takes effect now.
+
+        Raises:
+            BackendUnavailableError: the backend is closed.
+        """
+        if self.is_gone:
+            self._place.condemn(Violation(DETACHED, f"{self._place.name} is called although it is said to have left"))
+        if self.is_closed:
+            raise BackendUnavailableError("this backend is closed")
+
+
 class Place:
     """The frames of one tier, and all that its weather does to them. Every verb takes effect at one moment.
 
@@ -32,6 +60,8 @@ class Place:
         judge: looks at what is written. verdict: what it has said first.
         over_capacity: the first moment at which more lay there than was allowed, in words.
         index_lost: the stack was opened without learning what lies here. is_asked: it is being opened.
+        stale: keys whose frame was there, or on its way, when the cache was emptied. Nobody may read it.
+        opening: the backend that has it open. Nobody else may open it meanwhile.
     """
 
     def __init__(self, name: str, capacity_bytes: int | None, weather: Weather) -> None:
@@ -48,12 +78,50 @@ class Place:
         self.verdict: AssertionError | None = None
         self.index_lost = False
         self.is_asked = False
+        self.stale: set[Key] = set()
+        self.stale_writes: set[Key] = set()
+        self.opening: Opening | None = None
         self._rng: Random = weather.rng
 
     @property
     def used_bytes(self) -> int:
         """Bytes at rest."""
         return sum(map(len, self.frames.values()))
+
+    def condemn(self, verdict: AssertionError) -> None:
+        """Remember what was found, for who looks after the step: here it would be lost among a backend's errors."""
+        self.verdict = self.verdict or verdict
+
+    # -- who has it open -------------------------------------------------------------------------------------------
+
+    def open(self) -> Opening:
+        """A backend is made for this place.
+
+        Raises:
+            BackendError: another one has it open.
+        """
+        if self.opening is not None:
+            raise BackendError("another stack has it open")
+        self.opening = Opening(self)
+        return self.opening
+
+    def close(self, opening: Opening) -> None:
+        """A backend is closed."""
+        opening.is_closed = True
+        if self.opening is opening:
+            self.opening = None
+
+    def was_emptied(self, writing: Iterable[Key]) -> None:
+        """The cache was emptied while these were being written."""
+        self.stale_writes = set(writing)
+        self.stale = self.stale_writes | self.frames.keys()
+
+    def was_told(self) -> None:
+        """A new tier over this place has learned what lies here: what it was to forget, it did not in time."""
+        self.index_lost = False
+        self.orphans.clear()
+        self.stale.clear()
+        self.stale_writes.clear()
 
     # -- verbs -------------------------------------------------------------------------------------------------------
 
@@ -138,6 +206,8 @@ class Place:
             self.over_capacity = f"{others + len(frame)} bytes in {self.name}, {self.capacity_bytes} are allowed"
         self.suspects.discard(request.key)
         self.orphans.discard(request.key)
+        if request.key not in self.stale_writes:
+            self.stale.discard(request.key)
         if self.weather.trouble is Trouble.FORGETFUL:
             self.suspects.add(request.key)
             self.frames.pop(request.key, None)
@@ -154,7 +224,7 @@ class Place:
         try:
             return self.judge is None or self.judge(request.key, request.frame)
         except AssertionError as verdict:
-            self.verdict = self.verdict or verdict
+            self.condemn(verdict)
             return False
 
     def _delete(self, key: Key) -> WriteResult:

@@ -5,14 +5,16 @@ Everything else is judged from what a stack says and does: its answers, events, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from tierkv.manager.contract import HOST
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.stack import Stack
+from tierkv.tier_changes import TierChange
 from tierkv.tiers.arena import HostArena
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import StepOutput
@@ -21,6 +23,14 @@ from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.worker import Worker
+
+
+class Kept(NamedTuple):
+    """A chunk in a tier. used: somebody needs it to stay. lease: of its slot, which may have had the chunk before."""
+
+    size: int
+    used: bool
+    lease: int = 0
 
 
 class Probe:
@@ -87,27 +97,59 @@ class Probe:
         host = self.manager._host
         return host.room == host.num_slots
 
+    def is_swept(self) -> bool:
+        """Whether nothing of before a reset is still on the host tier's account."""
+        return not self.manager._host._stale
+
     # -- lower tiers -------------------------------------------------------------------------------------------------
 
-    def tiers(self) -> list[LowerTier]:
-        """The lower tiers."""
-        return list(self.manager._tiers)
+    def tiers(self) -> dict[str, LowerTier]:
+        """The lower tiers in service, in order."""
+        return {tier.name: tier for tier in self.manager._tiers}
 
-    def resident(self, tier: int) -> set[Key]:
-        """What a tier with an index is thought to hold."""
-        return set(self.tiers()[tier])
+    def name_of(self, index: int) -> str:
+        """Of the tier of that number, also of one that was detached."""
+        return self._parts.changes.names[index]
 
-    def is_known(self, tier: int, key: Key) -> bool:
+    def served(self) -> list[str]:
+        """Names of all tiers that dispatch has to do with, also of those that are leaving."""
+        return [self.name_of(index) for index in self._parts.dispatcher._lines]
+
+    def attach(self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float) -> TierChange:
+        """See :meth:`Stack.attach_tier`, which waits longer than is of use in a simulation."""
+        return self._parts.changes.attach(table, before, scan_timeout_s)
+
+    def resident(self, tier: str) -> set[Key]:
+        """What a tier with an index is thought to hold, and answers."""
+        table = self.tiers()[tier]
+        return set() if table.emptying else set(table)
+
+    def is_known(self, tier: str, key: Key) -> bool:
         """Whether a tier with an index would be asked for ``key``."""
         return self.tiers()[tier].presence(key, float("inf")) is LookupResult.HIT
 
-    def leaving(self, tier: int) -> set[Key]:
+    def leaving(self, tier: str) -> set[Key]:
         """What is being deleted from a tier."""
         return set(self.tiers()[tier].deleting())
 
-    def waiting_writes(self, tier: int) -> int:
+    def waiting_writes(self, tier: str) -> int:
         """Chunks that wait to be written to a tier."""
         return len(self.tiers()[tier].cascades)
+
+    def evictable(self, tier: str) -> dict[Key, Kept]:
+        """The chunks that a tier's policy knows."""
+        if tier == HOST:
+            host, size = self.manager._host, self.arena.slot_bytes
+            ready = [chunk for chunk in host.visible() if chunk.state.value == "ready"]
+            idle = [chunk for chunk in ready if chunk.slot not in host.leaving]
+            return {chunk.key: Kept(size, bool(chunk.holders), host.generation(chunk.slot)) for chunk in idle}
+        table = self.tiers()[tier]
+        rows = [(key, row) for key, row in table._rows.items() if table._is_listed(row)]
+        return {key: Kept(table.frame_bytes_of(row), bool(table._uses[row])) for key, row in rows}
+
+    def tenant_usage(self) -> dict[str, dict[str, int]]:
+        """See :meth:`Stack.tenant_usage`."""
+        return self._stack.tenant_usage()
 
     # -- the whole stack ---------------------------------------------------------------------------------------------
 
@@ -122,6 +164,14 @@ class Probe:
     def pending_io(self) -> int:
         """Operations of tiers in flight, as far as the engine's thread knows."""
         return self._parts.dispatcher.pending()
+
+    def in_flight(self, tier: int) -> int:
+        """Operations of one tier that have not ended."""
+        return sum(pending.op.tier == tier for pending in self.manager._traffic._in_flight.values())
+
+    def trials(self) -> int:
+        """Trials under way, of tiers that were left alone."""
+        return self._parts.dispatcher._trials
 
     def undrained(self) -> int:
         """Operations that have ended and were not taken in yet."""
@@ -144,12 +194,15 @@ class Probe:
             "pending writes": manager.has_pending_writes,
             "I/O": self._parts.dispatcher.pending(),
         }
-        for tier in self.tiers():
+        things["changes of tiers"] = [repr(item) for item in self._parts.changes._waiting]
+        things["tiers that leave"] = [name for name in self.served() if name not in self.tiers()]
+        for tier in manager._tiers.with_leaving:
             used = {
                 "reserved bytes": tier.reserved_bytes,
                 "being written": tier.num_writing,
                 "being deleted": len(list(tier.deleting())),
                 "not quiet": not tier.is_quiet,
+                "being emptied": tier.emptying,
             }
             things.update({f"{tier.name}: {name}": value for name, value in used.items()})
         return {name: value for name, value in things.items() if value}

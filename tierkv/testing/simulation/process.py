@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from tierkv.abc import WriteRequest
@@ -14,10 +15,11 @@ from tierkv.testing.simulation.checks import Checks
 from tierkv.testing.simulation.engine import SimEngine
 from tierkv.testing.simulation.executor import Executor
 from tierkv.testing.simulation.failure import demand
+from tierkv.testing.simulation.features import key_at_hand
 from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.places import Place
 from tierkv.testing.simulation.probe import Probe
-from tierkv.testing.simulation.setup import Setup
+from tierkv.testing.simulation.setup import Setup, codec_name
 from tierkv.testing.simulation.trace import Trace
 from tierkv.testing.simulation.truth import Truth
 from tierkv.testing.simulation.watch import PROGRESS, Watch
@@ -58,7 +60,7 @@ class Process:
     def __init__(  # noqa: PLR0913, PLR0917 - where a run comes together
         self,
         setup: Setup,
-        places: Sequence[Place],
+        places: Mapping[str, Place],
         clock: ManualClock,
         trace: Trace,
         duration: Callable[[str], float],
@@ -66,11 +68,11 @@ class Process:
     ) -> None:
         self._places = places
         self._clock = clock
-        self._trace = trace
+        self.trace = trace
         self.executor = Executor(clock, duration)
         plugins = [
-            plugin_of(f"sim-{tier.name}", tier.capabilities, place, asynchronous=tier.asynchronous)
-            for tier, place in zip(setup.tiers, places, strict=True)
+            plugin_of(f"sim-{tier.name}", tier.capabilities, places[tier.name], asynchronous=tier.asynchronous)
+            for tier in setup.tiers
         ]
         runtime = Runtime(
             clock=clock,
@@ -81,18 +83,20 @@ class Process:
             rng=Random(f"jitter {setup.seed} {era.number}"),
         )
         trace.note("open", f"process {era.number}, epoch {era.epoch}")
-        for place in places:
+        for place in places.values():
+            place.was_told()
             place.index_lost = place.is_asked = True  # until it is scanned
-        with guarded("open_stack"):
+        with guarded("open_stack"), key_at_hand():
             self.stack = open_stack(
                 setup.config(str(era.epoch)), setup.engine, plugins=registry_of(plugins), runtime=runtime
             )
         self.truth = Truth(self.stack.geometry, str(era.epoch))
         self.probe = Probe(self.stack)
         self.watch = Watch(setup, self.probe, self.truth, trace, places)
-        for place in places:
+        for tier in setup.tiers:
+            place = places[tier.name]
             place.is_asked = False
-            place.judge = self.watch.judge
+            place.judge = partial(self.watch.judge, codec_name(tier))
         self.engine = SimEngine(setup, self.stack, self.truth, self.watch, self.pass_time)
         if setup.engine.capabilities.shows_free_blocks:
             self.stack.register_free_queue(self.engine.tables.pool, setup.token_budget)
@@ -106,8 +110,8 @@ class Process:
 
     def kill(self) -> None:
         """The process dies: what was under way may have happened, or not, or in part."""
-        self._trace.note("killed")
-        for place in self._places:
+        self.trace.note("killed")
+        for place in self._places.values():
             requests: list[WriteRequest] = list(place.under_way)
             deletes: list[Key] = list(place.deletes_under_way)
             for op in self.executor.ops_under_way(f"tierkv-{place.name}-"):
@@ -125,7 +129,7 @@ class Process:
         Raises:
             Violation: it raised, or took longer than its bound.
         """
-        self._trace.note("closing")
+        self.trace.note("closing")
         started_s = self._clock()
         with guarded("close"):
             flushed = self.stack.close(timeout_s)
@@ -140,6 +144,7 @@ class Process:
         """Whatever still runs ends here, and the computer gets its memory back."""
         self.executor.halt()
         self.probe.arena.close()
-        for place in self._places:
+        for place in self._places.values():
             place.under_way.clear()
             place.deletes_under_way.clear()
+            place.opening = None

@@ -38,7 +38,9 @@ class Scenario:
     slots. writes: write policies to choose from. back: of the requests, how many go on with an earlier one. crowd: of
     the bursts, how many ask for the same prefix. others: another engine writes to shared tiers. idle: nothing happens
     for seconds. shy: the engine leaves an offer unused. lazy, caching: of the seeds, how many store what the engine is
-    about to reuse, and how many find computed blocks in the GPU again.
+    about to reuse, and how many find computed blocks in the GPU again. tenants: of the seeds, how many have several
+    users and quotas. blind: of the engines that may, how many have hashes that do not tell users apart. reset_all: of
+    the resets, how many are to empty all tiers. changes: somebody attaches or detaches a tier.
     """
 
     name: str
@@ -72,6 +74,10 @@ class Scenario:
     shy: float = 0.1
     lazy: float = 0.1
     caching: float = 0.3
+    tenants: float = 0.3
+    blind: float = 0.7
+    reset_all: float = 0.5
+    changes: float = 0.01
 
 
 def _scenarios() -> list[Scenario]:
@@ -118,7 +124,21 @@ def _scenarios() -> list[Scenario]:
             rows, (_T.SLOW, _T.HUNG, _T.RAISING, _T.FULL, _T.FLAPPING), host_slots=(8, 40), healthy_s=4.0,
             gpu_share=(1.0, 1.2), writes=("back", "back", "on_reuse", "on_reuse", "through"), close=0.01, caching=0.0,
         ),
-        Scenario("resets", "The cache is emptied all the time.", menu=(_T.SLOW,), reset=0.02),
+        Scenario(
+            "resets", "The cache is emptied all the time.", (("disk",), ("disk", "disk"), ("disk", "objects")),
+            (_T.SLOW,), host_slots=(12, 40), gpu_share=(1.0, 1.2), disk_share=(1.0, 2.0, 5.0), reset=0.02,
+            reset_all=0.7, changes=0.0, caching=0.1,
+        ),
+        Scenario(
+            "changes", "Tiers are attached and detached in every state, hung ones too, and come back.",
+            rows, (_T.HUNG, _T.STUCK, _T.SLOW, _T.RAISING, _T.LOST_REPLIES), healthy_s=2.0, host_slots=(12, 40),
+            gpu_share=(1.0, 1.2), changes=0.12, reset=0.002, caching=0.1, lose=0.0,
+        ),
+        Scenario(
+            "tenants", "Several users with quotas, who ask for the same and must get nothing of each other's.",
+            (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW, _T.PARTIAL), host_slots=(16, 48),
+            gpu_share=(1.0, 1.2), disk_share=(1.0, 2.0, 5.0), tenants=1.0, blind=1.0, caching=0.1, lazy=0.05,
+        ),
         Scenario(
             "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
             gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, shy=0.3,

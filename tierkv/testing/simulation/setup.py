@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from tierkv.abc import Capabilities
+from tierkv.testing.simulation.features import SLOT_BYTES, Features, draw_features, draw_tier_features
 from tierkv.testing.simulation.scenarios import SCENARIOS, Scenario
-from tierkv.testing.simulation.truth import TOKEN_BYTES
+from tierkv.testing.simulation.truth import TOKEN_BYTES, Who
 from tierkv.testing.simulation.weather import Trouble
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
-
-SLOT_BYTES = 8192
-"""A header page and a page of payload: what every chunk takes here, so that tiers can be counted in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,22 @@ class Setup:
     lookup: Mapping[str, Any]
     store: Mapping[str, Any]
     events: Mapping[str, Any]
+    features: Features
     tiers: tuple[TierSetup, ...] = field(default=())
+
+    @property
+    def users(self) -> tuple[Who, ...]:
+        """Who uses the engine."""
+        return self.features.users
+
+    @property
+    def scoped_hashes(self) -> bool:
+        """Whether the engine's hashes tell users apart: they must, where it finds blocks of its own by them."""
+        return self.caching or not self.features.blind
+
+    def tier(self, name: str) -> TierSetup:
+        """By name."""
+        return next(tier for tier in self.tiers if tier.name == name)
 
     def config(self, epoch: str) -> dict[str, Any]:
         """The stack's description."""
@@ -72,6 +85,7 @@ class Setup:
             "lookup": {"deadline_s": self.deadline_s, **self.lookup},
             "store": dict(self.store),
             "events": dict(self.events),
+            "tenants": dict(self.features.tenants),
             "tiers": [dict(tier.options) for tier in self.tiers],
         }
 
@@ -84,14 +98,22 @@ class Setup:
         )
         tiers = ", ".join(
             f"{tier.name}[{'any' if tier.capacity_bytes is None else tier.capacity_bytes // SLOT_BYTES}, "
-            f"{tier.options['write']}]"
+            f"{tier.options['write']}, {codec_name(tier)}, {tier.options.get('policy', 'lru')}]"
             for tier in self.tiers
         )
         return (
             f"scenario {self.scenario.name}; groups {groups}; chunks of {self.chunk_blocks} blocks; "
             f"{self.engine.num_workers} worker(s); {self.gpu_blocks} GPU blocks; {self.host_slots} host slots; "
-            f"store plan {self.store['plan']}; tiers {tiers or 'none'}; deadline {self.deadline_s:g} s"
+            f"policy {self.host['policy']}; store plan {self.store['plan']}; tiers {tiers or 'none'}; "
+            f"deadline {self.deadline_s:g} s; {self.features.describe()}"
+            f"{'' if self.scoped_hashes else ', whom hashes do not tell apart'}"
         )
+
+
+def codec_name(tier: TierSetup) -> str:
+    """What a tier writes with."""
+    codec = tier.options["codec"]
+    return str(codec if isinstance(codec, str) else codec["name"])
 
 
 def draw_setup(seed: int, scenario: str | None = None) -> Setup:
@@ -109,6 +131,7 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
     prompt_tokens_max = max(3 * chunk_tokens, int(host_slots / chunks_per_token * rng.uniform(*plan.prompt_share)))
     blocks = sum(-(-(prompt_tokens_max + 16) // group.block_tokens) for group in engine.groups)
     tiers = rng.choice(plan.tiers)
+    features = draw_features(Random(f"features {seed}"), plan, host_slots)
     return Setup(
         seed=seed,
         scenario=plan,
@@ -122,7 +145,11 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
         host_slots=host_slots,
         prompt_tokens_max=prompt_tokens_max,
         deadline_s=rng.choice((0.3, 1.0, 3.0)),
-        host={"reserved_share": rng.choice((0.5, 0.8, 1.0)), "copy_threads": rng.choice((1, 2, 4))},
+        host={
+            "reserved_share": rng.choice((0.5, 0.8, 1.0)),
+            "copy_threads": rng.choice((1, 2, 4)),
+            **features.host,
+        },
         lookup={"completions_per_step_max": rng.choice((1, 8, 256, 256))},
         store={
             "chunks_per_step_max": rng.choice((1, 4, 256, 256)),
@@ -131,8 +158,13 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
             "policy": rng.choice(("block_level", "block_level", "request_level")),
         },
         events={"self_describing": rng.random() < 0.3},
+        features=features,
         tiers=tuple(
-            _draw_tier(rng, plan, f"{kind}{i}", kind, host_slots, Random(f"write {seed} {i}").choice(plan.writes))
+            _with_features(
+                _draw_tier(rng, plan, f"{kind}{i}", kind, host_slots, Random(f"write {seed} {i}").choice(plan.writes)),
+                Random(f"features {seed} {i}"),
+                features,
+            )
             for i, kind in enumerate(tiers)
         ),
     )
@@ -183,6 +215,10 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
     )
 
 
+def _with_features(tier: TierSetup, rng: Random, features: Features) -> TierSetup:
+    return replace(tier, options={**tier.options, **draw_tier_features(rng, features, tier.capacity_bytes)})
+
+
 def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: int, write: str) -> TierSetup:  # noqa: PLR0913, PLR0917 - all that it depends on
     shared = kind == "objects"
     capabilities = Capabilities(
@@ -199,7 +235,6 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
     options: dict[str, Any] = {
         "name": name,
         "backend": f"sim-{name}",
-        "codec": rng.choice(("none", "none", "zstd")),
         "write": "read_only" if shared and rng.random() < 0.15 else write,
         "probe_deadline_s": rng.choice((0.1, 0.5)),
         "read_deadline_s": rng.choice((0.3, 2.0)),

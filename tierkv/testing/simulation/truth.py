@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tierkv.types.geometry import Geometry
-from tierkv.types.keys import Key, make_key, split_key
+from tierkv.types.keys import Key, make_key, make_scope, split_key
 
 TOKEN_BYTES = 4
 """KV bytes of one token in one tensor of one worker."""
@@ -19,23 +19,50 @@ PARTS_MAX = 64 // TOKEN_BYTES
 """Tensors of all workers together: what one digest yields."""
 
 
+class Who(NamedTuple):
+    """Whose request it is, and which adapter computes it. Others' bytes for the same tokens are other bytes."""
+
+    cache_salt: str | None = None
+    lora_name: str | None = None
+
+
+NOBODY = Who()
+
+
 class SimRequest:
     """A request; satisfies :class:`tierkv.types.engine.Request`.
 
+    Args:
+        scoped_hashes: the engine's hashes tell apart who asks. If not, tierkv must.
+
     Attributes:
         tokens: prompt, then what was generated.
-        chain: one digest per token, over it and all before it.
+        chain: one digest per token, over it, all before it, and who asks.
     """
 
-    def __init__(
-        self, request_id: str, tokens: Sequence[int], hash_block_tokens: int, params: Mapping[str, Any] | None
+    def __init__(  # noqa: PLR0913 - what an engine's request has
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        hash_block_tokens: int,
+        params: Mapping[str, Any] | None,
+        who: Who = NOBODY,
+        *,
+        scoped_hashes: bool = True,
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = len(tokens)
         self.kv_transfer_params = params
+        self.cache_salt, self.lora_name = self.who = who
+        self.scope = make_scope(*who)
         self.block_hashes: list[bytes] = []
         self.tokens: list[int] = []
         self.chain: list[bytes] = []
+        self._last_hash = self._last_link = b"root"
+        if who != NOBODY:
+            self._last_link += repr(tuple(who)).encode()
+        if scoped_hashes:
+            self._last_hash = self._last_link
         self._hash_block_tokens = hash_block_tokens
         self.extend(tokens)
 
@@ -47,15 +74,21 @@ class SimRequest:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
         for token in tokens:
-            parent = self.chain[-1] if self.chain else b"root"
-            self.chain.append(hashlib.blake2b(parent + token.to_bytes(4, "big"), digest_size=16).digest())
+            same = self._last_hash == self._last_link
+            self._last_link = _next_link(self._last_link, token)
+            self._last_hash = self._last_link if same else _next_link(self._last_hash, token)
+            self.chain.append(self._last_link)
             self.tokens.append(token)
             if len(self.tokens) % self._hash_block_tokens == 0:
-                self.block_hashes.append(self.chain[-1])
+                self.block_hashes.append(self._last_hash)
 
     def next_token(self) -> int:
         """What the model says next: the same for the same tokens."""
         return self.chain[-1][0] % 5
+
+
+def _next_link(link: bytes, token: int) -> bytes:
+    return hashlib.blake2b(link + token.to_bytes(4, "big"), digest_size=16).digest()
 
 
 def _without_front(payload: bytes, parts: int, missing: int) -> bytes:
@@ -94,7 +127,8 @@ class Truth:
     def keys(self, request: SimRequest, group: int) -> list[Key]:
         """The keys of a request's whole chunks."""
         per_chunk = self.geometry.groups[group].hashes_per_chunk
-        return [make_key(link, group) for link in request.block_hashes[per_chunk - 1 :: per_chunk]]
+        hashes = request.block_hashes[per_chunk - 1 :: per_chunk]
+        return [make_key(block_hash, group, request.scope) for block_hash in hashes]
 
     def is_right(self, key: Key, found: bytes) -> bool:
         """Whether these bytes are the payload of a chunk.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.testing.simulation.failure import Violation, demand
+from tierkv.testing.simulation.features import ENCRYPTED
 from tierkv.testing.simulation.memory import WRONG_BYTES
-from tierkv.testing.simulation.places import Place
+from tierkv.testing.simulation.places import DETACHED, Place
 from tierkv.testing.simulation.probe import Probe
 from tierkv.testing.simulation.seats import Seat
 from tierkv.testing.simulation.setup import Setup
@@ -27,6 +28,7 @@ JOBS = "every job ends exactly once"
 EVENTS = "events replayed give the resident set"
 OFFERS = "what is offered is readable"
 RESET = "a reset forgets everything"
+CONCEALED = "nothing lies in the clear where it is encrypted"
 HOST = "host"
 
 
@@ -75,6 +77,7 @@ class Watch:
         truth: the right bytes.
         rotten: slots of the host tier that were damaged on purpose, with what they have held since.
         offers, deferrals: answers so far.
+        left: numbers of tiers that were detached.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Watch:
         probe: Probe,
         truth: Truth,
         trace: Trace,
-        places: Sequence[Place],
+        places: Mapping[str, Place],
     ) -> None:
         self.residents: dict[str, set[Key]] = {HOST: set()}
         self.rotten: dict[int, bytes] = {}
@@ -102,6 +105,8 @@ class Watch:
         self._stale: set[int] = set()
         self._void: list[tuple[Key, int]] = []
         self._stale_loads: set[int] = set()
+        self._stale_reads: set[int] = set()
+        self.left: set[int] = set()
         probe.listen(self.submitted, self.drained, self.handed_out, self.reported)
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -199,21 +204,34 @@ class Watch:
         wrong = self._stale_loads - report.invalid_block_ids
         demand(not wrong, RESET, f"blocks {sorted(wrong)} were loaded by a job from before the reset and called valid")
         void = {place for place in self._void if place in self._probe.ready_slots()}
-        demand(not void, RESET, f"slots {sorted(slot for _, slot in void)} hold what was stored before the reset")
+        demand(not void, RESET, f"slots {sorted(slot for _, slot in void)} hold what is from before the reset")
         self._stale_loads.clear()
         self._void.clear()
 
-    def was_reset(self) -> None:
-        """The cache was emptied just now."""
+    def was_reset(self, tiers: Iterable[str]) -> None:
+        """The host tier and these below it were emptied just now."""
         self._stale |= self.jobs.keys()
+        self._stale_reads |= {op_id for op_id, op in self._ops.items() if op.verb is Verb.READ}
         left = self._probe.ready_slots()
         demand(not left, RESET, f"slots {[slot for _, slot in left]} are still readable")
+        for name in tiers:
+            writes = [op for op in self._ops.values() if op.verb is Verb.WRITE and self._probe.name_of(op.tier) == name]
+            place = self._places[name]
+            place.was_emptied(key for op in writes for key in op.keys)
+            known = [key.hex() for key in place.stale if self._probe.is_known(name, key)]
+            demand(not known, RESET, f"{name} still answers {known}")
 
     # -- tiers -------------------------------------------------------------------------------------------------------
 
     def submitted(self, op: TierOp) -> None:
         """An instruction goes to a tier."""
         self._trace.note(op.verb.value, op.op_id, f"tier {op.tier}:", op.keys, "slots", [ref.slot for ref in op.slots])
+        name = self._probe.name_of(op.tier)
+        if op.verb is Verb.READ:
+            stale = [key.hex() for key in op.keys if key in self._places[name].stale]
+            demand(not stale, RESET, f"{name} is to read {stale}, which are from before the cache was emptied")
+        alone = op.tier not in self.left or op.verb is Verb.DELETE  # of what it was late to write
+        demand(alone, DETACHED, f"{op.verb.value} of {len(op.keys)} chunks goes to {name}, which was detached")
         self._ops[op.op_id] = op
         self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
 
@@ -230,19 +248,30 @@ class Watch:
                 continue
             del self._ops[word.op_id]
             self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
+            place = self._places[self._probe.name_of(op.tier)]
+            if op.verb is Verb.WRITE:
+                place.stale_writes.difference_update(op.keys)
+            if op.op_id in self._stale_reads:
+                self._void += [(key, ref.slot) for key, ref in zip(op.keys, op.slots, strict=True)]
             for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):
                 if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
                     self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
                 elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
-                    self._places[op.tier].suspects.add(key)  # it may be gone all the same
+                    place.suspects.add(key)  # it may be gone all the same
 
-    def judge(self, key: Key, frame: memoryview) -> bool:
-        """A stack writes a frame to a tier: it must be the right one. Returns False where it was damaged on purpose."""
+    def judge(self, codec: str, key: Key, frame: memoryview) -> bool:
+        """A stack writes a frame to a tier with that codec: it must be the right one.
+
+        Returns:
+            False where it was damaged on purpose.
+        """
         raw = bytes(frame)
         if any(rotten[: len(raw)] == raw for rotten in self.rotten.values()):
             return False
         header = parse_header(frame)
         demand(header.key == key, WRONG_BYTES, f"the frame of {header.key.hex()} is written as {key.hex()}")
+        clear = header.codec != ENCRYPTED or self.truth.payloads[key] in raw
+        demand(not (clear and codec == ENCRYPTED), CONCEALED, f"chunk {key.hex()} is written with {header.codec}")
         if header.codec == NO_CODEC:
             found = raw[HEADER_BYTES : HEADER_BYTES + len(self.truth.payloads[key])]
             demand(self.truth.is_right(key, found), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")

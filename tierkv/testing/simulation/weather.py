@@ -45,6 +45,9 @@ TAIL_S = (0.1, 1.2)
 """How long it takes where nothing is wrong and it takes long: what began later may end before. Some end beyond their
 deadline, most within."""
 
+CALM_S = 0.0005
+"""How long calls take when a run comes to rest."""
+
 
 class Weather:
     """The trouble of one tier over time. All times are seconds of simulated time.
@@ -89,9 +92,11 @@ class Weather:
         return self.trouble is not before
 
     def clear_up(self) -> None:
-        """Nothing goes wrong any more."""
+        """Nothing goes wrong any more, and nothing takes long: no deadline is missed."""
         self.trouble = Trouble.NONE
         self._menu = ()
+        self._tail = 0.0
+        self._usual_s = (CALM_S,)
 
     def duration(self) -> float:
         """Seconds that a call takes which begins now."""

@@ -7,10 +7,16 @@ from random import Random
 
 from tierkv.testing.simulation.engine import Whims
 from tierkv.testing.simulation.setup import Setup
-from tierkv.testing.simulation.truth import SimRequest
+from tierkv.testing.simulation.truth import SimRequest, Who
 
-Arrival = tuple[list[int], int, dict[str, object] | None]
-"""Prompt tokens, tokens to generate, and what the user attached."""
+Prompt = tuple[list[int], Who]
+"""Tokens, and who asks."""
+
+Arrival = tuple[list[int], Who, int, dict[str, object] | None]
+"""Prompt tokens, who asks, tokens to generate, and what the user attached."""
+
+STRANGERS = 0.3
+"""Of those who go on with an earlier request, so many are somebody else, who must get nothing of it."""
 
 WAITING_MAX = 10
 NEW_TOKENS = (1, 1, 1, 2, 10)
@@ -43,8 +49,8 @@ class Workload:
             [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)]
             for family in range(rng.choice(self._plan.families))
         ]
-        self._conversations: deque[list[int]] = deque(maxlen=8)
-        self._again: deque[list[int]] = deque(maxlen=16)
+        self._conversations: deque[Prompt] = deque(maxlen=8)
+        self._again: deque[Prompt] = deque(maxlen=16)
         self._unique = 100_000
 
     def pause_s(self) -> float:
@@ -64,16 +70,22 @@ class Workload:
             prompts += [self._grown(shared) for _ in range(count)]
         else:
             prompts += [self._grown(self._beginning()) for _ in range(count)]
-        return [(prompt, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for prompt in prompts]
+        return [(tokens, who, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for tokens, who in prompts]
 
-    def _beginning(self) -> list[int]:
+    def _beginning(self) -> Prompt:
         """Somebody goes on with an earlier request, or begins as many do."""
         if self._conversations and self._rng.random() < self._plan.back:
-            return self._rng.choice(self._conversations)
-        return self.prefix()
+            tokens, who = self._rng.choice(self._conversations)
+            return tokens, self.somebody() if self._rng.random() < STRANGERS else who
+        return self.prefix(), self.somebody()
 
-    def _grown(self, beginning: list[int]) -> list[int]:
-        return [*beginning, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max]
+    def somebody(self) -> Who:
+        """One of those who use the engine."""
+        return self._rng.choice(self._setup.users)
+
+    def _grown(self, beginning: Prompt) -> Prompt:
+        tokens, who = beginning
+        return [*tokens, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max], who
 
     def prefix(self) -> list[int]:
         """The beginning of one of the prompts that many share."""
@@ -88,11 +100,11 @@ class Workload:
     def finished(self, request: SimRequest) -> None:
         """Its user may go on with it."""
         self.done += 1
-        self._conversations.append(list(request.tokens))
+        self._conversations.append((list(request.tokens), request.who))
 
     def resubmit(self, request: SimRequest) -> None:
         """The process died under it: its user tries again."""
-        self._again.append(request.tokens[: request.num_prompt_tokens])
+        self._again.append((request.tokens[: request.num_prompt_tokens], request.who))
 
     def whims(self) -> Whims:
         """What the engine feels like now."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from random import Random
 
 from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, checksum, frame_bytes
+from tierkv.errors import EngineProtocolError
 from tierkv.testing.simulation.failure import Violation, demand
 from tierkv.testing.simulation.guard import guarded
+from tierkv.testing.simulation.mover import Mover
 from tierkv.testing.simulation.places import Place, flipped
 from tierkv.testing.simulation.process import CLOSE_AT_REST_S, Era, Process
-from tierkv.testing.simulation.setup import Setup
+from tierkv.testing.simulation.setup import Setup, TierSetup
 from tierkv.testing.simulation.trace import Trace
-from tierkv.testing.simulation.truth import SimRequest
-from tierkv.testing.simulation.watch import HOST, PROGRESS
+from tierkv.testing.simulation.truth import NOBODY, SimRequest, Who
+from tierkv.testing.simulation.watch import HOST, PROGRESS, RESET
 from tierkv.testing.simulation.weather import Trouble, Weather
 from tierkv.testing.simulation.workload import Workload
 from tierkv.testing.stepping import ManualClock
@@ -41,30 +43,21 @@ class World:
         self.clock = clock
         self.totals: dict[str, int] = {}
         self.workload = Workload(setup, Random(f"workload {setup.seed}"))
-        self.places = [
-            Place(
-                tier.name,
-                tier.capacity_bytes,
-                Weather(
-                    Random(f"weather {setup.seed} {tier.name}"),
-                    tier.menu,
-                    tier.healthy_s,
-                    tier.trouble_s,
-                    tier.usual_s,
-                    tier.tail,
-                ),
-            )
-            for tier in setup.tiers
-        ]
-        self._by_name = {place.name: place for place in self.places}
+        self._by_name = {
+            tier.name: Place(tier.name, tier.capacity_bytes, _weather(setup, tier)) for tier in setup.tiers
+        }
+        self.places = list(self._by_name.values())
         self._chance = Random(f"chance {setup.seed}")
         self._durations = Random(f"durations {setup.seed}")
         self._era = Era()
         self._requests = 0
+        self._moves = Random(f"moves {setup.seed}")
         self.process = self._start(self._era)
 
     def _start(self, era: Era) -> Process:
-        return Process(self.setup, self.places, self.clock, self.trace, self._duration, era)
+        process = Process(self.setup, self._by_name, self.clock, self.trace, self._duration, era)
+        self._mover = Mover(self.setup, process, self._by_name, self._moves)
+        return process
 
     def _duration(self, thread: str) -> float:
         place = self._by_name.get(thread.split("-")[1])
@@ -83,6 +76,8 @@ class World:
         elif self._chance.random() < self.setup.scenario.close:
             self._restart(orderly=True)
         self._mischief()
+        if self.setup.tiers and self._moves.random() < self.setup.scenario.changes:
+            self._mover.move()
         with guarded("engine step"):
             self._users()
             self.process.engine.step(self.workload.whims())
@@ -100,25 +95,49 @@ class World:
     def _users(self) -> None:
         """Requests come and are aborted, somebody empties the cache."""
         engine, plan, chance = self.process.engine, self.setup.scenario, self._chance
-        for tokens, new_tokens, params in self.workload.arrivals(len(engine.seats)):
+        for tokens, who, new_tokens, params in self.workload.arrivals(len(engine.seats)):
             self._requests += 1
-            request = SimRequest(f"r{self._requests}", tokens, self.setup.engine.hash_block_tokens, params)
+            request = self._request(f"r{self._requests}", tokens, params, who)
             engine.add(request, new_tokens, self.trace.step)
-            self.trace.note("arrives", request.request_id, f"{len(tokens)} tokens + {new_tokens}", params or "")
+            told = f"{len(tokens)} tokens + {new_tokens}"
+            self.trace.note("arrives", request.request_id, told, params or "", "" if who == NOBODY else tuple(who))
         if chance.random() < plan.abort and engine.seats:
             loading = list(engine.loading.values())
             seat = chance.choice(loading if loading and chance.random() < 0.5 else engine.seats)
             self.trace.note("abort", seat.request.request_id)
             engine.abort(seat)
         if chance.random() < plan.reset * (MORE_IN_LOAD if self._slots_loading() else 1):
-            self.trace.note("reset")
-            self.process.stack.reset_cache()
-            self.process.watch.was_reset()
+            self._reset()
+
+    def _request(self, name: str, tokens: list[int], params: dict[str, object] | None, who: Who) -> SimRequest:
+        setup = self.setup
+        return SimRequest(name, tokens, setup.engine.hash_block_tokens, params, who, scoped_hashes=setup.scoped_hashes)
+
+    def _reset(self) -> None:
+        """The host tier is emptied, or all of them; where one is not ours to empty, none is."""
+        process = self.process
+        everything = self._chance.random() < self.setup.scenario.reset_all
+        self.trace.note("reset", "all" if everything else "host")
+        tiers = [self.setup.tier(name) for name in process.probe.tiers()] if everything else []
+        ours = all(not tier.capabilities.shared and tier.options["write"] != "read_only" for tier in tiers)
+        before = process.probe.ready_slots()
+        try:
+            process.stack.reset_cache("all" if everything else "host")
+        except EngineProtocolError as error:
+            demand(not ours and process.probe.ready_slots() == before, RESET, f"refused: {error}")
+            self._reached("resets_refused", 1)
+            return
+        demand(ours, RESET, "chunks that are not ours were deleted")
+        for tier in tiers:
+            process.checks.was_emptied(tier.name)
+            self._reached("tiers_emptied", 1)
+        process.watch.was_reset([tier.name for tier in tiers])
 
     def _look(self, *, take_events: bool) -> None:
         for request in self.process.engine.finished:
             self.workload.finished(request)
         self.process.engine.finished.clear()
+        self._mover.after_step()
         self.process.checks.after_step(self.trace, take_events=take_events)
 
     def _restart(self, *, orderly: bool) -> None:
@@ -182,7 +201,7 @@ class World:
     def _others_write(self, place: Place) -> None:
         """Another engine with the same model has stored a prefix."""
         truth = self.process.truth
-        request = SimRequest("other", self.workload.prefix(), self.setup.engine.hash_block_tokens, None)
+        request = self._request("other", self.workload.prefix(), None, self.workload.somebody())
         truth.learn(request)
         workers = self.setup.engine.num_workers
         sealer = FrameSealer(self.process.stack.namespace.fingerprint())
@@ -213,15 +232,23 @@ class World:
             if self._is_quiet():
                 break
             self.trace.step += 1
+            self._mover.bring_back()
             self._pass_time(0.05)
             with guarded("engine step"):
                 process.engine.step(self.workload.calm_whims())
             self._look(take_events=True)
         else:
             left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.seats]
-            raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {process.probe.leftovers()}")
+            kept = {**process.probe.leftovers(), **process.checks.quotas.over()}
+            raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {kept}")
         process.checks.at_rest()
-        demand(process.close(CLOSE_AT_REST_S), PROGRESS, "a stack at rest could not write all before it was closed")
+        counters, lost = process.stack.counters, process.stack.counters.lost_below
+        # It may say no for chunks that failed or were dropped meanwhile: a call can be late also on a calm day. But
+        # then nothing waits any more.
+        whole = process.close(CLOSE_AT_REST_S) or (
+            counters.lost_below > lost and not process.probe.manager.has_pending_writes
+        )
+        demand(whole, PROGRESS, "a stack at rest could not write all before it was closed")
         self._count()
 
     def _is_quiet(self) -> bool:
@@ -232,7 +259,9 @@ class World:
             and not process.engine.held
             and not process.stack.has_pending_work()
             and not process.probe.leftovers()
-            and all(tier.usable for tier in process.probe.tiers())
+            and not process.checks.quotas.over()
+            and self._mover.is_idle
+            and all(tier.usable for tier in process.probe.tiers().values())
         )
 
     def abandon(self) -> None:
@@ -247,10 +276,21 @@ class World:
             "tokens_loaded": process.engine.tokens_loaded,
             "offers": process.watch.offers,
             "processes": 1,
+            "tiers_attached": self._mover.attached,
+            "tiers_detached": self._mover.detached,
+            "attachments_refused": self._mover.refused,
         }
         for name, value in process.stack.counters.as_dict().items():
             if name not in reached:
                 reached[name] = value if isinstance(value, int) else sum(value.values())
         self.workload.done = 0
         for name, count in reached.items():
-            self.totals[name] = self.totals.get(name, 0) + count
+            self._reached(name, count)
+
+    def _reached(self, name: str, count: int) -> None:
+        self.totals[name] = self.totals.get(name, 0) + count
+
+
+def _weather(setup: Setup, tier: TierSetup) -> Weather:
+    rng = Random(f"weather {setup.seed} {tier.name}")
+    return Weather(rng, tier.menu, tier.healthy_s, tier.trouble_s, tier.usual_s, tier.tail)

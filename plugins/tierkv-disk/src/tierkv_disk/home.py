@@ -12,6 +12,7 @@ from tierkv.errors import BackendError, ConfigError
 from tierkv.types.namespace import Namespace
 from tierkv_disk import layout
 from tierkv_disk.directio import FileIO, round_up, supports_direct
+from tierkv_disk.finding import FrameFinder
 from tierkv_disk.index_log import LogIdentity
 from tierkv_disk.locks import NamespaceLock
 from tierkv_disk.options import DiskOptions
@@ -78,10 +79,11 @@ def enter_home(context: BackendContext, options: DiskOptions) -> Home:
         undo.pop_all()
     limits = Limits(context.capacity_bytes, options.segment_bytes)
     segments = SegmentFiles(directory, frame_bytes_max, limits, shared, io)
+    finder = FrameFinder(segments, context.frame_at, frame_bytes_max)
     return Home(
         tier=context.tier,
         namespace=context.namespace,
-        source=Source(directory, LogIdentity(context.namespace.fingerprint()), segments, slot_bytes),
+        source=Source(directory, LogIdentity(context.namespace.fingerprint()), segments, finder, slot_bytes),
         lock=lock,
         frame_bytes_max=frame_bytes_max,
         sync=options.durability != "none",

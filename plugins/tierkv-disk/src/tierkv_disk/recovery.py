@@ -1,7 +1,11 @@
-"""Opening what is there: from the index log and the segment files to the table of stored frames."""
+"""Opening what is there: from the index log and the segment files to the table of stored frames.
+
+A whole log says it all. Where it is missing or damaged, the pages that it does not account for are read, too.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tierkv.types.keys import Key
+from tierkv_disk.finding import FrameFinder
 from tierkv_disk.index_log import (
     LOG_NAME,
     IndexLog,
@@ -21,20 +26,33 @@ from tierkv_disk.index_log import (
     records_of,
 )
 from tierkv_disk.placement import cuts_for, free_runs, gaps_between, has_room, is_sound, lost_keys, used_runs
-from tierkv_disk.places import PAGE_BYTES, PAGES_MAX, Location, Run, location_at, page_of, pages_for, segment_of
+from tierkv_disk.places import (
+    PAGE_BYTES,
+    PAGES_MAX,
+    Location,
+    Run,
+    location_at,
+    page_of,
+    pages_for,
+    pages_in,
+    segment_of,
+)
 from tierkv_disk.quarantine import Quarantine, Suspect
 from tierkv_disk.segments import SegmentFiles
 from tierkv_disk.table import NOWHERE, Table
 
 COMPACT_RECORDS_MIN = 1024
 """Below this a log is never rewritten for its size."""
+logger = logging.getLogger("tierkv_disk")
 
 
 @dataclass(slots=True)
 class Recovery:
     """What an opening found.
 
-    log_missing: there are segment files without a log; nothing in them can be found again.
+    log_missing: there are segment files without a log.
+    entries_found: frames that no record named, found by reading pages_searched pages; pages_unreadable of them could
+        not be read.
     entries_lost: keys whose segment file is missing or too short, or whose pages a later frame took over.
     entries_dropped: frames that had to go because capacity or directory got a smaller limit.
     rewritten: the log was replaced by a clean one.
@@ -42,6 +60,9 @@ class Recovery:
 
     log: LogHealth = field(default_factory=LogHealth)
     log_missing: bool = False
+    entries_found: int = 0
+    pages_searched: int = 0
+    pages_unreadable: int = 0
     entries_lost: int = 0
     entries_dropped: int = 0
     rewritten: bool = False
@@ -51,12 +72,19 @@ class Recovery:
         """Whether all is as a crash at worst leaves it."""
         return not self.losses()
 
+    @property
+    def log_whole(self) -> bool:
+        """Whether the log is as a crash at worst leaves it: with a good header, and bad records only at its end."""
+        return not self.log_missing and self.log.header_ok and not self.log.damaged
+
     def losses(self) -> list[str]:
         """What is not as a crash at worst leaves it, in words."""
         told = {
-            "index.log is missing, what the segments held cannot be found again": self.log_missing,
+            "index.log is missing": self.log_missing,
             "the header of index.log was damaged": not self.log.header_ok,
             f"{self.log.damaged} records of index.log were damaged": bool(self.log.damaged),
+            f"{self.pages_unreadable} pages could not be searched for frames": bool(self.pages_unreadable),
+            f"{self.entries_found} frames were found again in the segments": bool(self.pages_searched),
             f"{self.entries_lost} frames are gone with their segment or place": bool(self.entries_lost),
             f"{self.entries_dropped} frames are above the limit, and were dropped": bool(self.entries_dropped),
         }
@@ -69,6 +97,7 @@ class Source(NamedTuple):
     directory: Path
     identity: LogIdentity
     segments: SegmentFiles
+    finder: FrameFinder
     slot_bytes: int = 0
 
 
@@ -98,6 +127,8 @@ def recover(source: Source, quarantine: Quarantine, *, sync: bool) -> tuple[Tabl
         if fd is not None:
             _replay(fd, source, table, report)
         report.log_missing = fd is None and bool(source.segments.pages)
+        if not report.log_whole:
+            _find_again(source, table, quarantine, report, set() if fd is None else _deleted(fd, source))
         _settle(source, table, quarantine, report)
         dead = mostly_dead(report.log.records, len(table.entries))
         if fd is not None and report.lossless and not report.log.slotted and not dead:
@@ -105,6 +136,9 @@ def recover(source: Source, quarantine: Quarantine, *, sync: bool) -> tuple[Tabl
             fd = None  # the log's now
             return table, log, report
         report.rewritten = True
+        if report.entries_found and sync:
+            # Who wrote these pages may have been killed before it synced them; a record is to promise that they stay.
+            source.segments.sync(set(source.segments.pages))
         return table, IndexLog.create(source.directory, source.identity, put_records(table), sync=sync), report
     finally:
         if fd is not None:
@@ -145,15 +179,54 @@ def _replay(fd: int, source: Source, table: Table, report: Recovery) -> None:
             parts = []
 
 
+def _deleted(fd: int, source: Source) -> set[Key]:
+    """Keys of which the last record that is left says that they are gone: their old pages may still look like frames.
+
+    A reading of its own, because a whole log, which is nearly every one, is not to pay for it.
+    """
+    deleted: set[Key] = set()
+    for kind, key, *_ in read_records(fd, source.identity, LogHealth(), source.slot_bytes):
+        if kind == RecordKind.DELETE:
+            deleted.add(key)
+        else:
+            deleted.discard(key)
+    return deleted
+
+
+def _find_again(source: Source, table: Table, quarantine: Quarantine, report: Recovery, deleted: set[Key]) -> None:
+    """Take in the frames that lie where, as far as the log still tells, nothing does."""
+    pages = source.segments.pages
+    _forget_lost(table, pages, report)
+    used = used_runs(table.entries, table.scattered)
+    _still_there(table, quarantine, used, pages)
+    free = tuple(free_runs(gaps_between(used), pages))
+    report.pages_searched = pages_in(free)
+    if not free:
+        return
+    megabytes = report.pages_searched * PAGE_BYTES >> 20
+    logger.warning("%s: index.log is lost or damaged; %d MiB are searched for frames", source.directory, megabytes)
+    found = source.finder.find(free, table.entries.keys() | deleted)
+    report.entries_found, report.pages_unreadable = len(found), source.finder.pages_unreadable
+    # In front, as if older than all that is known: some of them were evicted long ago.
+    known = dict(table.entries)
+    table.entries.clear()
+    table.entries.update(found)
+    table.entries.update(known)
+
+
+def _forget_lost(table: Table, pages: Mapping[int, int], report: Recovery) -> None:
+    for key in lost_keys(table.entries, table.scattered, pages):
+        report.entries_lost += 1
+        _forget(table, key)
+
+
 def _settle(source: Source, table: Table, quarantine: Quarantine, report: Recovery) -> None:
     """Make the table agree with the files, and find out what is free."""
     entries, scattered, pages = table.entries, table.scattered, source.segments.pages
     used = used_runs(entries, scattered)
     gaps = gaps_between(used)
     if not is_sound(gaps, pages):
-        for key in lost_keys(entries, scattered, pages):
-            report.entries_lost += 1
-            _forget(table, key)
+        _forget_lost(table, pages, report)
         used = used_runs(entries, scattered)
     kept = _still_there(table, quarantine, used, pages)
     source.segments.pages_out_of_service = sum(suspect.pages for suspect in kept)

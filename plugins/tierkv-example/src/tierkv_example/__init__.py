@@ -93,8 +93,9 @@ class ExampleBackend:
         return [Entry(Key(key), size) for key, size in rows]
 
     def close(self) -> None:
-        """Release the file and its lock."""
-        self._db.close()
+        """Release the file and its lock. A call that was given up may still run: SQLite must not lose its file then."""
+        with self._lock:
+            self._db.close()
 
 
 CAPABILITIES = Capabilities(durable=True, authoritative_index=True, scan=True, preferred_concurrency=1)

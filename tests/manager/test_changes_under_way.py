@@ -1,0 +1,131 @@
+"""Tiers that leave or are emptied while chunks are on their way to them: nothing waits for ever, nothing is lost."""
+
+from __future__ import annotations
+
+from core_parts import FRAME_BYTES, disk, make_core
+from edge_moves import late, load, put, run, writes, written
+
+from tierkv.manager.demotions import FLUSHED_PER_STEP_MAX, LEAVING_PER_STEP_MAX
+from tierkv.manager.lower_tier import EMPTIED_PER_STEP_MAX
+from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
+
+
+def test_a_flush_ends_though_its_tier_leaves() -> None:
+    """A tier that is written back to is detached in the middle of a flush: nobody looks at the rest of the slots any
+    more, and without an end the flush, and each one after it, would wait until its time is up, and close would say
+    that something was lost."""
+    count = 2 * FLUSHED_PER_STEP_MAX
+    core = make_core(slots=2 * count, tiers=[disk(write="back")])
+    put(core, run(0, count))
+    core.manager.flush()
+    core.finish_all()
+    core.manager.flush()
+    core.manager.detach("disk")
+    core.finish_all()
+    core.manager.forget(0)
+    assert not core.manager.has_pending_writes
+
+
+def test_what_waits_for_an_emptied_tier_is_dropped_when_it_leaves() -> None:
+    """Chunks wait in the queue of a tier that deletes everything. When that is detached they wait for nothing."""
+    core = make_core(slots=16, tiers=[disk()])
+    put(core, run(0, 2))
+    core.finish_all()
+    core.manager.reset_cache("all")
+    put(core, run(4, 3))
+    core.begin()
+    deletion = core.manager.take_ops()
+    assert [op.verb for op in deletion] == [Verb.DELETE]
+    core.manager.detach("disk")
+    assert not core.manager.take_ops()
+    assert not core.manager.has_pending_writes
+    assert core.counters.cascades_dropped == {"disk": 3}
+
+
+def test_nothing_is_written_back_to_a_tier_that_is_being_emptied() -> None:
+    """Of two tiers the smaller is empty first. What leaves the host tier then must not go to the other as well: its own
+    reset would delete it, and would not end while that goes on."""
+    core = make_core(slots=16, tiers=[disk(write="back", name="small"), disk(write="back", name="large")])
+    core.keep_below(run(100, 2 * EMPTIED_PER_STEP_MAX), tier=1)
+    core.manager.reset_cache("all")
+    core.begin()
+    assert not core.lower[0].emptying
+    assert core.lower[1].emptying
+    put(core, run(0, 16))
+    ops = core.manager.take_ops()
+    assert [op.tier for op in ops if op.verb is Verb.WRITE] == [0]
+
+
+def test_a_tier_that_cannot_be_reached_is_not_asked_to_empty() -> None:
+    """Each step would begin to delete chunks, and hear at once that it cannot be: work for nothing, for hours. It is
+    asked again when it is back."""
+    core = make_core(slots=16, tiers=[disk()])
+    core.keep_below(run(0, 4))
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.manager.reset_cache("all")
+    core.begin()
+    assert not core.manager.take_ops()
+    core.manager.on_completion(TierHealth(0, usable=True))
+    core.begin()
+    assert [op.verb for op in core.finish_all()] == [Verb.DELETE]
+    core.begin()
+    assert not core.lower[0].emptying
+
+
+def test_a_flush_writes_again_what_the_tier_has_lost_since() -> None:
+    """The first flush wrote a chunk, the tier evicted it to make room, and the host tier still has it. The second must
+    not say that all is there while it is not."""
+    core = make_core(slots=32, tiers=[disk(write="back", frames=4)])
+    put(core, run(0, 2))
+    core.manager.flush()
+    assert written(core) == run(0, 2)
+    tier = core.lower[0]
+    for key in run(0, 2):
+        tier.condemn(key)
+        tier.deletions.append(key)
+    core.finish_all()
+    assert not len(tier)
+    core.manager.flush()
+    assert written(core) == run(0, 2)
+
+
+def test_a_chunk_used_again_is_written_again_if_the_tier_has_lost_it() -> None:
+    """An edge that writes on reuse: the tier evicted a chunk that the host tier kept. Wanted again, it is worth
+    a write again."""
+    core = make_core(slots=32, tiers=[disk(write="on_reuse", frames=4)])
+    put(core, run(0, 1))
+    load(core, run(0, 1))
+    assert writes(core) == run(0, 1)
+    tier = core.lower[0]
+    tier.condemn(run(0, 1)[0])
+    tier.deletions.append(run(0, 1)[0])
+    core.finish_all()
+    load(core, run(0, 1))
+    assert writes(core) == run(0, 1)
+
+
+def test_a_tier_that_comes_to_a_host_tier_full_of_one_shot_chunks() -> None:
+    """Promise 2: a step lets a bounded number of chunks go, also of those that nobody will want again."""
+    slots = 16 * LEAVING_PER_STEP_MAX
+    core = make_core(slots=slots, tiers=[])
+    put(core, run(0, slots), one_shot=True)
+    core.manager.attach(make_core(tiers=[disk(write="back", queue=slots)]).lower[0])
+    core.manager.take_ops()
+    assert core.host.free == LEAVING_PER_STEP_MAX
+
+
+def test_a_write_that_is_late_keeps_no_chunk_from_being_written_elsewhere() -> None:
+    """A chunk whose write hangs in a tier that left is held, but can still go to a tier that came."""
+    core = make_core(slots=8, tiers=[disk(write="back", name="old")])
+    for i in range(8):
+        put(core, run(i, 1))
+    (op,) = core.manager.take_ops()
+    late(core, op)
+    core.manager.detach("old")
+    other = make_core(tiers=[disk(write="back", name="a"), disk(write="back", name="new")]).lower[1]
+    core.manager.attach(other)
+    core.finish_all()
+    core.finish(op, OutcomeKind.TIMED_OUT)
+    core.manager.forget(0)
+    core.manager.validate()
+    assert len(other) * FRAME_BYTES == other.used_bytes
