@@ -145,7 +145,7 @@ def test_an_unknown_backend_comes_with_what_there_is_and_how_to_get_more(registr
 def test_an_unknown_policy_of_the_host_tier(registry: PluginRegistry) -> None:
     """The host tier names a plugin, too."""
     (line,) = complaints(registry, policy="fifo")
-    assert line.startswith("host.policy = \"fifo\": unknown policy 'fifo'; did you mean 's3-fifo'?; installed: arc, ")
+    assert line.startswith("host.policy = \"fifo\": unknown policy 'fifo'; did you mean 's3-fifo'?; installed: ada")
 
 
 def test_problems_of_all_tiers_are_told_at_once(registry: PluginRegistry) -> None:

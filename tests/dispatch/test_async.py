@@ -298,3 +298,27 @@ def test_every_operation_is_told_of_at_close(async_bench: Bench) -> None:
         assert sorted(said_of(dispatch)) == ops
         assert all(dispatch.completions(op_id)[0].ended for op_id in ops)
         assert dispatch.dispatcher.pending() == 0
+
+
+def test_calls_are_cancelled_in_the_order_in_which_they_began(async_bench: Bench) -> None:
+    """A simulation plays the same seed twice: what ends first must not hang on where objects lie in memory."""
+    begun: list[int] = []
+    cancelled: list[int] = []
+
+    async def hang(batch: Sequence[Any]) -> None:
+        number = KEYS.index(batch[0])
+        begun.append(number)
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            raise
+
+    spoil(async_bench, "contains", hang)
+    many = Capabilities(preferred_concurrency=32)
+    with dispatching(async_bench, async_bench.tier(asynchronous=True, capabilities=many)) as dispatch:
+        for number in range(32):
+            dispatch.submit(Verb.PROBE, [number])
+        wait_for(lambda: len(begun) == 32, "all calls")
+        dispatch.dispatcher.close(0.1)
+    assert cancelled == begun == list(range(32))

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from naive_adaptive import NaiveAdaptive
 
 from tierkv.policies.adaptive.policy import AdaptivePolicy
+from tierkv.policies.adaptive.sightings import SIGHTING_CHUNKS, WAITING_MAX
+from tierkv.policies.ghost import marks_of
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_key
 from tierkv.types.sighting import Sighting, SightingEvent
@@ -238,6 +240,46 @@ def test_sightings_that_make_no_sense() -> None:
     policy.touch([1, 2])
     assert sorted(policy.evict(3, bytes(100))) == [1, 2, 3]
     assert len(policy) == 0
+
+
+def test_a_long_path_is_looked_at_over_several_calls() -> None:
+    """A prompt of two thousand chunks must not stop the engine for milliseconds: the call that tells of it does a part,
+    and each call after it a smaller one, until all are known, in the order in which they were told."""
+    policy = AdaptivePolicy(4000)
+    long, short = [key_of(n) for n in range(2000)], [key_of(n) for n in range(5000, 5008)]
+    policy.sighted(arrival(long, 1.0))
+    assert len(policy._memory) <= SIGHTING_CHUNKS
+    policy.sighted(arrival(short, 2.0))
+    known = [len(policy._memory)]
+    assert known[0] <= 2 * SIGHTING_CHUNKS
+    while known[-1] < len(long) + len(short):
+        policy.touch([])
+        known.append(len(policy._memory))
+        assert known[-1] - known[-2] < SIGHTING_CHUNKS
+        assert len(known) < 20
+    marks, newcomers = marks_of([*long, *short]), policy._memory._newcomers
+    assert list(newcomers) == marks
+    assert [parent for _, _, parent in newcomers.values()] == [0, *marks[:1999], 0, *marks[2000:-1]]
+    assert len({run for _, run, _ in newcomers.values()}) == 4, "of each path the body and the last chunk"
+
+
+def test_paths_that_wait_are_bounded() -> None:
+    """A caller that tells of requests and does nothing else must not make a list that grows."""
+    policy = AdaptivePolicy(100)
+    for number in range(3 * WAITING_MAX):
+        policy.sighted(arrival([key_of(1000 * number + n) for n in range(600)], float(number)))
+    assert len(policy._watcher._waiting) <= WAITING_MAX
+
+
+def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a prompt is cut must not be seen in what is decided: in pieces of two it is the same as in one."""
+    monkeypatch.setattr("tierkv.policies.adaptive.sightings.WHOLE_CHUNKS_MAX", 2)
+    monkeypatch.setattr("tierkv.policies.adaptive.sightings.PIECE_CHUNKS", 2)
+    naive, policy = NaiveAdaptive(), AdaptivePolicy(SLOTS)
+    tier = Tier([policy, naive], SLOTS)
+    for now_s, path in conversations(5, 60):
+        tier.request(path, now_s)
+        assert policy._worths.factors == pytest.approx(naive.worths.factors)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

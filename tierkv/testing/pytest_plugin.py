@@ -34,6 +34,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--conformance-report", metavar="FILE", default=None, help="write what each suite of the kit passed, as JSON"
     )
+    group.addoption("--conformance-only", action="store_true", help="run the kit's own tests and leave all others out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave other tests out, where that is asked for."""
+    if config.getoption("--conformance-only"):
+        kit = [item for item in items if getattr(getattr(item, "cls", None), "is_conformance_kit", False)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kit)])
+        items[:] = kit
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -188,8 +188,8 @@ class SmallStack(HandEngine):
     @property
     def verbs(self) -> VerbAccess:
         """The backend under test, past the framework."""
-        if isinstance(self.faulty, AsyncFaultyBackend) and self.faulty.loop is None:
-            self.faulty.loop = self.probe.loop()
+        if isinstance(self.faulty, AsyncFaultyBackend) and self.faulty.loop is None:  # nothing was asked of it yet
+            self.faulty.loop = self.probe.event_loop
         return VerbAccess(self.faulty, self.context.frame_bytes_max)
 
     # -- shorthands --------------------------------------------------------------------------------------------------

@@ -321,3 +321,24 @@ def test_an_unreadable_page_costs_itself_alone(
     expected = real(*range(7), *range(8, 20))
     assert disk.scan() == dict.fromkeys(expected, FRAME)
     assert disk.read(list(expected)) == list(expected.values())
+
+
+def test_what_is_found_is_forced_to_the_device_first(
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer may have been killed before it synced: the new records would promise more than is durable."""
+    with open_disk(frame_bytes_max=FRAME, direct_io="off", durability="none") as disk:
+        disk.put(real(0))
+    log = directory / "index.log"
+    log.unlink()
+    synced: list[tuple[str, bool]] = []
+    original = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{fd}").readlink().name, log.exists()))
+        original(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with open_disk(frame_bytes_max=FRAME) as disk:
+        assert disk.get(make_key(0)) == sealed(0)
+    assert synced[0] == ("segment-00000.dat", False)

@@ -24,8 +24,8 @@ CHUNKS_EXPECTED = 1 << 16
 STRAY_QUEUE = classes_for(9, NO_HINTS)[1] * LEVELS + LEVEL_NORMAL
 """What a chunk counts as that came without a request having asked for it, as far as is known."""
 
-PARKED_AT_ONCE_MAX = 2048
-"""Chunks that one choice passes over because others build on them: a millisecond's work, once in a chunk's life."""
+PARKED_AT_ONCE_MAX = 1024
+"""Chunks that one choice passes over because others build on them: half a millisecond, once in its life."""
 
 _AT_HOME, _PARKED = 0, 1
 _UNKNOWN: Note = (1, NO_RUN, 0)
@@ -136,7 +136,6 @@ class AdaptivePolicy:
 
     def evict(self, count: int, holds: Sequence[int]) -> list[int]:
         """Forget and return those that are worth least."""
-        self._watcher.go_on()
         victims: list[int] = []
         self._parks = PARKED_AT_ONCE_MAX
         left = self._take_from(self._order.leaving, victims, count, holds, PASSED_OVER_MAX)

@@ -27,9 +27,11 @@ from tierkv.types.sighting import Sighting, SightingEvent
 PATH_CHUNKS_MAX = 2048
 """Of a longer path only so much is looked at, from the front."""
 
-PIECE_CHUNKS = 256
-"""Paths are looked at in pieces: a third of a millisecond's work each."""
-SIGHTING_CHUNKS = 768
+WHOLE_CHUNKS_MAX = 256
+"""A path of so many chunks is looked at in one go: a millisecond's work, where all of them were seen and have left."""
+PIECE_CHUNKS = 128
+"""Longer ones are looked at in pieces, half a millisecond's work each."""
+SIGHTING_CHUNKS = 256
 """When so many chunks were looked at in the call that told of a request, the rest waits for later calls."""
 WAITING_MAX = 256
 """Paths that wait; beyond it the newest are not looked at."""
@@ -42,12 +44,14 @@ LEARN_EVERY = 2
 class _Path:
     """A path of a request, and how far it was looked at.
 
-    at: chunks that were. new, classes: as for :func:`classes_for`, and what that says; no classes: not known yet.
+    piece: chunks that are looked at in one go. at: chunks that were.
+    new, classes: as for :func:`classes_for`, and what that says; no classes: not known yet.
     run, of: the run that is open, and its class. parent: the mark before ``at``.
     before, again: the run that chunks were in so far, and how many of it in a row.
     """
 
     keys: tuple[Key, ...]
+    piece: int
     sighting: Sighting
     level: int
     at: int = 0
@@ -88,7 +92,8 @@ class Watcher:
         level = level_of(sighting.hints)
         for keys in sighting.paths:
             if keys and len(self._waiting) < WAITING_MAX:
-                self._waiting.append(_Path(keys[:PATH_CHUNKS_MAX], sighting, level))
+                piece = len(keys) if len(keys) <= WHOLE_CHUNKS_MAX else PIECE_CHUNKS
+                self._waiting.append(_Path(keys[:PATH_CHUNKS_MAX], piece, sighting, level))
         self.go_on(SIGHTING_CHUNKS)
         if sighting.event is SightingEvent.ARRIVED:
             self.has_seen = True
@@ -119,7 +124,7 @@ class Watcher:
     def _look_at_piece(self, path: _Path) -> int:
         """The next chunks of a path; how many."""
         residents, memory = self._residents, self._memory
-        marks = marks_of(path.keys[path.at : path.at + PIECE_CHUNKS])
+        marks = marks_of(path.keys[path.at : path.at + path.piece])
         handles = residents.find_all(marks)
         seen, runs = [residents.seen[handle] if handle >= 0 else 0 for handle in handles], [0] * len(marks)
         missing = [at for at, handle in enumerate(handles) if handle < 0]
@@ -201,7 +206,7 @@ class Watcher:
         if not marks:
             return
         number = path.classes[1]
-        is_end = path.at + PIECE_CHUNKS >= len(path.keys)
+        is_end = path.at + path.piece >= len(path.keys)
         body = marks[:-1] if is_end else marks
         if body:
             self._see_new_of(path, body, number)

@@ -100,27 +100,27 @@ class LoopBackend:
 
     async def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.AsyncBackend`."""
-        self.place.under_way += requests
+        call = object()
+        self.place.under_way[call] = requests
         try:
             await self._travel()
             results = self.place.write(requests)
             await self._travel()
             return results
         finally:
-            for request in requests:
-                self._place.under_way.remove(request)
+            self._place.under_way.pop(call, None)
 
     async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.AsyncBackend`."""
-        self.place.deletes_under_way += keys
+        call = object()
+        self.place.deletes_under_way[call] = keys
         try:
             await self._travel()
             results = self.place.delete(keys)
             await self._travel()
             return results
         finally:
-            for key in keys:
-                self._place.deletes_under_way.remove(key)
+            self._place.deletes_under_way.pop(call, None)
 
     def scan(self) -> Iterable[Entry]:
         """See :class:`tierkv.abc.Scannable`."""

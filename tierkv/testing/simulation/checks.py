@@ -74,6 +74,10 @@ class Checks:
         """Nothing of this tier is owed to anybody."""
         self._owed.pop(name, None)
 
+    def comes(self, name: str) -> None:
+        """A tier has learned what lies in its place, and will be in service: what was lost meanwhile is not owed."""
+        self._owed.get(name, set()).difference_update(self._places[name].suspects)
+
     def arrived(self, name: str) -> None:
         """A tier was attached, and has learned what lies in its place."""
         self.quotas.forget(name)

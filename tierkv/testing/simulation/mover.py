@@ -101,6 +101,7 @@ class Mover:
                 return
         self._trace.note("attach", name, "before", before)
         place.was_told()
+        process.checks.comes(name)
         self._coming[name] = change
         self.attached += 1
 

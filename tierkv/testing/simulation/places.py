@@ -58,6 +58,7 @@ class Place:
         suspects: keys whose frame was lost or spoiled by a fault, so that nobody is owed it.
         orphans: keys whose frame lies there although the stack was told, or decided, that its write failed.
         judge: looks at what is written. verdict: what it has said first.
+        under_way, deletes_under_way: what async calls are to do, by call.
         over_capacity: the first moment at which more lay there than was allowed, in words.
         index_lost: the stack was opened without learning what lies here. is_asked: it is being opened.
         stale: keys whose frame was there, or on its way, when the cache was emptied. Nobody may read it.
@@ -72,8 +73,8 @@ class Place:
         self.frames: dict[Key, bytes] = {}
         self.suspects: set[Key] = set()
         self.orphans: set[Key] = set()
-        self.under_way: list[WriteRequest] = []
-        self.deletes_under_way: list[Key] = []
+        self.under_way: dict[object, Sequence[WriteRequest]] = {}
+        self.deletes_under_way: dict[object, Sequence[Key]] = {}
         self.over_capacity = ""
         self.verdict: AssertionError | None = None
         self.index_lost = False

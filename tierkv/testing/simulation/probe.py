@@ -5,7 +5,7 @@ Everything else is judged from what a stack says and does: its answers, events, 
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -75,6 +75,12 @@ class Probe:
         vars(self._stack)["_dispatcher"] = _Tap(self._parts.dispatcher, submitted, drained)
         for index, worker in enumerate(workers_of(self._stack)):
             vars(worker)["get_finished"] = partial(_overheard, worker.get_finished, partial(reported, index))
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop of async tiers, if there are any."""
+        loop = self._parts.dispatcher._loop
+        return None if loop is None else loop[0].loop
 
     # -- host tier ---------------------------------------------------------------------------------------------------
 
@@ -169,11 +175,6 @@ class Probe:
     def in_flight(self, tier: int) -> int:
         """Operations of one tier that have not ended."""
         return sum(pending.op.tier == tier for pending in self.manager._traffic._in_flight.values())
-
-    def loop(self) -> AbstractEventLoop | None:
-        """The event loop of the async tiers, if there are any."""
-        running = self._parts.dispatcher._loop
-        return None if running is None else running[0].loop
 
     def trials(self) -> int:
         """Trials under way, of tiers that were left alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from random import Random
 
 from tierkv.abc import WriteRequest
@@ -112,8 +113,8 @@ class Process:
         """The process dies: what was under way may have happened, or not, or in part."""
         self.trace.note("killed")
         for place in self._places.values():
-            requests: list[WriteRequest] = list(place.under_way)
-            deletes: list[Key] = list(place.deletes_under_way)
+            requests: list[WriteRequest] = list(chain.from_iterable(place.under_way.values()))
+            deletes: list[Key] = list(chain.from_iterable(place.deletes_under_way.values()))
             for op in self.executor.ops_under_way(f"tierkv-{place.name}-"):
                 if op.verb is Verb.DELETE:
                     deletes += op.keys

@@ -31,6 +31,8 @@ RESET = "a reset forgets everything"
 CONCEALED = "nothing lies in the clear where it is encrypted"
 HOST = "host"
 
+_NOT_TAKEN = (OutcomeKind.CORRUPT, OutcomeKind.REFUSED, OutcomeKind.NO_SPACE)
+
 
 @dataclass(slots=True)
 class SlotUse:
@@ -78,6 +80,8 @@ class Watch:
         rotten: slots of the host tier that were damaged on purpose, with what they have held since.
         offers, deferrals: answers so far.
         left: numbers of tiers that were detached.
+        not_written: chunks whose slot was bad, for which too much waited, or which a place had no room for that holds
+            more than the stack was told of.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Watch:
         self._stale_loads: set[int] = set()
         self._stale_reads: set[int] = set()
         self.left: set[int] = set()
+        self.not_written = 0
         probe.listen(self.submitted, self.drained, self.handed_out, self.reported)
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -251,6 +256,7 @@ class Watch:
             place = self._places[self._probe.name_of(op.tier)]
             if op.verb is Verb.WRITE:
                 place.stale_writes.difference_update(op.keys)
+                self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in word.outcomes)
             if op.op_id in self._stale_reads:
                 self._void += [(key, ref.slot) for key, ref in zip(op.keys, op.slots, strict=True)]
             for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):

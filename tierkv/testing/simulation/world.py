@@ -242,13 +242,11 @@ class World:
             kept = {**process.probe.leftovers(), **process.checks.quotas.over()}
             raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {kept}")
         process.checks.at_rest()
-        counters, lost = process.stack.counters, process.stack.counters.lost_below
-        # It may say no for chunks that failed or were dropped meanwhile: a call can be late also on a calm day. But
-        # then nothing waits any more.
-        whole = process.close(CLOSE_AT_REST_S) or (
-            counters.lost_below > lost and not process.probe.manager.has_pending_writes
-        )
-        demand(whole, PROGRESS, "a stack at rest could not write all before it was closed")
+        before = process.watch.not_written
+        flushed = process.close(CLOSE_AT_REST_S)
+        lost = process.watch.not_written - before
+        demand(flushed or lost, PROGRESS, "a stack at rest could not write all before it was closed")
+        demand(not (flushed and lost), PROGRESS, f"{lost} chunks were not written, and it says that all were")
         self._count()
 
     def _is_quiet(self) -> bool:
