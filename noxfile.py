@@ -54,13 +54,14 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test of the core and of all plugins, torch included (-- PYTEST ARGUMENTS)."""
+    """Every test of the core and of all plugins, torch included, but for the kit's (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, "torch")
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
     # A process per core; torch must not take all of them in each. Files stay whole: some share a server.
     session.env["OMP_NUM_THREADS"] = "1"
-    pytest(session, "-n", "auto", "--dist", "loadfile")
+    # The kit on each plugin is a session of its own, `conformance`.
+    pytest(session, "-n", "auto", "--dist", "loadfile", "--ignore-glob", "*/plugins/*/test_conformance*.py")
 
 
 @nox.session(python=PYTHONS)
@@ -77,7 +78,9 @@ def conformance(session: nox.Session, plugin: Path) -> None:
     """One plugin alone with the core: the conformance kit, and its row in docs (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, local(ROOT, "testing"), local(plugin, "testing"), *GROUPS["tests"])
     report = ROOT / "build" / "conformance" / f"{plugin.name}.json"
-    pytest(session, str(plugin / "tests"), "--conformance-only", "--conformance-report", str(report))
+    # A process per core; the tests of a suite stay together, as its report does.
+    options = ["--conformance-only", "--conformance-report", str(report), "-n", "auto", "--dist", "loadscope"]
+    pytest(session, str(plugin / "tests"), *options)
     if not session.posargs:  # with arguments it may have been a part of it
         session.run("python", "-E", "-s", "docs/_generate/conformance.py", plugin.name, str(report))
         session.run("python", "-E", "-s", "docs/_generate/pages.py", "capabilities.md")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,7 @@ MODULES = (
 pytest.register_assert_rewrite(*(f"tierkv.testing.{module}" for module in MODULES))
 
 REPORT: pytest.StashKey[Report] = pytest.StashKey()
+SUITES = "tierkv_conformance"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +63,22 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report."""
+    """Write the report; a worker of pytest-xdist hands it to the process that started it."""
     path = session.config.getoption("--conformance-report")
-    if path and REPORT in session.config.stash:
-        session.config.stash[REPORT].write(Path(path))
+    if not path or REPORT not in session.config.stash:
+        return
+    report = session.config.stash[REPORT]
+    handed_over: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if handed_over is None:
+        report.write(Path(path))
+    else:
+        handed_over[SUITES] = report.suites
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - pytest-xdist's own, which need not be installed
+    """A worker has ended: take over what its suites passed."""
+    if suites := getattr(node, "workeroutput", {}).get(SUITES):
+        from tierkv.testing import report as kit_report  # noqa: PLC0415  # as above
+
+        node.config.stash.setdefault(REPORT, kit_report.Report()).take(suites)

@@ -59,6 +59,15 @@ class Report:
         if report.skipped and isinstance(report.longrepr, tuple):
             known["reasons"][name] = report.longrepr[2].partition(": ")[2]
 
+    @property
+    def suites(self) -> dict[str, dict[str, Any]]:
+        """What is known so far, as plain values."""
+        return self._suites
+
+    def take(self, suites: dict[str, dict[str, Any]]) -> None:
+        """Add what another process found out; a suite is run by one process (``--dist loadscope``)."""
+        self._suites.update(suites)
+
     def write(self, path: Path) -> None:
         """Write it as JSON; nothing in it depends on time or place."""
         path.parent.mkdir(parents=True, exist_ok=True)
