@@ -57,7 +57,7 @@ def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
 
 @breaks("changes", 20)
 def a_tier_has_left_while_its_calls_hang(patch: Patch) -> None:
-    patch.setattr("tierkv.dispatch.dispatcher._Line.has_left", property(lambda self: self.close_began))
+    patch.setattr("tierkv.dispatch.line.Line.has_left", property(lambda self: self.close_began))
 
 
 @breaks("changes", 20)
