@@ -61,7 +61,7 @@ def tests(session: nox.Session) -> None:
     # A process per core; torch must not take all of them in each. Files stay whole: some share a server.
     session.env["OMP_NUM_THREADS"] = "1"
     # The kit on each plugin is a session of its own, `conformance`.
-    pytest(session, "-n", "auto", "--dist", "loadfile", "--ignore-glob", "*/plugins/*/test_conformance*.py")
+    pytest(session, "-n", "auto", "--dist", "loadfile", "--ignore-glob", "plugins/*/tests/test_conformance*.py")
 
 
 @nox.session(python=PYTHONS)
