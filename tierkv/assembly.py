@@ -150,6 +150,7 @@ class _Assembly:
         self.config = resolved.config
         self.registry = registry
         self.runtime = runtime
+        self.counters = CoreCounters()
         self.engine = engine
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
@@ -169,7 +170,7 @@ class _Assembly:
                 undo.callback(self.shared.close)
             arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
             undo.callback(arena.close)
-            runtime, counters = self.runtime, CoreCounters()
+            runtime, counters = self.runtime, self.counters
             opener = TierOpener(
                 self.registry, runtime, self.namespace, self.sealer, arena, counters, self.config.tenants.told_apart_max
             )
@@ -180,7 +181,11 @@ class _Assembly:
             limits = [dispatch_limits(tier) for tier in self.resolved.tiers]
             dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, pause=runtime.pause)
             undo.callback(dispatcher.close, 0.0)
-            stack = self._wire(arena, dispatcher, opener, codecs, counters)
+            tables = [
+                opener.table(index, resolved, tier.backend)
+                for index, (resolved, tier) in enumerate(zip(self.resolved.tiers, tiers, strict=True))
+            ]
+            stack = self._wire(arena, dispatcher, opener, codecs, tables)
             undo.pop_all()
         return stack
 
@@ -190,10 +195,9 @@ class _Assembly:
         dispatcher: Dispatcher,
         opener: TierOpener,
         codecs: Mapping[str, Codec],
-        counters: CoreCounters,
+        lower: Sequence[LowerTier],
     ) -> Stack:
-        config = self.config
-        lower = [opener.table(index, tier) for index, tier in enumerate(self.resolved.tiers)]
+        config, counters = self.config, self.counters
         share_host_slots(lower, arena.num_slots)
         host = HostIndex(arena.num_slots, opener.host_policy(config.host, self.resolved.host_policy, arena.num_slots))
         manager = OffloadManager(

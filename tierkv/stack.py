@@ -221,8 +221,8 @@ class Stack:
         """Empty the host tier, or with ``scope="all"`` every tier, between steps.
 
         Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new
-        ones when they have. What a crash, or a detachment meanwhile, leaves undeleted is found again when the tier is
-        opened: weights that have changed want another ``namespace.epoch`` instead.
+        ones when they have; flush and close wait for it. What a crash, or a detachment meanwhile, leaves undeleted is
+        found again when the tier is opened: weights that have changed want another ``namespace.epoch`` instead.
 
         Raises:
             EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
@@ -318,7 +318,7 @@ class Stack:
         """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.
 
         A tier with ``write = "back"`` gets every chunk that the host tier has and it lacks; one with ``"on_reuse"``
-        only what was used again.
+        only what was used again. A reset of all tiers is brought to its end.
 
         Workers in other processes are the engine's to drain, and their reports its to hand in, before. Loads that end
         meanwhile are told by the next :meth:`update_connector_output`.
@@ -335,7 +335,7 @@ class Stack:
         while True:
             self._take_in()
             self._hand_out()
-            if not self._manager.has_pending_writes:
+            if not self._manager.has_pending_changes:
                 return self.counters.lost_below == lost
             if self._clock() >= deadline:
                 return False

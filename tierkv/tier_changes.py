@@ -145,7 +145,7 @@ class TierChanges:
         tier = self._opener.open(resolved, self._codecs_for(resolved))
         try:
             entries = self._scan(tier, scan_timeout_s)
-            lower = self._opener.table(next(self._indices), resolved)
+            lower = self._opener.table(next(self._indices), resolved, tier.backend)
             lower.load_index(entries)
         except BaseException:
             close_backend(tier.backend)

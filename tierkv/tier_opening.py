@@ -79,7 +79,6 @@ class TierOpener:
         self._arena = arena
         self._counters = counters
         self._tenants_max = tenants_max
-        self._rooms: dict[str, int] = {}
 
     def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
         """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
@@ -105,10 +104,7 @@ class TierOpener:
             tier=config.name,
             error=BackendError,
         )
-        self._rooms.pop(config.name, None)
         try:
-            if isinstance(backend, RoomTeller):
-                self._rooms[config.name] = _checked_room(backend.room_bytes, config.name)
             return Tier(
                 config.name, backend, tier.backend.capabilities, codec.name, codecs, self._sealer, self._arena,
                 terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
@@ -164,12 +160,16 @@ class TierOpener:
         policy = opened(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
         return guarded(policy, tier, self._counters)
 
-    def table(self, index: int, tier: ResolvedTier) -> LowerTier:
-        """The tier as the manager sees it, still empty: of one that was opened, if it is to know its room."""
+    def table(self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend) -> LowerTier:
+        """The tier as the manager sees it, still empty. ``backend`` is its own, which may tell its room.
+
+        Raises:
+            PluginError: policy or backend is broken.
+        """
         config = tier.config
         capacity = config.capacity
-        if capacity is not None:
-            capacity = min(capacity, self._rooms.get(config.name, capacity))
+        if capacity is not None and isinstance(backend, RoomTeller):
+            capacity = min(capacity, _checked_room(backend.room_bytes, config.name))
         limits = LowerTierLimits(
             capacity_bytes=capacity,
             write=WritePolicy(config.write),

@@ -23,7 +23,7 @@ def test_a_flush_ends_though_its_tier_leaves() -> None:
     core.manager.detach("disk")
     core.finish_all()
     core.manager.forget(0)
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
 
 
 def test_what_waits_for_an_emptied_tier_is_dropped_when_it_leaves() -> None:
@@ -38,7 +38,7 @@ def test_what_waits_for_an_emptied_tier_is_dropped_when_it_leaves() -> None:
     assert [op.verb for op in deletion] == [Verb.DELETE]
     core.manager.detach("disk")
     assert not core.manager.take_ops()
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
     assert core.counters.cascades_dropped == {"disk": 3}
 
 

@@ -104,7 +104,7 @@ def test_a_late_write_keeps_its_slot() -> None:
     write = only(core, Verb.WRITE)
     late(core, write)
     assert core.host.room == 0
-    assert core.manager.has_pending_writes
+    assert core.manager.has_pending_changes
     core.finish(write)
     assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
     assert core.host.room == 1

@@ -61,7 +61,7 @@ def test_write_through_to_every_tier() -> None:
     assert [tier.presence(keys[0], 0.0) for tier in core.lower] == [
         LookupResult.HIT, LookupResult.HIT, LookupResult.MISS,
     ]  # fmt: skip
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
 
 
 def test_reads_in_smaller_batches_than_writes() -> None:
@@ -124,7 +124,7 @@ def test_cascades_hold_few_slots() -> None:
     core.finish_all()
     assert core.counters.cascades["disk"] + core.counters.cascades_dropped["disk"] == 7
     assert core.counters.cascades_dropped["disk"] >= 3
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
 
 
 def test_a_tier_that_does_not_keep_up_has_a_short_queue() -> None:
@@ -147,7 +147,7 @@ def test_an_unusable_tier_gets_nothing() -> None:
     core.put(run(5, 1))
     assert not core.manager.take_ops()
     assert core.counters.cascades_dropped == {"disk": 3}
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
     core.manager.on_completion(TierHealth(0, usable=True))
     core.put(run(6, 1))
     assert only(core, Verb.WRITE).keys == tuple(run(6, 1))

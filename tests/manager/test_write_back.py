@@ -39,7 +39,7 @@ def test_nothing_is_written_while_there_is_room() -> None:
     put(core, run(0, SLOTS - KEPT_FREE))
     load(core, run(0, 4))
     assert not core.manager.take_ops()
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
 
 
 def test_victims_are_written_ahead_of_need_and_leave_then() -> None:
@@ -348,9 +348,9 @@ def test_a_flush_writes_what_is_only_in_the_host_tier() -> None:
     core.keep_below(run(0, 2))
     put(core, run(0, 4))
     core.manager.flush()
-    assert core.manager.has_pending_writes
+    assert core.manager.has_pending_changes
     assert sorted(written(core)) == run(2, 2)
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
     assert core.ready() == set(run(0, 4))
     assert core.counters.demotions == {"disk": 2}
 
@@ -363,12 +363,12 @@ def test_a_flush_goes_step_by_step() -> None:
     for _ in range(2):
         core.manager.flush()
         ops = core.manager.take_ops()
-        assert core.manager.has_pending_writes
+        assert core.manager.has_pending_changes
         assert len(core.lower[0].cascades) <= FLUSHED_PER_STEP_MAX
         for op in ops:
             core.finish(op)
     core.finish_all()
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
     assert core.counters.demotions == {"disk": count}
 
 
@@ -378,7 +378,7 @@ def test_a_flush_without_such_a_tier_has_nothing_to_do() -> None:
     put(core, run(0, 4))
     core.finish_all()
     core.manager.flush()
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
 
 
 def test_a_flush_into_a_tier_out_of_service_ends() -> None:
@@ -388,7 +388,7 @@ def test_a_flush_into_a_tier_out_of_service_ends() -> None:
     core.manager.on_completion(TierHealth(0, usable=False))
     core.manager.flush()
     assert not core.finish_all()
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
     assert core.counters.demotions_dropped == {"disk": 4}
     assert core.ready() == set(run(0, 4))
 

@@ -39,7 +39,7 @@ def test_the_second_sight_writes(again: Callable[[Core, list[Key]], None]) -> No
     keys = run(0, 4)
     put(core, keys)
     assert not core.manager.take_ops()
-    assert not core.manager.has_pending_writes
+    assert not core.manager.has_pending_changes
     again(core, keys)
     assert sorted(written(core)) == sorted(keys)
     assert core.counters.cascades == {"disk": 4}

@@ -111,3 +111,14 @@ def test_what_is_not_ours_is_not_emptied(tmp_path: Path, change: dict[str, str])
         assert stack.take_events() == []
         serve(stack, PROMPTS)
         assert stack.counters.chunks_loaded > 0
+
+
+def test_an_orderly_close_ends_what_a_reset_began(tmp_path: Path) -> None:
+    """Who empties the cache and stops the server at once must not find it full at the next start."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        stack.reset_cache("all")
+        assert stack.close()
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as again:
+        assert len(again._manager.tables[0]) == 0

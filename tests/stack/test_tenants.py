@@ -42,7 +42,7 @@ def serve(stack: Stack, asked: Sequence[list[int]], salt: str | None) -> int:
 def settle(stack: Stack) -> None:
     """Let writes and deletions end."""
     stack.flush()  # says no where a quota let a chunk go that was still to be written
-    assert not stack._manager.has_pending_writes
+    assert not stack._manager.has_pending_changes
     quiet = 0
     while quiet < 20:
         stack.build_connector_meta(StepOutput())

@@ -309,7 +309,7 @@ class Bed:
         assert not core.manager._gathering._by_owner
         assert core.manager._gathering._held == 0
         assert not core.manager._traffic._in_flight
-        assert not core.manager.has_pending_writes
+        assert not core.manager.has_pending_changes
         self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"
         assert self.pool.num_free == self.spec.gpu_blocks

@@ -380,12 +380,12 @@ class OffloadManager:
         self._events.cleared(HOST)
 
     @property
-    def has_pending_writes(self) -> bool:
-        """Whether chunks are on their way to lower tiers."""
-        return self._traffic.has_pending_writes
+    def has_pending_changes(self) -> bool:
+        """Whether lower tiers have something to write still, or to delete after a reset."""
+        return self._traffic.has_pending_changes
 
     def flush(self) -> None:
-        """Let what lower tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
+        """Let what lower tiers would get when it is evicted go down now; see :attr:`has_pending_changes`."""
         self._traffic.flush()
 
     def validate(self) -> None:

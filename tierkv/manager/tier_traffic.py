@@ -180,12 +180,17 @@ class TierTraffic(OpBook):
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def has_pending_writes(self) -> bool:
-        """Whether chunks wait for, or are in, a write to a tier in service. One that leaves may hang for ever."""
-        return self._demotions.is_flushing or any(tier.num_writing or tier.cascades for tier in self._tiers)
+    def has_pending_changes(self) -> bool:
+        """Whether chunks wait for, or are in, a write to a tier in service, or are to be deleted after a reset.
+
+        Not of a tier that leaves, which may hang for ever; and one that is out of service deletes nothing.
+        """
+        return self._demotions.is_flushing or any(
+            tier.num_writing or tier.cascades or (tier.emptying and tier.usable) for tier in self._tiers
+        )
 
     def flush(self) -> None:
-        """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_writes`."""
+        """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_changes`."""
         self._demotions.flush()
 
 

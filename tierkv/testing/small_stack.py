@@ -205,7 +205,7 @@ class SmallStack(HandEngine):
 
         def is_quiet() -> bool:
             self.stack.flush(0.0)  # takes in and hands out; whether all got there is another question
-            return not (self.probe.manager.has_pending_writes or self.pending)
+            return not (self.probe.manager.has_pending_changes or self.pending)
 
         self.step_until(is_quiet, "the writes to end")
 

@@ -198,7 +198,7 @@ class Probe:
             "reservations": list(manager._gathering._by_owner),
             "reserved chunks": manager._gathering._held,
             "instructions": len(manager._traffic._in_flight),
-            "pending writes": manager.has_pending_writes,
+            "pending writes": manager.has_pending_changes,
             "I/O": self._parts.dispatcher.pending(),
         }
         things["changes of tiers"] = [repr(item) for item in self._parts.changes._waiting]
