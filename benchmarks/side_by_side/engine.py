@@ -106,13 +106,11 @@ class Engine:
                     yield Served(prompt.name, len(prompt.tokens), cached, *waits_s, tokens)
 
     def _send(self, prompt: Prompt) -> None:
-        parameters = SamplingParams(
-            temperature=0, max_tokens=self._output_tokens, ignore_eos=True, detokenize=False
-        )
+        parameters = SamplingParams(temperature=0, max_tokens=self._output_tokens, ignore_eos=True, detokenize=False)
         self._engine.add_request(prompt.name, {"prompt_token_ids": list(prompt.tokens)}, parameters)
 
     def _step(self) -> list[Any]:
-        outputs = self._engine.step()
+        outputs: list[Any] = self._engine.step()
         if not self.meters.worked:
             time.sleep(_REST_S)
         return outputs
@@ -154,7 +152,7 @@ class Story:
     def tell(self) -> None:
         """The phases of this life."""
         self._phase("warm-up", self._single("warm-up", 2, 4), 2)
-        {Life.FIRST: self._first, Life.RESTART: self._restart, Life.LIVELOCK: self._livelock}[self._job.life]()
+        {Life.FIRST: self._first, Life.RESTART: self._restart, Life.LONG: self._long}[self._job.life]()
 
     def _first(self) -> None:
         sizes = self._job.sizes
@@ -173,12 +171,13 @@ class Story:
         self._engine.forget()
         self._phase("load, restarted", self._workload(), sizes.concurrency)
 
-    def _livelock(self) -> None:
+    def _long(self) -> None:
         sizes = self._job.sizes
-        long = self._single("long", 1, sizes.long_chunks)
-        self._phase("long, cold", long, 1)
-        self._engine.forget()
-        self._phase("long, again", long, 1, sizes.give_up_s)
+        for name, chunks in (("long", sizes.long_chunks), ("longer by one", sizes.long_host_chunks + 1)):
+            prompt = self._single(name, 1, chunks)
+            self._phase(f"{name}, cold", prompt, 1)
+            self._engine.forget()
+            self._phase(f"{name}, again", prompt, 1, sizes.give_up_s)
 
     def _single(self, name: str, count: int, chunks: int) -> list[Prompt]:
         odd = self._job.sizes.shape.odd_tokens

@@ -26,12 +26,12 @@ class Life(Enum):
     """Which part of the story a process plays.
 
     FIRST: empty tiers; everything once, then once more with the engine's own cache emptied. RESTART: the next process
-    on the same disk. LIVELOCK: a prefix longer than the CPU tier, with a disk of its own.
+    on the same disk. LONG: prefixes longer than the CPU tier, with a disk of its own.
     """
 
     FIRST = "first"
     RESTART = "restart"
-    LIVELOCK = "livelock"
+    LONG = "long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,17 @@ class ModelShape:
 class Sizes:
     """Of an engine and its tiers, in chunks of one block.
 
-    device_chunks: what the engine's own cache holds. host_chunks: the CPU tier. livelock_host_chunks, long_chunks: the
-    CPU tier and the prefix of the livelock case. alone, alone_chunks: prompts that are served one by one. batch_tokens:
-    most tokens in a step. give_up_s: when a request that does not end is taken back.
+    device_chunks: what the engine's own cache holds. host_chunks: the CPU tier. long_chunks, long_host_chunks: a prefix
+    that is longer than the CPU tier, and that tier; there is a second one, longer by one chunk. alone, alone_chunks:
+    prompts that are served one by one. batch_tokens: most tokens in a step. give_up_s: when a request that does not end
+    is taken back.
     """
 
     model: ModelShape
     shape: Shape
     device_chunks: int
     host_chunks: int
-    livelock_host_chunks: int
+    long_host_chunks: int
     long_chunks: int
     alone: int
     alone_chunks: int

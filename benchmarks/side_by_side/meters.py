@@ -61,8 +61,10 @@ class Summary:
 
 @dataclass(slots=True)
 class Step:
-    """One step of the engine. tokens: that it computed. scheduling_s: of ``schedule`` and ``update_from_output``, the
-    connector's part in them included; cpu_s: the same on the processor. scheduler_s, worker_s: in the connector.
+    """One step of the engine.
+
+    tokens: that it computed. scheduling_s: of ``schedule`` and ``update_from_output``, the connector's part in them
+    included; cpu_s: the same on the processor. scheduler_s, worker_s: in the connector, by its two sides.
     """
 
     tokens: int = 0
@@ -102,7 +104,9 @@ class Phase:
 class Meters:
     """Watches an engine through its objects' own methods; everything belongs to the engine's thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
         self._cpu = cpu
         self._phase = Phase()
@@ -206,6 +210,6 @@ class Meters:
 
 
 def os_bytes_read() -> int:
-    """What this process has had read for it so far, by the kernel's own account: nobody's word but the system calls'."""
+    """What system calls have read for this process so far, by the kernel's own account."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
     return int(fields["rchar"])

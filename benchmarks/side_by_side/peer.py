@@ -23,12 +23,16 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-class CpuTieringSpec(TieringOffloadingSpec):
+
+class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # not installed where types are checked
     """vLLM's tiering, with a worker for KV caches in host memory."""
+
+    _worker: OffloadingWorker | None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker of this process, made once."""
-        if self._worker is None:
+        worker = self._worker
+        if worker is None:
             if self.blocks_per_chunk != 1:
                 raise ValueError("the benchmark's worker copies one block per chunk")
             region = SharedOffloadRegion(
@@ -38,11 +42,11 @@ class CpuTieringSpec(TieringOffloadingSpec):
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            self._worker = HostCopyWorker(kv_caches, region)
-        return self._worker
+            worker = self._worker = HostCopyWorker(kv_caches, region)
+        return worker
 
 
-class HostCopyWorker(OffloadingWorker):
+class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]  # not installed where types are checked
     """Copies pages between the KV cache and the region, in the order of submission, on one thread."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, region: SharedOffloadRegion) -> None:
@@ -64,7 +68,12 @@ class HostCopyWorker(OffloadingWorker):
         return self._submit(job_id, self._host, src_spec, self._device, dst_spec)
 
     def _submit(
-        self, job_id: int, source: list[torch.Tensor], source_spec: LoadStoreSpec, target: list[torch.Tensor], spec: LoadStoreSpec
+        self,
+        job_id: int,
+        source: list[torch.Tensor],
+        source_spec: LoadStoreSpec,
+        target: list[torch.Tensor],
+        spec: LoadStoreSpec,
     ) -> bool:
         if not isinstance(source_spec, BlockIDsLoadStoreSpec) or not isinstance(spec, BlockIDsLoadStoreSpec):
             raise TypeError("the benchmark's worker knows transfers between blocks and chunks only")
@@ -75,7 +84,8 @@ class HostCopyWorker(OffloadingWorker):
     def get_finished(self) -> list[TransferResult]:
         """Transfers that have ended since the last call."""
         done = [job_id for job_id, future in self._running.items() if future.done()]
-        return [TransferResult(job_id, success=True, transfer_size=self._running.pop(job_id).result()) for job_id in done]
+        sizes = {job_id: self._running.pop(job_id).result() for job_id in done}
+        return [TransferResult(job_id, success=True, transfer_size=size) for job_id, size in sizes.items()]
 
     def wait(self, job_ids: set[int]) -> None:
         """Until these have ended."""
@@ -90,9 +100,7 @@ class HostCopyWorker(OffloadingWorker):
         self._region.cleanup()
 
 
-def _copy(
-    source: list[torch.Tensor], rows: torch.Tensor, target: list[torch.Tensor], places: torch.Tensor
-) -> int:
+def _copy(source: list[torch.Tensor], rows: torch.Tensor, target: list[torch.Tensor], places: torch.Tensor) -> int:
     """Every tensor's page of each row. Returns bytes."""
     for pages, room in zip(source, target, strict=True):
         room.index_copy_(0, places, pages.index_select(0, rows))

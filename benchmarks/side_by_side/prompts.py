@@ -34,7 +34,10 @@ class Shape:
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Shape:
         """JSON knows no pairs."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)

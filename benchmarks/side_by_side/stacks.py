@@ -13,7 +13,7 @@ _FRAME_BYTES = 4096
 
 
 def transfer_config(job: Job) -> dict[str, Any] | None:
-    """vLLM's ``kv_transfer_config``; None without offloading."""
+    """What vLLM's ``kv_transfer_config`` says; None without offloading."""
     return {
         StackName.NONE: _nothing,
         StackName.VLLM: _vllm,
@@ -62,4 +62,4 @@ def _tierkv(job: Job) -> dict[str, Any]:
 
 def host_chunks(job: Job) -> int:
     """Of the CPU tier in this life."""
-    return job.sizes.livelock_host_chunks if job.life is Life.LIVELOCK else job.sizes.host_chunks
+    return job.sizes.long_host_chunks if job.life is Life.LONG else job.sizes.host_chunks
