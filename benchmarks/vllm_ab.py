@@ -98,7 +98,7 @@ def run(settings: Settings) -> Iterator[Row]:
         _progress() as progress,
     ):
         runner = Runner(Path(folder), sizes)
-        plan = [_lives(number, stacks) for number in range(count)]
+        plan = [in_turns(number, stacks) for number in range(count)]
         task = progress.add_task("engines", total=sum(map(len, plan)))
         runner.write_model()
         rounds: list[Round] = []
@@ -112,7 +112,7 @@ def run(settings: Settings) -> Iterator[Row]:
     yield from rows(rounds, stacks, sizes)
 
 
-def _lives(number: int, stacks: Sequence[StackName]) -> list[tuple[StackName, Life]]:
+def in_turns(number: int, stacks: Sequence[StackName]) -> list[tuple[StackName, Life]]:
     """Processes of a round in their order: each round begins with another stack, every second one goes backwards."""
     turned = [*stacks[number % len(stacks) :], *stacks[: number % len(stacks)]]
     order = turned[::-1] if number % 2 else turned
