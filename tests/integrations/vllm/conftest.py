@@ -16,10 +16,22 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode does not see siblings
 
+from fsspec_support import S3Server
 from vllm_process import ENVIRONMENT, EngineProcess, PlainTokens, StartEngine, Tokens
 from vllm_setups import ARGUMENTS, SEAMS, EngineSetup, Seam
 
 MODELS_TIMEOUT_S = 120.0
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "AKIATIERKVTESTS00001",
+    "AWS_SECRET_ACCESS_KEY": "the-secret-of-the-tests",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "NO_PROXY": "127.0.0.1",
+}
+"""Of nobody: no profile, no proxy, no metadata of an instance. Engines inherit it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,3 +92,14 @@ def seam(request: pytest.FixtureRequest) -> Seam:
     """Each of the two ways into vLLM."""
     seam: Seam = request.param
     return seam
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A real S3 server on the loopback interface; each test makes a bucket of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        server = S3Server()
+        yield server
+        server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,3 +81,18 @@ def tokens_of(answers: list[dict[str, Any]]) -> list[list[int]]:
 def cached_of(answers: list[dict[str, Any]]) -> list[int]:
     """How many tokens of each prompt were found."""
     return [answer["cached"] for answer in answers]
+
+
+def flip_bytes(place: Path) -> int:
+    """Flip a byte in the middle of every page of every file of data; how many."""
+    flipped = 0
+    for file in sorted(path for path in place.rglob("*") if path.is_file() and path.suffix in {".dat", ""}):
+        data = bytearray(file.read_bytes())
+        for position in range(2048, len(data), 4096):
+            data[position] ^= 0xFF
+            flipped += 1
+        with file.open("r+b") as raw:
+            raw.write(data)
+            raw.flush()
+            os.fsync(raw.fileno())
+    return flipped
