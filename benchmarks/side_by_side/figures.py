@@ -194,7 +194,7 @@ class Figures:
 
 
 def _ttft_ms(phase: Phase, of: Callable[[list[float]], float] = median) -> float:
-    return 1e3 * float(of([one["ttft_s"] for one in phase["requests"]]))
+    return 1e3 * of([float(one["ttft_s"]) for one in phase["requests"]])
 
 
 def _microseconds(phase: Phase, what: str, which: str) -> float:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from benchmarks.side_by_side.figures import rows
 from benchmarks.side_by_side.jobs import BLOCK_TOKENS, Job, Life, ModelShape, Sizes, StackName
 from benchmarks.side_by_side.meters import SCHEDULER_CALLS, WORKER_CALLS, Meters, Summary, os_bytes_read
@@ -23,7 +24,6 @@ from benchmarks.side_by_side.prompts import (
 )
 from benchmarks.side_by_side.stacks import transfer_config
 from benchmarks.vllm_ab import FULL, QUICK, in_turns
-
 from tierkv.codecs.frame import frame_bytes
 from tierkv.config.schema import StackConfig
 
