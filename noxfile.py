@@ -134,7 +134,7 @@ def vllm_long(session: nox.Session) -> None:
 
 @nox.session(name="vllm-ab", venv_backend="none")
 def vllm_ab(session: nox.Session) -> None:
-    """Side by side in that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
+    """In that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
     session.notify("vllm", [VLLM_AB, *session.posargs])
 
 

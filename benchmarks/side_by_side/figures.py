@@ -220,5 +220,5 @@ def _cacheable(phase: Phase) -> int:
 def _same_answers(phase: Phase, baseline: Phase) -> float:
     """Percent of requests whose tokens are those of the other phase's request of that name."""
     expected = {one["name"].partition(": ")[2]: one["tokens"] for one in baseline["requests"]}
-    same = [one["tokens"] == expected[one["name"].partition(": ")[2]] for one in phase["requests"]]
+    same = [bool(one["tokens"] == expected[one["name"].partition(": ")[2]]) for one in phase["requests"]]
     return 100 * sum(same) / len(same)
