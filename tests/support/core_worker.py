@@ -115,9 +115,7 @@ class ScriptedWorker:
         for i, (key, ref, group, (skip, block_ids)) in enumerate(zipped):
             fails = i < len(failing) and failing[i]
             copy = self._store if job.is_store else self._load
-            if ref == VOID_SLOT:
-                failed.add(key)
-            elif not copy(key, ref.slot, group, skip, block_ids, fails):
+            if ref == VOID_SLOT or not copy(key, ref.slot, group, skip, block_ids, fails):
                 failed.add(key)
         self._unlock(job)
         self.unreported[job_id] = self._num_workers

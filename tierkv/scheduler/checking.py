@@ -46,9 +46,7 @@ def check_scheduler(
     require(set(in_lookup) <= records.keys(), "an open lookup belongs to no request")
 
 
-def _check_jobs(
-    what: str, record: RequestRecord, live: frozenset[int], load_jobs: Collection[int]
-) -> set[int]:
+def _check_jobs(what: str, record: RequestRecord, live: frozenset[int], load_jobs: Collection[int]) -> set[int]:
     """Invariant I1, and that its jobs are in flight. Returns their ids."""
     jobs = {*record.store_jobs, *load_jobs}
     require(not record.is_loading or not record.store_jobs, f"{what} has a load and stores in flight")

@@ -23,14 +23,20 @@ class LoadPlan:
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
 
-    def job(
-        self, job_id: int, request_id: str, slots: tuple[SlotRef, ...], *, ends_load: bool = True
-    ) -> TransferJob:
+    def job(self, job_id: int, request_id: str, slots: tuple[SlotRef, ...], *, ends_load: bool = True) -> TransferJob:
         """What workers are told of it."""
         return TransferJob(
-            job_id, request_id, False, self.keys, slots, self.chunk_groups, self.block_ids, self.group_sizes,
-            self.block_indices, ends_load,
-        )  # fmt: skip
+            job_id=job_id,
+            request_id=request_id,
+            is_store=False,
+            keys=self.keys,
+            slots=slots,
+            chunk_groups=self.chunk_groups,
+            block_ids=self.block_ids,
+            group_sizes=self.group_sizes,
+            block_indices=self.block_indices,
+            ends_load=ends_load,
+        )
 
 
 class ChunksOfPlan:

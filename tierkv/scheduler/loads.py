@@ -52,7 +52,7 @@ class Loads:
     it is cut there. While it waits for its turn behind other streams, their progress counts as its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
         self,
         manager: OffloadManager,
         geometry: Geometry,
@@ -147,10 +147,11 @@ class Loads:
 
     def _gather(self, stream: Stream) -> Reservation | None:
         """Go on gathering the next leg of a stream. Returns its reservation, if there is anything to come."""
-        for _ in range(2):  # a chunk that failed in one tier may be had from another: that is asked once more
+        reservation = self._reserve(stream)
+        if reservation is not None and reservation.failed:  # a chunk that failed in one tier may be had from another
             reservation = self._reserve(stream)
-            if reservation is None or not reservation.failed:
-                return reservation
+        if reservation is None or not reservation.failed:
+            return reservation
         slots, ctx = self._manager.streams, stream.record.ctx
         lost = [key for key in stream.leg if slots.is_lost(key, ctx)]
         return self._cut(stream, lost) if lost else reservation

@@ -17,7 +17,7 @@ from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.legs import first_leg, window_chunks
+from tierkv.scheduler.legs import first_leg, window_chunks_max, window_keys
 from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
@@ -98,12 +98,12 @@ class Lookups:
             if record.state is RequestState.GATHERING and not expired and fits:
                 reservation = self._manager.reserve(record.gathered, record.ctx)
                 if not reservation.failed:
-                    if reservation.ready and not self._is_being_loaded(record.wanted):
+                    if not reservation.ready or self._is_being_loaded(record.wanted):
+                        return self._defer(record, None)
+                    if not record.will_stream:  # else what is not held may have gone meanwhile: it is looked up again
                         return self._offer(record, record.hit_tokens, expired=False)
-                    return self._defer(record, None)
-            elif record.state is RequestState.ASKING and not expired and record.asked_version == self._manager.version:
-                if record.asked_whole == self._asks_whole(record):
-                    return self._defer(record, None)
+            elif record.state is RequestState.ASKING and not expired and self._is_still_open(record):
+                return self._defer(record, None)
         record.asked_about, record.asked_version = about, self._manager.version
         record.asked_whole = not expired and self._asks_whole(record)
         return self._resolve(record, computed_tokens, expired=expired)
@@ -130,13 +130,17 @@ class Lookups:
                 break
         return self._defer(record, RequestEvent.WANTED)
 
+    def _is_still_open(self, record: RequestRecord) -> bool:
+        """Whether nothing has happened that could settle a question that was put to a tier."""
+        return record.asked_version == self._manager.version and record.asked_whole == self._asks_whole(record)
+
     def _asks_whole(self, record: RequestRecord) -> bool:
         """Whether the request may be offered more than what can be gathered at once.
 
         Not where its windows leave no room for anything else; nor if half of its deadline has passed and it is not even
         known how long the whole hit is: then the part that can be gathered is what there is time for.
         """
-        if window_chunks(record.search_groups) >= self._manager.streams.chunks_max:
+        if window_chunks_max(record.search_groups) >= self._manager.streams.chunks_max:
             return False
         waited_s = 0.0 if record.asked_since_s is None else self.now_s - record.asked_since_s
         return 2 * waited_s < self._deadline_s
@@ -147,10 +151,8 @@ class Lookups:
         if len(record.wanted) <= chunks_max:
             return record.wanted
         streams = self._manager.streams
-        return first_leg(
-            record.search_groups, computed_tokens, record.hit_tokens, record.wanted, streams.is_readable,
-            streams.chunks_max, chunks_max,
-        )  # fmt: skip
+        always = window_keys(record.search_groups, computed_tokens, record.hit_tokens)
+        return first_leg(record.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
 
     def sources(self, record: RequestRecord) -> Counter[str]:
         """How many chunks of the hit that was just answered come from which tier."""
