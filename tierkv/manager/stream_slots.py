@@ -5,6 +5,9 @@ both drew on one account they could wait for each other for ever. So as long as 
 reserved is kept for streams, in a queue of their own, and requests that wait have the other half. Neither side can take
 what the other one needs to go on, and on either side the oldest progresses (see :mod:`tierkv.manager.gathering`).
 
+What streams have, counts until it is copied: slots that go from hand to hand among them would never be free for anybody
+else. While nobody else wants slots, they use all of them, one half being read while the other one is copied.
+
 Nobody is robbed when the first stream begins: what it was offered took half of the account itself.
 """
 
@@ -29,36 +32,41 @@ class StreamSlots:
         self._host = host
         self._traffic = traffic
         self._staged = staged
-        self._staged_max = staged.chunks_max
-        self._legs = Gathering(host, traffic, max(1, staged.chunks_max // 2), trusting=True)
+        self._all_max = staged.chunks_max
+        self.chunks_max = max(1, staged.chunks_max // 2)
+        """Chunks that are the streams' own, whatever others want."""
+        self._legs = Gathering(host, traffic, self.chunks_max, trusting=True)
         self._owners: set[str] = set()
+        self._copying = 0
 
     @property
-    def chunks_max(self) -> int:
-        """Chunks that all streams together may have gathered."""
-        return self._legs.chunks_max
+    def _limit(self) -> int:
+        """Chunks that streams may have now, gathered or being copied."""
+        return self.chunks_max if self._staged.owners else self._all_max
 
     @property
     def leg_chunks_max(self) -> int:
-        """Chunks that one stream should gather at once, so that all can read side by side."""
-        return max(1, self.chunks_max // max(1, len(self._owners)))
+        """Chunks that one stream should gather at once, so that all can read, and copy, side by side."""
+        return max(1, self._limit // (2 * max(1, len(self._owners))))
 
-    def open(self, owner: str) -> None:
-        """The owner's load streams from now on."""
+    def open(self, owner: str, chunks: int) -> None:
+        """The owner's load streams from now on; so many chunks of it are being copied."""
         self._owners.add(owner)
-        self._staged.chunks_max = max(1, self._staged_max - self.chunks_max)
+        self._copying += chunks
+        self._staged.chunks_max = max(1, self._all_max - self.chunks_max)
 
     def close(self, owner: str) -> None:
         """It has ended: nothing is gathered for it any more."""
         self._legs.release(owner)
         self._owners.discard(owner)
         if not self._owners:
-            self._staged.chunks_max = self._staged_max
+            self._staged.chunks_max = self._all_max
 
     # -- one leg -----------------------------------------------------------------------------------------------------
 
     def gather(self, keys: tuple[Key, ...], ctx: RequestContext) -> Reservation:
         """Gather a leg, as :meth:`OffloadManager.reserve` gathers a hit. A new leg queues behind other streams'."""
+        self._legs.chunks_max = max(0, self._limit - self._copying)
         return self._legs.reserve(ctx.request_id, keys, ctx.hints)
 
     def release(self, ctx: RequestContext) -> None:
@@ -71,8 +79,13 @@ class StreamSlots:
         if isinstance(handed, bytes):
             raise InvariantError(f"a leg of {ctx.request_id!r} is sent before chunk {handed.hex()} has come")
         slots, sources = handed
+        self._copying += len(slots)
         self._traffic.used(slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
+
+    def copied(self, chunks: int) -> None:
+        """A job with so many chunks has ended."""
+        self._copying -= chunks
 
     def is_lost(self, key: Key, ctx: RequestContext) -> bool:
         """Whether a chunk is in no tier any more that the owner may load from."""
@@ -110,5 +123,9 @@ class StreamSlots:
 
     def validate(self) -> None:
         """See :meth:`Gathering.validate`; and only streams gather here."""
+        # The first leg of a stream comes from the account of those who wait, on top of what other streams have by then.
+        self._legs.chunks_max = self._all_max + max(1, self._all_max - self.chunks_max) - self._copying
         self._legs.validate()
+        require(self._copying >= 0, f"{self._copying} chunks of streams are being copied")
+        require(bool(self._owners) or not self._copying, "chunks are being copied for a load that does not stream")
         require(self._owners.issuperset(self._legs.owners), "a leg is gathered for a load that does not stream")

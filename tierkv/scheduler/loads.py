@@ -121,7 +121,7 @@ class Loads:
     def _start_stream(self, record: RequestRecord, plan: LoadPlan, first: tuple[Key, ...], end: int) -> None:
         manager, ctx = self._manager, record.ctx
         grant = manager.prepare_load(first, ctx)  # none of it, where the engine has come to have all of that itself
-        manager.streams.open(ctx.request_id)
+        manager.streams.open(ctx.request_id, len(first))
         stream = self._streams[ctx.request_id] = Stream(record, plan, self._geometry, record.computed_tokens, end)
         record.streaming = True
         self._counters.loads_streamed += 1
@@ -247,7 +247,7 @@ class Loads:
         record = stream.record
         if record.load_job == job.job_id:
             record.load_job = None
-        stream.ended(job.job_id, status.failed)
+        self._manager.streams.copied(stream.ended(job.job_id, status.failed))
         self._came_forward(stream)
         if not stream.is_over:
             if status.failed and not stream.is_sent:
@@ -290,7 +290,7 @@ class Loads:
         """The jobs in flight of a request's load."""
         stream = self._streams.get(record.ctx.request_id)
         if stream is not None:
-            return stream.jobs
+            return stream.jobs.keys()
         return set() if record.load_job is None else {record.load_job}
 
     def validate(self) -> None:

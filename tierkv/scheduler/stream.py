@@ -28,7 +28,7 @@ class Stream:
     Attributes:
         record: whose load it is.
         leg: the chunks that are gathered at present, in the order in which they are wanted.
-        jobs: ids of its jobs in flight.
+        jobs: its jobs in flight, with the number of chunks that each one copies.
         failed: chunks that did not come to the GPU.
         stale: the cache was emptied meanwhile: nothing of it counts.
         progress_s: when it last came forward, on the stack's clock.
@@ -40,7 +40,7 @@ class Stream:
         self.plan = plan
         self.state = StreamState.GATHERING
         self.leg: tuple[Key, ...] = ()
-        self.jobs: set[int] = set()
+        self.jobs: dict[int, int] = {}
         self.failed: set[Key] = set()
         self.stale = False
         self.progress_s = 0.0
@@ -106,6 +106,7 @@ class Stream:
                 self._to_come = deque(i for i in self._to_come if i not in slot_of)
                 break
             self._to_come.popleft()
+        self.jobs[job_id] = len(slot_of)
         ends = not self._to_come
         if ends:
             slot_of.update(dict.fromkeys(self._void, VOID_SLOT))
@@ -113,19 +114,19 @@ class Stream:
             self._last_job = job_id
         positions = sorted(slot_of)
         self.leg = ()
-        self.jobs.add(job_id)
         self._apply(StreamEvent.LAST_SENT if ends else StreamEvent.LEG_SENT)
         part, refs = self._chunks.part(positions), tuple([slot_of[i] for i in positions])
         return part.job(job_id, self.record.ctx.request_id, refs, ends_load=ends)
 
-    def ended(self, job_id: int, failed: AbstractSet[Key]) -> None:
-        """A job of it is over."""
-        self.jobs.discard(job_id)
+    def ended(self, job_id: int, failed: AbstractSet[Key]) -> int:
+        """A job of it is over. Returns how many chunks it copied."""
+        copied = self.jobs.pop(job_id)
         self.failed |= failed
         if job_id != self._last_job:
             self._apply(StreamEvent.LEG_ENDED)
         if self.is_sent and not self.jobs:
             self._apply(StreamEvent.LAST_ENDED)
+        return copied
 
     # -- cuts --------------------------------------------------------------------------------------------------------
 
