@@ -27,18 +27,38 @@ and the host tier can be full of them; what is over waits for the next step, and
 
 
 class Gathering:
-    """All reservations, in order of arrival (a dict keeps it)."""
+    """All reservations, in order of arrival (a dict keeps it).
+
+    trusting: a tier that would have to be asked again is believed to have still what is reserved.
+    """
 
     def __init__(
-        self, host: HostIndex, traffic: TierTraffic, chunks_max: int, let_go_per_step_max: int = LET_GO_PER_STEP_MAX
+        self,
+        host: HostIndex,
+        traffic: TierTraffic,
+        chunks_max: int,
+        let_go_per_step_max: int = LET_GO_PER_STEP_MAX,
+        *,
+        trusting: bool = False,
     ) -> None:
         self.chunks_max = chunks_max
+        self._trusting = trusting
         self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
         self._to_let_go: list[list[int]] = []
         self._host = host
         self._traffic = traffic
         self._by_owner: dict[str, Reservation] = {}
         self._held = 0
+
+    @property
+    def owners(self) -> list[str]:
+        """Those who have a reservation, in order of arrival."""
+        return list(self._by_owner)
+
+    @property
+    def held(self) -> int:
+        """Chunks that are reserved."""
+        return self._held
 
     def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
         """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
@@ -80,7 +100,7 @@ class Gathering:
                 continue
             if self._host.room <= len(missing):
                 break
-            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers)
+            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
                 break
@@ -238,9 +258,10 @@ class Gathering:
             InvariantError: one of it is not so.
         """
         reservations = self._by_owner.values()
-        held = sum(reservation.num_granted for reservation in reservations) + sum(map(len, self._to_let_go))
-        require(self._held == held, f"{self._held} reserved chunks are counted wrong")
-        require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
+        held = sum(reservation.num_granted for reservation in reservations)
+        over = sum(map(len, self._to_let_go))
+        require(self._held == held + over, f"{self._held} reserved chunks are counted wrong")
+        require(held <= self.chunks_max, f"{held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:
             what = f"reservation of {reservation.owner!r}"
             require(len(reservation.slots) == len(reservation.keys), f"{what} holds what it does not want")
