@@ -22,16 +22,14 @@ from tierkv.worker_setup import WorkerSetup
 
 
 @dataclass(frozen=True, slots=True)
-class StackParts:
-    """What a stack is made of.
+class BaseParts:
+    """What every stack is made of.
 
     workers: those of this process, by rank, and copies: their threads; none where workers are other processes.
-    shared: the arena's memory for those, and setup: what they need to know. part_book: where workers are several, or
-    other processes. changes: tiers that come and go. completions_per_step_max: I/O results taken in per step; the
-    rest waits for the next.
+    shared: the arena's memory for those, and setup: what they need to know. changes: tiers that come and go.
+    completions_per_step_max: I/O results taken in per step; the rest waits for the next.
     """
 
-    scheduler: OffloadScheduler
     manager: OffloadManager
     dispatcher: Dispatcher
     workers: tuple[Worker, ...]
@@ -39,7 +37,6 @@ class StackParts:
     arena: HostArena
     shared: SharedMemory | None
     setup: WorkerSetup | None
-    part_book: PartBook | None
     namespace: Namespace
     geometry: Geometry
     counters: CoreCounters
@@ -47,3 +44,11 @@ class StackParts:
     events: EventQueue
     changes: TierChanges
     completions_per_step_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackParts(BaseParts):
+    """And a stack with our own scheduler. part_book: where workers are several, or other processes."""
+
+    scheduler: OffloadScheduler
+    part_book: PartBook | None

@@ -8,7 +8,7 @@ All calls are made on the engine's scheduler thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from tierkv.abc import EvictionPolicy
@@ -147,8 +147,20 @@ class OffloadManager:
         """Let go of every reserved chunk that is not in ``keys``."""
         self._gathering.trim(ctx.request_id, keys)
 
+    def pin(self, key: Key, ctx: RequestContext) -> bool:
+        """Hold a readable chunk for a request that learns of its chunks one by one; see :meth:`Gathering.pin`."""
+        return self._gathering.pin(ctx.request_id, key)
+
+    def unpin(self, ctx: RequestContext, keep: Container[Key] = ()) -> None:
+        """Let go of the request's pins that are not in ``keep``."""
+        self._gathering.unpin(ctx.request_id, keep)
+
+    def is_readable(self, key: Key) -> bool:
+        """Whether a chunk is readable in the host tier."""
+        return bool(self._host.is_readable(key))
+
     def release(self, ctx: RequestContext) -> None:
-        """Give up the request's reservation, if it has one."""
+        """Give up the request's reservation and pins, if it has any."""
         self._gathering.release(ctx.request_id)
 
     def sources(self, ctx: RequestContext) -> Counter[str]:
