@@ -103,10 +103,7 @@ class OffloadManager:
 
     @property
     def store_chunks_max(self) -> int:
-        """Chunks that it is reasonable to offer in one ``prepare_store``.
-
-        A part of the host tier, so that stores never flush everything else out at once.
-        """
+        """Chunks to offer in one ``prepare_store``: a part of the host tier, so that stores never flush all of it."""
         return max(1, self._host.num_slots // 4)
 
     # -- existence ---------------------------------------------------------------------------------------------------
@@ -154,10 +151,6 @@ class OffloadManager:
     def unpin(self, ctx: RequestContext, keep: Container[Key] = ()) -> None:
         """Let go of the request's pins that are not in ``keep``."""
         self._gathering.unpin(ctx.request_id, keep)
-
-    def is_readable(self, key: Key) -> bool:
-        """Whether a chunk is readable in the host tier."""
-        return bool(self._host.is_readable(key))
 
     def release(self, ctx: RequestContext) -> None:
         """Give up the request's reservation and pins, if it has any."""
