@@ -9,7 +9,7 @@ the end of the step, when it is known what it really wants, and that no tier sti
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Sequence
 
 from tierkv.errors import require
 from tierkv.manager.contract import RequestContext
@@ -88,10 +88,20 @@ class _Asker:
         self.answers: dict[Key, LookupResult] = {}
         self.runs: dict[int, _Run] = {}
 
-    def wanted(self) -> dict[Key, int]:
-        """What it wants at the end of a step, and where each chunk ends, in prefix order."""
-        ends = {key: end for run in self.runs.values() for key, end in run.wanted.items()}
-        return dict(sorted(ends.items(), key=lambda item: item[1]))
+    def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
+        """What it wants at the end of a step, in prefix order.
+
+        No hit reaches further than the last chunk that is wanted of each group; what other groups were asked about
+        beyond that was asked for nothing.
+        """
+        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items() if run.wanted]
+        end_max = min((max(run.wanted.values()) for run, _ in runs), default=0)
+        ends = {k: end for run, tokens in runs for k, end in run.wanted.items() if end - tokens < end_max}
+        return tuple(sorted(ends, key=ends.__getitem__))
+
+    def waits(self, keys: Iterable[Key]) -> set[LookupResult]:
+        """What it was told about these chunks, but for hits."""
+        return {self.answers[key] for key in keys} - {_HIT}
 
     def forget(self, *, keeps_time: bool) -> None:
         """Nothing is held for it any more. keeps_time: its next question shares this one's deadline."""
@@ -182,9 +192,8 @@ class StagedLookups:
         self._step += 1
 
     def _conclude(self, asker: _Asker) -> None:
-        wanted = asker.wanted()
-        answers = {asker.answers[key] for key in wanted}
-        if answers <= {_HIT}:
+        wanted = asker.wanted(self._chunk_tokens)
+        if not asker.waits(key for run in asker.runs.values() for key in run.wanted):
             if not asker.expired:
                 asker.since_s = None  # an answer: what is asked from now on is a new question
             self._keep(asker, wanted)
@@ -192,21 +201,23 @@ class StagedLookups:
         self._counters.deferrals += 1
         if asker.since_s is None:
             asker.since_s = self._now_s
-        if LookupResult.RETRY in answers:  # what is wanted is not known before all of it has been answered
+        waits = asker.waits(wanted)
+        if not waits or LookupResult.RETRY in waits:  # what is wanted is not known before all of it has been answered
             self._keep(asker, wanted)
             return
-        asker.reservation = self._manager.reserve(tuple(wanted), asker.ctx)
+        asker.reservation = self._manager.reserve(wanted, asker.ctx)
         # What the reservation did not take over would stand in the way of an older one.
         self._manager.unpin(asker.ctx)
         asker.pins.clear()
 
-    def _keep(self, asker: _Asker, wanted: Mapping[Key, int]) -> None:
+    def _keep(self, asker: _Asker, wanted: Collection[Key]) -> None:
         """Of what is held, only what is wanted."""
-        if not asker.pins <= wanted.keys():
-            self._manager.unpin(asker.ctx, wanted)
-            asker.pins &= wanted.keys()
-        if asker.reservation is not None and not wanted.keys() >= set(asker.reservation.keys):
-            self._manager.trim(tuple(key for key in asker.reservation.granted() if key in wanted), asker.ctx)
+        kept = frozenset(wanted)
+        if not asker.pins <= kept:
+            self._manager.unpin(asker.ctx, kept)
+            asker.pins &= kept
+        if asker.reservation is not None and not kept.issuperset(asker.reservation.keys):
+            self._manager.trim(tuple(key for key in asker.reservation.granted() if key in kept), asker.ctx)
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
