@@ -263,7 +263,7 @@ def test_a_new_question_has_a_deadline_of_its_own() -> None:
 
 
 def test_the_oldest_gets_its_slots_first_and_the_others_after() -> None:
-    """Three prefixes of eight over twelve slots: each is answered in full, in order of arrival, and none is read twice."""
+    """Three prefixes of eight over twelve slots: all are answered in full, in order of arrival, none is read twice."""
     it = bed(slots=12)
     prompts = {name: prefix(8, name) for name in "abc"}
     for name, keys in prompts.items():
@@ -370,8 +370,8 @@ def test_a_reset_makes_every_question_new() -> None:
 
 
 def test_hints_bound_what_is_loaded() -> None:
-    """``max_load_tokens`` is counted from the first chunk that the engine lacks; 0 asks nobody; ``load_tiers`` names who
-    may be asked."""
+    """``max_load_tokens`` is counted from the first chunk that the engine lacks; 0 asks nobody; ``load_tiers`` names
+    who may be asked."""
     it = bed(tier=objects())
     keys = prefix(6)
     it.core.put(keys)
