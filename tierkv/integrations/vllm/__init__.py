@@ -1,0 +1,1 @@
+"""tierkv inside vLLM, by both seams."""
