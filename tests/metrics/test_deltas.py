@@ -29,7 +29,7 @@ class Watched:
 
     def tier_stats(self) -> dict[str, dict[str, int]]:
         """As :meth:`tierkv.stack.Stack.tier_stats`."""
-        return self.tiers
+        return {tier: dict(stats) for tier, stats in self.tiers.items()}
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """As :meth:`tierkv.stack.Stack.tier_speeds`."""

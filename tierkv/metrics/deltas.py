@@ -9,7 +9,6 @@ as its buckets.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Protocol, TypedDict
 
 from tierkv.metrics.counters import CoreCounters
@@ -18,7 +17,6 @@ from tierkv.metrics.stack_stats import Series
 
 _PART_MIN = 1e-6
 """A value that equals an edge belongs to the bucket below it."""
-_FIELDS = tuple((field.name, f"tierkv_{field.name}") for field in fields(CoreCounters))
 
 
 class Delta(TypedDict):
@@ -75,17 +73,24 @@ class Deltas:
 
     def __init__(self, stack: Watched) -> None:
         self._stack = stack
-        self._counts: dict[tuple[str, str], float] = {}
+        self._core: dict[str, int | dict[str, int]] = {}
+        self._tiers: Mapping[str, Mapping[str, int]] = {}
         self._gauges: dict[tuple[str, str], float] = {}
         self._rows: dict[tuple[str, str], tuple[float, ...]] = {}
 
     def take(self) -> Delta | None:
         """What changed since the last call, or None. The first call tells zeros too: a series should begin at zero."""
         delta = empty_delta()
-        for name, label, count in _counts(self._stack):
-            grown = self._grown(name, label, count)
-            if grown is not None:
-                delta["counters"].setdefault(name, {})[label] = grown
+        counters = delta["counters"]
+        core, tiers = self._stack.counters.as_dict(), self._stack.tier_stats()
+        for field, value in core.items():
+            told = self._core.get(field)
+            if value != told and (grown := _grown(_by_label(told), _by_label(value))):
+                counters[f"tierkv_{field}"] = grown
+        for tier, stats in tiers.items():
+            for field, grown_by in _grown(self._tiers.get(tier, {}), stats).items():
+                counters.setdefault(f"tierkv_tier_{field}", {})[tier] = grown_by
+        self._core, self._tiers = core, tiers
         for gauge in gauges(self._stack):
             name, (label,) = gauge.metric.name, gauge.label_values or ("",)
             if self._gauges.get((name, label)) != gauge.value:
@@ -100,28 +105,19 @@ class Deltas:
                 delta["histograms"].setdefault(metric.name, {})[label] = _row_grown(before, row)
         return delta if delta["counters"] or delta["gauges"] or delta["histograms"] else None
 
-    def _grown(self, name: str, label: str, count: float) -> float | None:
-        """By how much, or None if not at all. A tier that came under the name of one that left begins at zero again."""
-        before = self._counts.get((name, label))
-        if before == count:
-            return None
-        self._counts[name, label] = count
-        return count if before is None or count < before else count - before
+
+def _by_label(value: int | Mapping[str, int] | None) -> Mapping[str, int]:
+    if value is None:
+        return {}
+    return {"": value} if isinstance(value, int) else value
 
 
-def _counts(stack: Watched) -> Iterator[tuple[str, str, float]]:
-    """Counter, value of its label, count."""
-    counters = stack.counters
-    for field, name in _FIELDS:
-        value = getattr(counters, field)
-        if isinstance(value, int):
-            yield name, "", value
-        else:
-            for tier, count in value.items():
-                yield name, tier, count
-    for tier, stats in stack.tier_stats().items():
-        for field, count in stats.items():
-            yield f"tierkv_tier_{field}", tier, count
+def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, float]:
+    """Increments, without those of nothing. A tier that came under the name of one that left begins at zero again."""
+    if now == before:
+        return {}
+    then = ((name, count, before.get(name)) for name, count in now.items())
+    return {name: count - (old or 0) if count >= (old or 0) else count for name, count, old in then if count != old}
 
 
 def _row_grown(before: Sequence[float] | None, row: Sequence[float]) -> list[float]:

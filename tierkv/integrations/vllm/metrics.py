@@ -211,7 +211,7 @@ class TierKVPromMetrics(KVConnectorPromMetrics):
                 for _ in range(count):
                     child.observe(value)
         if total:
-            self._count(engine, total.name, "", row[-1])
+            self._count(engine, total.name, "", max(row[-1], 0.0))
 
     def _child(self, engine: int, name: str, label: str) -> PromMetric | None:
         """The series of an engine, made when it is first needed; None if its family is not exported here."""
