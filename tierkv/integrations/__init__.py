@@ -1,1 +1,1 @@
-"""Adapters to engines. The only code that names an engine; each is imported only when it is asked for."""
+"""Adapters to real engines. Nothing outside this package knows an engine, and it is imported only when asked for."""

@@ -69,7 +69,7 @@ _LOGGED = (
 
 
 @dataclass
-class TierKVStats(KVConnectorStats):
+class TierKVStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
     """What one engine's stack did in an interval."""
 
     data: Delta = field(default_factory=empty_delta)
@@ -138,7 +138,7 @@ def _delta_of(data: Mapping[str, Any]) -> Delta:
 # -- the exporter, seam B ----------------------------------------------------------------------------------------------
 
 
-class TierKVPromMetrics(KVConnectorPromMetrics):
+class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the same)
     """Our series, and those of vLLM's own offloading, in the front end's registry.
 
     Args:
