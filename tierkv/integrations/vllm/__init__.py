@@ -8,6 +8,13 @@ tierkv's own scheduler; ``TierKVSpec`` (``kv_connector="OffloadingConnector"``, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tierkv.integrations.vllm.connector import TierKVConnector as TierKVConnector
+
+__all__ = ["TierKVConnector"]
+
 _HOMES = {
     "TierKVConnector": "tierkv.integrations.vllm.connector",
     "TierKVSpec": "tierkv.integrations.vllm.spec",
