@@ -31,6 +31,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingKVEventsConfig, make_offload_key
 
 from tierkv.config.loading import parse_config
+from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.kv_events import Announced, KVEvents, OffloadingEvents, localities, with_events
 from tierkv.plugins import load_plugins
 from tierkv.reference.engine import Engine
@@ -341,4 +342,4 @@ def test_no_events_are_kept_where_vllm_publishes_none() -> None:
 def test_localities_follow_what_backends_declare(tmp_path: Path) -> None:
     """Others may put chunks into an object store; nobody else reads this machine's disk."""
     config = parse_config(stack_config(tmp_path), source="test")
-    assert localities(config, load_plugins()) == {"disk": "LOCAL", "objects": "REMOTE"}
+    assert localities(resolve(config, load_plugins())) == {"disk": "LOCAL", "objects": "REMOTE"}

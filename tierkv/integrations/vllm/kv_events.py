@@ -24,8 +24,8 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, make_offload_key
 
+from tierkv.config.resolving import ResolvedStack
 from tierkv.config.schema import HOST_TIER, StackConfig
-from tierkv.plugins import PluginRegistry
 from tierkv.types import block_events as ours
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.geometry import Geometry
@@ -44,14 +44,10 @@ def with_events(config: StackConfig, *, enabled: bool) -> StackConfig:
     return config.model_copy(update={"events": config.events.model_copy(update={"enabled": False})})
 
 
-def localities(config: StackConfig, plugins: PluginRegistry) -> dict[str, str]:
+def localities(stack: ResolvedStack) -> dict[str, str]:
     """By the name of a lower tier: ``REMOTE`` where others may have put chunks there, else ``LOCAL``."""
-    return {
-        tier.name: (
-            Locality.REMOTE if plugins.require_backend(tier.backend).plugin.capabilities.shared else Locality.LOCAL
-        ).value
-        for tier in config.tiers
-    }
+    shared = {tier.config.name: tier.backend.capabilities.shared for tier in stack.tiers}
+    return {name: (Locality.REMOTE if far else Locality.LOCAL).value for name, far in shared.items()}
 
 
 class Announced(Generic[_T]):
