@@ -11,7 +11,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -216,7 +216,7 @@ class StackBase(ABC):
 
     def tier_stats(self) -> dict[str, dict[str, int]]:
         """Counters of dispatch, per lower tier; see :class:`tierkv.dispatch.stats.TierStats`."""
-        return {name: asdict(stats) for name, stats in self._newest(self._dispatcher.stats.tiers).items()}
+        return {name: stats.as_dict() for name, stats in self._newest(self._dispatcher.stats.tiers).items()}
 
     def series(self) -> Iterator[Series]:
         """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
