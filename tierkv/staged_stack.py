@@ -21,6 +21,9 @@ from tierkv.types.lookup import LookupResult
 from tierkv.types.transfers import SlotRef
 from tierkv.worker_setup import WorkerSetup
 
+DESCRIBED = ("tiers", "blocks_per_chunk", "host_slots", "host_slot_bytes")
+"""What :meth:`StagedStack.describe` tells."""
+
 
 @dataclass(frozen=True, slots=True)
 class StagedTransfer:
@@ -229,6 +232,17 @@ class StagedStack(StackBase):
             else:
                 self._manager.complete_load(job.slots)
 
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Never known: nobody tells this kind of stack what is computed."""
+        return None
+
+    def describe(self) -> dict[str, str | int]:
+        """Facts that do not change, by the names in :data:`DESCRIBED`."""
+        arena = self._base.arena
+        facts = (",".join((HOST, *self.tier_names)), self.geometry.blocks_per_chunk, arena.num_slots, arena.slot_bytes)
+        return dict(zip(DESCRIBED, facts, strict=True))
+
     def has_pending_work(self) -> bool:
         """Whether a transfer is in flight, or tiers come or go: the engine should go on stepping."""
         return self._jobs.any or self._base.changes.pending
@@ -244,8 +258,10 @@ class StagedStack(StackBase):
         self._lookups.validate()
 
     def _take_in_reports(self) -> None:
-        """The engine's to do: its workers are never ours."""
+        """The engine's to do, its workers are never ours; but what they have marked has ended, reported or not."""
         self._take_orphans()
+        for job in self._jobs.take_marked_stores():
+            self._manager.complete_store(job.slots, self._parts.seals.close(_chunks(job)))
 
     def _take_last_step(self) -> None:
         """Nothing is ever kept back here."""

@@ -91,6 +91,11 @@ class StagedJobs:
             self._marks.free(job.number)
         return job
 
+    def take_marked_stores(self) -> list[StagedJob]:
+        """Stores that every worker has marked as ended, though the engine has not reported them."""
+        jobs = {id(job): job for job in self._stores.values() if self._marks.ended(job.number)}
+        return self.end_stores([job.keys[0] for job in jobs.values()])
+
     def orphan_all(self) -> None:
         """The cache was reset: of what is in flight the engine will report nothing."""
         stores = {id(job): job for job in self._stores.values()}
