@@ -92,7 +92,7 @@ def run(settings: Settings) -> Iterator[Row]:
         sys.stderr.write("vllm_ab: vLLM is not installed here, so there is nothing to stand beside\n")
         return
     sizes, count = settings.pick(FULL, QUICK), settings.pick(ROUNDS, 1)
-    stacks = [StackName.NONE, StackName.VLLM, StackName.CONNECTOR]
+    stacks = list(StackName)
     with (
         tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder,
         _progress() as progress,
