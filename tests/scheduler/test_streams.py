@@ -212,8 +212,8 @@ def test_a_leg_is_sent_with_the_slots_that_there_are() -> None:
 
 
 def test_what_the_host_tier_has_goes_first() -> None:
-    """A prefix that passes again and again: what is still in the host tier is loaded before later legs evict it, so only
-    the rest is read. (In the order of the prefix each chunk would be evicted just before its turn, every time.)"""
+    """A prefix that passes again and again: what is still in the host tier is loaded before later legs evict it, so
+    only the rest is read. (In the order of the prefix each chunk would be evicted just before its turn, every time.)"""
     bed = stream_bed(64, reserved=51)
     arrive(bed, 100)
     finish(bed)
@@ -310,8 +310,7 @@ def test_hints_hold_for_streams() -> None:
 
 
 def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
-    """Load or recompute weighs all of a hit, not its first leg: of 100 chunks that take longer than computing them, none
-    is loaded."""
+    """Load or recompute weighs all of a hit, not its first leg: 100 chunks take longer than computing them."""
     bed = stream_bed(8, prefill_tokens_per_s=1000.0)
     bed.tiers.elapsed_s[0] = 5.0
     arrive(bed, 4, 1)
@@ -344,6 +343,7 @@ def test_the_engine_has_come_to_have_the_first_leg() -> None:
     core.finish_all()
     assert core.ask(request) == 40
     from core_pool import blocks  # noqa: PLC0415 - here alone
+
     from tierkv.types.engine import StepOutput  # noqa: PLC0415
 
     core.scheduler.update_state_after_alloc(request, [blocks(range(1, 12), filled=2)], 40)
@@ -505,8 +505,8 @@ def test_a_slow_tier_is_waited_for_while_chunks_come() -> None:
 
 
 def test_waiting_for_a_turn_is_not_hanging() -> None:
-    """Behind four other streams a fifth waits for slots longer than the deadline; as long as they come forward it is not
-    given up."""
+    """Behind four other streams a fifth waits for slots longer than the deadline; as long as they come forward it is
+    not given up."""
     bed = stream_bed(2, deadline_s=2.0)
     for family in range(5):
         arrive(bed, 40, family)
@@ -520,7 +520,7 @@ def test_waiting_for_a_turn_is_not_hanging() -> None:
 
 
 def test_late_completions() -> None:
-    """A read misses its own deadline and ends later: its chunk is lost for the stream, its slot is not reused before."""
+    """A read misses its own deadline and ends later: its chunk is lost for the stream, its slot not reused before."""
     bed = stream_bed(8)
     request = arrive(bed, 100)
     until_stream(bed, StreamState.GATHERING, 60)
@@ -687,7 +687,8 @@ def test_a_leg_ends_when_all_workers_say_so() -> None:
 
 @given(
     slots=st.integers(1, 12), chunks=st.integers(2, 40), count=st.integers(1, 4),
-    resident=st.sets(st.integers(0, 39), max_size=6), bad=st.none() | st.integers(0, 39), kind=st.sampled_from(FAILURES),
+    resident=st.sets(st.integers(0, 39), max_size=6), bad=st.none() | st.integers(0, 39),
+    kind=st.sampled_from(FAILURES),
 )  # fmt: skip
 @settings(deadline=None)
 def test_whatever_the_sizes(
@@ -727,7 +728,7 @@ def test_whatever_the_sizes(
 
 def test_the_table_is_whole() -> None:
     """Every state can be reached and left, but for the last; what the table does not list is told with its story."""
-    assert {after for after in STREAM_TRANSITIONS.values()} | {StreamState.GATHERING} == set(StreamState)
+    assert set(STREAM_TRANSITIONS.values()) | {StreamState.GATHERING} == set(StreamState)
     assert {before for before, _ in STREAM_TRANSITIONS} == set(StreamState) - {StreamState.ENDED}
     for state in StreamState:
         for event in StreamEvent:

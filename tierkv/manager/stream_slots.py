@@ -123,8 +123,7 @@ class StreamSlots:
 
     def validate(self) -> None:
         """See :meth:`Gathering.validate`; and only streams gather here."""
-        # The first leg of a stream comes from the account of those who wait, on top of what other streams have by then.
-        self._legs.chunks_max = self._all_max + max(1, self._all_max - self.chunks_max) - self._copying
+        self._legs.chunks_max = self._all_max
         self._legs.validate()
         require(self._copying >= 0, f"{self._copying} chunks of streams are being copied")
         require(bool(self._owners) or not self._copying, "chunks are being copied for a load that does not stream")
