@@ -74,8 +74,10 @@ class Engine:
     def _watch(self, job: Job) -> None:
         connector = self._scheduler.connector
         if connector is not None:
-            if job.counts_lookups and job.stack is not StackName.CONNECTOR:
-                self.meters.watch_count(connector.connector_scheduler.manager, "lookup", "lookups")
+            if job.counts_lookups:
+                manager, names = _lookups_of(job.stack, connector)
+                for name in names:
+                    self.meters.watch_count(manager, name, "lookups")
             self.meters.watch_connector(connector, SCHEDULER_CALLS, "scheduler")
             self.meters.watch_answers(connector)
             self.meters.watch_connector(get_kv_transfer_group(), WORKER_CALLS, "worker")
@@ -139,6 +141,13 @@ class Engine:
     def close(self) -> None:
         """Shut down engine, connector and tiers."""
         self._core.shutdown()
+
+
+def _lookups_of(stack: StackName, connector: Any) -> tuple[object, Sequence[str]]:  # noqa: ANN401 - of vLLM, or ours
+    """Who is asked for chunks, and by which of its methods. Our own scheduler asks for a whole run of them in a call."""
+    if stack is StackName.CONNECTOR:
+        return connector.scheduler.stack._manager, ("lookup", "resident_prefix")  # noqa: SLF001 - nobody else needs it
+    return connector.connector_scheduler.manager, ("lookup",)
 
 
 class Story:
