@@ -23,6 +23,7 @@ from benchmarks.side_by_side.prompts import (
     workload,
 )
 from benchmarks.side_by_side.stacks import transfer_config
+from benchmarks.side_by_side.table import markdown
 from benchmarks.vllm_ab import FULL, QUICK, in_turns
 from tierkv.codecs.frame import frame_bytes
 from tierkv.config.schema import StackConfig
@@ -370,3 +371,20 @@ def test_the_models_shape_gives_realistic_chunks() -> None:
     assert FULL.model.chunk_bytes == 512 << 10
     assert ModelShape(layers=1, hidden=8, heads=1).token_bytes == 2 * 64 * 2
     assert replace(FULL, long_chunks=10).context_tokens == 12 * BLOCK_TOKENS
+
+
+def test_the_table_has_a_column_per_stack() -> None:
+    """What goes into the documentation comes from the rows, and a request that never ended says so."""
+    one = a_round(0.5, with_long=True)
+    hung = {**a_phase(ttft_s=1.0, cached=0, read=1 << 30), "requests": [], "wall_s": 10.0}
+    one[StackName.VLLM, Life.LONG] = {**one[StackName.VLLM, Life.LONG], "longer by one, again": hung}
+    made_rows = [json.loads(json.dumps(row.as_dict())) for row in rows([one], STACKS, FULL)]
+    head, _, *lines = markdown(made_rows).splitlines()
+    assert head == "|  | vLLM's tiering | TierKVSpec | TierKVConnector |"
+    assert len(lines) == len(made_rows) / 3
+    by_name = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
+    assert by_name["first token, load, second pass"][0] == "1000 ms, 0.50 (0.50 to 0.50)"
+    assert by_name["cached, alone, warm"][1] == "96 of 96"
+    theirs, ours, _ = by_name["65 chunks over a CPU tier of 64"]
+    assert theirs == "no answer: given up after 10 s, 5 steps, 1,024 MiB read"
+    assert ours.startswith("2.00 s (computed: 2.00 s), 5 steps, 5 % cached")
