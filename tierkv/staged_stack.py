@@ -150,6 +150,7 @@ class StagedStack(StackBase):
         """All workers ended the request's load of these chunks. What a reset has overtaken is passed over."""
         job = self._jobs.end_load(request_id, keys)
         if job is not None:
+            self._tell_time()
             self._manager.complete_load(job.slots)
             self._hand_out()
 
@@ -170,6 +171,7 @@ class StagedStack(StackBase):
         wanted = [key for key, end in chunks if tokens_max is None or end <= tokens_max] if hints.stores else []
         if not wanted:
             return StagedStore(StagedTransfer(UNMARKED, (), (), ()), ())
+        self._tell_time()
         number = self._parts.marks.new(is_store=True)
         if number == UNMARKED:
             self.counters.stores_refused += 1
@@ -195,6 +197,8 @@ class StagedStack(StackBase):
         What a reset has overtaken is passed over.
         """
         jobs = self._jobs.end_stores(keys)
+        if jobs:
+            self._tell_time()
         for job in jobs:
             self._manager.complete_store(job.slots, self._parts.seals.close(_chunks(job)) if success else _all(job))
         if jobs:
@@ -246,6 +250,10 @@ class StagedStack(StackBase):
     def has_pending_work(self) -> bool:
         """Whether a transfer is in flight, or tiers come or go: the engine should go on stepping."""
         return self._jobs.any or self._base.changes.pending
+
+    def _tell_time(self) -> None:
+        """Between steps too, things begin that have a deadline: a step may take long, and the engine may have slept."""
+        self._manager.begin_step(self._clock())
 
     # -- for the step loop -------------------------------------------------------------------------------------------
 
