@@ -159,8 +159,8 @@ class StagedStack(StackBase):
     def prepare_store(self, request_id: str, chunks: Sequence[tuple[Key, int]]) -> StagedStore | None:
         """Slots for those of ``chunks`` (key, end token) that the host tier lacks, and that shall be stored.
 
-        Of more chunks than it is reasonable to offer at once, the front is taken if there is no room for all: whoever
-        waits for room for more than there is waits in vain.
+        Of a large offer the front is taken, if there is no room for all of it: whoever waits for room for more than
+        there is waits in vain. Half of the host tier's slots is not large: that will find room in a later step.
 
         Returns:
             The store, perhaps without chunks; None: there is no room now.
@@ -177,10 +177,13 @@ class StagedStack(StackBase):
             self.counters.stores_refused += 1
             return None
         offered = [(key, self._group_of(key)) for key in wanted]
-        grant = self._manager.prepare_store(offered, ctx)
-        if grant is None and len(offered) > self._manager.store_chunks_max:
-            self.counters.chunks_not_stored += len(offered) - self._manager.store_chunks_max
-            grant = self._manager.prepare_store(offered[: self._manager.store_chunks_max], ctx)
+        grant, taken = self._manager.prepare_store(offered, ctx), len(offered)
+        least = self._manager.store_chunks_max
+        while grant is None and len(offered) > 2 * least and taken > least:
+            taken = max(taken // 2, least)
+            grant = self._manager.prepare_store(offered[:taken], ctx)
+        if grant is not None:
+            self.counters.chunks_not_stored += len(offered) - taken
         if grant is None or not grant.keys:
             self._parts.marks.free(number)
         if grant is None:

@@ -233,8 +233,10 @@ def test_more_than_there_is_room_for_is_stored_from_the_front() -> None:
     with opened(slots=8) as bed:
         granted = bed.stack.prepare_store("writer", [(key, 16) for key in keys(100)])
         assert granted is not None
-        assert list(granted.transfer.keys) == keys(2), "a quarter of the host tier at once"
-        assert bed.stack.counters.chunks_not_stored == 98
+        assert list(granted.transfer.keys) == keys(6), "100, 50, 25, 12, 6"
+        assert bed.stack.counters.chunks_not_stored == 94
+        assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(4, "b")]) is None, "later"
+        assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(5, "b")]) is not None, "two of five"
 
 
 def test_no_room_now_is_no_error() -> None:
