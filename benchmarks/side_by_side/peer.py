@@ -109,4 +109,4 @@ def _copy(source: list[Pages], rows: list[int], target: list[Pages], places: lis
     for pages, room in zip(source, target, strict=True):
         for row, place in zip(rows, places, strict=True):
             np.copyto(room[place], pages[row])
-    return len(rows) * sum(pages.shape[1] for pages in source)
+    return len(rows) * sum(int(pages.shape[1]) for pages in source)
