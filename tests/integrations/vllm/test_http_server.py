@@ -88,7 +88,8 @@ def words(tokens: list[int]) -> str:
 
 def ask(server: Server, prompt: list[int], *, stream: bool) -> tuple[str, int]:
     """Text of the answer, and how many tokens of the prompt were found."""
-    options: dict[str, Any] = {"model": "llama", "max_tokens": 16, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    every_token = {"ignore_eos": True, "skip_special_tokens": False}
+    options: dict[str, Any] = {"model": "llama", "max_tokens": 16, "temperature": 0, "extra_body": every_token}
     if not stream:
         answer = server.client.completions.create(prompt=prompt, **options)
         return answer.choices[0].text.strip(), cached(answer.usage)
