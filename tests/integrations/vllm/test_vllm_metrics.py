@@ -191,6 +191,7 @@ def test_beside_a_connector_that_has_the_names_of_vllm(caplog: pytest.LogCapture
         exported = exporter("connector")
     exported.observe({"counters": {"tierkv_lookups": {"": 2}, "tierkv_stores_refused": {"": 1}}}, engine_idx=0)
     assert scraped()["tierkv_lookups_total", "0", ""] == 2
+    assert scraped()["vllm:kv_offload_allocation_failure_total", "0", ""] == 1
     assert taken in REGISTRY._collector_to_names
 
 
