@@ -120,6 +120,34 @@ def test_a_load_that_a_reset_has_overtaken_fails() -> None:
         assert hand.ask(other) == 0, "nothing of before is found"
 
 
+def test_after_a_reset_a_request_may_load_again() -> None:
+    """Only what loaded when the cache was emptied is of the past, not all that its request will ever load."""
+    with ByHand(HOST) as hand:
+        two = request("two")
+        for _ in range(2):  # before the first reset it has loaded in peace, before the second it loads
+            hand.compute(request("one"), FIRST[:1], mark=3)
+            assert hand.begin_load(two, SECOND[:1]) == len(PROMPT)
+            assert hand.settle().failed == set()
+            assert hand.scheduler.reset_cache()
+            hand.compute(request("one"), FIRST[:1], mark=3)
+            assert hand.begin_load(two, SECOND[:1]) == len(PROMPT)
+            told = hand.settle()
+            assert (told.finished, told.failed) == ({"two"}, set())
+            assert dict(hand.scheduler.loaded_by_tier("two")) == {"host": len(PROMPT)}, "of this load alone"
+            hand.begin_load(two, SECOND[:1])
+            hand.start()
+            assert hand.scheduler.reset_cache()
+            assert hand.settle().failed == {"two"}
+
+
+def test_what_was_told_is_not_told_again() -> None:
+    """A message that repeats all earlier ones grows without bound."""
+    with ByHand(HOST) as hand:
+        hand.compute(request("one"), FIRST[:1], mark=3)
+        assert hand.workers[0].take_output() is None
+        assert hand.workers[0].take_results().finished == set()
+
+
 def test_an_overtaken_load_of_which_nobody_waits_is_told_once() -> None:
     """It was aborted meanwhile: vLLM frees its blocks when it hears that the load is over, and must hear it."""
     with ByHand(HOST) as hand:

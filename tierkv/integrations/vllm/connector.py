@@ -223,6 +223,10 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Whether vLLM should go on stepping though it has no request: transfers are under way."""
         return self.scheduler.has_pending_work
 
+    def reset_cache(self) -> bool | None:
+        """Empty the host tier; lower tiers keep what they have."""
+        return self.scheduler.reset_cache()
+
     # -- watching ------------------------------------------------------------------------------------------------------
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -248,10 +252,6 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     ) -> KVConnectorPromMetrics:
         """The exporter, in the front end."""
         return build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    def reset_cache(self) -> bool | None:
-        """Empty the host tier; lower tiers keep what they have."""
-        return self.scheduler.reset_cache()
 
 
 def _sources(stack: ResolvedStack) -> dict[str, CacheHitSource]:
