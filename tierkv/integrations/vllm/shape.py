@@ -169,7 +169,7 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
     parts = {
         "kv": getattr(kv_cache_config, "kv_cache_layout", None) or cache.kv_cache_layout or "unknown",
         "layers": _digest([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
-        "device": _device(),
+        "device": device_name(),
         "attention": getattr(backend, "name", None) or str(backend or "auto"),
         "weights": f"{_dtype_name(model.dtype)}/{model.quantization or 'none'}",
     }
@@ -178,7 +178,7 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
     return " ".join(f"{name}={value}" for name, value in parts.items())
 
 
-def _device() -> str:
+def device_name() -> str:
     """The kind of device; of a CPU also what it can do, because vLLM's kernels for it arrange keys by that."""
     if current_platform.device_type != "cpu":
         return str(current_platform.device_type)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferResult
 
 from tierkv.assembly import open_staged_stack
@@ -18,6 +17,7 @@ from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
+from tierkv.integrations.vllm.shape import device_name
 from tierkv.integrations.vllm.spec_manager import TierKVManager, TierKVTransfer
 from tierkv.integrations.vllm.spec_shape import VLLM_KEYS, chunked, config_labels, offloading_engine
 from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
@@ -40,7 +40,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
     def __init__(self, config: OffloadingConfig) -> None:
         self._stack_config = read_options(config.extra_config, known=VLLM_KEYS)
         super().__init__(chunked(config, self._stack_config))
-        self._engine = offloading_engine(self.config, _device())
+        self._engine = offloading_engine(self.config, device_name())
         self.offload_prompt_only = self._stack_config.store.prompt_only
         self._manager: TierKVManager | None = None
         self._worker: TierKVWorker | None = None
@@ -130,8 +130,3 @@ def _pages(kv_caches: CanonicalKVCaches) -> list[list[torch.Tensor]]:
     """Per group, the whole (padded) pages of each tensor that it uses, once."""
     tensors = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
     return [[tensors[i] for i in dict.fromkeys(ref.tensor_idx for ref in refs)] for refs in kv_caches.group_data_refs]
-
-
-def _device() -> str:
-    """The kind of device; its kernels arrange a page as they like it."""
-    return str(current_platform.device_type)
