@@ -115,9 +115,7 @@ def test_load_gives_the_columns_that_every_row_has(
 
 
 @pytest.mark.parametrize("apart", [0, 16, 7])
-def test_load_of_a_batch_with_windows(
-    apart: int, model: Callable[..., Any], open_cache: Callable[..., Any]
-) -> None:
+def test_load_of_a_batch_with_windows(apart: int, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
     """Windows end with chunks: rows that differ by whole chunks have a common column, others have none. What is
     given is right in any case."""
     served, document = model("gemma3"), make_prompt(96)

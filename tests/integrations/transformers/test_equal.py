@@ -9,7 +9,6 @@ import pytest
 import torch
 from hf_models import GREEDY, computed_in_pieces, contents, greedy, logits_behind, make_prompt
 
-
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.06, torch.float16: 0.01}
 """Largest difference of logits to the one-shot pass, as a share of the largest logit."""
 

@@ -31,9 +31,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, stack: dict[str, Any]) -> Faults:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 @pytest.mark.parametrize("spared", [0.0, 0.6])
-def test_damage_at_rest(
-    kind: str, spared: float, model: Callable[..., Any], open_cache: Any, tmp_path: Path
-) -> None:
+def test_damage_at_rest(kind: str, spared: float, model: Callable[..., Any], open_cache: Any, tmp_path: Path) -> None:
     """Flipped bits on the disk are refused by their checksum: what is found is shorter, and the text the same."""
     served = model(kind)
     expected = greedy(served, IDS)
@@ -72,9 +70,7 @@ def test_damage_in_host_memory(kind: str, model: Callable[..., Any], open_cache:
 
 
 @pytest.mark.parametrize("verb", ["read_into", "write"])
-def test_a_tier_that_raises(
-    verb: Any, faults: Faults, model: Callable[..., Any], open_cache: Any
-) -> None:
+def test_a_tier_that_raises(verb: Any, faults: Faults, model: Callable[..., Any], open_cache: Any) -> None:
     """A full disk, a cable that was pulled: the model is served, as if the tier were not there."""
     served = model("gemma3")
     expected = greedy(served, IDS)
@@ -88,9 +84,7 @@ def test_a_tier_that_raises(
     assert cache.last_prompts[0].loaded_tokens == 176
 
 
-def test_a_tier_that_hangs(
-    faults: Faults, model: Callable[..., Any], open_cache: Any, stack: dict[str, Any]
-) -> None:
+def test_a_tier_that_hangs(faults: Faults, model: Callable[..., Any], open_cache: Any, stack: dict[str, Any]) -> None:
     """It is waited for as long as the stack's description says, and then left alone."""
     served = model("gemma3")
     expected = greedy(served, IDS)
@@ -139,5 +133,3 @@ def test_a_host_tier_that_holds_next_to_nothing(
     cache = open_cache(served, {**stack, "host": {"capacity": "16KiB"}})
     for _ in range(2):
         assert torch.equal(cache.generate(IDS, **GREEDY), greedy(served, IDS))
-
-

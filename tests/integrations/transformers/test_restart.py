@@ -50,9 +50,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("kind", "end"), [("llama", "kill"), ("gemma3", "kill"), ("gemma3", "answer")])
-def test_another_process_finds_the_document(
-    kind: str, end: str, tmp_path: Path, model: Callable[..., Any]
-) -> None:
+def test_another_process_finds_the_document(kind: str, end: str, tmp_path: Path, model: Callable[..., Any]) -> None:
     """What `prefill` has returned from is on the disk, whatever becomes of the process; and who forgets to close
     loses nothing when the interpreter ends."""
     first = run(kind, str(tmp_path / "kv"), end)

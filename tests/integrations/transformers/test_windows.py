@@ -45,9 +45,7 @@ def test_a_document_and_two_questions(kind: str, model: Callable[..., Any], open
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_longer_than_the_window(
-    kind: str, model: Callable[..., Any], open_cache: Callable[..., Any]
-) -> None:
+def test_an_answer_longer_than_the_window(kind: str, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
     """Decoding moves the window on token by token; the chunks it passes are stored all the same."""
     served, prompt = model(kind), torch.tensor([make_prompt(30)])
     cache = open_cache(served)
