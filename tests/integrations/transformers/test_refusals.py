@@ -31,6 +31,8 @@ def _t5() -> Any:
 
 
 def _linear_attention() -> Any:
+    if not hasattr(transformers, "Qwen3NextConfig"):
+        pytest.skip("this version of transformers has no such model")
     config = transformers.Qwen3NextConfig(
         **HEADS, num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2,
         linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
