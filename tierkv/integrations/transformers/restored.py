@@ -101,7 +101,7 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # a class that mypy does 
     """A ``DynamicCache`` for a model's forward passes that :class:`TieredPrefixCache` can store from.
 
     Attributes:
-        rows: what is known of each row of the batch.
+        rows: what is known of each row of the batch; none after beam search.
     """
 
     def __init__(self, config: ModelConfig, rows: Sequence[Row] = (Row(),)) -> None:
@@ -126,6 +126,21 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # a class that mypy does 
         layer.keys, layer.values = keys, values
         if isinstance(layer, RecordingSlidingLayer):
             layer.cumulative_length = num_tokens
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Beam search goes on with other rows; which of them belongs to what it returns is not known."""
+        super().reorder_cache(beam_idx)
+        self.rows = ()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row several times."""
+        super().batch_repeat_interleave(repeats)
+        self.rows = tuple(row for row in self.rows for _ in range(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Some rows only."""
+        super().batch_select_indices(indices)
+        self.rows = tuple(self.rows[int(index)] for index in indices) if self.rows else ()
 
     def crop(self, *args: int, **kwargs: int) -> None:
         """Take back tokens. What is stored stays stored, but is no longer vouched for beyond the new end."""
