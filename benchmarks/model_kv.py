@@ -17,7 +17,7 @@ from benchmarks.kv_pages import Array, PageLayout, PromptKv, groups_of
 from benchmarks.lossy_effect import EffectSizes, effects
 from benchmarks.measure import Settings, cpu_ratios, cpu_s_per_gb, medians, take_turns, timed
 from benchmarks.pressing import Press
-from benchmarks.real_model import RealModel
+from benchmarks.real_model import RealModel, Tokenizer
 from benchmarks.rows import Row
 from benchmarks.texts import texts
 
@@ -34,9 +34,9 @@ def run(settings: Settings) -> Iterator[Row]:
         sys.stderr.write("model_kv: no model was given (--model FOLDER), so nothing is measured\n")
         return
     sizes = settings.pick(EffectSizes(1024, 128, 32), EffectSizes(256, 16, 2))
-    model = RealModel(settings.model)
+    model, tokenizer = RealModel(settings.model), Tokenizer(settings.model)
     groups = groups_of(model.layer_kinds)
-    tokens = {name: model.tokens(text, sizes.beginning + sizes.rest) for name, text in texts().items()}
+    tokens = {name: tokenizer.tokens(text, sizes.beginning + sizes.rest) for name, text in texts().items()}
     kv: dict[str, PromptKv] = {}
     for name, prompt in tokens.items():
         _say(f"reading {name}")

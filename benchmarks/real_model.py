@@ -13,26 +13,17 @@ import numpy as np
 from benchmarks.kv_pages import Array, PromptKv
 
 
-class RealModel:
-    """A model and its tokenizer, from a folder that transformers wrote.
+class Tokenizer:
+    """A model's tokenizer, from a folder that transformers wrote.
 
     Args:
-        folder: with weights in safetensors, configuration and tokenizer. Nothing is ever downloaded.
+        folder: of the model. Nothing is ever downloaded.
     """
 
     def __init__(self, folder: Path) -> None:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import, which reads it
-        self._torch: Any = import_module("torch")
-        transformers: Any = import_module("transformers")
-        self._new_cache = transformers.DynamicCache
+        transformers = _transformers()
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self._torch.bfloat16)
-
-    @property
-    def layer_kinds(self) -> list[str]:
-        """Of each layer, what it attends to: ``full_attention``, ``sliding_attention``, ..."""
-        config = self.model.config
-        return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+        self._begin = int(transformers.AutoConfig.from_pretrained(folder).bos_token_id)
 
     def tokens(self, text: str, count: int) -> list[int]:
         """The first tokens of a text; before them the one that begins every text, without which models babble.
@@ -40,11 +31,30 @@ class RealModel:
         Raises:
             ValueError: the text is shorter.
         """
-        begin = self.model.config.bos_token_id
-        found = [token for token in self._tokenizer(text).input_ids if token != begin]
+        found = [token for token in self._tokenizer(text).input_ids if token != self._begin]
         if len(found) < count - 1:
             raise ValueError(f"a text has {len(found)} tokens: {count} are needed")
-        return [begin, *found[: count - 1]]
+        return [self._begin, *found[: count - 1]]
+
+
+class RealModel:
+    """A model's weights, from a folder that transformers wrote.
+
+    Args:
+        folder: with weights in safetensors and configuration. Nothing is ever downloaded.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._torch: Any = import_module("torch")
+        transformers = _transformers()
+        self._new_cache = transformers.DynamicCache
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self._torch.bfloat16)
+
+    @property
+    def layer_kinds(self) -> list[str]:
+        """Of each layer, what it attends to: ``full_attention``, ``sliding_attention``, ..."""
+        config = self.model.config
+        return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
     def prefill(self, tokens: Sequence[int]) -> PromptKv:
         """The KV of a prompt, of every layer and all its tokens, also those that a window has left behind."""
@@ -99,3 +109,8 @@ class RealModel:
     def _head_size(self) -> int:
         config = self.model.config
         return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _transformers() -> Any:  # noqa: ANN401 - a module without types
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before the import, which reads it
+    return import_module("transformers")
