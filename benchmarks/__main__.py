@@ -26,6 +26,7 @@ BENCHMARKS = {
     "gpu_copies": "the same with a GPU, beside one pinned copy; where there is CUDA",
     "codecs": "how small codecs make bfloat16 values, and how fast",
     "model_kv": "codecs on the KV of a real model (--model), and what rounding changes in its answers",
+    "model_transformers": "a real model (--model) in transformers: its first token computed, from memory, from disk",
     "model_vllm": "a real model (--model) in vLLM by both seams: its first token computed, from memory, from disk",
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
