@@ -59,8 +59,9 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 def tests(session: nox.Session) -> None:
     """Every test of the core and of all plugins, torch included, but for the kit's (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, "torch")
-    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    core = local(ROOT, "torch", "testing", "encryption", "transformers")
+    everything = [core, *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"], *GROUPS["adapters"])
     # A process per core; torch must not take all of them in each. Files stay whole: some share a server.
     session.env["OMP_NUM_THREADS"] = "1"
     # The kit on each plugin is a session of its own, `conformance`.

@@ -103,35 +103,51 @@ def _pad_token(model: Model) -> int | None:
     return pad if isinstance(pad, int) and pad not in ends else None
 
 
+_NOT_WITH_A_PREFIX = {
+    "assistant_model": "assisted decoding of transformers starts from an empty cache only",
+    "prompt_lookup_num_tokens": "assisted decoding of transformers starts from an empty cache only",
+    "assistant_early_exit": "assisted decoding of transformers starts from an empty cache only",
+    "cache_implementation": "the prefix is a DynamicCache",
+    "custom_generate": "what it does with a cache is not known",
+    "inputs": "pass token ids as input_ids",
+    "past_key_values": "TieredPrefixCache.generate brings its own; call model.generate with yours",
+    "prefill_chunk_size": "prompts are computed in pieces here already: give piece_tokens to TieredPrefixCache",
+    "token_healing": "it changes the end of the prompt behind the prefix's back",
+}
+"""Arguments of ``generate``, or settings of a generation config, that cannot be served, and why."""
+
+
 def check_arguments(model: Model, arguments: Mapping[str, Any]) -> None:
-    """Refuse what would change KV behind the back of the token ids, or takes the cache's place.
+    """Refuse what would change KV behind the back of the token ids, or does not go with a cache that has content.
 
     Raises:
         ValueError: says which argument, and what to do.
     """
-    if arguments.get("past_key_values") is not None:
-        raise ValueError("past_key_values: TieredPrefixCache.generate brings its own; call model.generate with yours")
-    if arguments.get("use_cache") is False or arguments.get("cache_implementation") is not None:
-        raise ValueError(
-            "use_cache=False and cache_implementation exclude a prefix cache, which is a DynamicCache: leave them out"
-        )
-    if arguments.get("inputs") is not None:
-        raise ValueError("inputs: pass token ids as input_ids")
+    if not hasattr(model, "generate"):
+        raise ValueError(f"{type(model).__name__} has no language head to generate with; load and prefill serve it")
+    for name, reason in _NOT_WITH_A_PREFIX.items():
+        if value := _setting(model, arguments, name):
+            shown = type(value).__name__ if isinstance(value, torch.nn.Module) else repr(value)[:80]
+            raise ValueError(f"{name} = {shown} cannot be served: {reason}. Leave it out, or call model.generate")
+    if _setting(model, arguments, "use_cache") is False:
+        raise ValueError("use_cache = False: a prefix is a cache. Leave it out, or call model.generate")
     base = getattr(model, "get_base_model", lambda: model)()
     known = inspect.signature(base.forward).parameters.keys() - _HARMLESS
     for name in sorted(known & arguments.keys()):
         if arguments[name] is not None:
             raise ValueError(
                 f"{name}: chunks are found by their token ids alone, and this argument changes KV without changing "
-                "them. Leave it out, or call model.generate without a prefix cache"
+                "them. Leave it out, or call model.generate"
             )
 
 
 def expansion(model: Model, arguments: Mapping[str, Any]) -> int:
     """How many rows ``generate`` makes of each prompt: beams, or sequences to return."""
+    return max(_setting(model, arguments, name) or 1 for name in ("num_beams", "num_return_sequences"))
+
+
+def _setting(model: Model, arguments: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - whatever it is set to
+    """An argument of ``generate``: as given, or in the given configuration, or in the model's."""
     settings = (arguments.get("generation_config"), getattr(model, "generation_config", None))
-    found = [1]
-    for name in ("num_beams", "num_return_sequences"):
-        values = [arguments.get(name), *(getattr(setting, name, None) for setting in settings)]
-        found.append(next((value for value in values if value is not None), 1))
-    return max(found)
+    values = (arguments.get(name), *(getattr(setting, name, None) for setting in settings))
+    return next((value for value in values if value is not None), None)

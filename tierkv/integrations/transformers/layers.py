@@ -142,8 +142,8 @@ def kv_shape(model: Model) -> KvShape:
 
 
 def _check_model(model: Model, name: str) -> None:
-    if getattr(model, "config", None) is None or not hasattr(model, "generate"):
-        raise ConfigError(f"{name} is no model of transformers that generates text; pass a model with a language head")
+    if getattr(model, "config", None) is None or not hasattr(model, "get_input_embeddings"):
+        raise ConfigError(f"{name} is no model of transformers; pass one, such as AutoModelForCausalLM gives")
     if model.config.is_encoder_decoder:
         raise ConfigError(
             f"{name} is an encoder-decoder model: what its decoder caches depends on the encoder's input, not on a "

@@ -175,7 +175,8 @@ def joined(config: ModelConfig, shape: KvShape, caches: Sequence[PrefixCache], n
 
 
 def _content(layer: CacheLayer) -> KeyValue | None:
-    return (layer.keys, layer.values) if layer.keys is not None and layer.keys.ndim == 4 else None  # noqa: PLR2004
+    is_filled = layer.keys is not None and layer.keys.ndim == 4  # noqa: PLR2004 - else it is not initialised yet
+    return (layer.keys, layer.values) if is_filled else None
 
 
 def _stacked(states: Sequence[KeyValue | None], layer: KvLayer, num_tokens: int, dtype: torch.dtype) -> KeyValue:

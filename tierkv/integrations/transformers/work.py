@@ -82,21 +82,30 @@ class PromptWork:
         apart = len({pad % self.engine.chunk_tokens for pad in batch.pads}) > 1 and self.shape.has_windows
         if apart or not self._can_be_cached(batch.columns):
             return [self._empty((0,)) for _ in prompts], 0
+        caches = [
+            self._restored(prompt, columns - pad, report)
+            for prompt, pad, report in zip(prompts, batch.pads, reports, strict=True)
+        ]
         while True:
-            caches = [
-                self._restored(prompt, max(0, columns - pad), report)
-                for prompt, pad, report in zip(prompts, batch.pads, reports, strict=True)
+            ends = [
+                pad + cache.get_seq_length() for cache, pad in zip(caches, batch.pads, strict=True) if pad < columns
             ]
-            reached = [
-                columns if pad >= columns else pad + cache.get_seq_length()
-                for cache, pad in zip(caches, batch.pads, strict=True)
-            ]
-            columns, asked = min(reached), columns
-            if columns == asked or not any(cache.get_seq_length() for cache in caches):
+            if min(ends, default=columns) == columns:
                 break
-        if not any(cache.get_seq_length() for cache in caches):
-            columns = 0
-        return caches, columns
+            columns = min(ends)
+            for row, pad in enumerate(batch.pads):
+                if pad + caches[row].get_seq_length() > columns:
+                    caches[row] = self._shortened(caches[row], prompts[row], columns - pad, reports[row])
+        return caches, columns if any(cache.get_seq_length() for cache in caches) else 0
+
+    def _shortened(self, cache: PrefixCache, prompt: Prompt, tokens: int, report: PromptReport) -> PrefixCache:
+        """The same row with fewer tokens. Where a window is, another part of it is needed."""
+        if self.shape.has_windows or tokens < 1:
+            return self._restored(prompt, tokens, report)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, :tokens], layer.values[:, :, :tokens]
+        report.loaded_tokens = tokens
+        return cache
 
     def _restored(self, prompt: Prompt, tokens_max: int, report: PromptReport) -> PrefixCache:
         """A cache with what the tiers have, up to ``tokens_max`` tokens."""
