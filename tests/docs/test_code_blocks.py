@@ -4,7 +4,8 @@ What happens to a fenced block of README.md, CONTRIBUTING.md and docs/:
 
 python   all blocks of a page run in order, as one program, in a fresh folder and a fresh process
 toml     parsed; one that describes a stack is also validated like a user's file
-console  each `$ command` is parsed by the shell, and by tierkv's own command line if it is one of ours
+console  each `$ command` is parsed by the shell, and by tierkv's own command line if it is one of ours; behind a line
+         `<!-- runs -->` the commands of a block are also run, after the page's python, in the page's folder
 json, yaml   parsed
 text     left alone, and directives of the site too; any other language is refused
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -39,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 UNTESTED = ("text",)
 WAIVER = re.compile(r"<!--\s*no-test:\s*(\S.*?)\s*-->\s*$")
+RUNS = re.compile(r"<!--\s*runs\s*-->\s*$")
 FILE_NAME = re.compile(r"(?:#|//)\s*([\w-]+\.(?:toml|json|ya?ml))\s*\n")
 RUN_TIMEOUT_S = 240
 
@@ -52,6 +55,7 @@ class Block:
     language: str
     code: str
     waived: bool
+    runs: bool
 
     @property
     def place(self) -> str:
@@ -66,9 +70,10 @@ def blocks_of(page: Path) -> list[Block]:
     tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.type == "fence" and token.map:
-            waived = before is not None and before.type == "html_block" and bool(WAIVER.search(before.content))
+            remark = before.content if before is not None and before.type == "html_block" else ""
+            waived, runs = bool(WAIVER.search(remark)), bool(RUNS.search(remark))
             language = token.info.split(" ")[0]
-            found.append(Block(page, token.map[0] + 2, language, token.content, waived))
+            found.append(Block(page, token.map[0] + 2, language, token.content, waived, runs))
     return found
 
 
@@ -90,14 +95,25 @@ def program_of(blocks: list[Block]) -> str:
 
 
 def run_page(blocks: list[Block], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page's python in a folder that holds the page's named files."""
+    """Run a page's python, then the commands that it shows as run, in a folder that holds the page's named files."""
     for block in blocks:
         if name := FILE_NAME.match(block.code):
             (folder / name[1]).write_text(block.code, encoding="utf-8")
     program = folder / f"{blocks[0].page.stem}.py"
     program.write_text(program_of([block for block in blocks if block.language == "python"]), encoding="utf-8")
-    command = [sys.executable, "-I", "-W", "error::DeprecationWarning:__main__", program.name]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+    python = shlex.join([sys.executable, "-I", "-W", "error::DeprecationWarning:__main__", program.name])
+    commands = [command for block in blocks if block.runs for command in commands_of(block)]
+    script = "\n".join(["set -e", python, *commands])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
 
 
 def commands_of(block: Block) -> list[str]:
@@ -200,7 +216,7 @@ def nox_sessions() -> set[str]:
     """Names of the sessions in noxfile.py, without running it."""
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-    return {function.name.rstrip("_") for function in functions}
+    return {function.name.rstrip("_").replace("_", "-") for function in functions}
 
 
 def is_directive(block: Block) -> bool:
@@ -243,6 +259,14 @@ class TestTheChecks:
         fence = "```python\n1 / 0\n```\n"
         blocks = self.write(tmp_path, f"<!-- no-test: needs a GPU -->\n{fence}\n<!-- no-test: -->\n{fence}")
         assert [block.waived for block in blocks] == [True, False]
+
+    def test_commands_that_are_said_to_run_do(self, tmp_path: Path) -> None:
+        """A marked command is part of the page's program: it finds the files, and its failure is the page's."""
+        code = "```python\nopen('a.txt', 'w').write('1')\n```\n\n"
+        good = self.write(tmp_path, code + "<!-- runs -->\n```console\n$ test -f a.txt\nsome output\n```\n")
+        assert run_page(good, tmp_path).returncode == 0
+        bad = self.write(tmp_path, code + "<!-- runs -->\n```console\n$ test -f b.txt\n```\n")
+        assert run_page(bad, tmp_path).returncode
 
     @pytest.mark.parametrize("command", ["nox -s nonsense", "echo 'open", "tierkv nonsense", "tierkv check --nonsense"])
     def test_a_wrong_command_is_refused(self, command: str) -> None:

@@ -78,3 +78,20 @@ def test_torch_is_pinned_once() -> None:
 def test_no_file_belongs_to_one_ci_vendor() -> None:
     """``.ci/run`` is the CI, for every vendor and for a laptop."""
     assert not [name for name in (".github", ".gitlab-ci.yml", ".circleci", ".travis.yml") if (ROOT / name).exists()]
+
+
+def test_no_test_falls_between_two_sessions() -> None:
+    """``tests`` leaves the suites' files out, ``conformance`` runs nothing but the kit: other tests there never run."""
+    (pattern,) = re.findall(r'"--ignore-glob", "([^"]+)"', text("noxfile.py"))
+    suites = sorted(ROOT.glob(pattern))
+    assert suites
+    for path in suites:
+        names = names_of_tests(path)
+        assert not names, f"{path.relative_to(ROOT)}: move {names} to a file that does not match {pattern}"
+
+
+def names_of_tests(path: Path) -> list[str]:
+    """The names of functions in a module that pytest would collect."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [function.name for function in functions if function.name.startswith("test_")]

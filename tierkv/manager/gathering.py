@@ -8,7 +8,7 @@ chunks together stay under a cap that leaves room for stores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from tierkv.errors import require
 from tierkv.manager.chunk import Chunk
@@ -38,6 +38,7 @@ class Gathering:
         self._host = host
         self._traffic = traffic
         self._by_owner: dict[str, Reservation] = {}
+        self._pins: dict[str, dict[Key, int]] = {}
         self._held = 0
 
     def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
@@ -61,6 +62,55 @@ class Gathering:
         left = reservation.keys[reservation.position :]
         return len(self._host.ready_prefix(left)) == len(left)
 
+    # -- pins --------------------------------------------------------------------------------------------------------
+
+    def pin(self, owner: str, key: Key) -> bool:
+        """Hold one chunk for the owner, ahead of a reservation, if it is readable and the cap allows.
+
+        For an owner that learns of its chunks one by one. A reservation takes over the pins among its keys.
+
+        Returns:
+            Whether it is held by the owner now. Harmless when repeated.
+        """
+        pins = self._pins.get(owner)
+        if pins is not None and key in pins:
+            return True
+        if self._held >= self.chunks_max or not self._host.is_readable(key):
+            return False
+        slot = self._host.find(key)
+        if slot is None:
+            return False
+        self._host.hold((slot,))
+        self._held += 1
+        if pins is None:
+            pins = self._pins[owner] = {}
+        pins[key] = slot
+        return True
+
+    def unpin(self, owner: str, keep: Container[Key] = ()) -> None:
+        """Let go of the owner's pins, but for those in ``keep``; the last one pinned goes first (S54)."""
+        pins = self._pins.get(owner)
+        if pins is None:
+            return
+        gone = [key for key in reversed(pins) if key not in keep]
+        self._release_later([pins.pop(key) for key in gone])
+        if not pins:
+            del self._pins[owner]
+
+    def pinned(self, owner: str) -> Mapping[Key, int]:
+        """The owner's pins: the slot of each."""
+        return self._pins.get(owner, {})
+
+    def _hold(self, owner: str, key: Key, slot: int) -> None:
+        """Hold a slot for a reservation, or take over the owner's pin on it."""
+        pins = self._pins.get(owner)
+        if pins is not None and pins.pop(key, None) is not None:
+            self._held -= 1
+            if not pins:
+                del self._pins[owner]
+        else:
+            self._host.hold((slot,))
+
     # -- granting ----------------------------------------------------------------------------------------------------
 
     def _grant(self, reservation: Reservation) -> None:
@@ -75,7 +125,7 @@ class Gathering:
                 break
             slot = self._host.find(keys[position])
             if slot is not None:
-                self._host.hold((slot,))
+                self._hold(reservation.owner, keys[position], slot)
                 self._add(reservation, position, slot)
                 continue
             if self._host.room <= len(missing):
@@ -94,7 +144,9 @@ class Gathering:
         reservation.pinned = True
         keys, host = reservation.keys, self._host
         budget = self.chunks_max - self._held
-        if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier already
+        pins = self._pins.get(reservation.owner, ())
+        # The hot path: all may be in the host tier already.
+        if not reservation.num_granted and not pins and len(keys) <= budget:
             slots = host.ready_prefix(keys)
             if len(slots) == len(keys):
                 host.hold(slots)
@@ -103,11 +155,11 @@ class Gathering:
                 self._held += len(slots)
                 return
         for position, key in enumerate(keys):
-            if self._held >= self.chunks_max:
-                break
+            if self._held >= self.chunks_max and key not in pins:
+                continue
             slot = host.find(key) if reservation.slots[position] == NOT_GRANTED else None
             if slot is not None:
-                host.hold((slot,))
+                self._hold(reservation.owner, key, slot)
                 self._add(reservation, position, slot)
 
     def _fetch(self, reservation: Reservation, missing: Sequence[tuple[int, LowerTier]]) -> None:
@@ -181,10 +233,12 @@ class Gathering:
             and reservation.complete
             and not reservation.outstanding
         ):
+            self.unpin(owner)
             del self._by_owner[owner]
             self._held -= len(keys)
             return reservation.slots, reservation.sources()
-        reserved = {} if reservation is None else reservation.granted()
+        reserved = {key: (slot, HOST) for key, slot in self.pinned(owner).items()}
+        reserved |= {} if reservation is None else reservation.granted()
         slots, sources = [], []
         for key in keys:
             slot, source = reserved.get(key) or (self._host.find(key), HOST)
@@ -197,7 +251,8 @@ class Gathering:
         return slots, sources
 
     def release(self, owner: str) -> None:
-        """End the owner's reservation."""
+        """End the owner's reservation, and its pins."""
+        self.unpin(owner)
         reservation = self._by_owner.pop(owner, None)
         if reservation is not None:
             self._let_go(reservation, reservation.held_tail_first())
@@ -212,13 +267,17 @@ class Gathering:
             self._release(slots[: self._may_let_go])
 
     def release_all(self) -> None:
-        """End every reservation."""
-        for owner in list(self._by_owner):
+        """End every reservation, and all pins."""
+        for owner in [*self._by_owner, *self._pins]:
             self.release(owner)
 
     def _let_go(self, reservation: Reservation, slots: list[int]) -> None:
         if reservation.outstanding:
             reservation.outstanding -= sum(self._host.stop_waiting(slot, reservation) for slot in slots)
+        self._release_later(slots)
+
+    def _release_later(self, slots: list[int]) -> None:
+        """Now, as far as the step's bound allows."""
         now = slots[: self._may_let_go]
         if len(now) < len(slots):
             self._to_let_go.append(slots[len(now) :])
@@ -239,6 +298,7 @@ class Gathering:
         """
         reservations = self._by_owner.values()
         held = sum(reservation.num_granted for reservation in reservations) + sum(map(len, self._to_let_go))
+        held += sum(map(len, self._pins.values()))
         require(self._held == held, f"{self._held} reserved chunks are counted wrong")
         require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:

@@ -8,7 +8,7 @@ All calls are made on the engine's scheduler thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from tierkv.abc import EvictionPolicy
@@ -103,10 +103,7 @@ class OffloadManager:
 
     @property
     def store_chunks_max(self) -> int:
-        """Chunks that it is reasonable to offer in one ``prepare_store``.
-
-        A part of the host tier, so that stores never flush everything else out at once.
-        """
+        """Chunks to offer in one ``prepare_store``: a part of the host tier, so that stores never flush all of it."""
         return max(1, self._host.num_slots // 4)
 
     # -- existence ---------------------------------------------------------------------------------------------------
@@ -147,8 +144,16 @@ class OffloadManager:
         """Let go of every reserved chunk that is not in ``keys``."""
         self._gathering.trim(ctx.request_id, keys)
 
+    def pin(self, key: Key, ctx: RequestContext) -> bool:
+        """Hold a readable chunk for a request that learns of its chunks one by one; see :meth:`Gathering.pin`."""
+        return self._gathering.pin(ctx.request_id, key)
+
+    def unpin(self, ctx: RequestContext, keep: Container[Key] = ()) -> None:
+        """Let go of the request's pins that are not in ``keep``."""
+        self._gathering.unpin(ctx.request_id, keep)
+
     def release(self, ctx: RequestContext) -> None:
-        """Give up the request's reservation, if it has one."""
+        """Give up the request's reservation and pins, if it has any."""
         self._gathering.release(ctx.request_id)
 
     def sources(self, ctx: RequestContext) -> Counter[str]:

@@ -89,7 +89,8 @@ def test_bytes_that_changed_at_rest_are_refused_and_computed_again(
     assert after["chunks_corrupt"].get("disk", 0) > before["chunks_corrupt"].get("disk", 0)
     assert cached_of(second) == [0, 0]
     assert tokens_of(second) == tokens_of(first)
-    engine.call("vllm_scenarios:forget_host")
-    third = engine.call("vllm_scenarios:serve", prompts=asked)
-    assert cached_of(third) == [cached] * 2
-    assert tokens_of(third) == tokens_of(first)
+    for _ in range(4):  # a request that waited for a damaged chunk may leave it to a later one to store it anew
+        engine.call("vllm_scenarios:forget_host")
+        later = engine.call("vllm_scenarios:serve", prompts=asked)
+        assert tokens_of(later) == tokens_of(first)
+    assert cached_of(later) == [cached] * 2

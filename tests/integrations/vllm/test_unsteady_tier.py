@@ -110,10 +110,11 @@ def test_prompts_are_served_while_the_tier_fails(
     assert cached_of(answers) == [0] * 4
     give()
     engine.call("vllm_scenarios:recover")
-    engine.call("vllm_scenarios:forget_host")
-    again = engine.call("vllm_scenarios:serve", prompts=known)
+    for _ in range(2):  # what a failed write may have spoiled is stored anew
+        engine.call("vllm_scenarios:forget_host")
+        again = engine.call("vllm_scenarios:serve", prompts=known)
+        assert tokens_of(again) == tokens_of(answers)[:2]
     assert cached_of(again) == [CACHED] * 2
-    assert tokens_of(again) == tokens_of(answers)[:2]
 
 
 @pytest.mark.parametrize("fault", ["hang", "raise"])

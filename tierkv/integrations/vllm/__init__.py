@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tierkv.integrations.vllm.connector import TierKVConnector as TierKVConnector
+    from tierkv.integrations.vllm.spec import TierKVSpec as TierKVSpec
 
-__all__ = ["TierKVConnector"]
+__all__ = ["TierKVConnector", "TierKVSpec"]
 
 _HOMES = {
     "TierKVConnector": "tierkv.integrations.vllm.connector",

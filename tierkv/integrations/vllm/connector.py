@@ -29,14 +29,24 @@ from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.integrations.vllm.connector_meta import StepMeta, WorkerMeta
 from tierkv.integrations.vllm.connector_scheduler import ConnectorScheduler
 from tierkv.integrations.vllm.connector_worker import ConnectorWorker
+from tierkv.integrations.vllm.kv_events import KVEvents, localities, with_events
+from tierkv.integrations.vllm.metrics import StatsFeed, build_kv_connector_stats, build_prom_metrics
 from tierkv.integrations.vllm.options import read_options
 from tierkv.integrations.vllm.shape import check_hashes, engine_spec
 from tierkv.plugins import load_plugins
 from tierkv.types.transfers import WorkerOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorPromMetrics,
+        KVConnectorStats,
+        PromMetric,
+    )
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -67,8 +77,13 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             check_hashes(vllm_config)
             registry = load_plugins()
             config = read_options(self._kv_transfer_config.kv_connector_extra_config)
-            self._sources = _sources(resolve(config, registry))
-            self._scheduler = ConnectorScheduler(open_stack(config, spec, plugins=registry))
+            config = with_events(config, enabled=_publishes_events(vllm_config))
+            resolved = resolve(config, registry)
+            stack = open_stack(config, spec, plugins=registry)
+            self._sources = _sources(resolved)
+            self._scheduler = ConnectorScheduler(stack)
+            self._stats = StatsFeed(stack)
+            self._events = KVEvents(stack.geometry, kv_cache_config, localities(resolved))
         else:
             self._worker = ConnectorWorker(kv_cache_config, get_tensor_model_parallel_rank())
 
@@ -208,6 +223,32 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Whether vLLM should go on stepping though it has no request: transfers are under way."""
         return self.scheduler.has_pending_work
 
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What came and went in which tier, for vLLM to publish."""
+        return list(self._events.translate(self.scheduler.stack.take_block_events()))
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What the stack counted since the last step. Of a worker: nothing, its transfers are told to the scheduler."""
+        return self._stats.connector_stats() if self._scheduler is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
+        """The same in the front end, from what has travelled."""
+        return build_kv_connector_stats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        """The exporter, in the front end."""
+        return build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def reset_cache(self) -> bool | None:
         """Empty the host tier; lower tiers keep what they have."""
         return self.scheduler.reset_cache()
@@ -220,6 +261,11 @@ def _sources(stack: ResolvedStack) -> dict[str, CacheHitSource]:
         shared = tier.backend.capabilities.shared
         sources[tier.config.name] = CacheHitSource.EXTERNAL_UNSPECIFIED if shared else CacheHitSource.DISK
     return sources
+
+
+def _publishes_events(vllm_config: VllmConfig) -> bool:
+    events = vllm_config.kv_events_config
+    return events is not None and bool(events.enable_kv_cache_events)
 
 
 def _settle(vllm_config: VllmConfig) -> None:
