@@ -50,3 +50,28 @@ def test_aborts_in_the_midst_of_it_hurt_nobody_else(engine: EngineProcess, plain
         kept = [number for number in range(REQUESTS) if number not in aborted]
         assert [tokens_of(answers)[number] for number in kept] == [expected[number] for number in kept]
     assert engine.call("vllm_scenarios:free_blocks") == engine.call("vllm_scenarios:usable_blocks")
+
+
+@pytest.fixture(scope="module")
+def tight_engine(
+    seam: Seam, start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineProcess]:
+    """Llama over a host tier of 4 chunks and a disk."""
+    tiers = [{"backend": "disk", "path": str(tmp_path_factory.mktemp("disk")), "capacity": "64MiB"}]
+    stack = {"host": {"capacity": "288KiB"}, "tiers": tiers, "lookup": {"recompute": "off"}}
+    with start_engine(EngineSetup(seam, stack, blocks_per_chunk=2)) as engine:
+        yield engine
+
+
+def test_a_prompt_longer_than_the_host_tier_comes_to_its_end(
+    tight_engine: EngineProcess, plain_tokens: PlainTokens
+) -> None:
+    """No host tier is too small: of a prompt twice as long, what can be loaded is, and the rest computed."""
+    asked = prompts("long", 3, 480)
+    expected = plain_tokens("llama", asked, 16)
+    for number in range(4):
+        answers = [tight_engine.call("vllm_scenarios:serve_again", prompts=[prompt])[0] for prompt in asked]
+        assert tokens_of(answers) == expected
+        assert number == 0 or min(cached_of(answers)) > 0
+    tight_engine.call("vllm_scenarios:forget")
+    assert tokens_of(tight_engine.call("vllm_scenarios:serve", prompts=asked)) == expected

@@ -75,6 +75,27 @@ def test_a_longer_prompt_is_computed_from_where_the_shorter_one_ends(
     assert [answer["tokens"]] == plain_tokens("llama", [short + more], 16)
 
 
+def test_many_requests_that_share_a_prefix_load_it_at_once(
+    engine: EngineProcess, cached: int, plain_tokens: PlainTokens
+) -> None:
+    """A system prompt is everybody's prefix: when it comes back, all who wait for it get it."""
+    (shared,), tails = prompts("shared", 1), prompts("tails", 4, 20)
+    engine.call("vllm_scenarios:serve", prompts=[shared])
+    engine.call("vllm_scenarios:forget_host")
+    asked = [shared + tail for tail in tails]
+    answers = engine.call("vllm_scenarios:serve", prompts=asked)
+    assert all(found >= cached for found in cached_of(answers))
+    assert tokens_of(answers) == plain_tokens("llama", asked, 16)
+
+
+def test_a_salted_prompt_finds_nothing_of_another_tenant(engine: EngineProcess, cached: int) -> None:
+    """Who could time a stranger's prompt would know it: with a salt of its own a tenant hits its own chunks only."""
+    asked = prompts("salted", 1)
+    for salt, found in (("one", 0), ("other", 0), (None, 0), ("one", cached)):
+        (answer,) = engine.call("vllm_scenarios:serve_again", prompts=asked, salts=[salt])
+        assert answer["cached"] == found
+
+
 def test_bytes_that_changed_at_rest_are_refused_and_computed_again(
     engine: EngineProcess, cached: int, disk: Path
 ) -> None:

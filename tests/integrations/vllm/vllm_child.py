@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 
@@ -22,29 +23,31 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     lines = iter(sys.stdin)
-
-    def answer(act: Callable[[], Any]) -> Any:
+    engines: list[Any] = []
+    for act in chain([partial(start, engines)], repeat(partial(call, engines))):
+        line = next(lines, None)
+        if line is None:
+            break
         try:
-            value = act()
-            text = json.dumps({"result": None if hasattr(value, "serve") else value})
+            answer = {"result": act(**json.loads(line))}
         except Exception:  # noqa: BLE001  whatever it is, the test that asked says it
-            value, text = None, json.dumps({"error": traceback.format_exc()})
-        print(text, file=answers, flush=True)
-        return value
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers)
+    for engine in engines:
+        engine.close()
 
-    def start() -> Any:
-        from vllm_served import ServedEngine  # noqa: PLC0415  the first import of vLLM may fail, and is answered, too
 
-        return ServedEngine(json.loads(next(lines)))
+def start(engines: list[Any], **arguments: Any) -> None:
+    """Make the engine."""
+    from vllm_served import ServedEngine  # noqa: PLC0415  an import of vLLM that fails is an answer, too
 
-    served = answer(start)
-    if served is None:
-        return
-    for line in lines:
-        call = json.loads(line)
-        module, _, name = call["function"].partition(":")
-        answer(lambda: getattr(importlib.import_module(module), name)(served, **call["arguments"]))  # noqa: B023
-    served.close()
+    engines.append(ServedEngine(arguments))
+
+
+def call(engines: list[Any], function: str, arguments: dict[str, Any]) -> Any:
+    """Run a scenario with it; what it returns."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)(*engines, **arguments)
 
 
 if __name__ == "__main__":

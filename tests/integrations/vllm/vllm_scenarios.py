@@ -10,7 +10,7 @@ from typing import Any
 from vllm_served import Json, ServedEngine
 
 from tierkv.metrics.counters import CoreCounters
-from tierkv.stack import Stack
+from tierkv.stack_base import StackBase
 from tierkv.tiers.arena import HostArena
 
 Prompts = Sequence[Sequence[int]]
@@ -50,7 +50,7 @@ def forget(served: ServedEngine) -> None:
 def flush(served: ServedEngine) -> bool:
     """Bring everything down to the lower tiers; whether all of it got there."""
     served.settle()
-    return served.found(Stack).flush()
+    return served.found(StackBase).flush()
 
 
 def forget_host(served: ServedEngine) -> None:
