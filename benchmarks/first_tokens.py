@@ -22,7 +22,10 @@ _PROCESS_TIMEOUT_S = 1200
 _LOG_LINES = 40
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""Kind of text -> ``ttft_s``, ``cached`` (tokens of the prompt that were not computed), ``tokens`` (that came out)."""
+"""Kind of text -> ``ttft_s``, ``cached`` (tokens of the prompt that were not computed), ``tokens`` (that came out).
+
+Where an engine tells it, ``load_s``, too.
+"""
 
 
 class Processes:
@@ -89,6 +92,8 @@ def row(what: str, found: Answers, limit_name: str, limit: Answers, same: Mappin
     ms, limit_ms = ([1e3 * one["ttft_s"] for one in answers.values()] for answers in (found, limit))
     extra = {"cached tokens of a prompt": float(median(one["cached"] for one in found.values()))}
     extra |= {f"of texts, answers are {name}, %": same_answers(found, expected) for name, expected in same.items()}
+    if all("load_s" in one for one in found.values()):
+        extra["of it loading, ms"] = 1e3 * median(one["load_s"] for one in found.values())
     ratios = [a / b for a, b in zip(ms, limit_ms, strict=True)]
     return Row(f"first token, {what}", "ms", median(ms), limit_name, median(limit_ms), ratios, extra=extra)
 

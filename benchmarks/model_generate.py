@@ -40,7 +40,7 @@ class Generator:
         self.cache = tierkv.TieredPrefixCache(self._model, {"host": {"capacity": "256MiB"}, "tiers": [disk]})
 
     def answer(self, prompt: Sequence[int], count: int, *, cached: bool) -> dict[str, Any]:
-        """One prompt alone: seconds to its first token, tokens that were not computed, and what came out."""
+        """One prompt alone: seconds to its first token, how many were not computed, and what came out."""
         first, began_s = FirstToken(), time.perf_counter()
         generate = self.cache.generate if cached else self._model.generate
         out = generate(
@@ -52,8 +52,11 @@ class Generator:
         )
         if first.at_s is None:
             raise RuntimeError("no token was generated")
-        loaded = self.cache.last_prompts[0].loaded_tokens if cached else 0
-        return {"ttft_s": first.at_s - began_s, "cached": loaded, "tokens": out[0, len(prompt) :].tolist()}
+        found = {"ttft_s": first.at_s - began_s, "cached": 0, "tokens": out[0, len(prompt) :].tolist()}
+        if cached:
+            (report,) = self.cache.last_prompts
+            found |= {"cached": report.loaded_tokens, "load_s": report.load_s}
+        return found
 
 
 def main() -> None:
