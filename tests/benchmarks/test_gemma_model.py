@@ -1,4 +1,4 @@
-"""Building the real model: once, or not at all. What it is built from comes from PyPI; the session `gemma` does that."""
+"""Building the real model: once, or not at all. What it is made of comes from PyPI; the session `gemma` does that."""
 
 from __future__ import annotations
 
