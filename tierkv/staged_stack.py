@@ -150,6 +150,7 @@ class StagedStack(StackBase):
         """All workers ended the request's load of these chunks. What a reset has overtaken is passed over."""
         job = self._jobs.end_load(request_id, keys)
         if job is not None:
+            self._tell_time()
             self._manager.complete_load(job.slots)
             self._hand_out()
 
@@ -158,8 +159,8 @@ class StagedStack(StackBase):
     def prepare_store(self, request_id: str, chunks: Sequence[tuple[Key, int]]) -> StagedStore | None:
         """Slots for those of ``chunks`` (key, end token) that the host tier lacks, and that shall be stored.
 
-        Of more chunks than it is reasonable to offer at once, the front is taken if there is no room for all: whoever
-        waits for room for more than there is waits in vain.
+        Of a large offer the front is taken, if there is no room for all of it: whoever waits for room for more than
+        there is waits in vain. Half of the host tier's slots is not large: that will find room in a later step.
 
         Returns:
             The store, perhaps without chunks; None: there is no room now.
@@ -170,15 +171,19 @@ class StagedStack(StackBase):
         wanted = [key for key, end in chunks if tokens_max is None or end <= tokens_max] if hints.stores else []
         if not wanted:
             return StagedStore(StagedTransfer(UNMARKED, (), (), ()), ())
+        self._tell_time()
         number = self._parts.marks.new(is_store=True)
         if number == UNMARKED:
             self.counters.stores_refused += 1
             return None
         offered = [(key, self._group_of(key)) for key in wanted]
-        grant = self._manager.prepare_store(offered, ctx)
-        if grant is None and len(offered) > self._manager.store_chunks_max:
-            self.counters.chunks_not_stored += len(offered) - self._manager.store_chunks_max
-            grant = self._manager.prepare_store(offered[: self._manager.store_chunks_max], ctx)
+        grant, taken = self._manager.prepare_store(offered, ctx), len(offered)
+        least = self._manager.store_chunks_max
+        while grant is None and len(offered) > 2 * least and taken > least:
+            taken = max(taken // 2, least)
+            grant = self._manager.prepare_store(offered[:taken], ctx)
+        if grant is not None:
+            self.counters.chunks_not_stored += len(offered) - taken
         if grant is None or not grant.keys:
             self._parts.marks.free(number)
         if grant is None:
@@ -195,6 +200,8 @@ class StagedStack(StackBase):
         What a reset has overtaken is passed over.
         """
         jobs = self._jobs.end_stores(keys)
+        if jobs:
+            self._tell_time()
         for job in jobs:
             self._manager.complete_store(job.slots, self._parts.seals.close(_chunks(job)) if success else _all(job))
         if jobs:
@@ -246,6 +253,10 @@ class StagedStack(StackBase):
     def has_pending_work(self) -> bool:
         """Whether a transfer is in flight, or tiers come or go: the engine should go on stepping."""
         return self._jobs.any or self._base.changes.pending
+
+    def _tell_time(self) -> None:
+        """Between steps too, things begin that have a deadline: a step may take long, and the engine may have slept."""
+        self._manager.begin_step(self._clock())
 
     # -- for the step loop -------------------------------------------------------------------------------------------
 
