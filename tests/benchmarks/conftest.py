@@ -1,4 +1,4 @@
-"""The package ``benchmarks``, of the checkout; everything it imports of tierkv is what is installed."""
+"""The workshop's benchmarks, for tests of their pure parts: they are not installed, and the checkout is no path."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import importlib.util
 import sys
 from pathlib import Path
 
-
-def _offer_benchmarks() -> None:
-    """Not by way of ``sys.path``: the checkout's root would shadow the installed tierkv."""
-    folder = Path(__file__).parents[2] / "benchmarks"
-    spec = importlib.util.spec_from_file_location(
-        "benchmarks", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["benchmarks"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-_offer_benchmarks()
+def _make_importable() -> None:
+    """``import benchmarks`` finds the checkout's, while ``import tierkv`` still finds the one that is installed."""
+    place = {"submodule_search_locations": [str(FOLDER)]}
+    spec = importlib.util.spec_from_file_location("benchmarks", FOLDER / "__init__.py", **place)
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"{FOLDER} is no package")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["benchmarks"] = package
+    spec.loader.exec_module(package)
+
+
+_make_importable()
