@@ -231,7 +231,7 @@ class Stack:
         self._hand_out()
 
     def has_pending_work(self) -> bool:
-        """Whether transfers are in flight, or the end of one is still to be told: the engine should go on stepping."""
+        """Whether the engine should go on stepping: transfers are in flight, or to come, or their end is to be told."""
         return self._scheduler.has_pending_work or self._untold != LoadReport() or self._parts.changes.pending
 
     # -- tiers that come and go --------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Stack:
             if self.workers and self._scheduler.has_pending_work:
                 self._take_last_step()
             flushed = self.flush(timeout_s)
-            self._flushed_at_end = flushed and not self._scheduler.has_pending_work
+            self._flushed_at_end = flushed and not self._scheduler.has_transfers
         finally:
             for worker in self.workers:
                 worker.shutdown()
