@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)            the stack description is wrong; names file, key path, value, fix
     ├── PluginError (ImportError)           a plugin cannot be used
     │   └── SpiVersionError                 it was built against another version of the plugin interface
+    ├── EngineVersionError (ImportError)    the engine that is installed is not one that an adapter serves
     ├── EngineProtocolError (RuntimeError)  the engine called us in a way the contract does not allow
     ├── InvariantError (RuntimeError)       something that must always hold did not: a bug of ours
     │   └── IllegalTransitionError          a state machine refused an event; told with its story
@@ -51,6 +52,10 @@ class PluginError(TierKVError, ImportError):
 
 class SpiVersionError(PluginError):
     """A plugin was written for a version of the plugin interface that this tierkv does not serve."""
+
+
+class EngineVersionError(TierKVError, ImportError):
+    """The engine that is installed, or missing, is not a version that tierkv's adapter serves. Names those it does."""
 
 
 class EngineProtocolError(TierKVError, RuntimeError):

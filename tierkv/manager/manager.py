@@ -8,7 +8,7 @@ All calls are made on the engine's scheduler thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from tierkv.abc import EvictionPolicy
@@ -106,10 +106,7 @@ class OffloadManager:
 
     @property
     def store_chunks_max(self) -> int:
-        """Chunks that it is reasonable to offer in one ``prepare_store``.
-
-        A part of the host tier, so that stores never flush everything else out at once.
-        """
+        """Chunks to offer in one ``prepare_store``: a part of the host tier, so that stores never flush all of it."""
         return max(1, self._host.num_slots // 4)
 
     # -- existence ---------------------------------------------------------------------------------------------------
@@ -150,8 +147,16 @@ class OffloadManager:
         """Let go of every reserved chunk that is not in ``keys``."""
         self._gathering.trim(ctx.request_id, keys)
 
+    def pin(self, key: Key, ctx: RequestContext) -> bool:
+        """Hold a readable chunk for a request that learns of its chunks one by one; see :meth:`Gathering.pin`."""
+        return self._gathering.pin(ctx.request_id, key)
+
+    def unpin(self, ctx: RequestContext, keep: Container[Key] = ()) -> None:
+        """Let go of the request's pins that are not in ``keep``."""
+        self._gathering.unpin(ctx.request_id, keep)
+
     def release(self, ctx: RequestContext) -> None:
-        """Give up the request's reservation, if it has one."""
+        """Give up the request's reservation and pins, if it has any."""
         self._gathering.release(ctx.request_id)
 
     def sources(self, ctx: RequestContext) -> Counter[str]:
@@ -305,7 +310,7 @@ class OffloadManager:
         """
         if tier.name in self.tier_names:
             raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
-        follower = None if before is None else self._named(before)
+        follower = None if before is None else self._tiers.named(before)
         self._traffic.attach(tier, follower)
         self._sightings.add(tier.name, tier.policy)
 
@@ -318,7 +323,7 @@ class OffloadManager:
         Raises:
             EngineProtocolError: there is no lower tier of that name.
         """
-        tier = self._named(name)
+        tier = self._tiers.named(name)
         self._traffic.detach(tier)
         self._sightings.remove(name)
         return tier.index
@@ -326,13 +331,6 @@ class OffloadManager:
     def forget(self, index: int) -> None:
         """Everything that was under way in a detached tier has ended."""
         self._traffic.forget(index)
-
-    def _named(self, name: str) -> LowerTier:
-        tier = self._tiers.get(name)
-        if tier is None:
-            names = ", ".join(self.tier_names[1:]) or "none"
-            raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
-        return tier
 
     @property
     def policies(self) -> list[tuple[str, EvictionPolicy]]:

@@ -112,6 +112,14 @@ TRANSFER_SECONDS = Metric(
 )
 HISTOGRAMS = (LOOKUP_SECONDS, DEFERRED_SECONDS, READ_SECONDS, WRITE_SECONDS, TRANSFER_BYTES, TRANSFER_SECONDS)
 
+READ_LATENCY = Metric("tierkv_tier_read_latency_seconds", "gauge", "Measured latency of a tier's reads", ("tier",))
+READ_SPEED = Metric("tierkv_tier_read_bytes_per_second", "gauge", "Measured bandwidth of a tier's reads", ("tier",))
+PREFILL_SPEED = Metric(
+    "tierkv_prefill_tokens_per_second", "gauge", "How fast the engine computes prompts, as it says or as measured"
+)
+GAUGES = (READ_LATENCY, READ_SPEED, PREFILL_SPEED)
+"""What decides whether loading is worth it; there once it is known."""
+
 
 def counters() -> list[Metric]:
     """Our counters, under the names that are exported."""

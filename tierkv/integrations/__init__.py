@@ -1,0 +1,1 @@
+"""Adapters to real engines. Nothing outside this package knows an engine, and it is imported only when asked for."""
