@@ -67,7 +67,8 @@ class Gathering:
     def pin(self, owner: str, key: Key) -> bool:
         """Hold one chunk for the owner, ahead of a reservation, if it is readable and the cap allows.
 
-        For an owner that learns of its chunks one by one. A reservation takes over the pins among its keys.
+        For an owner that learns of its chunks one by one. It lets go of its pins before it reserves: whoever is older
+        may need the slots.
 
         Returns:
             Whether it is held by the owner now. Harmless when repeated.
@@ -101,16 +102,6 @@ class Gathering:
         """The owner's pins: the slot of each."""
         return self._pins.get(owner, {})
 
-    def _hold(self, owner: str, key: Key, slot: int) -> None:
-        """Hold a slot for a reservation, or take over the owner's pin on it."""
-        pins = self._pins.get(owner)
-        if pins is not None and pins.pop(key, None) is not None:
-            self._held -= 1
-            if not pins:
-                del self._pins[owner]
-        else:
-            self._host.hold((slot,))
-
     # -- granting ----------------------------------------------------------------------------------------------------
 
     def _grant(self, reservation: Reservation) -> None:
@@ -125,7 +116,7 @@ class Gathering:
                 break
             slot = self._host.find(keys[position])
             if slot is not None:
-                self._hold(reservation.owner, keys[position], slot)
+                self._host.hold((slot,))
                 self._add(reservation, position, slot)
                 continue
             if self._host.room <= len(missing):
@@ -144,9 +135,7 @@ class Gathering:
         reservation.pinned = True
         keys, host = reservation.keys, self._host
         budget = self.chunks_max - self._held
-        pins = self._pins.get(reservation.owner, ())
-        # The hot path: all may be in the host tier already.
-        if not reservation.num_granted and not pins and len(keys) <= budget:
+        if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier already
             slots = host.ready_prefix(keys)
             if len(slots) == len(keys):
                 host.hold(slots)
@@ -155,11 +144,11 @@ class Gathering:
                 self._held += len(slots)
                 return
         for position, key in enumerate(keys):
-            if self._held >= self.chunks_max and key not in pins:
-                continue
+            if self._held >= self.chunks_max:
+                break
             slot = host.find(key) if reservation.slots[position] == NOT_GRANTED else None
             if slot is not None:
-                self._hold(reservation.owner, key, slot)
+                host.hold((slot,))
                 self._add(reservation, position, slot)
 
     def _fetch(self, reservation: Reservation, missing: Sequence[tuple[int, LowerTier]]) -> None:
