@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from core_bed import Bed, BedSpec
 from core_engine import Whims
-from core_parts import TierSpec, disk, make_core, objects
+from core_parts import Core, TierSpec, disk, make_core, objects
+from core_pool import blocks
 from core_truth import BedRequest
 from group_parts import full, window
 from hypothesis import given, settings
@@ -20,9 +21,10 @@ from tierkv.errors import IllegalTransitionError
 from tierkv.scheduler.request_state import RequestState
 from tierkv.scheduler.stream import Stream
 from tierkv.scheduler.stream_state import STREAM_TRANSITIONS, StreamEvent, StreamState, next_stream_state
+from tierkv.types.engine import StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, Verb
-from tierkv.types.transfers import VOID_SLOT
+from tierkv.types.transfers import VOID_SLOT, TransferJob
 
 ALL = Whims(budget=100_000)
 FAILURES = [kind for kind in OutcomeKind if kind is not OutcomeKind.OK]
@@ -340,10 +342,6 @@ def test_the_engine_has_come_to_have_the_first_leg() -> None:
     assert core.ask(request) is None
     core.finish_all()
     assert core.ask(request) == 40
-    from core_pool import blocks  # noqa: PLC0415 - here alone
-
-    from tierkv.types.engine import StepOutput  # noqa: PLC0415
-
     core.scheduler.update_state_after_alloc(request, [blocks(range(1, 12), filled=2)], 40)
     assert not core.scheduler.build_connector_meta(StepOutput()).loads
     core.scheduler.validate()
@@ -412,6 +410,7 @@ def test_a_chunk_that_fails_below(chunk: int, kind: OutcomeKind) -> None:
     assert set(bed.tiers.reads.values()) == {1}
     bed.settle()
     bed.check_end()
+    assert 0 < bed.core.counters.chunks_stored <= 100 - chunk, "what was computed is stored again, and nothing else"
 
 
 def test_a_chunk_that_fails_in_one_tier_is_had_from_another() -> None:
@@ -431,6 +430,106 @@ def test_a_chunk_that_fails_in_one_tier_is_had_from_another() -> None:
     assert bed.core.counters.loads_given_up == 0
     bed.settle()
     bed.check_end()
+
+
+def cut_stream(core: Core, request: BedRequest, lost: Sequence[Key]) -> TransferJob:
+    """A stream of ten chunks through four slots loses some of its third leg. Returns its last job."""
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request)
+    tables = [blocks(range(1 + 50 * group, 12 + 50 * group)) for group in range(len(core.geometry.groups))]
+    for group, table in zip(core.geometry.groups, tables, strict=True):
+        if group.window_chunks is not None:
+            table[: 10 - group.window_chunks] = blocks([0] * (10 - group.window_chunks))
+    core.scheduler.update_state_after_alloc(request, tables, 40)
+    jobs = list(core.scheduler.build_connector_meta(StepOutput()).loads)
+    while not jobs[-1].ends_load:
+        for op in core.manager.take_ops():
+            core.finish(op, [OutcomeKind.FAILED if key in lost else OutcomeKind.OK for key in op.keys])
+        assert not core.report(jobs[-1].job_id).finished
+        core.begin(core.now)
+        jobs += core.scheduler.build_connector_meta(StepOutput()).loads
+        core.scheduler.validate()
+    return jobs[-1]
+
+
+def test_the_last_job_names_what_does_not_come() -> None:
+    """A front of the leg that has come, and void slots for all the rest: its end, and only its end, is the load's."""
+    core = make_core(slots=8, reserved=4, tiers=[disk(write="read_only")])
+    request = core.arrive(41)
+    keys = core.truth.keys(request)
+    core.keep_below(keys)
+    job = cut_stream(core, request, [keys[5]])
+    assert job.keys == tuple(keys[4:])
+    assert [ref == VOID_SLOT for ref in job.slots] == [False, *[True] * 5]
+    assert job.block_ids == tuple(range(5, 11))
+    report = core.report(job.job_id)  # as from a worker that says nothing of what it did not get
+    assert report.finished == {"a"}
+    assert report.invalid_block_ids == set(range(6, 11))
+
+
+def test_where_windows_are_nothing_more_is_copied_in_vain() -> None:
+    """With windows what is before the lost chunk is of no use: all of the last job is void, all blocks are invalid."""
+    core = make_core(groups=[full(), window(8)], slots=12, reserved=8, tiers=[disk(write="read_only")])
+    request = core.arrive(41)
+    prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    core.keep_below([*prefix, *recent])
+    job = cut_stream(core, request, [prefix[7]])
+    assert job.keys == tuple(prefix[6:])
+    assert set(job.slots) == {VOID_SLOT}
+    report = core.report(job.job_id)
+    assert report.invalid_block_ids == {*range(1, 11), 59, 60}
+
+
+def test_the_blocks_of_an_aborted_stream_are_nobodys() -> None:
+    """They may be another request's by the time the load ends: it is told as ended, and no block as invalid."""
+    core = make_core(slots=8, reserved=4, tiers=[disk(write="read_only")])
+    request = core.arrive(41)
+    keys = core.truth.keys(request)
+    core.keep_below(keys)
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request) == 40
+    core.scheduler.update_state_after_alloc(request, [blocks(range(1, 12))], 40)
+    (leg,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    core.scheduler.request_finished(request, [[]])
+    core.report(leg.job_id)
+    (last,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    assert set(last.slots) == {VOID_SLOT}
+    report = core.report(last.job_id, failed={last.job_id: frozenset(last.keys)})
+    assert (report.finished, report.invalid_block_ids) == ({"a"}, frozenset())
+    core.scheduler.validate()
+    assert not core.scheduler.has_pending_work
+
+
+def test_whoever_wants_a_later_leg_waits_too() -> None:
+    """S49: a twin that has the front on the GPU already wants only what the stream will bring last."""
+    core = make_core(slots=8, reserved=4, tiers=[disk(write="read_only")])
+    first, second = core.arrive(41, "first"), core.arrive(41, "second")
+    core.keep_below(core.truth.keys(first))
+    assert core.ask(first) is None
+    core.finish_all()
+    assert core.ask(first) == 40
+    core.scheduler.update_state_after_alloc(first, [blocks(range(1, 12))], 40)
+    core.finish_all()
+    assert core.ask(second, computed=32) is None
+    core.finish_all()
+    assert core.ask(second, computed=32) is None, "its two chunks are in the host tier, and are being loaded"
+
+
+def test_groups_pass_side_by_side() -> None:
+    """A leg has the chunks that end next, whichever group they belong to: or a cut would leave a front of one alone."""
+    bed = stream_bed(16, block_tokens=(4, 4))
+    arrive(bed, 40)
+    legs = 0
+    while bed.engine.waiting or bed.engine.loading:
+        bed.step(ALL)
+        for job in bed.worker.running.values():
+            assert job.group_sizes[0] == job.group_sizes[1]
+            legs += 1
+        bed.run_io()
+        bed.run_transfers()
+    assert legs >= 10
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
