@@ -1,4 +1,5 @@
-"""More promises broken on purpose: tiers that come and go, resets of all tiers, tenants, what is installed.
+"""More promises broken on purpose: tiers that come and go, resets of all tiers, tenants, what is installed, loads
+that stream.
 
 Importing this adds them to :data:`simulated_breaks.BREAKS`.
 """
@@ -20,9 +21,12 @@ from tierkv.manager.tenants import Quotas
 from tierkv.manager.tier_list import TierList
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.policies.s3_fifo import S3FifoPolicy
+from tierkv.scheduler.loads import Loads
+from tierkv.scheduler.stream import Stream
 from tierkv.tier_changes import TierChanges
 from tierkv.tiers.framing import Framer
 from tierkv.types.keys import make_scope
+from tierkv.types.transfers import TransferJob
 
 Patch = pytest.MonkeyPatch
 
@@ -158,3 +162,39 @@ def a_policy_evicts_what_is_held(patch: Patch) -> None:
     """The guard sees it and asks the policy no more: an engine would not notice, and nobody would mend the policy."""
     evict = S3FifoPolicy.evict
     patch.setattr(S3FifoPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
+
+
+# -- loads that stream -----------------------------------------------------------------------------------------------
+
+
+@breaks("tiny-host", 12)
+def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
+    """Only the blocks of jobs in flight become invalid, not those of the jobs of the same load that had ended."""
+
+    def reset(self: Loads) -> None:
+        for stream in self._streams.values():
+            stream.cut_short()
+            self._drop_void(stream)
+
+    patch.setattr(Loads, "reset", reset)
+
+
+@breaks("tiny-host", 12)
+def the_last_job_overtakes_a_leg(patch: Patch) -> None:
+    """A worker that goes by it would call the load over while a leg is still being copied."""
+    step = Loads.step
+    patch.setattr(Loads, "step", lambda self, *, is_last: step(self, is_last=True))
+
+
+@breaks("tiny-host", 12)
+def what_does_not_come_is_not_said(patch: Patch) -> None:
+    """A load that was given up ends as if all of it had come."""
+    send = Stream.send
+
+    def hopeful(self: Stream, *what: Any) -> TransferJob:
+        void, self._void = self._void, []
+        job = send(self, *what)
+        self._void = void
+        return job
+
+    patch.setattr(Stream, "send", hopeful)

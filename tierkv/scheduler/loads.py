@@ -152,13 +152,11 @@ class Loads:
     def _gather(self, stream: Stream) -> Reservation | None:
         """Go on gathering the next leg of a stream. Returns its reservation, if there is anything to come."""
         reservation = self._reserve(stream)
-        if reservation is not None and reservation.failed:  # a chunk that failed in one tier may be had from another
-            reservation = self._reserve(stream)
         if reservation is None or not reservation.failed:
             return reservation
         slots, ctx = self._manager.streams, stream.record.ctx
         lost = [key for key in stream.leg if slots.is_lost(key, ctx)]
-        return self._cut(stream, lost) if lost else reservation
+        return self._cut(stream, lost) if lost else self._reserve(stream)  # what failed here, another tier may have
 
     def _reserve(self, stream: Stream) -> Reservation | None:
         if not stream.leg:

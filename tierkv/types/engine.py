@@ -218,7 +218,7 @@ class StepOutput:
 class LoadReport:
     """What became of transfers, told by ``update_connector_output``.
 
-    finished: requests whose load ended; they may be scheduled again.
+    finished: requests whose load ended, with all of its jobs; they may be scheduled again.
     invalid_block_ids: GPU blocks of theirs that hold no valid data: the engine computes from the first of them on.
         Where a group has a window, a load that failed in part is reported whole: the engine goes on from what it had
         before the load, or from the start if its windows have no blocks there.
