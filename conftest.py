@@ -33,6 +33,8 @@ hypothesis.settings.load_profile("tierkv")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 # Folders of which no test means anything without torch. Single tests elsewhere have the mark `needs_torch`.
 collect_ignore = [] if HAS_TORCH else ["tests/reference", "tests/stack", "tests/worker"]
+if importlib.util.find_spec("vllm") is None:  # `nox -s vllm` has it
+    collect_ignore.append("tests/integrations/vllm")
 if not HAS_TORCH or importlib.util.find_spec("transformers") is None:
     collect_ignore.append("tests/integrations/transformers")
 

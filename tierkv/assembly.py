@@ -7,44 +7,36 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from tierkv.abc import Codec
-from tierkv.codecs.frame import PARTS_MAX, FrameSealer
+from tierkv.assembly_base import Assembly, namespace_of
 from tierkv.config.loading import load_config, parse_config
 from tierkv.config.resolving import ResolvedStack, resolve
-from tierkv.config.schema import StackConfig
-from tierkv.dispatch.copy_pool import CopyPool
-from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.config.schema import RecordConfig, StackConfig, StoreConfig
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
-from tierkv.events import Observers
-from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier
-from tierkv.manager.manager import OffloadManager
-from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins import PluginRegistry, load_plugins
 from tierkv.recorded_stack import RecordedStack
 from tierkv.recording.writer import RecordWriter
 from tierkv.scheduler.block_events import BlockEvents
-from tierkv.scheduler.event_queue import EventQueue
+from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
 from tierkv.scheduler.plans.lazy import check_lazy
 from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.scheduler.staged_jobs import StagedJobs
+from tierkv.scheduler.staged_lookups import StagedLookups
 from tierkv.stack import Stack
-from tierkv.stack_parts import StackParts
-from tierkv.tier_changes import SCAN_TIMEOUT_S, TierChanges
-from tierkv.tier_opening import TierOpener, close_backend, dispatch_limits, share_host_slots
-from tierkv.tiers.arena import HostArena, private_memory
-from tierkv.tiers.shared_memory import SharedMemory
-from tierkv.tiers.tier import Tier
+from tierkv.stack_parts import BaseParts, StackParts, StagedParts
+from tierkv.staged_stack import StagedStack
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
-from tierkv.types.namespace import Namespace
+from tierkv.worker.job_marks import MarksBook
 from tierkv.worker.part_book import PartBook
-from tierkv.worker.worker import Worker
-from tierkv.worker_setup import WorkerSetup
+from tierkv.worker.slot_seals import SlotSeals
+
+__all__ = ["namespace_of", "open_stack", "open_staged_stack"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +66,37 @@ def open_stack(
     """
     registry = plugins or load_plugins()
     resolved = _resolved(config, registry)
-    return _Assembly(resolved, engine, registry, runtime or Runtime(), verify_frames=verify_frames).build()
+    return _Scheduled(resolved, engine, registry, runtime or Runtime(), verify_frames=verify_frames).build()
+
+
+def open_staged_stack(
+    config: StackConfig | Mapping[str, Any] | str | Path,
+    engine: EngineSpec,
+    *,
+    group_ids: Sequence[int] | None = None,
+    plugins: PluginRegistry | None = None,
+    runtime: Runtime | None = None,
+) -> StagedStack:
+    """Open a stack for an engine that schedules itself; see :class:`StagedStack`. Blocks as :func:`open_stack` does.
+
+    Args:
+        config: as for :func:`open_stack`. What our own scheduler would do with it (``store.plan``, ``store.policy``,
+            ``record``, ``events.self_describing``) must be left at its default; ``lookup.recompute`` and
+            ``lookup.load_tokens_min`` have no effect, since the engine decides what it loads.
+        engine: the engine's shape; its workers count as other processes in any case. What its capabilities say of
+            loads does not matter: this kind of stack answers for them.
+        group_ids: the number that stands at the end of the keys of each group; 0, 1, 2, ... if left out.
+        plugins: as for :func:`open_stack`.
+        runtime: as for :func:`open_stack`.
+
+    Raises:
+        ConfigError, PluginError, BackendError: as for :func:`open_stack`.
+    """
+    registry = plugins or load_plugins()
+    capabilities = replace(engine.capabilities, worker_processes=True)
+    ids = tuple(range(len(engine.groups))) if group_ids is None else tuple(group_ids)
+    shape = replace(engine, capabilities=capabilities)
+    return _Staged(_resolved(config, registry), shape, registry, runtime or Runtime(), ids).build()
 
 
 def _resolved(config: StackConfig | Mapping[str, Any] | str | Path, registry: PluginRegistry) -> ResolvedStack:
@@ -103,26 +125,6 @@ def _check_capabilities(engine: EngineSpec) -> None:
             )
 
 
-def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
-    """Everything that makes the engine's KV bytes interchangeable, with what the user says about it."""
-    named = config.namespace
-    return Namespace(
-        model=named.model if named.model is not None else engine.model,
-        revision=named.revision if named.revision is not None else engine.revision,
-        dtype=engine.dtype,
-        layout=engine.layout,
-        groups=tuple(
-            (group.block_tokens, group.page_bytes * engine.num_workers, group.kind.value, group.window_tokens)
-            for group in engine.groups
-        ),
-        blocks_per_chunk=geometry.blocks_per_chunk,
-        hash_block_tokens=engine.hash_block_tokens,
-        rank=engine.rank,
-        world_size=engine.world_size,
-        epoch=named.epoch,
-    )
-
-
 def _check_store_plan(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> None:
     if config.store.plan != "lazy":
         return
@@ -134,87 +136,24 @@ def _check_store_plan(config: StackConfig, engine: EngineSpec, geometry: Geometr
     check_lazy(geometry)
 
 
-class _Assembly:
-    """One opening of one stack; keeps what was opened, to close it again if a later part fails."""
+class _Scheduled(Assembly[Stack]):
+    """A stack with our own scheduler."""
 
-    def __init__(
-        self,
-        resolved: ResolvedStack,
-        engine: EngineSpec,
-        registry: PluginRegistry,
-        runtime: Runtime,
-        *,
-        verify_frames: bool,
-    ) -> None:
-        self.resolved = resolved
-        self.config = resolved.config
-        self.registry = registry
-        self.runtime = runtime
-        self.counters = CoreCounters()
-        self.engine = engine
-        self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
-        self.namespace = namespace_of(self.config, engine, self.geometry)
-        self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
-        _check_capabilities(engine)
-        _check_store_plan(self.config, engine, self.geometry)
-        self.verify_loads = self.config.host.verify and verify_frames
-        self.shared = SharedMemory() if engine.capabilities.worker_processes else None
-        if engine.num_workers > PARTS_MAX:
-            raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
+    def check(self) -> None:
+        _check_capabilities(self.engine)
+        _check_store_plan(self.config, self.engine, self.geometry)
 
-    def build(self) -> Stack:
-        """The wired stack."""
-        with contextlib.ExitStack() as undo:
-            memory = private_memory if self.shared is None else self.shared.map
-            if self.shared is not None:
-                undo.callback(self.shared.close)
-            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
-            undo.callback(arena.close)
-            runtime, counters = self.runtime, self.counters
-            opener = TierOpener(
-                self.registry, runtime, self.namespace, self.sealer, arena, counters, self.config.tenants.told_apart_max
-            )
-            codecs = opener.open_codecs(self.resolved.tiers)
-            with contextlib.ExitStack() as unopened:
-                tiers = self._open_tiers(opener, codecs, unopened)
-                unopened.pop_all()  # from here on the dispatcher closes them
-            limits = [dispatch_limits(tier) for tier in self.resolved.tiers]
-            dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, pause=runtime.pause)
-            undo.callback(dispatcher.close, 0.0)
-            tables = [
-                opener.table(index, resolved, tier.backend)
-                for index, (resolved, tier) in enumerate(zip(self.resolved.tiers, tiers, strict=True))
-            ]
-            stack = self._wire(arena, dispatcher, opener, codecs, tables)
-            undo.pop_all()
-        return stack
-
-    def _wire(
-        self,
-        arena: HostArena,
-        dispatcher: Dispatcher,
-        opener: TierOpener,
-        codecs: Mapping[str, Codec],
-        lower: Sequence[LowerTier],
-    ) -> Stack:
-        config, counters = self.config, self.counters
-        share_host_slots(lower, arena.num_slots)
-        host = HostIndex(arena.num_slots, opener.host_policy(config.host, self.resolved.host_policy, arena.num_slots))
-        manager = OffloadManager(
-            host,
-            lower,
-            [group.payload_bytes for group in self.geometry.groups],
-            max(1, int(arena.num_slots * config.host.reserved_share)),
-            counters,
-        )
-        self._recover(lower, dispatcher)
-        events = config.events
+    def block_events(self) -> BlockEvents:
+        events = self.config.events
         described = events.enabled and events.self_describing
-        block_events = BlockEvents(
-            self.geometry, counters, _log.warning, active=described, snapshots_max=events.payloads_max
+        return BlockEvents(
+            self.geometry, self.counters, _log.warning, active=described, snapshots_max=events.payloads_max
         )
+
+    def wire(self, base: BaseParts, undo: contextlib.ExitStack) -> Stack:  # noqa: ARG002 - opens nothing
+        config, counters = self.config, self.counters
         scheduler = OffloadScheduler(
-            manager,
+            base.manager,
             self.geometry,
             SchedulerLimits(
                 lookup_deadline_s=config.lookup.deadline_s,
@@ -231,35 +170,12 @@ class _Assembly:
             ),
             counters,
             _log.warning,
-            block_events=block_events,
+            block_events=base.block_events,
         )
-        workers, copies = self._workers(arena)
         parts = StackParts(
+            **_fields(base),
             scheduler=scheduler,
-            manager=manager,
-            dispatcher=dispatcher,
-            workers=workers,
-            copies=copies,
-            arena=arena,
-            shared=self.shared,
-            setup=self._setup(arena),
-            part_book=None if len(workers) == 1 else PartBook(arena, self.sealer, self.geometry),
-            namespace=self.namespace,
-            geometry=self.geometry,
-            counters=counters,
-            observers=self._observers(),
-            events=EventQueue(block_events, counters, kept=events.enabled),
-            changes=TierChanges(
-                opener,
-                self.registry,
-                self.runtime,
-                codecs,
-                manager=manager,
-                dispatcher=dispatcher,
-                names=[tier.config.name for tier in self.resolved.tiers],
-                num_slots=arena.num_slots,
-            ),
-            completions_per_step_max=config.lookup.completions_per_step_max,
+            part_book=None if len(base.workers) == 1 else PartBook(base.arena, self.sealer, self.geometry),
         )
         runtime = self.runtime
         if config.record.path is None:
@@ -278,56 +194,56 @@ class _Assembly:
             path, head, record.bytes_max, record.keep, clock=runtime.clock, pause=runtime.pause, spawn=runtime.spawn
         )
 
-    def _workers(self, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
-        """The workers of this process and their threads: one pool each, since each belongs to a thread of its own."""
-        if self.shared is not None:
-            return (), ()
-        threads = self.config.host.copy_threads
-        runtime = self.runtime
-        names = [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
-        pools = tuple(CopyPool(threads, name=name, spawn=runtime.spawn, pause=runtime.pause) for name in names)
-        workers = tuple(
-            Worker(
-                arena, self.sealer, self.geometry, pool.submit,
-                rank=rank, verify_loads=self.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
-                gpu_staging_bytes=self.config.host.gpu_staging,
-            )
-            for rank, pool in enumerate(pools)
-        )  # fmt: skip
-        return workers, pools
 
-    def _setup(self, arena: HostArena) -> WorkerSetup | None:
-        """What workers in other processes must know, for rank 0."""
-        if self.shared is None:
-            return None
-        return WorkerSetup(
-            rank=0,
-            geometry=self.geometry,
-            namespace=self.sealer.namespace,
-            arena=self.shared.handle(arena),
-            copy_threads=self.config.host.copy_threads,
-            gpu_staging_bytes=self.config.host.gpu_staging,
-            verify_frames=self.sealer.verify,
-            verify_loads=self.verify_loads,
+class _Staged(Assembly[StagedStack]):
+    """A stack for an engine that schedules itself."""
+
+    def __init__(
+        self,
+        resolved: ResolvedStack,
+        engine: EngineSpec,
+        registry: PluginRegistry,
+        runtime: Runtime,
+        group_ids: tuple[int, ...],
+    ) -> None:
+        super().__init__(resolved, engine, registry, runtime, verify_frames=True)
+        self._group_ids = group_ids
+
+    def check(self) -> None:
+        _check_not_ours(self.config)
+
+    def wire(self, base: BaseParts, undo: contextlib.ExitStack) -> StagedStack:
+        counters = self.counters
+        marks = MarksBook(self.geometry.num_workers)
+        undo.callback(marks.close)
+        parts = StagedParts(
+            **_fields(base),
+            lookups=StagedLookups(base.manager, self.geometry, self.config.lookup.deadline_s, counters),
+            jobs=StagedJobs(marks),
+            marks=marks,
+            seals=SlotSeals(base.arena, self.sealer, self.geometry),
+            hints=HintReader(lambda: base.manager.tier_names, counters, _log.warning),
+            group_ids=self._group_ids,
         )
+        return StagedStack(parts, self.runtime.clock, self.runtime.pause)
 
-    def _observers(self) -> Observers:
-        """Observers have a thread of their own: a slow one must not delay copies."""
-        if not self.registry.has_observers:
-            return Observers(None, None)
-        return Observers(self.registry.observe, CopyPool(name="tierkv-observe", spawn=self.runtime.spawn).submit)
 
-    def _open_tiers(self, opener: TierOpener, codecs: Mapping[str, Codec], undo: contextlib.ExitStack) -> list[Tier]:
-        tiers = []
-        for resolved in self.resolved.tiers:
-            tier = opener.open(resolved, codecs)
-            undo.callback(close_backend, tier.backend)
-            tiers.append(tier)
-        return tiers
+def _fields(base: BaseParts) -> dict[str, Any]:
+    return {item.name: getattr(base, item.name) for item in fields(base)}
 
-    def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:
-        """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""
-        for result in dispatcher.scan_all(SCAN_TIMEOUT_S):
-            if result.error:
-                _log.warning("tier %s is out of service: %s", lower[result.tier].name, result.error)
-            lower[result.tier].load_index(result.entries)
+
+def _check_not_ours(config: StackConfig) -> None:
+    """Whether all that is asked for can be had without our scheduler."""
+    plain = StoreConfig()
+    wrong = {
+        "store.plan": config.store.plan != plain.plan,
+        "store.policy": config.store.policy != plain.policy,
+        "record.path": config.record != RecordConfig() and config.record.path is not None,
+        "events.self_describing": config.events.self_describing,
+    }
+    for key, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(
+                f"{key} is set, but this engine schedules itself: it decides when blocks are stored, and describes "
+                "events, on its own. Leave the key out, or connect the engine so that tierkv schedules"
+            )

@@ -14,8 +14,9 @@ from typing import Self
 from tierkv.codecs.frame import FrameSealer
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.tiers.arena import HostArena
-from tierkv.tiers.shared_memory import ArenaHandle, attach
+from tierkv.tiers.shared_memory import ArenaHandle, MemoryHandle, attach
 from tierkv.types.geometry import Geometry
+from tierkv.worker.job_marks import Marks
 from tierkv.worker.worker import Worker
 
 
@@ -25,8 +26,9 @@ class WorkerSetup:
 
     rank: which worker it will be. geometry: sizes of groups and chunks. namespace: the fingerprint, sixteen bytes.
     arena: where the host tier's memory is. copy_threads: threads for its copies. gpu_staging_bytes: device memory for
-    chunks on their way. verify_frames: compare checksums at
-    all. verify_loads: check each chunk's part on its way to the GPU.
+    chunks on their way. verify_frames: compare checksums at all. verify_loads: check each chunk's part on its way to
+    the GPU. marks: where ended jobs are marked; only of a stack whose engine schedules itself, and then the worker is
+    *staged* (see :mod:`tierkv.worker.slot_parts`).
     """
 
     rank: int
@@ -37,6 +39,7 @@ class WorkerSetup:
     gpu_staging_bytes: int
     verify_frames: bool
     verify_loads: bool
+    marks: MemoryHandle | None = None
 
 
 class ProcessWorker(Worker):
@@ -54,13 +57,22 @@ class ProcessWorker(Worker):
             rank=setup.rank,
             verify_loads=setup.verify_loads,
             gpu_staging_bytes=setup.gpu_staging_bytes,
+            staged=setup.marks is not None,
         )
+        self._marks = None if setup.marks is None else Marks(setup.marks, setup.geometry.num_workers, setup.rank)
+
+    def mark_ended(self, number: int) -> None:
+        """Tell a staged stack that this worker has ended the job of that number."""
+        if self._marks is not None:
+            self._marks.end(number)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Shut down, then give threads and memory back. Call ``drain`` first to lose no store. Idempotent."""
         self.shutdown()
         self._pool.close(timeout_s)
         self._arena.close()
+        if self._marks is not None:
+            self._marks.close()
 
     def __enter__(self) -> Self:
         """The open worker."""

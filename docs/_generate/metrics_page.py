@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tierkv.metrics.definitions import HISTOGRAMS, LINEAGE, Metric, counters
+from tierkv.metrics.definitions import GAUGES, HISTOGRAMS, LINEAGE, Metric, counters
 
 LEAD = """\
 A stack counts and measures; it opens no port. Register its collector with the registry that your server exports:
@@ -13,6 +13,7 @@ A stack counts and measures; it opens no port. Register its collector with the r
 from prometheus_client import CollectorRegistry, generate_latest
 
 import tierkv
+from tierkv.metrics.gauges import gauges
 from tierkv.metrics.prometheus import StackCollector
 from tierkv.types.engine import EngineSpec, GroupSpec
 
@@ -21,7 +22,9 @@ engine = EngineSpec(
 )
 registry = CollectorRegistry()
 with tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine) as stack:
-    registry.register(StackCollector(lambda: stack.counters, stack.tier_stats, {"engine": "0"}, stack.series))
+    registry.register(
+        StackCollector(lambda: stack.counters, stack.tier_stats, {"engine": "0"}, stack.series, lambda: gauges(stack))
+    )
     text = generate_latest(registry).decode()
 assert 'tierkv_lookups_total{engine="0"} 0.0' in text
 ```
@@ -51,6 +54,9 @@ assert "vllm:kv_offload_load_bytes_total" in generate_latest(exported).decode()
 ```
 
 `transfer_type` is `CPU_to_GPU` for loads and `GPU_to_CPU` for stores.
+
+Inside vLLM none of this is to be done: its `/metrics` has all series of this page, with its labels `model_name` and
+`engine` before ours, and without those that have a `transfer_type` in this last part.
 """
 
 
@@ -81,6 +87,7 @@ def body() -> str:
             LEAD,
             f"## Counters\n\n{_table(counters())}\n",
             f"## Histograms\n\nSeconds, or bytes where the name says so.\n\n{_histograms(HISTOGRAMS)}\n",
+            f"## Gauges\n\nThere once they are known.\n\n{_table(GAUGES)}\n",
             LINEAGE_LEAD,
             f"{_table(metric for metric in LINEAGE if metric.kind == 'counter')}\n",
             f"{_histograms(metric for metric in LINEAGE if metric.kind == 'histogram')}\n",

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tierkv.dispatch.stats import TierStats
 from tierkv.metrics.counters import CoreCounters
-from tierkv.metrics.definitions import COUNTERS, READ_SECONDS, TIER_COUNTERS, counters
+from tierkv.metrics.definitions import COUNTERS, READ_LATENCY, READ_SECONDS, TIER_COUNTERS, counters
+from tierkv.metrics.gauges import Gauge
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.prometheus import StackCollector
 from tierkv.metrics.stack_stats import Series
@@ -66,3 +67,15 @@ def test_every_counter_has_its_meaning() -> None:
     by_tier = {field.name for field in fields(CoreCounters) if isinstance(getattr(CoreCounters(), field.name), Counter)}
     documented = {metric.name for metric in counters() if metric.labels and not metric.name.startswith("tierkv_tier_")}
     assert documented == {f"tierkv_{name}" for name in by_tier}
+
+
+def test_gauges_are_exported_once_known() -> None:
+    """A tier that was never read has no speed; zero would be a lie that an alert believes."""
+    known: list[Gauge] = []
+    registry = CollectorRegistry()
+    registry.register(StackCollector(CoreCounters, None, {"engine": "3"}, None, lambda: known))
+    assert "tierkv_tier_read_latency_seconds" not in generate_latest(registry).decode()
+    known += [Gauge(READ_LATENCY, ("disk",), 0.25), Gauge(READ_LATENCY, ("s3",), 0.5)]
+    text = generate_latest(registry).decode()
+    assert text.count("# TYPE tierkv_tier_read_latency_seconds gauge") == 1
+    assert 'tierkv_tier_read_latency_seconds{engine="3",tier="s3"} 0.5' in text

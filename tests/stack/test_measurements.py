@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from stack_bed import opened, prompts_of, serve, stack_config
 
+from tierkv.metrics.deltas import Deltas, empty_delta, merge
 from tierkv.metrics.prometheus import StackCollector
 from tierkv.metrics.transfer_stats import LOAD, STORE
 
@@ -43,3 +44,28 @@ def test_a_scrape_tells_what_was_moved(tmp_path: Path) -> None:
     assert 0 < reads.count <= ops - writes.count
     assert f'tierkv_tier_read_seconds_count{{engine="0",tier="disk"}} {reads.count}.0' in text
     assert f'tierkv_chunks_hit_total{{engine="0",tier="disk"}} {counters.chunks_hit["disk"]}.0' in text
+
+
+def test_increments_of_a_serving_stack_add_up(tmp_path: Path) -> None:
+    """What an exporter in another process was told, engine by engine, is what the stack counted itself."""
+    prompts, whole, messages = prompts_of(10, 4), empty_delta(), 0
+    with opened(stack_config(tmp_path)) as stack:
+        deltas = Deltas(stack)
+        for _ in range(2):
+            for prompt in prompts:
+                serve(stack, [prompt])
+                delta = deltas.take()
+                assert delta is not None
+                merge(whole, delta)
+                messages += 1
+        stack.flush()
+        merge(whole, deltas.take() or empty_delta())
+        assert deltas.take() is None
+        told = whole["counters"]
+        assert told["tierkv_lookups"][""] == stack.counters.lookups > 0
+        assert told["tierkv_chunks_hit"] == dict(stack.counters.chunks_hit) != {}
+        assert told["tierkv_tier_bytes_written"]["disk"] == stack.tier_stats()["disk"]["bytes_written"] > 0
+        for series in stack.series():
+            row = whole["histograms"][series.metric.name][series.label_values[0] if series.label_values else ""]
+            assert tuple(row[:-1]) == series.histogram.counts
+    assert messages == 8

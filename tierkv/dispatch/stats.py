@@ -37,6 +37,10 @@ class TierStats:
     retries: int = 0
     breaker_opens: int = 0
 
+    def as_dict(self) -> dict[str, int]:
+        """A copy, field by field."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
     def count_io(self, verb: Verb, tally: Tally, retries: int) -> None:
         """Count what was done, whether or not anybody still wants it."""
         self.retries += retries

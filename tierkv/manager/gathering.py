@@ -8,7 +8,7 @@ chunks together stay under a cap that leaves room for stores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from tierkv.errors import require
 from tierkv.manager.chunk import Chunk
@@ -27,18 +27,44 @@ and the host tier can be full of them; what is over waits for the next step, and
 
 
 class Gathering:
-    """All reservations, in order of arrival (a dict keeps it)."""
+    """All reservations, in order of arrival (a dict keeps it).
+
+    trusting: a tier that would have to be asked again is believed to have still what is reserved.
+    """
 
     def __init__(
-        self, host: HostIndex, traffic: TierTraffic, chunks_max: int, let_go_per_step_max: int = LET_GO_PER_STEP_MAX
+        self,
+        host: HostIndex,
+        traffic: TierTraffic,
+        chunks_max: int,
+        let_go_per_step_max: int = LET_GO_PER_STEP_MAX,
+        *,
+        trusting: bool = False,
     ) -> None:
         self.chunks_max = chunks_max
+        self._trusting = trusting
         self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
         self._to_let_go: list[list[int]] = []
         self._host = host
         self._traffic = traffic
         self._by_owner: dict[str, Reservation] = {}
+        self._pins: dict[str, dict[Key, int]] = {}
         self._held = 0
+
+    @property
+    def owners(self) -> list[str]:
+        """Those who have a reservation, in order of arrival."""
+        return list(self._by_owner)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has a reservation."""
+        return not self._by_owner
+
+    @property
+    def held(self) -> int:
+        """Chunks that are reserved."""
+        return self._held
 
     def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
         """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
@@ -61,6 +87,46 @@ class Gathering:
         left = reservation.keys[reservation.position :]
         return len(self._host.ready_prefix(left)) == len(left)
 
+    # -- pins --------------------------------------------------------------------------------------------------------
+
+    def pin(self, owner: str, key: Key) -> bool:
+        """Hold one chunk for the owner, ahead of a reservation, if it is readable and the cap allows.
+
+        For an owner that learns of its chunks one by one. It lets go of its pins before it reserves: whoever is older
+        may need the slots.
+
+        Returns:
+            Whether it is held by the owner now. Harmless when repeated.
+        """
+        pins = self._pins.get(owner)
+        if pins is not None and key in pins:
+            return True
+        if self._held >= self.chunks_max or not self._host.is_readable(key):
+            return False
+        slot = self._host.find(key)
+        if slot is None:
+            return False
+        self._host.hold((slot,))
+        self._held += 1
+        if pins is None:
+            pins = self._pins[owner] = {}
+        pins[key] = slot
+        return True
+
+    def unpin(self, owner: str, keep: Container[Key] = ()) -> None:
+        """Let go of the owner's pins, but for those in ``keep``; the last one pinned goes first (S54)."""
+        pins = self._pins.get(owner)
+        if pins is None:
+            return
+        gone = [key for key in reversed(pins) if key not in keep]
+        self._release_later([pins.pop(key) for key in gone])
+        if not pins:
+            del self._pins[owner]
+
+    def pinned(self, owner: str) -> Mapping[Key, int]:
+        """The owner's pins: the slot of each."""
+        return self._pins.get(owner, {})
+
     # -- granting ----------------------------------------------------------------------------------------------------
 
     def _grant(self, reservation: Reservation) -> None:
@@ -80,7 +146,7 @@ class Gathering:
                 continue
             if self._host.room <= len(missing):
                 break
-            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers)
+            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
                 break
@@ -181,10 +247,12 @@ class Gathering:
             and reservation.complete
             and not reservation.outstanding
         ):
+            self.unpin(owner)
             del self._by_owner[owner]
             self._held -= len(keys)
             return reservation.slots, reservation.sources()
-        reserved = {} if reservation is None else reservation.granted()
+        reserved = {key: (slot, HOST) for key, slot in self.pinned(owner).items()}
+        reserved |= {} if reservation is None else reservation.granted()
         slots, sources = [], []
         for key in keys:
             slot, source = reserved.get(key) or (self._host.find(key), HOST)
@@ -197,7 +265,8 @@ class Gathering:
         return slots, sources
 
     def release(self, owner: str) -> None:
-        """End the owner's reservation."""
+        """End the owner's reservation, and its pins."""
+        self.unpin(owner)
         reservation = self._by_owner.pop(owner, None)
         if reservation is not None:
             self._let_go(reservation, reservation.held_tail_first())
@@ -212,13 +281,17 @@ class Gathering:
             self._release(slots[: self._may_let_go])
 
     def release_all(self) -> None:
-        """End every reservation."""
-        for owner in list(self._by_owner):
+        """End every reservation, and all pins."""
+        for owner in [*self._by_owner, *self._pins]:
             self.release(owner)
 
     def _let_go(self, reservation: Reservation, slots: list[int]) -> None:
         if reservation.outstanding:
             reservation.outstanding -= sum(self._host.stop_waiting(slot, reservation) for slot in slots)
+        self._release_later(slots)
+
+    def _release_later(self, slots: list[int]) -> None:
+        """Now, as far as the step's bound allows."""
         now = slots[: self._may_let_go]
         if len(now) < len(slots):
             self._to_let_go.append(slots[len(now) :])
@@ -238,9 +311,11 @@ class Gathering:
             InvariantError: one of it is not so.
         """
         reservations = self._by_owner.values()
-        held = sum(reservation.num_granted for reservation in reservations) + sum(map(len, self._to_let_go))
-        require(self._held == held, f"{self._held} reserved chunks are counted wrong")
-        require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
+        held = sum(reservation.num_granted for reservation in reservations)
+        held += sum(map(len, self._pins.values()))
+        over = sum(map(len, self._to_let_go))
+        require(self._held == held + over, f"{self._held} reserved chunks are counted wrong")
+        require(held <= self.chunks_max, f"{held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:
             what = f"reservation of {reservation.owner!r}"
             require(len(reservation.slots) == len(reservation.keys), f"{what} holds what it does not want")

@@ -8,7 +8,7 @@ All calls are made on the engine's scheduler thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from tierkv.abc import EvictionPolicy
@@ -21,6 +21,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
 from tierkv.manager.sightings import SightingFeed
+from tierkv.manager.stream_slots import StreamSlots
 from tierkv.manager.tier_list import TierList
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
@@ -64,6 +65,7 @@ class OffloadManager:
         self._admissions = self._traffic.admissions
         self._sightings = SightingFeed(self.policies, counters)
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
+        self.streams = StreamSlots(host, self._traffic, self._gathering)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -72,6 +74,7 @@ class OffloadManager:
         self._traffic.now = now
         self._host.sweep(SWEPT_PER_STEP_MAX)
         self._gathering.begin_step()
+        self.streams.begin_step()
         self._traffic.sweep_ended()
 
     def on_completion(self, news: Completion | TierHealth) -> None:
@@ -98,15 +101,12 @@ class OffloadManager:
 
     @property
     def reserved_chunks_max(self) -> int:
-        """Chunks that one request can have gathered at once."""
+        """Chunks that one request can have gathered at once: half of what is else, while loads stream."""
         return self._gathering.chunks_max
 
     @property
     def store_chunks_max(self) -> int:
-        """Chunks that it is reasonable to offer in one ``prepare_store``.
-
-        A part of the host tier, so that stores never flush everything else out at once.
-        """
+        """Chunks to offer in one ``prepare_store``: a part of the host tier, so that stores never flush all of it."""
         return max(1, self._host.num_slots // 4)
 
     # -- existence ---------------------------------------------------------------------------------------------------
@@ -147,8 +147,16 @@ class OffloadManager:
         """Let go of every reserved chunk that is not in ``keys``."""
         self._gathering.trim(ctx.request_id, keys)
 
+    def pin(self, key: Key, ctx: RequestContext) -> bool:
+        """Hold a readable chunk for a request that learns of its chunks one by one; see :meth:`Gathering.pin`."""
+        return self._gathering.pin(ctx.request_id, key)
+
+    def unpin(self, ctx: RequestContext, keep: Container[Key] = ()) -> None:
+        """Let go of the request's pins that are not in ``keep``."""
+        self._gathering.unpin(ctx.request_id, keep)
+
     def release(self, ctx: RequestContext) -> None:
-        """Give up the request's reservation, if it has one."""
+        """Give up the request's reservation and pins, if it has any."""
         self._gathering.release(ctx.request_id)
 
     def sources(self, ctx: RequestContext) -> Counter[str]:
@@ -163,12 +171,8 @@ class OffloadManager:
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
-        speeds = {tier.name: self._traffic.speeds[tier.index] for tier in self._tiers}
-        return {
-            name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
-            for name, speed in speeds.items()
-            if speed.latency_s is not None and speed.s_per_byte is not None
-        }
+        speeds = {tier.name: self._traffic.speeds[tier.index].as_dict() for tier in self._tiers}
+        return {name: speed for name, speed in speeds.items() if speed}
 
     def would_read(self, key: Key, ctx: RequestContext) -> int | None:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
@@ -306,7 +310,7 @@ class OffloadManager:
         """
         if tier.name in self.tier_names:
             raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
-        follower = None if before is None else self._named(before)
+        follower = None if before is None else self._tiers.named(before)
         self._traffic.attach(tier, follower)
         self._sightings.add(tier.name, tier.policy)
 
@@ -319,7 +323,7 @@ class OffloadManager:
         Raises:
             EngineProtocolError: there is no lower tier of that name.
         """
-        tier = self._named(name)
+        tier = self._tiers.named(name)
         self._traffic.detach(tier)
         self._sightings.remove(name)
         return tier.index
@@ -327,13 +331,6 @@ class OffloadManager:
     def forget(self, index: int) -> None:
         """Everything that was under way in a detached tier has ended."""
         self._traffic.forget(index)
-
-    def _named(self, name: str) -> LowerTier:
-        tier = self._tiers.get(name)
-        if tier is None:
-            names = ", ".join(self.tier_names[1:]) or "none"
-            raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
-        return tier
 
     @property
     def policies(self) -> list[tuple[str, EvictionPolicy]]:
@@ -375,6 +372,7 @@ class OffloadManager:
             self._events.cleared(tier.name)
             self._traffic.version += 1
         self._gathering.release_all()
+        self.streams.release_all()
         self._host.reset()
         self._terms.forget_one_shots()
         self._events.cleared(HOST)
@@ -392,4 +390,5 @@ class OffloadManager:
         """Check every invariant; see :meth:`HostIndex.validate`."""
         self._host.validate()
         self._gathering.validate()
+        self.streams.validate()
         self._traffic.validate()

@@ -57,6 +57,9 @@ COUNTERS = {
     "tokens_shortened": "Tokens cut off from hits for that reason",
     "policies_failed": "Eviction policies that failed and are asked no more",
     "sightings_failed": "Policies that raised when told of a request, and are told no more",
+    "loads_streamed": "Loads of several jobs, of hits longer than what the host tier gathers at once",
+    "loads_given_up": "Those of them that ended early: a chunk was lost or late, or the request was aborted",
+    "tokens_given_up": "Tokens that those did not bring",
     "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
 }
 """Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
@@ -108,6 +111,14 @@ TRANSFER_SECONDS = Metric(
     "tierkv_transfer_seconds", "histogram", "Time of one transfer", labels=("transfer_type",), buckets=WAIT_BUCKETS
 )
 HISTOGRAMS = (LOOKUP_SECONDS, DEFERRED_SECONDS, READ_SECONDS, WRITE_SECONDS, TRANSFER_BYTES, TRANSFER_SECONDS)
+
+READ_LATENCY = Metric("tierkv_tier_read_latency_seconds", "gauge", "Measured latency of a tier's reads", ("tier",))
+READ_SPEED = Metric("tierkv_tier_read_bytes_per_second", "gauge", "Measured bandwidth of a tier's reads", ("tier",))
+PREFILL_SPEED = Metric(
+    "tierkv_prefill_tokens_per_second", "gauge", "How fast the engine computes prompts, as it says or as measured"
+)
+GAUGES = (READ_LATENCY, READ_SPEED, PREFILL_SPEED)
+"""What decides whether loading is worth it; there once it is known."""
 
 
 def counters() -> list[Metric]:

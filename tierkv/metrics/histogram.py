@@ -26,6 +26,11 @@ class Histogram:
         self.total += value
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """Observations of each bucket by itself, those above the last edge last."""
+        return tuple(self._counts)
+
+    @property
     def count(self) -> int:
         """Observations so far."""
         return sum(self._counts)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from tierkv.metrics.counters import CoreCounters
 from tierkv.metrics.definitions import COUNTERS, TIER_COUNTERS
+from tierkv.metrics.gauges import Gauge
 from tierkv.metrics.stack_stats import Series
 
 
@@ -25,6 +26,7 @@ class StackCollector(Collector):
         tier_stats: gives dispatch's counters per tier, or None.
         labels: constant labels, such as ``{"engine": "0"}``.
         series: gives the histograms, or None.
+        gauges: gives the gauges (see :func:`tierkv.metrics.gauges.gauges`), or None.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class StackCollector(Collector):
         tier_stats: Callable[[], Mapping[str, Mapping[str, int]]] | None = None,
         labels: Mapping[str, str] | None = None,
         series: Callable[[], Iterable[Series]] | None = None,
+        gauges: Callable[[], Iterable[Gauge]] | None = None,
     ) -> None:
         self._counters = counters
         self._tier_stats = tier_stats
         self._labels = dict(labels or {})
         self._series = series
+        self._gauges = gauges
 
     def collect(self) -> Iterable[Family]:
         """One counter family per field, ``tierkv_<field>_total``; those kept by tier carry the label ``tier``."""
@@ -52,6 +56,7 @@ class StackCollector(Collector):
             yield family
         yield from self._of_tiers(names, values)
         yield from self._histograms(names, values)
+        yield from self._gauge_families(names, values)
 
     def _of_tiers(self, names: list[str], values: list[str]) -> Iterator[Family]:
         families: dict[str, CounterMetricFamily] = {}
@@ -72,4 +77,12 @@ class StackCollector(Collector):
                     metric.name, metric.meaning, labels=[*names, *metric.labels]
                 )
             families[metric.name].add_metric([*values, *label_values], histogram.cumulative(), histogram.total)
+        yield from families.values()
+
+    def _gauge_families(self, names: list[str], values: list[str]) -> Iterator[Family]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for metric, label_values, value in self._gauges() if self._gauges else ():
+            if metric.name not in families:
+                families[metric.name] = GaugeMetricFamily(metric.name, metric.meaning, labels=[*names, *metric.labels])
+            families[metric.name].add_metric([*values, *label_values], value)
         yield from families.values()

@@ -34,15 +34,29 @@ class ArenaHandle:
     slot_bytes: int
 
 
-class SharedMemory:
-    """The memory of one arena, as its owner holds it.
+@dataclass(frozen=True, slots=True)
+class MemoryHandle:
+    """The same for memory of any use, with its length in bytes."""
 
-    ``map`` is given to :class:`HostArena`; then :meth:`handle` is for other processes. The length is sealed: nobody can
+    pid: int
+    fd: int
+    device: int
+    inode: int
+    length: int
+
+
+class SharedMemory:
+    """Memory, of one arena or of something else, as its owner holds it.
+
+    name: what the system shows it as. ``map`` is given to :class:`HostArena`; then :meth:`handle` is for other
+    processes. The length is sealed: nobody can
     cut memory off under another process, which would end it with SIGBUS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "tierkv-arena") -> None:
+        self._name = name
         self._fd = -1
+        self._length = 0
 
     def map(self, length: int) -> mmap.mmap:
         """Take and map that many bytes. Once.
@@ -53,8 +67,9 @@ class SharedMemory:
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if length > physical:
             raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: this machine has {physical} bytes")
-        self._fd = os.memfd_create("tierkv-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, length)
+        self._length = length
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return mmap.mmap(self._fd, length)
 
@@ -64,10 +79,19 @@ class SharedMemory:
         Raises:
             EngineProtocolError: it is closed, or was never mapped.
         """
+        memory = self.memory_handle()
+        return ArenaHandle(memory.pid, memory.fd, memory.device, memory.inode, arena.num_slots, arena.slot_bytes)
+
+    def memory_handle(self) -> MemoryHandle:
+        """The same for memory that is no arena.
+
+        Raises:
+            EngineProtocolError: it is closed, or was never mapped.
+        """
         if self._fd < 0:
             raise EngineProtocolError("the stack is closed: its arena cannot be shared any more")
         stat = os.fstat(self._fd)
-        return ArenaHandle(os.getpid(), self._fd, stat.st_dev, stat.st_ino, arena.num_slots, arena.slot_bytes)
+        return MemoryHandle(os.getpid(), self._fd, stat.st_dev, stat.st_ino, self._length)
 
     def close(self) -> None:
         """Let nobody attach any more. Who has it mapped keeps it. Idempotent."""
@@ -87,7 +111,16 @@ def attach(handle: ArenaHandle) -> HostArena:
     )
 
 
-def _map(handle: ArenaHandle, length: int) -> mmap.mmap:
+def attach_memory(handle: MemoryHandle) -> mmap.mmap:
+    """Memory that another process holds, mapped into this one.
+
+    Raises:
+        EngineProtocolError: that process has ended or closed its stack, or this one may not reach it.
+    """
+    return _map(handle, handle.length)
+
+
+def _map(handle: ArenaHandle | MemoryHandle, length: int) -> mmap.mmap:
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     with contextlib.ExitStack() as undo:
         try:

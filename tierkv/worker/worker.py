@@ -42,6 +42,7 @@ class Worker:
         clock: seconds, for the time that copies take.
         gpu_staging_bytes: device memory for chunks on their way, where the KV tensors are on a GPU.
         wait_for: waits until futures of ``submit`` are done.
+        staged: see :mod:`tierkv.worker.slot_parts`.
 
     Attributes:
         bytes_stored, bytes_loaded: this worker's parts of chunks that were copied, and checked where that is its work.
@@ -59,6 +60,7 @@ class Worker:
         clock: Callable[[], float] = time.perf_counter,
         gpu_staging_bytes: int = GPU_STAGING_BYTES,
         wait_for: Wait = wait,
+        staged: bool = False,
     ) -> None:
         self.rank = rank
         self._clock = clock
@@ -66,7 +68,7 @@ class Worker:
         self._began_s: dict[int, float] = {}
         self.bytes_stored = 0
         self.bytes_loaded = 0
-        self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads)
+        self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads, staged=staged)
         self._geometry = geometry
         self._submit = submit
         self._gpu_staging_bytes = gpu_staging_bytes
@@ -112,6 +114,10 @@ class Worker:
         for job in meta.loads:
             if job.job_id not in meta.jobs_to_flush:
                 self._start(job)
+
+    def start(self, job: TransferJob) -> None:
+        """Begin one job at once: for an engine that keeps an order of its own."""
+        self._start(job)
 
     def queue_stores(self, meta: ConnectorMeta) -> None:
         """After the forward pass: this step's stores will be submitted at the start of the next one."""

@@ -1,0 +1,56 @@
+"""A model with several KV cache groups: windows and full attention side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vllm_process import EngineProcess, PlainTokens, StartEngine
+from vllm_setups import EngineSetup, Seam, cached_of, flip_bytes, prompts, tokens_of
+
+CACHED = 192
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory, seam: Seam) -> Path:
+    """Where the disk tier lies."""
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(scope="module")
+def engine(seam: Seam, disk: Path, start_engine: StartEngine) -> Iterator[EngineProcess]:
+    """Gemma over host memory and disk."""
+    tiers = [{"backend": "disk", "path": str(disk), "capacity": "128MiB"}]
+    stack = {"host": {"capacity": "32MiB"}, "tiers": tiers, "lookup": {"recompute": "off"}}
+    arguments = {"num_gpu_blocks_override": 80}
+    setup = EngineSetup(seam, stack, model="gemma", blocks_per_chunk=2, arguments=arguments)
+    with start_engine(setup) as engine:
+        yield engine
+
+
+def test_vllm_keeps_its_groups_apart(engine: EngineProcess) -> None:
+    """A connector that does not say it can, makes vLLM treat all layers as full attention: three groups become one."""
+    assert engine.call("vllm_scenarios:num_groups") == 3
+
+
+def test_all_groups_come_back(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
+    """Each group's chunks, also those that its window has left behind, are where the model reads them."""
+    asked = prompts("groups", 3)
+    first = engine.call("vllm_scenarios:serve", prompts=asked)
+    second = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    engine.call("vllm_scenarios:forget_host")
+    third = engine.call("vllm_scenarios:serve", prompts=asked)
+    assert cached_of(second) == cached_of(third) == [CACHED] * 3
+    assert tokens_of(first) == tokens_of(second) == tokens_of(third) == plain_tokens("gemma", asked, 16)
+
+
+def test_bytes_that_changed_at_rest_are_refused_in_every_group(engine: EngineProcess, disk: Path) -> None:
+    """With groups a load fails as a whole; the request is computed from where it can be, and its tokens are right."""
+    asked = prompts("damaged groups", 2)
+    first = engine.call("vllm_scenarios:serve", prompts=asked)
+    engine.call("vllm_scenarios:forget_host")
+    assert flip_bytes(disk)
+    second = engine.call("vllm_scenarios:serve", prompts=asked)
+    assert engine.call("vllm_scenarios:counters")["chunks_corrupt"].get("disk", 0) > 0
+    assert tokens_of(second) == tokens_of(first)

@@ -1,0 +1,133 @@
+"""What happens inside an engine's process, by name: each takes a ServedEngine and returns plain JSON."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_served import Json, ServedEngine
+
+from tierkv.manager.host_index import HostIndex
+from tierkv.metrics.counters import CoreCounters
+from tierkv.stack_base import StackBase
+from tierkv.tiers.arena import HostArena
+
+Prompts = Sequence[Sequence[int]]
+RECOVERY_TRIES = 100
+
+
+def serve(served: ServedEngine, prompts: Prompts, **options: Any) -> list[Json]:
+    """Serve them at once, then let every store end."""
+    answers = served.serve(prompts, **options)
+    served.settle()
+    return answers
+
+
+def serve_again(served: ServedEngine, prompts: Prompts, **options: Any) -> list[Json]:
+    """The same with an empty device: hits can come from the tiers only."""
+    served.forget()
+    return serve(served, prompts, **options)
+
+
+def serve_and_abort(
+    served: ServedEngine, prompts: Prompts, aborted: Sequence[int], at_step: int, **options: Any
+) -> list[Json]:
+    """Serve them, but end some after a step."""
+
+    def on_step(step: int, names: list[str]) -> None:
+        if step == at_step:
+            served.abort([names[number] for number in aborted])
+
+    return serve(served, prompts, on_step=on_step, **options)
+
+
+def forget(served: ServedEngine) -> None:
+    """Empty the device."""
+    served.forget()
+
+
+def flush(served: ServedEngine) -> bool:
+    """Bring everything down to the lower tiers; whether all of it got there."""
+    served.settle()
+    return served.found(StackBase).flush()
+
+
+def forget_host(served: ServedEngine) -> None:
+    """Bring everything down, then empty the device and the host tier: what is found now comes from below."""
+    assert flush(served)
+    assert served.engine.reset_prefix_cache(reset_connector=True)
+
+
+def overwrite_host(served: ServedEngine) -> int:
+    """Put other bytes into every payload of the host tier; how many chunks it has room for."""
+    served.settle()
+    arena = served.found(HostArena)
+    for slot in range(arena.num_slots):
+        arena.payload(slot)[:] = 0x3C
+    return arena.num_slots
+
+
+def recover(served: ServedEngine) -> None:
+    """Serve until a tier that was left alone takes chunks again."""
+    rng = random.Random("recover")
+    for _ in range(RECOVERY_TRIES):
+        serve(served, [[rng.randrange(3, 1000) for _ in range(64)]], tokens=1)
+        if flush(served):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the tier was never used again")
+
+
+def counters(served: ServedEngine) -> Json:
+    """Counters of the stack."""
+    return served.found(CoreCounters).as_dict()
+
+
+def num_groups(served: ServedEngine) -> int:
+    """Groups that vLLM keeps apart."""
+    return len(served.core.scheduler.kv_cache_config.kv_cache_groups)
+
+
+def preemptions(served: ServedEngine) -> int:
+    """How often vLLM took a running request's blocks away."""
+    return sum(int(metric.value) for metric in served.engine.get_metrics() if metric.name == "vllm:num_preemptions")
+
+
+def free_blocks(served: ServedEngine) -> int:
+    """Blocks of the device that nobody holds."""
+    served.forget()
+    return int(served.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def usable_blocks(served: ServedEngine) -> int:
+    """All blocks but the null block."""
+    return int(served.core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
+
+
+def serve_only(served: ServedEngine, prompts: Prompts, **options: Any) -> list[Json]:
+    """Serve them, wherever the engine lives: in a process of its own it ends its stores by itself."""
+    return served.serve(prompts, **options)
+
+
+def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **options: Any) -> Json:
+    """Serve them, and empty the connector's cache every so many steps, whatever is in flight then.
+
+    Returns:
+        The answers, how often something was in flight at a reset, and how many slots of the host tier are free or
+        could be at the end, of how many.
+    """
+    caught = 0
+    stack = served.found(StackBase)
+
+    def on_step(step: int, names: list[str]) -> None:
+        nonlocal caught
+        if step % every == 0:
+            caught += stack.has_pending_work()
+            assert served.core.scheduler.reset_connector_cache()
+
+    answers = serve(served, prompts, on_step=on_step, **options)
+    host = served.found(HostIndex)
+    host.sweep(host.num_slots)
+    return {"answers": answers, "caught": caught, "room": host.room, "slots": host.num_slots}

@@ -1,0 +1,98 @@
+"""What a user writes to have tierkv in vLLM, by either seam, and the small engines that the tests serve with."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Seam = Literal["connector", "spec"]
+SEAMS: tuple[Seam, ...] = ("connector", "spec")
+
+MODULE = "tierkv.integrations.vllm"
+BLOCK_TOKENS = 32
+"""The smallest that vLLM takes on a CPU."""
+
+ARGUMENTS: dict[str, Any] = {
+    "dtype": "float32",  # no ties between tokens: a batch of another shape must choose the same
+    "enforce_eager": True,
+    "block_size": BLOCK_TOKENS,
+    "num_gpu_blocks_override": 24,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 512,
+    "enable_prefix_caching": True,
+    "disable_log_stats": False,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """An engine to serve with.
+
+    seam: how tierkv is plugged in. model: name of one of the small models. stack: description of the stack, without
+    its chunks. blocks_per_chunk: blocks of the device per chunk. arguments: of vLLM, beside and over :data:`ARGUMENTS`.
+    """
+
+    seam: Seam
+    stack: Mapping[str, Any]
+    model: str = "llama"
+    blocks_per_chunk: int = 1
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def engine_arguments(self, models: Path) -> dict[str, Any]:
+        """Arguments of vLLM's EngineArgs."""
+        return {
+            **ARGUMENTS,
+            "model": str(models / self.model),
+            "kv_transfer_config": self.kv_transfer_config(),
+            **self.arguments,
+        }
+
+    def kv_transfer_config(self) -> dict[str, Any]:
+        """What stands behind ``--kv-transfer-config``."""
+        stack = {**self.stack, "chunk": {"blocks": self.blocks_per_chunk}}
+        if self.seam == "connector":
+            return {
+                "kv_connector": "TierKVConnector",
+                "kv_connector_module_path": MODULE,
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"tierkv": stack},
+            }
+        extra = {"spec_name": "TierKVSpec", "spec_module_path": MODULE, "tierkv": stack}
+        return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def prompts(seed: str, count: int, tokens: int = 200) -> list[list[int]]:
+    """Prompts that no other seed gives: token ids, the three special ones left out."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 1000) for _ in range(tokens)] for _ in range(count)]
+
+
+def tokens_of(answers: list[dict[str, Any]]) -> list[list[int]]:
+    """The generated tokens of each answer."""
+    return [answer["tokens"] for answer in answers]
+
+
+def cached_of(answers: list[dict[str, Any]]) -> list[int]:
+    """How many tokens of each prompt were found."""
+    return [answer["cached"] for answer in answers]
+
+
+def flip_bytes(place: Path) -> int:
+    """Flip a byte in the middle of every page of every file of data; how many."""
+    flipped = 0
+    for file in sorted(path for path in place.rglob("*") if path.is_file() and path.suffix in {".dat", ""}):
+        data = bytearray(file.read_bytes())
+        for position in range(2048, len(data), 4096):
+            data[position] ^= 0xFF
+            flipped += 1
+        with file.open("r+b") as raw:
+            raw.write(data)
+            raw.flush()
+            os.fsync(raw.fileno())
+    return flipped

@@ -1,0 +1,101 @@
+"""What is seen of an engine from outside, by name: each takes a ServedEngine and returns plain JSON."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import zmq
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from vllm_served import ServedEngine
+
+LISTEN_TIMEOUT_S = 30.0
+
+
+def step(served: ServedEngine) -> None:
+    """Serve something short: statistics and events travel with steps."""
+    served.serve([[3, 4, 5]], tokens=2)
+    served.settle()
+
+
+def metrics(served: ServedEngine) -> dict[str, float]:
+    """Samples of vLLM's registry: name, and our own labels, if any -> value; buckets left out."""
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(REGISTRY).decode()):
+        for sample in family.samples:
+            labels = [f"{name}={value}" for name, value in sorted(sample.labels.items()) if name in OWN_LABELS]
+            if "le" not in sample.labels:
+                found[" ".join([sample.name, *labels])] = sample.value
+    return found
+
+
+OWN_LABELS = ("tier", "transfer_type")
+
+
+class Listener:
+    """A router: subscribes to the engine's publisher and keeps what is where."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.connect(endpoint)
+        self._socket.subscribe("")
+        self.blocks: dict[str, dict[Any, tuple[int, ...]]] = defaultdict(dict)
+
+    def drain(self) -> int:
+        """Take in what has come; how many batches."""
+        batches = 0
+        while self._socket.poll(300):
+            _, _, payload = self._socket.recv_multipart()
+            for event in msgspec.msgpack.decode(payload, type=KVEventBatch).events:
+                self._hear(event)
+            batches += 1
+        return batches
+
+    def _hear(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
+        if isinstance(event, AllBlocksCleared):
+            self.blocks.clear()
+            return
+        place = self.blocks[" ".join(filter(None, (event.medium, event.ownership, event.locality)))]
+        if isinstance(event, BlockRemoved):
+            for block in event.block_hashes:
+                place.pop(block, None)
+            return
+        for number, block in enumerate(event.block_hashes):
+            start = number * event.block_size
+            place[block] = tuple(event.token_ids[start : start + event.block_size])
+
+
+def listen(served: ServedEngine) -> None:
+    """Begin; a publisher drops what it says before a subscriber has joined."""
+    publisher = served.core.scheduler.kv_event_publisher
+    served.listener = listener = Listener(publisher._pub.getsockopt_string(zmq.LAST_ENDPOINT))  # type: ignore[attr-defined]
+    give_up_s = time.monotonic() + LISTEN_TIMEOUT_S
+    number = 0
+    while not listener.drain():
+        assert time.monotonic() < give_up_s, "the publisher says nothing"
+        number += 1
+        served.serve([[5 + number] * 64], tokens=1)
+    served.settle()
+    listener.drain()
+
+
+def heard(served: ServedEngine, prompts: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """By place, how many blocks of each prompt a router knows to be there; places that have some."""
+    listener: Listener = served.listener  # type: ignore[attr-defined]
+    listener.drain()
+    places = {}
+    for place, blocks in listener.blocks.items():
+        known = set(blocks.values())
+        sizes = {len(tokens) for tokens in known if tokens}
+        found = [
+            sum(tuple(prompt[i : i + size]) in known for size in sizes for i in range(0, len(prompt), size))
+            for prompt in prompts
+        ]
+        if any(found):
+            places[place] = found
+    return places

@@ -1,0 +1,158 @@
+"""Increments for an exporter in another process: nothing is lost, nothing is told twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.definitions import CALL_BUCKETS, GAUGES, HISTOGRAMS, READ_SECONDS, WAIT_BUCKETS, counters
+from tierkv.metrics.deltas import Delta, Deltas, empty_delta, merge, observations
+from tierkv.metrics.histogram import Histogram
+from tierkv.metrics.stack_stats import Series
+
+
+class Watched:
+    """A stack's figures, set by a test."""
+
+    def __init__(self) -> None:
+        self.counters = CoreCounters()
+        self.prefill_tokens_per_s: float | None = None
+        self.tiers: dict[str, dict[str, int]] = {"disk": {"bytes_read": 0, "corrupt": 0}}
+        self.speeds: dict[str, dict[str, float]] = {}
+        self.reads = Histogram(WAIT_BUCKETS)
+
+    def tier_stats(self) -> dict[str, dict[str, int]]:
+        """As :meth:`tierkv.stack.Stack.tier_stats`."""
+        return {tier: dict(stats) for tier, stats in self.tiers.items()}
+
+    def tier_speeds(self) -> dict[str, dict[str, float]]:
+        """As :meth:`tierkv.stack.Stack.tier_speeds`."""
+        return self.speeds
+
+    def series(self) -> list[Series]:
+        """As :meth:`tierkv.stack.Stack.series`."""
+        return [Series(READ_SECONDS, ("disk",), self.reads)]
+
+
+def taken(deltas: Deltas) -> Delta:
+    """What was told, which must be something."""
+    delta = deltas.take()
+    assert delta is not None
+    return delta
+
+
+def test_the_first_message_begins_every_series_at_zero() -> None:
+    """A counter that appears with its first increment hides that increment from every rate over it."""
+    first = taken(Deltas(Watched()))
+    assert first["counters"]["tierkv_lookups"] == {"": 0}
+    assert first["counters"]["tierkv_tier_corrupt"] == {"disk": 0}
+    assert first["histograms"] == {"tierkv_tier_read_seconds": {"disk": [0] * (len(WAIT_BUCKETS) + 1) + [0.0]}}
+
+
+def test_increments_and_then_nothing() -> None:
+    """An idle step costs the front end no message, and no increment comes twice."""
+    watched = Watched()
+    deltas = Deltas(watched)
+    taken(deltas)
+    assert deltas.take() is None
+    watched.counters.lookups += 3
+    watched.counters.chunks_hit["disk"] += 2
+    watched.tiers["disk"]["bytes_read"] += 4096
+    watched.reads.observe(0.2)
+    delta = taken(deltas)
+    assert delta["counters"] == {
+        "tierkv_lookups": {"": 3},
+        "tierkv_chunks_hit": {"disk": 2},
+        "tierkv_tier_bytes_read": {"disk": 4096},
+    }
+    assert sum(delta["histograms"]["tierkv_tier_read_seconds"]["disk"][:-1]) == 1
+    assert deltas.take() is None
+
+
+def test_a_gauge_is_told_when_it_moves() -> None:
+    """A speed that was not measured yet has no value, and is not zero."""
+    watched = Watched()
+    deltas = Deltas(watched)
+    assert taken(deltas)["gauges"] == {}
+    watched.speeds["disk"] = {"latency_s": 0.01, "bytes_per_s": 2e9}
+    watched.prefill_tokens_per_s = 1000.0
+    assert taken(deltas)["gauges"] == {
+        "tierkv_tier_read_latency_seconds": {"disk": 0.01},
+        "tierkv_tier_read_bytes_per_second": {"disk": 2e9},
+        "tierkv_prefill_tokens_per_second": {"": 1000.0},
+    }
+    assert deltas.take() is None
+    watched.prefill_tokens_per_s = 900.0
+    assert taken(deltas)["gauges"] == {"tierkv_prefill_tokens_per_second": {"": 900.0}}
+
+
+def test_a_tier_that_came_again_counts_from_zero() -> None:
+    """Detached and attached again, its counters are smaller than before: a counter that is decreased is an error."""
+    watched = Watched()
+    watched.tiers["disk"]["bytes_read"] = 100
+    watched.reads.observe(0.2)
+    deltas = Deltas(watched)
+    taken(deltas)
+    watched.tiers = {"disk": {"bytes_read": 7, "corrupt": 0}}
+    watched.reads = Histogram(WAIT_BUCKETS)
+    watched.reads.observe(5.0)
+    delta = taken(deltas)
+    assert delta["counters"] == {"tierkv_tier_bytes_read": {"disk": 7}}
+    assert delta["histograms"]["tierkv_tier_read_seconds"]["disk"][-1] == 5.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.floats(0, 20), max_size=3)), max_size=8))
+def test_merged_intervals_are_the_whole(intervals: list[tuple[int, list[float]]]) -> None:
+    """Whoever adds messages up, before or after they travelled, has the totals; a source stays as it was."""
+    watched = Watched()
+    deltas = Deltas(watched)
+    whole, messages = empty_delta(), []
+    for lookups, seconds in intervals:
+        watched.counters.lookups += lookups
+        watched.counters.evictions["host"] += lookups
+        for value in seconds:
+            watched.reads.observe(value)
+        delta = deltas.take()
+        if delta is not None:
+            text = json.dumps(delta)
+            messages.append((delta, text))
+            merge(whole, json.loads(text))
+    assert all(json.dumps(delta) == text for delta, text in messages)
+    if intervals:
+        assert whole["counters"]["tierkv_lookups"][""] == watched.counters.lookups
+        assert whole["counters"]["tierkv_evictions"]["host"] == watched.counters.evictions["host"]
+        row = whole["histograms"]["tierkv_tier_read_seconds"]["disk"]
+        assert tuple(row[:-1]) == watched.reads.counts
+        assert row[-1] == pytest.approx(watched.reads.total)
+
+
+@given(
+    st.lists(st.one_of(st.floats(0, 30), st.sampled_from(WAIT_BUCKETS), st.floats(0, 1e-3)), max_size=40),
+    st.sampled_from((WAIT_BUCKETS, CALL_BUCKETS)),
+)
+@example([5.01, 10.01], WAIT_BUCKETS)  # little room above the edges for what lies beyond the last one
+def test_replayed_observations_fill_the_same_buckets(values: list[float], buckets: tuple[float, ...]) -> None:
+    """An exporter that can only observe has every bucket's count exactly, and the sum."""
+    seen, replayed = Histogram(buckets), Histogram(buckets)
+    for value in values:
+        seen.observe(value)
+    for value, count in observations(buckets, [*seen.counts, seen.total]):
+        for _ in range(count):
+            replayed.observe(value)
+    assert replayed.counts == seen.counts
+    assert replayed.total == pytest.approx(seen.total, rel=1e-4, abs=1e-4)
+
+
+def test_a_label_is_where_the_definition_says() -> None:
+    """An exporter makes families from the definitions: a counter by tier that is defined without would break it."""
+    defined = {metric.name: metric for metric in (*counters(), *GAUGES, *HISTOGRAMS)}
+    assert all(len(metric.labels) <= 1 for metric in defined.values())
+    for field in fields(CoreCounters):
+        by_tier = isinstance(getattr(CoreCounters(), field.name), Counter)
+        assert defined[f"tierkv_{field.name}"].labels == (("tier",) if by_tier else ())

@@ -1,0 +1,291 @@
+"""Our metrics through vLLM's ``/metrics``, for both seams.
+
+vLLM's scheduler asks for statistics once per step, in the process of the engine; its exporter lives in the front end,
+usually another process. What travels is a :class:`~tierkv.metrics.deltas.Delta`: increments, of a size that does not
+depend on what happened. The series have the names of docs/reference/metrics.md, with vLLM's labels ``model_name`` and
+``engine`` before our own.
+
+With the connector (seam B) everything here is used: :class:`TierKVStats` travels, :class:`TierKVPromMetrics` exports,
+and the names of vLLM's own offloading are served too, so that its dashboards go on working. With the spec (seam A)
+vLLM exports, and serves its own names itself: it is told our series by :func:`metric_definitions` and gets their values
+by :func:`offloading_stats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import REGISTRY
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats, PromMetric
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+)
+
+from tierkv.metrics import definitions as names
+from tierkv.metrics.definitions import Metric
+from tierkv.metrics.deltas import Delta, Deltas, Watched, empty_delta, merge, observations
+from tierkv.metrics.transfer_stats import LOAD, STORE
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+PREFIX = "tierkv_"
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*names.counters(), *names.GAUGES, *names.HISTOGRAMS)}
+"""Every series of ours, by name."""
+
+LINEAGE = tuple(metric for metric in names.LINEAGE if "transfer_type" not in metric.labels)
+"""Names of vLLM's own offloading, without those that it deprecates and fills for its own CPU tier only."""
+
+STORES_REFUSED = "tierkv_stores_refused"
+
+_THEIRS: dict[tuple[str, str], tuple[Metric | None, Metric | None]] = {
+    (names.TRANSFER_BYTES.name, LOAD): (names.LOAD_SIZES, names.LOAD_BYTES),
+    (names.TRANSFER_BYTES.name, STORE): (names.STORE_SIZES, names.STORE_BYTES),
+    (names.TRANSFER_SECONDS.name, LOAD): (None, names.LOAD_TIME),
+    (names.TRANSFER_SECONDS.name, STORE): (None, names.STORE_TIME),
+    (names.LOOKUP_SECONDS.name, ""): (names.SYNC_DELAY, None),
+    (names.DEFERRED_SECONDS.name, ""): (names.ASYNC_DELAY, None),
+}
+"""A histogram of ours and its label -> vLLM's with the same edges, and vLLM's counter of the sum."""
+
+_LOGGED = (
+    *("lookups", "tokens_loaded", "tokens_stored", "tier_bytes_read", "tier_bytes_written", "evictions"),
+    *("stores_refused", "stores_failed", "loads_failed", "chunks_corrupt", "tier_failed", "tier_timed_out"),
+)
+"""Counters that vLLM's log line shows, as far as they moved."""
+
+
+# -- what travels, seam B ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TierKVStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
+    """What one engine's stack did in an interval."""
+
+    data: Delta = field(default_factory=empty_delta)
+
+    def reset(self) -> None:
+        """Forget."""
+        self.data = empty_delta()
+
+    def aggregate(self, other: KVConnectorStats) -> TierKVStats:
+        """Add what happened later, which stays as it is; returns this object."""
+        merge(self.data, other.data)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """For vLLM's log, every ten seconds: the counters that tell how it goes, where they moved."""
+        counters = self.data["counters"]
+        return {
+            f"{name} {label}".rstrip(): count
+            for name in _LOGGED
+            for label, count in counters.get(PREFIX + name, {}).items()
+            if count
+        }
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not any(self.data.values())
+
+
+class StatsFeed:
+    """Gives the scheduler's side its statistics, step by step. Engine's thread; some tens of microseconds a step.
+
+    Args:
+        stack: an open stack.
+    """
+
+    def __init__(self, stack: Watched) -> None:
+        self._deltas = Deltas(stack)
+
+    def connector_stats(self) -> TierKVStats | None:
+        """For ``KVConnectorBase_V1.get_kv_connector_stats`` of the scheduler's side. Workers' sides have none."""
+        delta = self._deltas.take()
+        return None if delta is None else TierKVStats(data=delta)
+
+    def offloading_stats(self) -> OffloadingConnectorStats | None:
+        """For ``OffloadingManager.get_stats``."""
+        delta = self._deltas.take()
+        return None if delta is None else offloading_stats(delta)
+
+
+def build_kv_connector_stats(data: Mapping[str, Any] | None = None) -> TierKVStats:
+    """For the connector's class method of that name: from what came out of :meth:`TierKVStats.to_dict`, copied."""
+    stats = TierKVStats()
+    if data:
+        merge(stats.data, _delta_of(data))
+    return stats
+
+
+def _delta_of(data: Mapping[str, Any]) -> Delta:
+    return {
+        "counters": data.get("counters", {}),
+        "gauges": data.get("gauges", {}),
+        "histograms": data.get("histograms", {}),
+    }
+
+
+# -- the exporter, seam B ----------------------------------------------------------------------------------------------
+
+
+class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the same)
+    """Our series, and those of vLLM's own offloading, in the front end's registry.
+
+    Args:
+        vllm_config, metric_types, labelnames, per_engine_labelvalues: as vLLM gives them to ``build_prom_metrics``.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: Mapping[type[PromMetric], type[PromMetric]],
+        labelnames: Sequence[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        unregister_series()
+        self._families: dict[str, PromMetric] = {}
+        self._children: dict[tuple[int, str, str], PromMetric] = {}
+        for metric in (*METRICS.values(), *LINEAGE):
+            family = self._create(metric)
+            if family is None:
+                continue
+            self._families[metric.name] = family
+            if not metric.labels and metric.kind != "gauge":  # a series begins at zero
+                for engine in per_engine_labelvalues:
+                    self._child(engine, metric.name, "")
+
+    def _create(self, metric: Metric) -> PromMetric | None:
+        """The family; None where another connector of this process has that name already."""
+        keywords: dict[str, Any] = {
+            "name": metric.name,
+            "documentation": metric.meaning,
+            "labelnames": [*self._labelnames, *metric.labels],
+        }
+        try:
+            if metric.kind == "counter":
+                return self._counter_cls(**keywords)
+            if metric.kind == "gauge":
+                return self._gauge_cls(**keywords, multiprocess_mode="mostrecent")
+            return self._histogram_cls(**keywords, buckets=metric.buckets)
+        except ValueError as error:
+            logger.warning("tierkv does not export %s: %s", metric.name, error)
+            return None
+
+    def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
+        """Take in what one engine's scheduler reported. What is not known here is left out: versions may differ."""
+        if engine_idx not in self.per_engine_labelvalues:
+            return
+        delta = _delta_of(transfer_stats_data)
+        for name, label, count in _flat(delta["counters"]):
+            self._count(engine_idx, name, label, count)
+            if name == STORES_REFUSED:
+                self._count(engine_idx, names.ALLOCATION_FAILURE.name, "", count)
+        for name, label, value in _flat(delta["gauges"]):
+            if (child := self._child(engine_idx, name, label)) is not None:
+                child.set(value)
+        for name, label, row in _flat(delta["histograms"]):
+            if name in METRICS:
+                self._observe_row(engine_idx, METRICS[name], label, row)
+
+    def _count(self, engine: int, name: str, label: str, count: float) -> None:
+        if (child := self._child(engine, name, label)) is not None:
+            child.inc(count)
+
+    def _observe_row(self, engine: int, metric: Metric, label: str, row: Sequence[float]) -> None:
+        histogram, total = _THEIRS.get((metric.name, label), (None, None))
+        families = [(metric.name, label), *([(histogram.name, "")] if histogram else [])]
+        children = [child for family in families if (child := self._child(engine, *family)) is not None]
+        for value, count in observations(metric.buckets, row):
+            for child in children:
+                for _ in range(count):
+                    child.observe(value)
+        if total:
+            self._count(engine, total.name, "", max(row[-1], 0.0))
+
+    def _child(self, engine: int, name: str, label: str) -> PromMetric | None:
+        """The series of an engine, made when it is first needed; None if its family is not exported here."""
+        key = engine, name, label
+        if key not in self._children:
+            family = self._families.get(name)
+            if family is None:
+                return None
+            self._children[key] = family.labels(*self.per_engine_labelvalues[engine], *_label_values(label))
+        return self._children[key]
+
+
+def build_prom_metrics(
+    vllm_config: VllmConfig,
+    metric_types: Mapping[type[PromMetric], type[PromMetric]],
+    labelnames: Sequence[str],
+    per_engine_labelvalues: dict[int, list[object]],
+) -> TierKVPromMetrics:
+    """For the connector's class method of that name."""
+    # Inside a MultiConnector, vLLM's log looks connectors up by name alone, which it knows of registered ones only.
+    with suppress(ValueError):  # it is registered already
+        KVConnectorFactory.register_connector("TierKVConnector", "tierkv.integrations.vllm", "TierKVConnector")
+    return TierKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def unregister_series() -> None:
+    """Take series of an earlier engine of this process out of the registry.
+
+    vLLM does the same with names that begin with ``vllm:`` before it builds an exporter; a second engine in one process
+    would fail at ours.
+    """
+    for collector in list(REGISTRY._collector_to_names):  # noqa: SLF001 # the registry cannot be listed in another way
+        if str(getattr(collector, "_name", "")).startswith(PREFIX):  # a family, not a collector such as StackCollector
+            REGISTRY.unregister(collector)
+
+
+def _label_values(label: str) -> tuple[str, ...]:
+    return (label,) if label else ()
+
+
+def _flat(by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    for name, by_label in by_name.items():
+        for label, item in by_label.items():
+            yield name, label, item
+
+
+# -- seam A ------------------------------------------------------------------------------------------------------------
+
+
+def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
+    """For ``OffloadingSpec.build_metric_definitions``: called in the front end, right before vLLM makes the series."""
+    unregister_series()
+    return {name: _metadata(metric) for name, metric in METRICS.items()}
+
+
+def _metadata(metric: Metric) -> OffloadingMetricMetadata:
+    if metric.kind == "counter":
+        return OffloadingCounterMetadata(metric.meaning, metric.labels)
+    if metric.kind == "gauge":
+        return OffloadingGaugeMetadata(metric.meaning, metric.labels)
+    return OffloadingHistogramMetadata(metric.meaning, metric.labels, buckets=metric.buckets)
+
+
+def offloading_stats(delta: Delta) -> OffloadingConnectorStats:
+    """The same in the form that vLLM's offloading connector adds up and exports."""
+    stats = OffloadingConnectorStats()
+    for name, label, count in _flat(delta["counters"]):
+        stats.increase_counter(name, count, _label_values(label))
+    for name, label, value in _flat(delta["gauges"]):
+        stats.set_gauge(name, value, _label_values(label))
+    for name, label, row in _flat(delta["histograms"]):
+        for value, count in observations(METRICS[name].buckets, row):
+            for _ in range(count):
+                stats.observe_histogram(name, value, _label_values(label))
+    return stats

@@ -1,0 +1,181 @@
+"""What a vLLM engine looks like to tierkv: its configuration turned into an :class:`EngineSpec`, or refused by name.
+
+Both sides of the engine, scheduler and worker, find the same from their own copy of the configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.kv_cache_interface import (
+    KVCacheSpecKind,
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
+)
+
+from tierkv.errors import ConfigError
+from tierkv.integrations.vllm.device import device_words
+from tierkv.integrations.vllm.pages import group_runs
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
+
+_log = logging.getLogger(__name__)
+
+_KINDS = {
+    KVCacheSpecKind.FULL_ATTENTION: GroupKind.FULL_ATTENTION,
+    KVCacheSpecKind.MLA_ATTENTION: GroupKind.FULL_ATTENTION,
+    KVCacheSpecKind.SLIDING_WINDOW: GroupKind.SLIDING_WINDOW,
+    KVCacheSpecKind.SLIDING_WINDOW_MLA: GroupKind.SLIDING_WINDOW,
+    KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION: GroupKind.CHUNKED_LOCAL,
+}
+
+
+def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
+    """The engine's shape, from vLLM's ``VllmConfig`` and ``KVCacheConfig``.
+
+    Raises:
+        ConfigError: the engine is configured in a way that cannot be served correctly; names the setting and the fix.
+        EngineProtocolError: its KV memory is laid out in a way that tierkv does not know.
+    """
+    _check_engine(vllm_config)
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        _check_group(index, group)
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    runs = group_runs(kv_cache_config)
+    return EngineSpec(
+        model=str(model.model),
+        revision=str(model.revision or ""),
+        dtype=_dtype_name(model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype),
+        layout=_layout(vllm_config, kv_cache_config),
+        groups=tuple(
+            _group_spec(group, tuple(run.page_bytes for run in runs[i]))
+            for i, group in enumerate(kv_cache_config.kv_cache_groups)
+        ),
+        hash_block_tokens=_hash_block_tokens(vllm_config, kv_cache_config),
+        num_workers=vllm_config.parallel_config.world_size,
+        capabilities=EngineCapabilities(
+            worker_processes=True, prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching)
+        ),
+    )
+
+
+def check_hashes(vllm_config: Any, *, told: logging.Logger = _log) -> bool:  # noqa: ANN401 - (the same)
+    """Whether a restart, or another server, gets the same block hashes for the same tokens. Warns if not.
+
+    vLLM seeds its hashes at random in each process where the algorithm is not cryptographic, unless the environment
+    variable PYTHONHASHSEED is set. What was stored is then never found again by anybody else: no error, only misses.
+    """
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    if not algorithm.startswith("xxhash") or os.environ.get("PYTHONHASHSEED") is not None:
+        return True
+    told.warning(
+        "prefix_caching_hash_algo = %r: vLLM seeds these hashes at random in each process, so after a restart, and "
+        "from other servers, nothing that is stored will be found. Use --prefix-caching-hash-algo sha256 (or "
+        "sha256_cbor), or set PYTHONHASHSEED to the same number everywhere",
+        algorithm,
+    )
+    return False
+
+
+# -- what cannot be served ---------------------------------------------------------------------------------------------
+
+
+def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
+    parallel = vllm_config.parallel_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(parallel, name, 1)
+        if size > 1:
+            raise ConfigError(
+                f"{name} = {size}: tierkv serves engines whose workers all hold every layer and every token; set it to "
+                "1 and use tensor_parallel_size"
+            )
+    if getattr(parallel, "nnodes_within_dp", 1) > 1:
+        raise ConfigError(
+            f"nnodes = {parallel.nnodes}: tierkv shares its host tier with the workers through the memory of one "
+            "machine; run one engine on each and let them share a tier instead"
+        )
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.uses_draft_kv_cache():
+        raise ConfigError(
+            f"speculative_config.method = {speculative.method!r}: the draft model's KV cache is rewritten after tokens "
+            "are rejected, and tierkv does not serve that yet; leave it out, or use the method 'ngram'"
+        )
+
+
+def _check_group(index: int, group: Any) -> None:  # noqa: ANN401 - (the same)
+    spec, kind = _spec_of(group), get_kv_cache_spec_kind(group.kv_cache_spec)
+    what = f"KV cache group {index} ({type(spec).__name__}, layers {_names(group.layer_names)})"
+    cannot = "tierkv cannot serve this model in this engine yet"
+    if kind not in _KINDS or type(spec).__name__ == "RSWASpec":
+        served = ", ".join(kind.value for kind in _KINDS)
+        raise ConfigError(f"{what} is of the kind {kind.value!r}, and served are {served}: {cannot}")
+    if group.host_resident or not group.enable_kv_transfer or not spec.prefix_cacheable:
+        raise ConfigError(f"{what} holds what no other request can use: {cannot}")
+    if getattr(spec, "non_causal", False) or getattr(spec, "prefix_replay_tokens", 0):
+        raise ConfigError(f"{what}: its blocks depend on tokens behind them: {cannot}")
+    if group.is_eagle_group or getattr(spec, "extra_retained_tokens", 0):
+        raise ConfigError(f"{what} serves speculative decoding: leave speculative_config out")
+
+
+def _names(layers: list[str]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
+
+
+# -- what makes bytes interchangeable ----------------------------------------------------------------------------------
+
+
+def _spec_of(group: Any) -> Any:  # noqa: ANN401 - (the same)
+    """The group's spec; where its layers have one each, the first, as vLLM's own scheduler side has it."""
+    spec = group.kv_cache_spec
+    return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _group_spec(group: Any, page_bytes: tuple[int, ...]) -> GroupSpec:  # noqa: ANN401 - (the same)
+    spec = _spec_of(group)
+    kind = _KINDS[get_kv_cache_spec_kind(group.kv_cache_spec)]
+    window = None
+    if kind is GroupKind.SLIDING_WINDOW:
+        window = get_kv_cache_spec_sliding_window(spec)
+    elif kind is GroupKind.CHUNKED_LOCAL:
+        window = spec.attention_chunk_size
+    return GroupSpec(block_tokens=spec.block_size, page_bytes=page_bytes, kind=kind, window_tokens=window)
+
+
+def _hash_block_tokens(vllm_config: Any, kv_cache_config: Any) -> int:  # noqa: ANN401 - (the same)
+    """Tokens that one of a request's hashes covers: what the engine core resolved, or would."""
+    known = getattr(kv_cache_config, "hash_block_size", None)
+    return int(known or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
+
+
+def _dtype_name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (the same)
+    """What else the bytes of a page depend on, as one line of text.
+
+    The layout that the engine resolved; which layer stands where; the device and attention backend, which arrange a
+    page as their kernels like it; and what changes the values themselves: the weights' number format, and overrides of
+    the model's configuration.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    attention = getattr(vllm_config, "attention_config", None)
+    parts = {
+        "kv": getattr(kv_cache_config, "kv_cache_layout", None) or cache.kv_cache_layout or "unknown",
+        "layers": _digest([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
+        "weights": f"{_dtype_name(model.dtype)}/{model.quantization or 'none'}",
+    }
+    if model.hf_overrides:
+        parts["overrides"] = _digest(model.hf_overrides)
+    words = [f"{name}={value}" for name, value in parts.items()]
+    return " ".join([*words, device_words(getattr(attention, "backend", None))])
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=lambda item: getattr(item, "__qualname__", str(item)))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,137 @@
+"""``TierKVSpec``: tierkv's manager, tiers and workers under vLLM's own scheduler, as an ``OffloadingSpec``.
+
+vLLM makes one object per role. Only the scheduler's opens a stack, when it is asked for its manager; a worker's waits
+for its first transfer, which brings what it must know of the stack (:class:`.spec_manager.TierKVTransfer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferResult
+
+from tierkv.assembly import open_staged_stack
+from tierkv.config.resolving import resolve
+from tierkv.integrations.vllm.device import device_words
+from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
+from tierkv.integrations.vllm.metrics import metric_definitions
+from tierkv.integrations.vllm.options import read_options
+from tierkv.integrations.vllm.spec_manager import TierKVManager, TierKVTransfer
+from tierkv.integrations.vllm.spec_shape import VLLM_KEYS, chunked, config_labels, offloading_engine
+from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
+from tierkv.plugins import load_plugins
+from tierkv.staged_stack import DESCRIBED
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingMetricMetadata
+    from vllm.v1.kv_offload.config import OffloadingConfig
+
+
+class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types here
+    """A stack of tiers behind vLLM's ``OffloadingConnector``.
+
+    What vLLM's scheduler does on its own has no effect on it from our side: ``lookup.recompute`` and
+    ``lookup.load_tokens_min`` of the stack. ``host.verify`` has none either: a chunk is checked when it comes into the
+    host tier, and not again on its way to the device, since a refusal could not be told. Tenants are not told apart for
+    quotas: vLLM's chunk hashes hold salt and adapter, but do not name them.
+
+    Raises:
+        ConfigError: the stack's description is wrong, contradicts vLLM's own keys, or the engine is configured in a way
+            that tierkv cannot serve.
+    """
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        self._stack_config = read_options(config.extra_config, known=VLLM_KEYS)
+        super().__init__(chunked(config, self._stack_config))
+        self._engine = offloading_engine(self.config, device_words())
+        self.offload_prompt_only = self._stack_config.store.prompt_only
+        self._manager: TierKVManager | None = None
+        self._worker: TierKVWorker | None = None
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:  # noqa: ARG003 - vLLM's signature
+        """Our series, for vLLM's exporter."""
+        return metric_definitions()
+
+    @classmethod
+    def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG003 - (the same)
+        """Labels of vLLM 0.33's info metric."""
+        return tuple(config_labels(dict.fromkeys(DESCRIBED, "")))
+
+    def get_manager(self) -> TierKVManager:
+        """The scheduler's side; opens the stack.
+
+        Raises:
+            PluginError: a plugin that the stack asks for is missing or broken.
+            BackendError: a tier cannot be opened.
+        """
+        if self._manager is None:
+            enabled = self.kv_events_config.enable_kv_cache_events
+            registry = load_plugins()
+            config = with_events(self._stack_config, enabled=enabled)
+            places = localities(resolve(config, registry))
+            ids = [group.group_id for group in self.config.groups]
+            stack = open_staged_stack(config, self._engine, group_ids=ids, plugins=registry)
+            self._manager = TierKVManager(stack, places, OffloadingEvents(places) if enabled else None)
+        return self._manager
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> TierKVWorker:
+        """A worker's side."""
+        if self._worker is None:
+            self._worker = TierKVWorker(_pages(kv_caches), self.config.parallel.rank)
+        return self._worker
+
+
+class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
+    """Transfers of one worker; see :mod:`.spec_worker` for what becomes of one that fails.
+
+    Args:
+        pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.
+        rank: of this worker.
+    """
+
+    def __init__(self, pages: Sequence[Sequence[torch.Tensor]], rank: int) -> None:
+        self._worker = SpecWorker(pages, rank)
+
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: TierKVTransfer) -> bool:
+        """Begin to copy blocks into the host tier."""
+        self._worker.submit(job_id, dst_spec.transfer, _blocks(src_spec), dst_spec.setup, is_store=True)
+        return True
+
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: TierKVTransfer,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - vLLM 0.33's signature; here no load waits for others
+    ) -> bool:
+        """Begin to copy chunks to blocks."""
+        self._worker.submit(job_id, src_spec.transfer, _blocks(dst_spec), src_spec.setup, is_store=False)
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        """What has ended since the last call."""
+        return [
+            TransferResult(ended.job_id, ended.success, ended.bytes_moved, ended.seconds)
+            for ended in self._worker.get_finished()
+        ]
+
+    def wait(self, job_ids: Iterable[int]) -> None:
+        """Until these have ended."""
+        self._worker.wait(job_ids)
+
+    def shutdown(self) -> None:
+        """Wait for running copies, and let go."""
+        self._worker.shutdown()
+
+
+def _blocks(spec: GPULoadStoreSpec) -> DeviceBlocks:
+    return DeviceBlocks(spec.block_ids.tolist(), list(spec.group_sizes), list(spec.block_indices))
+
+
+def _pages(kv_caches: CanonicalKVCaches) -> list[list[torch.Tensor]]:
+    """Per group, the whole (padded) pages of each tensor that it uses, once."""
+    tensors = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
+    return [[tensors[i] for i in dict.fromkeys(ref.tensor_idx for ref in refs)] for refs in kv_caches.group_data_refs]
