@@ -27,12 +27,22 @@ and the host tier can be full of them; what is over waits for the next step, and
 
 
 class Gathering:
-    """All reservations, in order of arrival (a dict keeps it)."""
+    """All reservations, in order of arrival (a dict keeps it).
+
+    trusting: a tier that would have to be asked again is believed to have still what is reserved.
+    """
 
     def __init__(
-        self, host: HostIndex, traffic: TierTraffic, chunks_max: int, let_go_per_step_max: int = LET_GO_PER_STEP_MAX
+        self,
+        host: HostIndex,
+        traffic: TierTraffic,
+        chunks_max: int,
+        let_go_per_step_max: int = LET_GO_PER_STEP_MAX,
+        *,
+        trusting: bool = False,
     ) -> None:
         self.chunks_max = chunks_max
+        self._trusting = trusting
         self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
         self._to_let_go: list[list[int]] = []
         self._host = host
@@ -40,6 +50,16 @@ class Gathering:
         self._by_owner: dict[str, Reservation] = {}
         self._pins: dict[str, dict[Key, int]] = {}
         self._held = 0
+
+    @property
+    def owners(self) -> list[str]:
+        """Those who have a reservation, in order of arrival."""
+        return list(self._by_owner)
+
+    @property
+    def held(self) -> int:
+        """Chunks that are reserved."""
+        return self._held
 
     def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
         """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
@@ -121,7 +141,7 @@ class Gathering:
                 continue
             if self._host.room <= len(missing):
                 break
-            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers)
+            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
                 break
@@ -286,10 +306,11 @@ class Gathering:
             InvariantError: one of it is not so.
         """
         reservations = self._by_owner.values()
-        held = sum(reservation.num_granted for reservation in reservations) + sum(map(len, self._to_let_go))
+        held = sum(reservation.num_granted for reservation in reservations)
         held += sum(map(len, self._pins.values()))
-        require(self._held == held, f"{self._held} reserved chunks are counted wrong")
-        require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
+        over = sum(map(len, self._to_let_go))
+        require(self._held == held + over, f"{self._held} reserved chunks are counted wrong")
+        require(held <= self.chunks_max, f"{held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:
             what = f"reservation of {reservation.owner!r}"
             require(len(reservation.slots) == len(reservation.keys), f"{what} holds what it does not want")

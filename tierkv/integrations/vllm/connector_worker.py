@@ -82,7 +82,7 @@ class ConnectorWorker:
         for job in meta.loads:
             load = self._loads.setdefault(job.request_id, _Load())
             load.jobs[job.job_id] = job
-            load.ends = load.ends or getattr(job, "ends_load", True)
+            load.ends = load.ends or job.ends_load
         worker.start_step(meta)
 
     def _begin(self, setup: WorkerSetup | None) -> ProcessWorker:
@@ -115,6 +115,8 @@ class ConnectorWorker:
         results = LoadResults()
         if self._worker is not None:
             output = self._worker.get_finished()
+            if output.is_empty and not self._loads:
+                return results
             self._output = WorkerOutput.aggregate([self._output, output])
             for request_id, load in list(self._loads.items()):
                 for job_id in load.jobs.keys() & output.finished.keys():
