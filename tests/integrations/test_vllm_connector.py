@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from vllm_by_hand import (  # noqa: E402 - needs torch
 
 from tierkv.errors import EngineProtocolError  # noqa: E402 - (the same)
 from tierkv.integrations.vllm.connector_worker import ConnectorWorker  # noqa: E402 - (the same)
+from tierkv.types.transfers import ConnectorMeta  # noqa: E402 - (the same)
 
 pytestmark = pytest.mark.needs_torch
 
@@ -304,3 +306,59 @@ def test_a_worker_whose_memory_is_another_says_so() -> None:
         with pytest.raises(EngineProtocolError, match="caches of 1 groups were registered, the spec has 2"):
             other.start_step(made.meta, made.setup, made.voided, None)
         other.shutdown()
+
+
+LONG = list(range(1, 16 * BLOCK_TOKENS + 1))
+
+
+def over_disk(path: Path, capacity: str, groups: int = 1) -> ByHand:
+    """A host tier over a disk. 64KiB are eight chunks."""
+    disk = {"backend": "disk", "path": str(path), "capacity": "8MiB"}
+    return ByHand({"host": {"capacity": capacity}, "lookup": {"recompute": "off"}, "tiers": [disk]}, groups=groups)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> None:
+    """A prefix longer than the host tier comes leg by leg; vLLM must not go on before the last."""
+    ids = [list(range(1, 17)), list(range(17, 33))][:groups]
+    with over_disk(tmp_path, "1MiB", groups) as hand:
+        hand.compute(PlayedRequest("one", LONG), ids, mark=3)
+        before = [hand.blocks(0, g, ids[g]) for g in range(groups)]
+    with over_disk(tmp_path, "64KiB", groups) as hand:
+        legs: list[int] = []
+        start_step = hand.workers[0].start_step
+
+        def counting(meta: ConnectorMeta, *rest: Any) -> None:
+            legs.extend(len(job.keys) for job in meta.loads)
+            start_step(meta, *rest)
+
+        hand.workers[0].start_step = counting
+        assert hand.begin_load(PlayedRequest("two", LONG), ids) == len(LONG)
+        told = hand.settle()
+        assert (told.finished, told.failed, told.invalid) == ({"two"}, set(), set())
+        assert len(legs) > 1
+        assert all(torch.equal(hand.blocks(0, g, ids[g]), before[g]) for g in range(groups))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_leg_that_fails_is_told_with_the_load(groups: int, tmp_path: Path) -> None:
+    """What comes after a lost chunk does not come either: by block, or as a whole, and once."""
+    ids = [list(range(1, 17)), list(range(17, 33))][:groups]
+    with over_disk(tmp_path, "1MiB", groups) as hand:
+        hand.compute(PlayedRequest("one", LONG), ids, mark=3)
+        before = hand.blocks(0, 0, ids[0])
+    with over_disk(tmp_path, "64KiB", groups) as hand:
+        assert hand.begin_load(PlayedRequest("two", LONG), ids) == len(LONG)
+        assert hand.step().finished == set()
+        for file in tmp_path.rglob("*"):  # what is not in the host tier yet is lost
+            if file.is_file() and file.suffix == ".dat":
+                file.write_bytes(bytes(file.stat().st_size))
+        told = hand.settle()
+        assert told.finished == {"two"}
+        if groups > 1:
+            assert (told.failed, told.invalid) == ({"two"}, set())
+        else:
+            assert told.failed == set()
+            first = min(ids[0].index(block) for block in told.invalid)
+            assert told.invalid == set(ids[0][first:])
+            assert torch.equal(hand.blocks(0, 0, ids[0][:first]), before[:, :first])

@@ -82,7 +82,7 @@ class ConnectorWorker:
         for job in meta.loads:
             load = self._loads.setdefault(job.request_id, _Load())
             load.jobs[job.job_id] = job
-            load.ends = load.ends or getattr(job, "ends_load", True)
+            load.ends = load.ends or job.ends_load
         worker.start_step(meta)
 
     def _begin(self, setup: WorkerSetup | None) -> ProcessWorker:
