@@ -138,7 +138,7 @@ def install_vllm(session: nox.Session) -> None:
     stamp = Path(session.virtualenv.location) / "vllm-recipe.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe:
         return
-    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton"}
+    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton", "xgrammar"}
     session.install(*CONSTRAINTS, "torch")
     session.install("--no-deps", VLLM)
     wanted = requirements_of(session, VLLM.partition("=")[0])
