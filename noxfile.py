@@ -115,7 +115,7 @@ def object_azurite(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Both seams inside real vLLM on a CPU, one engine at a time; 2.5 GB of disk (-- PYTEST ARGUMENTS)."""
+    """Both seams inside real vLLM on a CPU, one engine at a time; 2.7 GB of disk (-- PYTEST ARGUMENTS)."""
     install_vllm(session)
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
