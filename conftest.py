@@ -35,6 +35,8 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = [] if HAS_TORCH else ["tests/reference", "tests/stack", "tests/worker"]
 if importlib.util.find_spec("vllm") is None:  # `nox -s vllm` has it
     collect_ignore.append("tests/integrations/vllm")
+if not HAS_TORCH or importlib.util.find_spec("transformers") is None:
+    collect_ignore.append("tests/integrations/transformers")
 
 SEED = pytest.StashKey[int]()
 

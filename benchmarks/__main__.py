@@ -20,11 +20,15 @@ BENCHMARKS = {
     "engine_calls": "the worst single call on the engine's thread, at a million chunks with I/O threads busy",
     "cascade": "the share of stored chunks that reach a lower tier that is full",
     "vllm_manager": "store cycle and lookup beside vLLM's own manager, where vLLM is installed",
+    "vllm_ab": "one workload through vLLM's own tiering and through both seams of tierkv, where vLLM is installed",
     "memory": "bytes of the index and the policy per resident chunk",
     "traffic": "deferrals, and bytes read from below for each byte that the engine used",
     "host_copies": "GPU pages into sealed host slots and back, beside memcpy",
     "gpu_copies": "the same with a GPU, beside one pinned copy; where there is CUDA",
     "codecs": "how small codecs make bfloat16 values, and how fast",
+    "model_kv": "codecs on the KV of a real model (--model), and what rounding changes in its answers",
+    "model_transformers": "a real model (--model) in transformers: its first token computed, from memory, from disk",
+    "model_vllm": "a real model (--model) in vLLM by both seams: its first token computed, from memory, from disk",
     "disk": "the disk tier beside raw O_DIRECT, and beside one file per chunk",
     "lmdb_tier": "the LMDB tier beside raw O_DIRECT and memcpy",
     "object_store": "the object tier on S3 beside a plain HTTP client",
@@ -39,7 +43,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     # A checking stack measures its checks.
     os.environ.pop("TIERKV_VALIDATE", None)
-    settings = Settings(arguments.quick, arguments.dir, arguments.trace)
+    settings = Settings(arguments.quick, arguments.dir, arguments.trace, arguments.model)
     names = list(BENCHMARKS) if "all" in arguments.names else arguments.names
     if not arguments.json:
         sys.stdout.write(f"{_machine()}\n")
@@ -69,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where temporary files go, up to 3 GiB (default: %(default)s)",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace for replay: JSON lines, perhaps in gzip")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a real model, as transformers saves it")
     return parser
 
 

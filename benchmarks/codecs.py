@@ -21,48 +21,59 @@ from tierkv.codecs.aes_gcm import AesGcmCodec
 from tierkv.plugins import load_plugins
 from tierkv.types.namespace import Namespace
 
-_Values = np.ndarray[tuple[int], np.dtype[np.uint16]]
+Values = np.ndarray[tuple[int], np.dtype[np.uint16]]
+"""bfloat16 values, as their bits."""
 
 NAMESPACE = Namespace("benchmark", "", "bfloat16", "page", ((16, (65_536,), "full_attention", None),), 1, 16)
 _TARGETS = {"bf16, size": 0.98, "bf16, encode": 0.25, "bf16, decode": 0.45}
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class Subject:
     """A codec to be measured, and what it is called in the table."""
 
     name: str
     codec: Codec
     plugin: CodecPlugin
 
+    def bound(self, values: Values) -> tuple[str, float]:
+        """What bounds the size of values, and how many times smaller it lets them become."""
+        if self.plugin.lossy:
+            return "a byte for each value", 2.0
+        if self.name in {"none", "aes-256-gcm"}:
+            return "the payload itself", 1.0
+        return "entropy of single exponents", exponent_bound(values)
+
 
 def run(settings: Settings) -> Iterator[Row]:
     """Every installed codec that changes the values: size, encode, decode; and the error of lossy ones."""
     values = _values(settings.pick(1 << 20, 1 << 12))
-    for subject in _subjects():
+    for subject in subjects():
         yield from _rows(subject, values, settings)
 
 
-def _subjects() -> Iterator[_Subject]:
+def subjects() -> Iterator[Subject]:
+    """Every installed codec; the one that encrypts also with another one inside."""
     plugins = {name: registered.plugin for name, registered in load_plugins().codecs.items()}
     for name, plugin in sorted(plugins.items()):
         if name != "aes-256-gcm":
-            yield _Subject(name, plugin.open(CodecContext(NAMESPACE), plugin.options()), plugin)
+            yield Subject(name, plugin.open(CodecContext(NAMESPACE), plugin.options()), plugin)
             continue
         inner = {other: plugins[other].open(CodecContext(NAMESPACE), plugins[other].options()) for other in ("bf16",)}
         for chosen in ("none", "bf16"):
             shown = name if chosen == "none" else f"{name} with {chosen} inside"
-            yield _Subject(shown, AesGcmCodec([os.urandom(32)], chosen, inner), plugin)
+            yield Subject(shown, AesGcmCodec([os.urandom(32)], chosen, inner), plugin)
 
 
-def _values(count: int) -> _Values:
+def _values(count: int) -> Values:
     rng = np.random.default_rng(0)
     floats = (rng.normal(size=(count // 128, 128)) * rng.lognormal(0, 1, 128)).astype(np.float32).reshape(-1)
-    found: _Values = (floats.view(np.uint32) >> 16).astype(np.uint16)
+    found: Values = (floats.view(np.uint32) >> 16).astype(np.uint16)
     return found
 
 
-def _bound(values: _Values) -> float:
+def exponent_bound(values: Values) -> float:
+    """How many times smaller values become if each exponent takes its entropy, and nothing else shrinks."""
     counts = np.bincount((values >> 7) & 0xFF)
     shares = counts[counts > 0] / counts.sum()
     return float(16 / (8 - (shares * np.log2(shares)).sum()))
@@ -72,13 +83,13 @@ def _as_floats(values: memoryview) -> np.ndarray[tuple[int], np.dtype[np.float32
     return (np.frombuffer(values, np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def _error(values: memoryview, back: memoryview) -> float:
+def error_over_values(values: memoryview, back: memoryview) -> float:
     """Root of the mean square error over that of the mean square value."""
     truth = _as_floats(values).astype(np.float64)
     return float(np.sqrt(np.square(_as_floats(back) - truth).mean() / np.square(truth).mean()))
 
 
-def _rows(subject: _Subject, values: _Values, settings: Settings) -> Iterator[Row]:
+def _rows(subject: Subject, values: Values, settings: Settings) -> Iterator[Row]:
     name, codec, lossy = subject.name, subject.codec, subject.plugin.lossy
     raw = memoryview(values.tobytes())
     out, back = memoryview(bytearray(len(raw))), memoryview(bytearray(len(raw)))
@@ -90,12 +101,8 @@ def _rows(subject: _Subject, values: _Values, settings: Settings) -> Iterator[Ro
     codec.decode(stored, back, frame)
     if back != raw and not lossy:
         raise RuntimeError(f"codec {name} gave back other bytes")
-    bound_name, bound = "entropy of single exponents", _bound(values)
-    if lossy:
-        bound_name, bound = "a byte for each value", 2.0
-    elif name == "aes-256-gcm":
-        bound_name, bound = "the payload itself", 1.0
-    error = {"error over values, root of mean squares": _error(raw, back)} if lossy else {}
+    bound_name, bound = subject.bound(values)
+    error = {"error over values, root of mean squares": error_over_values(raw, back)} if lossy else {}
     ratio = len(raw) / written
     yield Row(f"{name}, size", "times smaller", ratio, bound_name, bound, (), _target(f"{name}, size"), error)
     planes, copy = np.empty((2, len(values)), np.uint8), np.empty_like(values)

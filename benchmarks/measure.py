@@ -19,11 +19,13 @@ class Settings:
     quick: sizes at which every row comes out within a second or so, and means nothing.
     directory: where rows that need a disk make their temporary folder.
     trace: requests to replay; None where none was given.
+    model: folder of a real model; None where none was given.
     """
 
     quick: bool
     directory: Path
     trace: Path | None = None
+    model: Path | None = None
 
     def pick(self, full: _T, quick: _T) -> _T:
         """The size for this run."""

@@ -134,13 +134,20 @@ class StagedStack(StackBase):
         ordered = tuple(keys)
         grant = self._manager.prepare_load(ordered, self._lookups.context(request_id))
         self._lookups.settle(request_id)
-        for source in grant.sources:
-            self.counters.chunks_hit[source] += 1
+        groups = tuple(map(self._group_of, ordered))
+        self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
         self._sources[request_id] = below
-        groups = tuple(map(self._group_of, ordered))
         number = self._jobs.begin_load(request_id, ordered, groups, grant.slots)
         return StagedTransfer(number, ordered, groups, grant.slots)
+
+    def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
+        """Chunks by tier, and the tokens of one group's: the first in lookup order of which anything is loaded."""
+        lead = next((index for index in self.geometry.lookup_order if index in groups), None)
+        for group, source in zip(groups, sources, strict=True):
+            self.counters.chunks_hit[source] += 1
+            if group == lead:
+                self.counters.tokens_loaded[source] += self.geometry.groups[group].chunk_tokens
 
     def load_source(self, request_id: str, key: Key) -> str:
         """The tier that a chunk of the request's last load came from."""
@@ -203,9 +210,15 @@ class StagedStack(StackBase):
         if jobs:
             self._tell_time()
         for job in jobs:
-            self._manager.complete_store(job.slots, self._parts.seals.close(_chunks(job)) if success else _all(job))
+            self._end_store(job, self._parts.seals.close(_chunks(job)) if success else frozenset(job.keys))
         if jobs:
             self._hand_out()
+
+    def _end_store(self, job: StagedJob, failed: frozenset[Key]) -> None:
+        self._manager.complete_store(job.slots, failed)
+        lead = self.geometry.lookup_order[0]
+        good = sum(group == lead and key not in failed for key, group, _ in _chunks(job))
+        self.counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only."""
@@ -272,7 +285,7 @@ class StagedStack(StackBase):
         """The engine's to do, its workers are never ours; but what they have marked has ended, reported or not."""
         self._take_orphans()
         for job in self._jobs.take_marked_stores():
-            self._manager.complete_store(job.slots, self._parts.seals.close(_chunks(job)))
+            self._end_store(job, self._parts.seals.close(_chunks(job)))
 
     def _take_last_step(self) -> None:
         """Nothing is ever kept back here."""
@@ -290,7 +303,3 @@ class StagedStack(StackBase):
 
 def _chunks(job: StagedJob) -> Iterable[tuple[Key, int, SlotRef]]:
     return zip(job.keys, job.groups, job.slots, strict=True)
-
-
-def _all(job: StagedJob) -> frozenset[Key]:
-    return frozenset(job.keys)

@@ -135,8 +135,9 @@ def programs_with_python() -> list[object]:
 @pytest.mark.parametrize("blocks", programs_with_python())
 def test_python_of_a_page_runs(blocks: list[Block], tmp_path: Path) -> None:
     """A reader who pastes a page's code from top to bottom must not meet an error."""
-    if any("torch" in block.code for block in blocks):
-        pytest.importorskip("torch")
+    for needed in ("torch", "transformers"):
+        if any(needed in block.code for block in blocks if block.language == "python"):
+            pytest.importorskip(needed)
     done = run_page(blocks, tmp_path)
     assert done.returncode == 0, f"{blocks[0].page}:\n{done.stdout}{done.stderr}"
 

@@ -56,13 +56,12 @@ def test_vllm_hears_which_tier_served(engine: EngineProcess) -> None:
     assert "external_unspecified" not in after
 
 
-def test_one_damaged_chunk_costs_what_it_has_to(engine: EngineProcess, model: str) -> None:
+def test_one_damaged_chunk_costs_what_it_has_to(engine: EngineProcess) -> None:
     """A load of which one chunk fails is told to vLLM, by block or as a whole, and the answer is right."""
     asked = prompts("one chunk", 1)
     engine.call("vllm_scenarios:forget_host")
-    first = engine.call("vllm_scenarios:serve", prompts=asked)
     before = engine.call("vllm_scenarios:counters")["loads_failed"]
-    engine.call(f"{HERE}:damage_slots", slots=[2])
+    first = engine.call(f"{HERE}:serve_and_damage", prompts=asked)
     second = engine.call("vllm_scenarios:serve_again", prompts=asked)
     assert engine.call("vllm_scenarios:counters")["loads_failed"] - before == 1
     assert tokens_of(second) == tokens_of(first)

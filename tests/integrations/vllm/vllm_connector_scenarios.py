@@ -79,12 +79,15 @@ def reset_while_loading(served: ServedEngine, prompts: Prompts) -> list[Json]:
     return answers
 
 
-def damage_slots(served: ServedEngine, slots: Sequence[int]) -> None:
-    """Flip a byte in some slots of the host tier."""
-    served.settle()
+def serve_and_damage(served: ServedEngine, prompts: Prompts) -> list[Json]:
+    """Serve with an empty host tier, then flip a byte in the third chunk that has come to lie there."""
     arena = served.found(HostArena)
-    for slot in slots:
-        arena.payload(slot)[7] ^= 0xFF
+    for slot in range(arena.num_slots):
+        arena.payload(slot)[:64] = 0
+    answers = serve(served, prompts)
+    written = [slot for slot in range(arena.num_slots) if arena.payload(slot)[:64].any()]
+    arena.payload(written[2])[7] ^= 0xFF
+    return answers
 
 
 def hinted(served: ServedEngine, prompt: Sequence[int], hints: Mapping[str, Any]) -> Json:

@@ -1,0 +1,111 @@
+"""From one process to the next: the only way to show that nothing of a prefix was left in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_models import GREEDY, greedy, make_prompt
+
+from tierkv.errors import ConfigError
+
+SUPPORT = Path(__file__).resolve().parents[2] / "support"
+
+PROGRAM = """
+import json, os, signal, sys
+sys.path.insert(0, sys.argv[1])
+kind, folder, what = sys.argv[2:5]
+import torch
+from hf_models import GREEDY, make_model, make_prompt
+from tierkv.integrations.transformers import TieredPrefixCache
+cache = TieredPrefixCache(make_model(kind), folder, block_tokens=16, piece_tokens=64)
+document = make_prompt(150)
+if what == "ask":
+    out = cache.generate([document + make_prompt(12, seed=1)], **GREEDY)
+    print(json.dumps([cache.last_prompts[0].by_tier, out.tolist()]))
+    cache.close()
+elif what == "answer":
+    cache.generate([document], **GREEDY)  # and never a close
+else:
+    cache.prefill(document)
+    if what == "kill":
+        print("stored", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program above in a process of its own."""
+    command = [sys.executable, "-I", "-c", PROGRAM, str(SUPPORT), *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)
+
+
+@pytest.mark.parametrize(("kind", "end"), [("llama", "kill"), ("gemma3", "kill"), ("gemma3", "answer")])
+def test_another_process_finds_the_document(kind: str, end: str, tmp_path: Path, model: Callable[..., Any]) -> None:
+    """What `prefill` has returned from is on the disk, whatever becomes of the process; and who forgets to close
+    loses nothing when the interpreter ends."""
+    first = run(kind, str(tmp_path / "kv"), end)
+    assert first.returncode == (-signal.SIGKILL if end == "kill" else 0), first.stderr
+    second = run(kind, str(tmp_path / "kv"), "ask")
+    assert second.returncode == 0, second.stderr
+    by_tier, tokens = json.loads(second.stdout)
+    assert by_tier == {"disk": 144}
+    ids = torch.tensor([make_prompt(150) + make_prompt(12, seed=1)])
+    assert tokens == greedy(model(kind), ids).tolist()
+
+
+def test_a_stack_may_be_a_file(tmp_path: Path, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
+    """The description that `tierkv check` reads; and its mistakes are told as there."""
+    path = tmp_path / "stack.toml"
+    path.write_text(f'[host]\ncapacity = "1MiB"\n[[tiers]]\nbackend = "fsspec"\nurl = "file://{tmp_path}/kv"\n')
+    for loaded in (0, 96):
+        with open_cache(model("llama"), path) as cache:
+            cache.generate(make_prompt(100), **GREEDY)
+            assert cache.last_prompts[0].loaded_tokens == loaded
+    path.write_text('[host]\ncapacity = "1MiB"\npolicy = "lur"\n')
+    with pytest.raises(ConfigError, match="lru"):
+        open_cache(model("llama"), str(path))
+    with pytest.raises(ConfigError, match="no such file"):
+        open_cache(model("llama"), tmp_path / "nothing.yaml")
+
+
+def test_a_stack_for_prompts_only(
+    model: Callable[..., Any], open_cache: Callable[..., Any], stack: dict[str, Any]
+) -> None:
+    """`store.prompt_only` means here what it means everywhere: what was generated is nobody's prefix."""
+    cache = open_cache(model("gemma3"), {**stack, "store": {"prompt_only": True}})
+    answered = cache.generate(make_prompt(100), **GREEDY)
+    assert cache.load(answered).tokens == 96
+
+
+def test_what_a_call_did_is_told(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
+    """Users decide by these figures whether it pays."""
+    served = model("gemma3")
+    with open_cache(served) as cache:
+        report = cache.prefill(make_prompt(200)).prompts[0]
+        assert (report.prompt_tokens, report.loaded_tokens, report.computed_tokens) == (200, 0, 200)
+        assert report.offered_tokens == 192
+        assert report.compute_s > 0
+        assert report.store_s > 0
+    cache = open_cache(served)
+    cache.load(make_prompt(80))
+    hit = cache.load(make_prompt(200))
+    (report,) = cache.last_prompts
+    assert hit.prompts == (report,)
+    assert report.by_tier["disk"] + report.by_tier["host"] == report.loaded_tokens == 192
+    assert report.by_tier["host"] == 80
+    assert report.load_s > 0
+    assert report.computed_tokens == 0
+    cache.generate(make_prompt(200), store_answer=False, **GREEDY)
+    assert cache.last_prompts[0].computed_tokens == 7
+    assert cache.last_prompts[0].offered_tokens == 0
+    assert cache.flush()

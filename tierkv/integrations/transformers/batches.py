@@ -1,0 +1,166 @@
+"""Prompts as users give them: a tensor of ids with its mask, or lists; and the arguments of ``generate``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tierkv.integrations.transformers.layers import Model, input_device
+
+Inputs = torch.Tensor | Sequence[int] | Sequence[Sequence[int]] | Sequence[torch.Tensor]
+"""Token ids: [batch, columns] or [columns], or lists of prompts of any length."""
+
+_HARMLESS = {
+    *("attention_mask", "cache_position", "input_ids", "kwargs", "labels", "logits_to_keep", "num_logits_to_keep"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "past_key_values", "return_dict"),
+    *("use_cache",),
+}
+"""Arguments of a forward pass that do not change KV, or are ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Prompts, left-padded.
+
+    input_ids, attention_mask: [batch, columns], where the model takes them.
+    rows: the tokens of each row, without padding. pads: columns of padding at its left.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    rows: tuple[tuple[int, ...], ...]
+    pads: tuple[int, ...]
+
+    @property
+    def columns(self) -> int:
+        """Of the longest prompt."""
+        return int(self.input_ids.shape[1])
+
+
+def batch_of(model: Model, inputs: Inputs, attention_mask: torch.Tensor | None) -> Batch:
+    """Read prompts.
+
+    Without a mask, what stands at the left and is the model's padding token is padding, as in ``generate``.
+
+    Raises:
+        ValueError: there is no token in some row, padding is not at the left, or shapes differ.
+    """
+    device = input_device(model)
+    pad_token = _pad_token(model)
+    if not isinstance(inputs, torch.Tensor):
+        inputs, mask = _padded(inputs, 0 if pad_token is None else pad_token)
+        if attention_mask is not None:
+            raise ValueError("attention_mask goes with a tensor of ids; prompts in lists are padded here")
+    else:
+        inputs = inputs.unsqueeze(0) if inputs.ndim == 1 else inputs
+        if inputs.ndim != 2 or inputs.is_floating_point():  # noqa: PLR2004 - batch and columns
+            raise ValueError(f"input_ids of shape {tuple(inputs.shape)} {inputs.dtype}: give ids [batch, columns]")
+        mask = _mask(inputs, attention_mask, pad_token)
+    real = mask.to("cpu", torch.long)
+    pads = tuple((real.shape[1] - real.sum(1)).tolist())
+    for row, pad in enumerate(pads):
+        if pad == real.shape[1]:
+            raise ValueError(f"prompt {row} has no token")
+        if real[row, :pad].any():
+            raise ValueError(
+                f"prompt {row} is not padded at the left, or has holes in its attention mask: use "
+                'padding_side="left", as generate wants it'
+            )
+    rows = tuple(tuple(ids[pad:]) for ids, pad in zip(inputs.tolist(), pads, strict=True))
+    return Batch(inputs.to(device), real.to(device), rows, pads)
+
+
+def _padded(prompts: Sequence[Any], pad_token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    lists = [prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt for prompt in prompts]
+    if not lists or isinstance(lists[0], int):
+        lists = [lists]
+    columns = max(map(len, lists))
+    ids = [[pad_token] * (columns - len(one)) + list(one) for one in lists]
+    mask = [[0] * (columns - len(one)) + [1] * len(one) for one in lists]
+    return torch.tensor(ids, dtype=torch.long), torch.tensor(mask, dtype=torch.long)
+
+
+def _mask(inputs: torch.Tensor, given: torch.Tensor | None, pad_token: int | None) -> torch.Tensor:
+    if given is not None:
+        mask = given.unsqueeze(0) if given.ndim == 1 else given
+        if mask.shape != inputs.shape:
+            raise ValueError(f"attention_mask is {tuple(mask.shape)} and input_ids {tuple(inputs.shape)}: give equals")
+        return mask != 0
+    if pad_token is None:
+        return torch.ones_like(inputs)
+    return (inputs != pad_token).cummax(dim=1).values.long() if inputs.numel() else inputs
+
+
+def _pad_token(model: Model) -> int | None:
+    """The padding token, where it means nothing else."""
+    settings = getattr(model, "generation_config", None)
+    pad, eos = (getattr(settings, name, None) for name in ("pad_token_id", "eos_token_id"))
+    ends = eos if isinstance(eos, list) else [eos]
+    return pad if isinstance(pad, int) and pad not in ends else None
+
+
+_NOT_WITH_A_PREFIX = {
+    "assistant_model": "assisted decoding of transformers starts from an empty cache only",
+    "prompt_lookup_num_tokens": "assisted decoding of transformers starts from an empty cache only",
+    "assistant_early_exit": "assisted decoding of transformers starts from an empty cache only",
+    "cache_implementation": "the prefix is a DynamicCache",
+    "custom_generate": "what it does with a cache is not known",
+    "inputs": "pass token ids as input_ids",
+    "past_key_values": "TieredPrefixCache.generate brings its own; call model.generate with yours",
+    "prefill_chunk_size": "prompts are computed in pieces here already: give piece_tokens to TieredPrefixCache",
+    "token_healing": "it changes the end of the prompt behind the prefix's back",
+}
+"""Arguments of ``generate``, or settings of a generation config, that cannot be served, and why."""
+
+
+def check_arguments(model: Model, arguments: Mapping[str, Any]) -> None:
+    """Refuse what would change KV behind the back of the token ids, or does not go with a cache that has content.
+
+    Raises:
+        ValueError: says which argument, and what to do.
+    """
+    if not hasattr(model, "generate"):
+        raise ValueError(f"{type(model).__name__} has no language head to generate with; load and prefill serve it")
+    for name, reason in _NOT_WITH_A_PREFIX.items():
+        if value := _setting(model, arguments, name):
+            shown = type(value).__name__ if isinstance(value, torch.nn.Module) else repr(value)[:80]
+            raise ValueError(f"{name} = {shown} cannot be served: {reason}. Leave it out, or call model.generate")
+    if _setting(model, arguments, "use_cache") is False:
+        raise ValueError("use_cache = False: a prefix is a cache. Leave it out, or call model.generate")
+    base = getattr(model, "get_base_model", lambda: model)()
+    known = inspect.signature(base.forward).parameters.keys() - _HARMLESS
+    for name in sorted(known & arguments.keys()):
+        if arguments[name] is not None:
+            raise ValueError(
+                f"{name}: chunks are found by their token ids alone, and this argument changes KV without changing "
+                "them. Leave it out, or call model.generate"
+            )
+
+
+def expansion(model: Model, arguments: Mapping[str, Any]) -> int:
+    """How many rows ``generate`` makes of each prompt: beams, or sequences to return."""
+    return max(_setting(model, arguments, name) or 1 for name in ("num_beams", "num_return_sequences"))
+
+
+def answered(model: Model, batch: Batch, out: Any, arguments: Mapping[str, Any]) -> list[tuple[int, ...]]:  # noqa: ANN401 - whatever generate gives
+    """Prompt and answer of each row, without the padding behind an answer that ended before others."""
+    whole = (out if isinstance(out, torch.Tensor) else out.sequences).tolist()
+    pad_token = _setting(model, arguments, "pad_token_id")
+    rows = []
+    for ids, pad in zip(whole, batch.pads, strict=True):
+        end = len(ids)
+        while end > batch.columns and ids[end - 1] == pad_token:
+            end -= 1
+        rows.append(tuple(ids[pad:end]))
+    return rows
+
+
+def _setting(model: Model, arguments: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - whatever it is set to
+    """An argument of ``generate``: as given, or in the given configuration, or in the model's."""
+    settings = (arguments.get("generation_config"), getattr(model, "generation_config", None))
+    values = (arguments.get(name), *(getattr(setting, name, None) for setting in settings))
+    return next((value for value in values if value is not None), None)

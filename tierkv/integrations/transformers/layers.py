@@ -1,0 +1,216 @@
+"""The shape of a model's KV cache: learnt from one tiny forward pass, because a configuration does not tell it.
+
+Number of heads, head sizes (which differ between K and V in some models), dtype, device and windows are what the model
+itself puts into a ``DynamicCache``. Models whose cache holds anything else than K and V per token are refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from tierkv.errors import ConfigError
+from tierkv.types.engine import GroupKind, GroupSpec
+
+Model = Any
+"""A model of transformers, perhaps wrapped by PEFT. No types of transformers are known where ours are checked."""
+ModelConfig = Any
+ModelCache = Any
+CacheLayer = Any
+
+PROBE_TOKENS = 3
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_INSTEAD = "use model.generate without a prefix cache for it"
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """One layer. window: tokens it attends to, itself included; None: all. key, value: heads and head size."""
+
+    window: int | None
+    key: tuple[int, int]
+    value: tuple[int, int]
+    device: torch.device
+
+    @property
+    def token_values(self) -> int:
+        """Numbers that it keeps per token."""
+        return self.key[0] * self.key[1] + self.value[0] * self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that attend to the same: all tokens (``window`` None) or a window."""
+
+    window: int | None
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """All layers, and the groups that they form: full attention first, then by window, the widest first."""
+
+    layers: tuple[KvLayer, ...]
+    groups: tuple[LayerGroup, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, layers: tuple[KvLayer, ...], dtype: torch.dtype) -> KvShape:
+        """Form the groups."""
+        windows = sorted({layer.window for layer in layers}, key=lambda window: (window is not None, -(window or 0)))
+        groups = tuple(
+            LayerGroup(window, tuple(i for i, layer in enumerate(layers) if layer.window == window))
+            for window in windows
+        )
+        return cls(layers, groups, dtype)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layer forgets."""
+        return any(group.window is not None for group in self.groups)
+
+    def token_bytes(self, group: LayerGroup) -> int:
+        """Bytes that a group keeps per token."""
+        return sum(self.layers[i].token_values for i in group.layers) * self.dtype.itemsize
+
+    def page_shapes(self, group: LayerGroup, block_tokens: int) -> list[tuple[int, int, int]]:
+        """Per tensor of a group, K and V of each layer in turn: tokens, heads and head size of one block."""
+        pairs = [(self.layers[i].key, self.layers[i].value) for i in group.layers]
+        return [(block_tokens, *sizes) for pair in pairs for sizes in pair]
+
+    def group_specs(self, block_tokens: int) -> tuple[GroupSpec, ...]:
+        """The groups as tierkv's core wants them."""
+        return tuple(
+            GroupSpec(
+                block_tokens,
+                tuple(
+                    tokens * heads * size * self.dtype.itemsize
+                    for tokens, heads, size in self.page_shapes(group, block_tokens)
+                ),
+                GroupKind.FULL_ATTENTION if group.window is None else GroupKind.SLIDING_WINDOW,
+                group.window,
+            )
+            for group in self.groups
+        )
+
+
+def text_config(model: Model) -> ModelConfig:
+    """The configuration of the part that generates text."""
+    return model.config.get_text_config(decoder=True)
+
+
+def rope_text(config: ModelConfig) -> str:
+    """What a configuration says of its rotary embeddings, under either of the names that it had."""
+    return json.dumps([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")], default=str)
+
+
+def input_device(model: Model) -> torch.device:
+    """Where the model takes token ids."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    return model.device if device.type == "meta" else device
+
+
+def forward_options(model: Model) -> dict[str, Any]:
+    """What keeps a forward pass from computing logits that nobody looks at, where the model can."""
+    base = getattr(model, "get_base_model", lambda: model)()
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
+
+
+def kv_shape(model: Model) -> KvShape:
+    """Run the model over a few tokens and look at the cache it fills.
+
+    Raises:
+        ConfigError: the model cannot be served; says why, and what to do.
+    """
+    name = type(model).__name__
+    _check_model(model, name)
+    size = text_config(model).vocab_size
+    rows = [[0, 1 % size, 2 % size], [0, 1 % size, 3 % size]]
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor(rows, device=input_device(model))
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache, use_cache=True, **forward_options(model))
+    for number, layer in enumerate(cache.layers):
+        _check_layer(layer, f"{name}: layer {number} of its KV cache", name)
+    if not cache.layers:
+        raise ConfigError(f"{name} fills no KV cache; {_INSTEAD}")
+    _check_causal(cache, name)
+    dtypes = {tensor.dtype for layer in cache.layers for tensor in (layer.keys, layer.values)}
+    if len(dtypes) > 1:
+        raise ConfigError(f"{name}: its KV cache mixes {sorted(map(str, dtypes))}; {_INSTEAD}")
+    return KvShape.of(tuple(map(_layer, cache.layers)), dtypes.pop())
+
+
+def _check_model(model: Model, name: str) -> None:
+    if getattr(model, "config", None) is None or not hasattr(model, "get_input_embeddings"):
+        raise ConfigError(f"{name} is no model of transformers; pass one, such as AutoModelForCausalLM gives")
+    if model.config.is_encoder_decoder:
+        raise ConfigError(
+            f"{name} is an encoder-decoder model: what its decoder caches depends on the encoder's input, not on a "
+            f"prefix of tokens. Only decoder models can be served; {_INSTEAD}"
+        )
+    if "mrope_section" in rope_text(text_config(model)):
+        raise ConfigError(
+            f"{name} has positions of several dimensions (mrope), of which it keeps a part beside its KV cache, from "
+            f"one call to the next; {_INSTEAD}"
+        )
+    others = sorted(set(getattr(text_config(model), "layer_types", None) or ()) - set(_ATTENTION))
+    if others or getattr(model, "_is_stateful", False):
+        kinds = f"layers of type {', '.join(others)}" if others else "layers that keep a state"
+        raise ConfigError(
+            f"{name} has {kinds}, whose state is not made of K and V per token. Served are {', '.join(_ATTENTION)}; "
+            f"{_INSTEAD}"
+        )
+    check_evaluates(model)
+
+
+def check_evaluates(model: Model) -> None:
+    """Refuse a model that is being trained.
+
+    Raises:
+        ConfigError: it is in training mode.
+    """
+    if model.training:
+        raise ConfigError(f"{type(model).__name__} is in training mode, where dropout makes KV random: model.eval()")
+
+
+def _check_layer(layer: CacheLayer, what: str, name: str) -> None:
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        raise ConfigError(
+            f"{what} is a {type(layer).__name__}; served are DynamicLayer and DynamicSlidingWindowLayer, which hold K "
+            f"and V of each token; {_INSTEAD}"
+        )
+    if layer.keys is None or layer.get_seq_length() != PROBE_TOKENS:
+        raise ConfigError(f"{what} was not filled by a forward pass of {PROBE_TOKENS} tokens; {_INSTEAD}")
+    if layer.keys.ndim != 4 or layer.values.ndim != 4:  # noqa: PLR2004 - batch, heads, tokens, head size
+        raise ConfigError(f"{what} holds tensors of shape {tuple(layer.keys.shape)} and {name} is unknown; {_INSTEAD}")
+    if getattr(layer, "sliding_window", 2) < 2:  # noqa: PLR2004 - transformers keeps one token less than the window
+        raise ConfigError(f"{what} has a window of {layer.sliding_window} token; {_INSTEAD}")
+
+
+def _check_causal(cache: ModelCache, name: str) -> None:
+    """K of the first tokens must not depend on what follows: else no prefix could be reused."""
+    keys = cache.layers[-1].keys[:, :, :-1]
+    rounding = max(1e-4, 4 * torch.finfo(keys.dtype).eps)
+    keys = keys.float()
+    if (keys[0] - keys[1]).norm() > rounding * keys[0].norm():
+        raise ConfigError(
+            f"{name} attends to later tokens: K and V of a prefix depend on what follows it, so they cannot be reused "
+            f"before another text; {_INSTEAD}"
+        )
+
+
+def _layer(layer: CacheLayer) -> KvLayer:
+    keys, values = layer.keys, layer.values
+    return KvLayer(
+        window=getattr(layer, "sliding_window", None),
+        key=(keys.shape[1], keys.shape[3]),
+        value=(values.shape[1], values.shape[3]),
+        device=keys.device,
+    )
