@@ -89,14 +89,14 @@ def test_kill_leaves_no_memory_behind_and_tiers_open_again(
         first = engine.call("vllm_scenarios:serve_only", prompts=asked)
         second_pass(engine, asked)
         group = processes_of(engine.pid)
-        arenas = arenas_of(group)
+        memory = memory_of(group)
         files = shared_files_of(group)
-        assert len(arenas) == 1  # one engine, one arena, whoever maps it
+        assert memory
         assert len(group) > 1
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="ended with -9"):
             engine.call("vllm_scenarios:serve_only", prompts=asked)
-        assert not arenas_of(all_processes()) & arenas
+        assert not memory_of(all_processes()) & memory
         assert not [file for file in files if "tierkv" in file.name and file.exists()]
     with start_engine(setup, {**APART, **UNBOUND}) as engine:
         again = engine.call("vllm_scenarios:serve_only", prompts=asked)
@@ -116,8 +116,8 @@ def mappings_of(pids: list[int]) -> Iterator[tuple[str, str]]:
             yield inode, "".join(name)
 
 
-def arenas_of(pids: list[int]) -> set[str]:
-    """Inodes of the arenas that these processes map."""
+def memory_of(pids: list[int]) -> set[str]:
+    """Inodes of tierkv's shared memory that these processes map."""
     return {inode for inode, name in mappings_of(pids) if "memfd:tierkv-arena" in name}
 
 

@@ -90,7 +90,7 @@ def flip_bytes(place: Path) -> int:
     flipped = 0
     for file in sorted(path for path in place.rglob("*") if path.is_file() and path.suffix in {".dat", ""}):
         data = bytearray(file.read_bytes())
-        for page in range(0, len(data), 4096):
+        for page in range(0, len(data) // 4096 * 4096, 4096):
             if not data.startswith(MAGIC, page):  # the checksum alone must tell
                 data[page + 2048] ^= 0xFF
                 flipped += 1
