@@ -119,7 +119,7 @@ def object_azurite(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Both seams inside real vLLM on a CPU, one engine at a time; 2.5 GB of disk (-- PYTEST ARGUMENTS)."""
+    """Both seams inside real vLLM on a CPU, one engine at a time; 2.7 GB of disk (-- PYTEST ARGUMENTS)."""
     install_vllm(session)
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
@@ -196,7 +196,7 @@ def install_vllm(session: nox.Session) -> None:
     stamp = Path(session.virtualenv.location) / "vllm-recipe.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe:
         return
-    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton"}
+    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton", "xgrammar"}
     session.install(*CONSTRAINTS, "torch")
     session.install("--no-deps", VLLM)
     wanted = requirements_of(session, VLLM.partition("=")[0])
