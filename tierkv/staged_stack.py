@@ -135,14 +135,14 @@ class StagedStack(StackBase):
         grant = self._manager.prepare_load(ordered, self._lookups.context(request_id))
         self._lookups.settle(request_id)
         groups = tuple(map(self._group_of, ordered))
-        self._count_load(groups, grant.sources)
+        self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
         self._sources[request_id] = below
         number = self._jobs.begin_load(request_id, ordered, groups, grant.slots)
         return StagedTransfer(number, ordered, groups, grant.slots)
 
-    def _count_load(self, groups: Sequence[int], sources: Sequence[str]) -> None:
-        """Tokens by the chunks of one group, so that none is counted twice (:mod:`tierkv.scheduler.accounts`)."""
+    def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
+        """Chunks by tier, and the tokens of one group's: the first in lookup order of which anything is loaded."""
         lead = next((index for index in self.geometry.lookup_order if index in groups), None)
         for group, source in zip(groups, sources, strict=True):
             self.counters.chunks_hit[source] += 1
@@ -217,7 +217,7 @@ class StagedStack(StackBase):
     def _end_store(self, job: StagedJob, failed: frozenset[Key]) -> None:
         self._manager.complete_store(job.slots, failed)
         lead = self.geometry.lookup_order[0]
-        good = sum(group == lead and key not in failed for key, group in zip(job.keys, job.groups, strict=True))
+        good = sum(group == lead and key not in failed for key, group, _ in _chunks(job))
         self.counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:

@@ -128,8 +128,10 @@ def test_a_hung_tier_costs_the_deadline() -> None:
     it.begin(0.01)
     assert it.ask("a", keys) == 2
     it.end()
+    it.lookups.finish("a")
     assert it.core.counters.deadlines_expired == 1
     assert it.core.counters.deferrals == 4
+    assert it.core.counters.deferred_ms == 5000
 
 
 def test_a_tier_that_never_says_what_it_has_costs_the_deadline() -> None:
@@ -255,6 +257,7 @@ def test_a_new_question_has_a_deadline_of_its_own() -> None:
     it.core.keep_below(keys)
     it.add("a")
     assert it.answer("a", keys) == 3
+    assert it.core.counters.deferred_ms == 10
     it.load("a", keys)
     press(it)
     it.lookups.settle("a")

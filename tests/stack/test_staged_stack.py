@@ -120,6 +120,9 @@ def test_every_worker_gets_its_own_bytes_back(workers: int) -> None:
         for rank in bed.ranks:
             assert (rank.cache[[9, 8, 7]] == rank.cache[[1, 2, 3]]).all()
         assert not bed.stack.has_pending_work()
+        counters = bed.stack.counters
+        assert (counters.tokens_stored, dict(counters.tokens_loaded)) == (3 * TOKENS, {"host": 3 * TOKENS})
+        assert (counters.chunks_stored, dict(counters.chunks_hit)) == (3, {"host": 3})
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -165,7 +165,14 @@ class StagedLookups:
         self._manager.release(asker.ctx)
         self._open.pop(request_id, None)
         self._asked.pop(request_id, None)
+        if not keeps_time:
+            self._count_wait(asker)
         asker.forget(keeps_time=keeps_time)
+
+    def _count_wait(self, asker: _Asker) -> None:
+        """A request waits no more for its answer. One whose deadline has passed was counted then."""
+        if asker.since_s is not None and not asker.expired:
+            self._counters.deferred_ms += round((self._now_s - asker.since_s) * 1000)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -199,6 +206,7 @@ class StagedLookups:
         """What is to be gathered for a request; nothing if it has its answer, or if a tier still owes one."""
         wanted = asker.wanted(self._chunk_tokens)
         if not asker.waits(key for run in asker.runs.values() for key in run.wanted):
+            self._count_wait(asker)
             if not asker.expired:
                 asker.since_s = None  # an answer: what is asked from now on is a new question
             self._keep(asker, wanted)
@@ -270,6 +278,7 @@ class StagedLookups:
         self._open.move_to_end(request_id)
         self._counters.lookups += 1
         if asker.since_s is not None and not asker.expired and self._now_s - asker.since_s >= self._deadline_s:
+            self._count_wait(asker)
             asker.expired = True
             self._counters.deadlines_expired += 1
         ready = set() if asker.reservation is None else asker.reservation.granted_ready()

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types here
     """A stack of tiers behind vLLM's ``OffloadingConnector``.
 
+    What vLLM's scheduler does on its own has no effect on it from our side: ``lookup.recompute`` and
+    ``lookup.load_tokens_min`` of the stack. ``host.verify`` has none either: a chunk is checked when it comes into the
+    host tier, and not again on its way to the device, since a refusal could not be told. Tenants are not told apart for
+    quotas: vLLM's chunk hashes hold salt and adapter, but do not name them.
+
     Raises:
         ConfigError: the stack's description is wrong, contradicts vLLM's own keys, or the engine is configured in a way
             that tierkv cannot serve.
