@@ -192,10 +192,13 @@ class EngineProcess(LoggedProcess):
                 raise self.failure(f"{what}: no answer in time")
             alive = self.is_alive()
             if select.select([self._answers], [], [], 0.2)[0]:
-                self._unread += os.read(self._answers, 1 << 20)
-            elif not alive:
-                code = self.process.returncode
+                came = os.read(self._answers, 1 << 20)
+                self._unread += came
+                alive = bool(came)  # nothing: the other end is closed
+            if not alive and b"\n" not in self._unread:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(END_TIMEOUT_S)
                 self.kill()
-                raise self.failure(f"{what}: the process of the engine ended with {code}")
+                raise self.failure(f"{what}: the process of the engine ended with {self.process.returncode}")
         line, _, self._unread = self._unread.partition(b"\n")
         return line
