@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -221,10 +222,9 @@ def main() -> None:
     """Play the life that the job's file tells of."""
     job_path, result_path = map(Path, sys.argv[1:])
     job = Job.of_json(json.loads(job_path.read_text(encoding="utf-8")))
-    engine = Engine(job)
-    story = Story(job, engine)
-    story.tell()
-    engine.close()
+    with closing(Engine(job)) as engine:  # or vLLM's shared memory would outlive a story that fails
+        story = Story(job, engine)
+        story.tell()
     result_path.write_text(json.dumps(story.phases), encoding="utf-8")
 
 

@@ -174,6 +174,17 @@ def test_something_happens_in_the_middle(tmp_path: Path, faults: Faults, expecte
         assert not stack.has_pending_work()
 
 
+def test_a_stack_is_closed_in_the_middle(tmp_path: Path, faults: Faults) -> None:
+    """The engine goes away while a prefix passes: nothing waits for the rest of it, and nothing stored is missing."""
+    fill(tmp_path, faults)
+    with opened(config(tmp_path), LONG, plugins=faults.registry()) as stack:
+        engine = Engine(LONG, connector=stack)
+        engine.add_request(PROMPT[0], ANSWER, request_id="first")
+        until_streaming(engine, stack)
+        assert stack.has_pending_work()
+        assert stack.close()
+
+
 def test_several_groups(tmp_path: Path, expected: Expected) -> None:
     """Two groups share twelve slots: their chunks pass side by side."""
     engine = replace(LONG, num_groups=2, num_blocks=500)

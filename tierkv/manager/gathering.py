@@ -57,6 +57,11 @@ class Gathering:
         return list(self._by_owner)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nobody has a reservation."""
+        return not self._by_owner
+
+    @property
     def held(self) -> int:
         """Chunks that are reserved."""
         return self._held

@@ -310,7 +310,7 @@ class OffloadManager:
         """
         if tier.name in self.tier_names:
             raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
-        follower = None if before is None else self._named(before)
+        follower = None if before is None else self._tiers.named(before)
         self._traffic.attach(tier, follower)
         self._sightings.add(tier.name, tier.policy)
 
@@ -323,7 +323,7 @@ class OffloadManager:
         Raises:
             EngineProtocolError: there is no lower tier of that name.
         """
-        tier = self._named(name)
+        tier = self._tiers.named(name)
         self._traffic.detach(tier)
         self._sightings.remove(name)
         return tier.index
@@ -331,13 +331,6 @@ class OffloadManager:
     def forget(self, index: int) -> None:
         """Everything that was under way in a detached tier has ended."""
         self._traffic.forget(index)
-
-    def _named(self, name: str) -> LowerTier:
-        tier = self._tiers.get(name)
-        if tier is None:
-            names = ", ".join(self.tier_names[1:]) or "none"
-            raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
-        return tier
 
     @property
     def policies(self) -> list[tuple[str, EvictionPolicy]]:

@@ -42,7 +42,7 @@ class StreamSlots:
     @property
     def _limit(self) -> int:
         """Chunks that streams may have now, gathered or being copied."""
-        return self.chunks_max if self._staged.owners else self._all_max
+        return self._all_max if self._staged.is_idle else self.chunks_max
 
     @property
     def leg_chunks_max(self) -> int:

@@ -132,6 +132,10 @@ class Loads:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
+    def begin_step(self) -> None:
+        """Let tiers read on: streams take the slots that have become free before this step's stores do."""
+        self._gather_all()
+
     def step(self, *, is_last: bool) -> None:
         """Make the jobs that are due. is_last: perhaps no step follows, and everything in flight is flushed in this."""
         for stream in list(self._streams.values()):

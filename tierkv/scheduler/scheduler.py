@@ -94,6 +94,7 @@ class OffloadScheduler:
         self._lookups.now_s = now_s
         self._prefill.step_began(now_s)
         self._lookups.sweep()
+        self._loads.begin_step()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -345,9 +346,14 @@ class OffloadScheduler:
         self._results.end_store(self._jobs.take_back(job.job_id).job)
 
     @property
+    def has_transfers(self) -> bool:
+        """Whether a transfer between GPU and host is in flight, or the end of one is still to be told."""
+        return bool(self._jobs) or self._results.has_news
+
+    @property
     def has_pending_work(self) -> bool:
-        """Whether transfers between GPU and host are in flight or to come, or the end of one is still to be told."""
-        return bool(self._jobs) or self._loads.has_streams or self._results.has_news
+        """The same, or a load is to go on when its next chunks have come."""
+        return self.has_transfers or self._loads.has_streams
 
     def validate(self) -> None:
         """Check every invariant of scheduler and manager.

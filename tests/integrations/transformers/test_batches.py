@@ -114,6 +114,25 @@ def test_load_gives_the_columns_that_every_row_has(
     assert torch.equal(out, greedy(served, ids, mask))
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_row_that_begins_behind_what_was_loaded(
+    kind: str, model: Callable[..., Any], open_cache: Callable[..., Any]
+) -> None:
+    """A short prompt beside a long one is all padding there: it has nothing yet, and its padding goes on."""
+    served, document = model(kind), make_prompt(40)
+    ids, mask = padded([document + make_prompt(60, seed=1), make_prompt(20, seed=2)])
+    cache = open_cache(served)
+    cache.prefill(document)
+    hit = cache.load(ids, mask)
+    assert hit.tokens == 32
+    out = served.generate(ids, attention_mask=mask, past_key_values=hit.past_key_values, **GREEDY)
+    assert torch.equal(out, greedy(served, ids, mask))
+    whole_mask = torch.cat([mask, torch.ones_like(out[:, 100:])], dim=1)
+    cache.store(out, hit.past_key_values, whole_mask)
+    assert torch.equal(cache.generate(out, whole_mask, **GREEDY), greedy(served, out, whole_mask))
+    assert loaded(cache) == [112, 32]
+
+
 @pytest.mark.parametrize("apart", [0, 16, 7])
 def test_load_of_a_batch_with_windows(apart: int, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
     """Windows end with chunks: rows that differ by whole chunks have a common column, others have none. What is

@@ -7,7 +7,7 @@ beginning would need. Ours keep what was put in until it has been stored. And ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import DynamicCache
@@ -164,15 +164,15 @@ def known_states(layer: CacheLayer) -> KeyValue | None:
     return layer.keys, layer.values
 
 
-def joined(config: ModelConfig, shape: KvShape, caches: Sequence[PrefixCache], num_columns: int) -> PrefixCache:
+def joined(
+    config: ModelConfig, shape: KvShape, caches: Sequence[PrefixCache], pads: Sequence[int], num_columns: int
+) -> PrefixCache:
     """Caches of one row each, of different lengths, as one: right-aligned, with zeros at their left.
 
-    A left-padded batch is what ``generate`` takes; the zeros are behind its attention mask.
+    A left-padded batch is what ``generate`` takes; the zeros are behind its attention mask. Padding of a row may reach
+    beyond the columns: then the row has nothing yet.
     """
-    rows = []
-    for cache in caches:
-        rows.append(Row(num_columns - cache.get_seq_length(), cache.rows[0].stored, cache.rows[0].at_stored))
-    batch = PrefixCache(config, rows)
+    batch = PrefixCache(config, [replace(cache.rows[0], pad=pad) for cache, pad in zip(caches, pads, strict=True)])
     if not num_columns:
         return batch
     for number, layer in enumerate(shape.layers):

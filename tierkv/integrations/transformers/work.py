@@ -72,7 +72,7 @@ class PromptWork:
             return self._empty(pads)
         if len(caches) == 1 and not pads[0]:
             return caches[0]
-        return joined(self.model.config, self.shape, caches, columns)
+        return joined(self.model.config, self.shape, caches, pads, columns)
 
     def load_rows(
         self, batch: Batch, prompts: Sequence[Prompt], reports: Sequence[PromptReport]

@@ -31,7 +31,7 @@ def offloading_engine(config: Any, device: str) -> EngineSpec:  # noqa: ANN401 -
 
     Args:
         config: vLLM's ``OffloadingConfig``.
-        device: what else the bytes of a page depend on; see :func:`~tierkv.integrations.vllm.device.device_words`.
+        device: what else the bytes of a page depend on; see :func:`~.device.device_words`.
 
     Raises:
         ConfigError: the engine is configured in a way that cannot be served correctly; names the setting and the fix.
