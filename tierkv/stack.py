@@ -120,7 +120,7 @@ class Stack(StackBase):
         self._hand_out()
 
     def has_pending_work(self) -> bool:
-        """Whether transfers are in flight, or the end of one is still to be told: the engine should go on stepping."""
+        """Whether the engine should go on stepping: transfers are in flight, or to come, or their end is to be told."""
         return self._scheduler.has_pending_work or self._untold != LoadReport() or self._parts.changes.pending
 
     @property
@@ -153,7 +153,7 @@ class Stack(StackBase):
                 worker.queue_stores(meta)
 
     def _at_rest(self) -> bool:
-        return not self._scheduler.has_pending_work
+        return not self._scheduler.has_transfers
 
 
 def _joined(first: LoadReport, later: LoadReport) -> LoadReport:

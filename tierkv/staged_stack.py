@@ -134,13 +134,20 @@ class StagedStack(StackBase):
         ordered = tuple(keys)
         grant = self._manager.prepare_load(ordered, self._lookups.context(request_id))
         self._lookups.settle(request_id)
-        for source in grant.sources:
-            self.counters.chunks_hit[source] += 1
+        groups = tuple(map(self._group_of, ordered))
+        self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
         self._sources[request_id] = below
-        groups = tuple(map(self._group_of, ordered))
         number = self._jobs.begin_load(request_id, ordered, groups, grant.slots)
         return StagedTransfer(number, ordered, groups, grant.slots)
+
+    def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
+        """Chunks by tier, and the tokens of one group's: the first in lookup order of which anything is loaded."""
+        lead = next((index for index in self.geometry.lookup_order if index in groups), None)
+        for group, source in zip(groups, sources, strict=True):
+            self.counters.chunks_hit[source] += 1
+            if group == lead:
+                self.counters.tokens_loaded[source] += self.geometry.groups[group].chunk_tokens
 
     def load_source(self, request_id: str, key: Key) -> str:
         """The tier that a chunk of the request's last load came from."""
@@ -150,6 +157,7 @@ class StagedStack(StackBase):
         """All workers ended the request's load of these chunks. What a reset has overtaken is passed over."""
         job = self._jobs.end_load(request_id, keys)
         if job is not None:
+            self._tell_time()
             self._manager.complete_load(job.slots)
             self._hand_out()
 
@@ -158,8 +166,8 @@ class StagedStack(StackBase):
     def prepare_store(self, request_id: str, chunks: Sequence[tuple[Key, int]]) -> StagedStore | None:
         """Slots for those of ``chunks`` (key, end token) that the host tier lacks, and that shall be stored.
 
-        Of more chunks than it is reasonable to offer at once, the front is taken if there is no room for all: whoever
-        waits for room for more than there is waits in vain.
+        Of a large offer the front is taken, if there is no room for all of it: whoever waits for room for more than
+        there is waits in vain. Half of the host tier's slots is not large: that will find room in a later step.
 
         Returns:
             The store, perhaps without chunks; None: there is no room now.
@@ -170,15 +178,19 @@ class StagedStack(StackBase):
         wanted = [key for key, end in chunks if tokens_max is None or end <= tokens_max] if hints.stores else []
         if not wanted:
             return StagedStore(StagedTransfer(UNMARKED, (), (), ()), ())
+        self._tell_time()
         number = self._parts.marks.new(is_store=True)
         if number == UNMARKED:
             self.counters.stores_refused += 1
             return None
         offered = [(key, self._group_of(key)) for key in wanted]
-        grant = self._manager.prepare_store(offered, ctx)
-        if grant is None and len(offered) > self._manager.store_chunks_max:
-            self.counters.chunks_not_stored += len(offered) - self._manager.store_chunks_max
-            grant = self._manager.prepare_store(offered[: self._manager.store_chunks_max], ctx)
+        grant, taken = self._manager.prepare_store(offered, ctx), len(offered)
+        least = self._manager.store_chunks_max
+        while grant is None and len(offered) > 2 * least and taken > least:
+            taken = max(taken // 2, least)
+            grant = self._manager.prepare_store(offered[:taken], ctx)
+        if grant is not None:
+            self.counters.chunks_not_stored += len(offered) - taken
         if grant is None or not grant.keys:
             self._parts.marks.free(number)
         if grant is None:
@@ -195,10 +207,18 @@ class StagedStack(StackBase):
         What a reset has overtaken is passed over.
         """
         jobs = self._jobs.end_stores(keys)
+        if jobs:
+            self._tell_time()
         for job in jobs:
-            self._manager.complete_store(job.slots, self._parts.seals.close(_chunks(job)) if success else _all(job))
+            self._end_store(job, self._parts.seals.close(_chunks(job)) if success else frozenset(job.keys))
         if jobs:
             self._hand_out()
+
+    def _end_store(self, job: StagedJob, failed: frozenset[Key]) -> None:
+        self._manager.complete_store(job.slots, failed)
+        lead = self.geometry.lookup_order[0]
+        good = sum(group == lead and key not in failed for key, group, _ in _chunks(job))
+        self.counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only."""
@@ -247,6 +267,10 @@ class StagedStack(StackBase):
         """Whether a transfer is in flight, or tiers come or go: the engine should go on stepping."""
         return self._jobs.any or self._base.changes.pending
 
+    def _tell_time(self) -> None:
+        """Between steps too, things begin that have a deadline: a step may take long, and the engine may have slept."""
+        self._manager.begin_step(self._clock())
+
     # -- for the step loop -------------------------------------------------------------------------------------------
 
     def _step_began(self, now_s: float) -> None:
@@ -261,7 +285,7 @@ class StagedStack(StackBase):
         """The engine's to do, its workers are never ours; but what they have marked has ended, reported or not."""
         self._take_orphans()
         for job in self._jobs.take_marked_stores():
-            self._manager.complete_store(job.slots, self._parts.seals.close(_chunks(job)))
+            self._end_store(job, self._parts.seals.close(_chunks(job)))
 
     def _take_last_step(self) -> None:
         """Nothing is ever kept back here."""
@@ -279,7 +303,3 @@ class StagedStack(StackBase):
 
 def _chunks(job: StagedJob) -> Iterable[tuple[Key, int, SlotRef]]:
     return zip(job.keys, job.groups, job.slots, strict=True)
-
-
-def _all(job: StagedJob) -> frozenset[Key]:
-    return frozenset(job.keys)

@@ -209,7 +209,7 @@ def metrics_reference() -> str:
 
 def states_page() -> str:
     """``states.md``."""
-    return f"{head('States', 'the tables in chunk_state.py and request_state.py')}\n{states.body()}"
+    return f"{head('States', 'the tables in chunk_state.py, request_state.py and stream_state.py')}\n{states.body()}"
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -1,4 +1,4 @@
-"""The body of docs/reference/states.md: the literal tables of both state machines, as a drawing and as a table.
+"""The body of docs/reference/states.md: the literal tables of all state machines, as a drawing and as a table.
 
 The drawing is text, so that it needs no program and no network to be seen: a column per state, an arrow per pair of
 states, and over it what may cause it.
@@ -15,12 +15,13 @@ from types import ModuleType
 from typing import Any
 
 from tierkv.manager import chunk_state
-from tierkv.scheduler import request_state
+from tierkv.scheduler import request_state, stream_state
 
 LEAD = """\
-Two state machines carry everything that tierkv remembers: one per chunk in the host tier, one per request. Each is one
-literal table in one module, and what the table does not list raises `IllegalTransitionError` with the story so far.
-A column is a state; an arrow leads from the state before to the state after.
+Three state machines carry everything that tierkv remembers: one per chunk in the host tier, one per request, one per
+load that streams. Each is one literal table in one module, and what the table does not list raises
+`IllegalTransitionError` with the story so far. A column is a state; an arrow leads from the state before to the state
+after.
 """
 
 Table = Mapping[Any, Enum]
@@ -110,4 +111,5 @@ def body() -> str:
     """The page without its title."""
     chunk = section("A chunk in the host tier", chunk_state, chunk_state.ChunkState, chunk_state.TRANSITIONS)
     request = section("A request", request_state, request_state.RequestState, request_state.TRANSITIONS)
-    return f"{LEAD}\n{chunk}\n{request}"
+    stream = section("A load that streams", stream_state, stream_state.StreamState, stream_state.STREAM_TRANSITIONS)
+    return f"{LEAD}\n{chunk}\n{request}\n{stream}"

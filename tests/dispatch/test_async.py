@@ -56,6 +56,17 @@ class Hang:
             self.inside -= 1
 
 
+def test_an_engine_that_computes_does_not_make_a_tier_slow(async_bench: Bench) -> None:
+    """What a read has taken is known on the loop, however long the engine's step takes that asks for it."""
+    with dispatching(async_bench, async_bench.tier(asynchronous=True)) as dispatch:
+        dispatch.wait(dispatch.write(1, 1))
+        read = dispatch.submit(Verb.READ, [1], [2])
+        wait_for(lambda: bool(dispatch.dispatcher._done), "the read to end")
+        dispatch.clock.advance(1.0)  # the engine's step
+        dispatch.wait(read)
+        assert dispatch.completions(read)[0].elapsed_s == 0.0
+
+
 def test_every_verb_comes_back(async_bench: Bench) -> None:
     """The main job, on the loop."""
     with dispatching(async_bench, async_bench.tier("zstd", asynchronous=True)) as dispatch:

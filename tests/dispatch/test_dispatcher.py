@@ -53,6 +53,18 @@ def test_elapsed_is_told_on_the_stacks_clock(bench: Bench, gate: Event) -> None:
         assert dispatch.completions(probe)[0].elapsed_s == 2.5
 
 
+def test_an_engine_that_computes_does_not_make_a_tier_slow(bench: Bench) -> None:
+    """A step of prefill may last a second. A read that ended in its first milliseconds has taken milliseconds, or every
+    tier would look slower than computing just where computing is slow."""
+    with dispatching(bench) as dispatch:
+        dispatch.wait(dispatch.write(1, 1))
+        read = dispatch.submit(Verb.READ, [1], [2])
+        wait_for(lambda: bool(dispatch.dispatcher._done), "the read to end")
+        dispatch.clock.advance(1.0)  # the engine's step
+        dispatch.wait(read)
+        assert dispatch.completions(read)[0].elapsed_s == 0.0
+
+
 def test_a_wedged_backend_is_never_in_the_way(bench: Bench, gate: Event) -> None:
     """Promise 2: with every call hung, submit and drain return, for as long as the engine likes to call them."""
     for verb in ("contains", "read_into", "write", "delete"):

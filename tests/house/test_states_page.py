@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from types import ModuleType
 
 import pytest
 import states
 
 from tierkv.manager import chunk_state
-from tierkv.scheduler import request_state
+from tierkv.scheduler import request_state, stream_state
 
 
 def read_back(drawing: str) -> states.Arrows:
@@ -39,6 +40,7 @@ def read_back(drawing: str) -> states.Arrows:
     [
         (chunk_state.ChunkState, chunk_state.TRANSITIONS),
         (request_state.RequestState, request_state.TRANSITIONS),
+        (stream_state.StreamState, stream_state.STREAM_TRANSITIONS),
     ],
 )
 def test_the_drawing_is_the_table(enum: type[Enum], table: states.Table) -> None:
@@ -49,7 +51,12 @@ def test_the_drawing_is_the_table(enum: type[Enum], table: states.Table) -> None
 
 def test_every_state_has_its_meaning() -> None:
     """The names alone explain little."""
-    for module, enum in ((chunk_state, chunk_state.ChunkState), (request_state, request_state.RequestState)):
+    machines: list[tuple[ModuleType, type[Enum]]] = [
+        (chunk_state, chunk_state.ChunkState),
+        (request_state, request_state.RequestState),
+        (stream_state, stream_state.StreamState),
+    ]
+    for module, enum in machines:
         assert set(states.meanings(module, enum)) == {state.value for state in enum}
 
 

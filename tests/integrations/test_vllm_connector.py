@@ -57,8 +57,10 @@ def test_what_was_computed_comes_back_to_other_blocks(groups: int, ranks: int, b
 def test_the_setup_is_sent_until_all_workers_have_begun() -> None:
     """It is larger than most messages, and of no use to a worker that has it."""
     with ByHand(HOST, ranks=2) as hand:
+        assert hand.scheduler.has_pending_work, "vLLM takes a step before its first request comes"
         hand.step()
         assert hand.sent[0] is not None
+        assert not hand.scheduler.has_pending_work
         hand.step()
         assert hand.sent[0] is None
         hand.compute(request("one"), FIRST[:1], mark=1)
@@ -120,6 +122,34 @@ def test_a_load_that_a_reset_has_overtaken_fails() -> None:
         assert hand.ask(other) == 0, "nothing of before is found"
 
 
+def test_after_a_reset_a_request_may_load_again() -> None:
+    """Only what loaded when the cache was emptied is of the past, not all that its request will ever load."""
+    with ByHand(HOST) as hand:
+        two = request("two")
+        for _ in range(2):  # before the first reset it has loaded in peace, before the second it loads
+            hand.compute(request("one"), FIRST[:1], mark=3)
+            assert hand.begin_load(two, SECOND[:1]) == len(PROMPT)
+            assert hand.settle().failed == set()
+            assert hand.scheduler.reset_cache()
+            hand.compute(request("one"), FIRST[:1], mark=3)
+            assert hand.begin_load(two, SECOND[:1]) == len(PROMPT)
+            told = hand.settle()
+            assert (told.finished, told.failed) == ({"two"}, set())
+            assert dict(hand.scheduler.loaded_by_tier("two")) == {"host": len(PROMPT)}, "of this load alone"
+            hand.begin_load(two, SECOND[:1])
+            hand.start()
+            assert hand.scheduler.reset_cache()
+            assert hand.settle().failed == {"two"}
+
+
+def test_what_was_told_is_not_told_again() -> None:
+    """A message that repeats all earlier ones grows without bound."""
+    with ByHand(HOST) as hand:
+        hand.compute(request("one"), FIRST[:1], mark=3)
+        assert hand.workers[0].take_output() is None
+        assert hand.workers[0].take_results().finished == set()
+
+
 def test_an_overtaken_load_of_which_nobody_waits_is_told_once() -> None:
     """It was aborted meanwhile: vLLM frees its blocks when it hears that the load is over, and must hear it."""
     with ByHand(HOST) as hand:
@@ -133,6 +163,32 @@ def test_an_overtaken_load_of_which_nobody_waits_is_told_once() -> None:
         assert hand.hear().finished == set()
         assert hand.settle().finished == {"two"}
         assert hand.settle().finished == set()
+
+
+def test_steps_that_overlap() -> None:
+    """With asynchronous scheduling a step is scheduled before the one in front of it is heard of."""
+    with ByHand(HOST) as hand:
+        hand.compute(request("one"), FIRST[:1], mark=3)
+        before = hand.blocks(0, 0, FIRST[0])
+        hand.clear()
+        hand.begin_load(request("two"), SECOND[:1])
+        hand.start()
+        hand.workers[0].drain()
+        heard = hand.collect()  # told by the worker, not yet by vLLM
+        three = request("three")
+        hand.scheduler.on_new_request(three)
+        assert hand.scheduler.get_num_new_matched_tokens(three, 0) == (None, False), (
+            "what two loads is not loaded twice"
+        )
+        hand.start()
+        assert hand.scheduler.reset_cache()
+        output, begun, told = heard
+        hand.scheduler.take_in(output, begun, told.finished)
+        assert told.finished == set()
+        assert torch.equal(hand.blocks(0, 0, SECOND[0]), before), "the bytes came; they are of the past all the same"
+        assert hand.hear().finished == set()
+        told = hand.settle()
+        assert (told.finished, told.failed) == ({"two"}, {"two"})
 
 
 def test_a_reset_within_a_step_is_put_off() -> None:

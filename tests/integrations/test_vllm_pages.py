@@ -103,6 +103,15 @@ def test_padded_pages_of_mixed_size_inside_a_block() -> None:
     assert int((memory == 5).sum()) == 64
 
 
+def test_any_layer_leads_to_the_whole_block() -> None:
+    """A group may name its layers in another order than its memory has them."""
+    config, views, memory = laid_out("BLNHC", [["a", "b", "c"]])
+    config.kv_cache_groups[0].layer_names = ["c", "a", "b"]
+    (pages,) = group_pages(config, views)[0]
+    pages[0] = 3
+    assert (memory[: LAYERS * PAGE] == 3).all()
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -222,3 +222,41 @@ def test_many_reservations_end_in_steps() -> None:
     gathering.validate()
     assert (core.host.room, gathering._held) == (8, 0)
     core.host.validate()
+
+
+def test_pins_count_under_the_cap_and_are_let_go_with_the_owner() -> None:
+    """Chunks that are held one by one keep the same bound as reservations, stay while stores press, and are evictable
+    again when their owner lets go of some, or of all."""
+    keys = run(0, 5)
+    core = make_core(slots=8, reserved=4)
+    core.put(keys)
+    who = RequestContext("a")
+    assert [core.manager.pin(key, who) for key in keys] == [True] * 4 + [False]
+    assert core.manager.pin(keys[0], who), "held already"
+    assert not core.manager.pin(run(90, 1)[0], who), "not there"
+    core.manager.validate()
+    for i in range(100, 120):
+        core.put([make_key(b"other %d" % i, 0)])
+    assert set(keys[:4]) <= core.ready()
+    core.manager.unpin(who, keys[:1])
+    assert core.host.room == core.host.num_slots - 1
+    release(core, "a")
+    assert core.host.room == core.host.num_slots
+    core.manager.validate()
+
+
+def test_pins_and_a_reservation_are_handed_over_together() -> None:
+    """A request holds two chunks one by one, and two others by a reservation: its load gets all four, and nothing is
+    counted as reserved any more."""
+    keys = run(0, 4)
+    core = with_chunks_below(keys[2:], slots=6)
+    core.put(keys[:2])
+    who = RequestContext("a")
+    assert all(core.manager.pin(key, who) for key in keys[:2])
+    assert reserve(core, "a", keys[2:]).complete
+    core.finish_all()
+    grant = core.manager.prepare_load(keys, who)
+    assert grant.sources == ("host", "host", "disk", "disk")
+    core.manager.validate()
+    core.manager.complete_load(grant.slots)
+    assert core.host.room == core.host.num_slots

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from staged_bed import HIT, MISS, PENDING, RETRY, StagedBed, prefix
 
+from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.staged_lookups import group_budgets
 from tierkv.types.geometry import Geometry
+from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
@@ -126,8 +128,10 @@ def test_a_hung_tier_costs_the_deadline() -> None:
     it.begin(0.01)
     assert it.ask("a", keys) == 2
     it.end()
+    it.lookups.finish("a")
     assert it.core.counters.deadlines_expired == 1
     assert it.core.counters.deferrals == 4
+    assert it.core.counters.deferred_ms == 5000
 
 
 def test_a_tier_that_never_says_what_it_has_costs_the_deadline() -> None:
@@ -253,6 +257,7 @@ def test_a_new_question_has_a_deadline_of_its_own() -> None:
     it.core.keep_below(keys)
     it.add("a")
     assert it.answer("a", keys) == 3
+    assert it.core.counters.deferred_ms == 10
     it.load("a", keys)
     press(it)
     it.lookups.settle("a")
@@ -281,6 +286,59 @@ def test_the_oldest_gets_its_slots_first_and_the_others_after() -> None:
         reads += it.run_io()
     assert done == ["a", "b", "c"]
     assert sorted(reads) == sorted(key for keys in prompts.values() for key in keys)
+
+
+def test_a_younger_one_does_not_hold_what_the_oldest_needs() -> None:
+    """The younger has half of its prompt in the host tier and the rest below; the older one needs every slot. It gets
+    them in its first step, not after the younger one's deadline, though that one asks again and again."""
+    it = bed(slots=8)
+    old, young = prefix(8, "old"), prefix(6, "young")
+    it.core.put(young[:4])
+    it.core.put(prefix(4, "others"))
+    it.core.keep_below([*old, *young])
+    it.add("old")
+    it.add("young")
+    for _ in range(2):
+        assert it.ask("old", old) is None
+        assert it.ask("young", young) is None
+        it.end()
+        it.begin(0.01)
+    assert set(it.run_io()) == set(old)
+    assert it.ask("old", old) == 8
+
+
+def test_a_second_pass_gets_the_same_answers() -> None:
+    """An engine goes over the whole prefix again in one answer: what one request may have is counted anew."""
+    it = bed(slots=8, reserved=4)
+    keys = prefix(6)
+    it.core.put(keys)
+    it.add("a")
+    assert it.ask("a", keys) == 4
+    assert it.ask("a", keys) == 4
+    assert it.ask("a", keys[:3]) == 3
+    it.end()
+    assert it.held == 3
+
+
+def test_a_hit_outlives_the_time_of_its_chunk() -> None:
+    """A chunk stored for a second is promised, and its time ends before the engine has blocks for it: what was
+    promised can be loaded, and who asks later gets a miss."""
+    it = bed()
+    keys = prefix(2)
+    it.lookups.add(RequestContext("writer", hints=RequestHints(ttl_s=1.0)))
+    grant = it.core.manager.prepare_store([(key, 0) for key in keys], it.lookups.context("writer"))
+    assert grant is not None
+    it.core.manager.complete_store(grant.slots)
+    it.add("a")
+    it.add("b")
+    assert it.ask("a", keys) == 2
+    it.end()
+    it.begin(2.0)
+    assert it.ask("b", keys) == 0
+    assert it.ask("a", keys) == 2
+    it.load("a", keys)
+    it.end()
+    assert it.held == 0
 
 
 def test_what_others_hold_is_waited_for_and_then_given_up() -> None:

@@ -248,10 +248,21 @@ class Bed:
             keys = self.core.truth.keys(seat.request, group.index)
             stop = cdiv(local + answer, group.chunk_tokens)
             for i in range(max(local // group.chunk_tokens, stop - (group.window_chunks or stop)), stop):
+                if record.will_stream and keys[i] not in record.gathered:
+                    # It is not held. When the offer is repeated, in a later step, it may have been evicted.
+                    repeated = seat.offered is record.wanted
+                    assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, and nobody has it"
+                    continue
                 chunk = self._offered_chunk(seat, keys[i])
                 assert chunk.holders > 0
                 if chunk.slot not in self.worker.damaged:
                     assert self.core.truth.is_good(keys[i], self.memory[chunk.slot])
+        seat.offered = record.wanted
+
+    def _is_somewhere(self, key: Key) -> bool:
+        """Whether some tier is believed to have a chunk."""
+        core = self.core
+        return core.host.find(key) is not None or core.manager._traffic.source_of(key) is not None
 
     def _offered_chunk(self, seat: Seat, key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
@@ -275,8 +286,9 @@ class Bed:
         core = self.core
         traffic = core.manager._traffic
         holds: Counter[int] = Counter()
-        for reservation in core.manager._gathering._by_owner.values():
-            holds.update(chunk.slot for chunk, _ in core.manager._gathering.granted(reservation.owner).values())
+        for gathering in (core.manager._gathering, core.manager.streams._legs):
+            for owner in gathering.owners:
+                holds.update(chunk.slot for chunk, _ in gathering.granted(owner).values())
         for status in core.scheduler._jobs._live.values():
             holds.update(core.host.leased(status.job.slots))
         for pending in traffic._in_flight.values():
@@ -308,12 +320,18 @@ class Bed:
         assert not scheduler._lookups._loading
         assert not core.manager._gathering._by_owner
         assert core.manager._gathering._held == 0
+        assert not core.manager.streams.owners
+        assert core.manager.streams.held == 0
+        assert core.manager.reserved_chunks_max == self.spec.reserved
+        assert not scheduler._loads._streams
+        assert not self.worker.open_loads
         assert not core.manager._traffic._in_flight
         assert not core.manager.has_pending_changes
         self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"
         assert self.pool.num_free == self.spec.gpu_blocks
-        assert sum(core.counters.tokens_loaded.values()) == self.engine.tokens_external
+        brought = sum(core.counters.tokens_loaded.values())
+        assert brought + core.counters.tokens_given_up == self.engine.tokens_external
         assert not scheduler._accounts._open
         for chunk in core.host.visible():
             assert chunk.holders == 0

@@ -17,13 +17,14 @@ from group_parts import attended
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import cdiv
+from tierkv.types.keys import Key
 
 
 @dataclass(eq=False, slots=True)
 class Seat:
     """One request in the engine. computed: tokens whose KV is there. told: blocks per group that the core knows of.
 
-    deferred_since_s: since when its lookup is unanswered, or None.
+    deferred_since_s: since when its lookup is unanswered, or None. offered: the chunks of its last offer.
     """
 
     request: BedRequest
@@ -35,6 +36,7 @@ class Seat:
     generated: int = 0
     load_end: int = 0
     deferred_since_s: float | None = None
+    offered: tuple[Key, ...] = ()
 
 
 @dataclass(slots=True)

@@ -77,11 +77,16 @@ SPECS: tuple[BedSpec, ...] = (
         groups=(full(4), window(6, 4)), slots=24, reserved=16, gpu_blocks=60, gpu_caching=False, num_workers=2,
         tiers=(disk(frames=9, write="on_reuse"), objects(write="back"), disk(name="last", frames=20, write="back")),
     ),
+    BedSpec(slots=6, reserved=3, gpu_blocks=48, tiers=(disk(), objects()), gpu_caching=False, num_workers=2),
+    BedSpec(
+        groups=(full(4), window(4, 4), full(2)), hash_block_tokens=2, slots=16, reserved=9, gpu_blocks=80,
+        tiers=(disk(),), gpu_caching=False, holds_finished=True,
+    ),
 )  # fmt: skip
 """One group and several; equal, dividing and non-dividing chunk sizes; windows beside full attention and alone, local
 stretches and states, chunks that a window uses in part, chunks that no hit ends in; tiers with an index before and
 behind shared ones, bounded, slow to make room, and read-only; each write policy, one of them twice in a stack; each
-store plan, and an engine that holds the blocks of finished requests."""
+store plan, and an engine that holds the blocks of finished requests; and host tiers that most hits do not fit."""
 
 PROMPTS = 4
 """Families of prompts; within one, requests share a prefix."""

@@ -10,14 +10,14 @@ from core_truth import MISSING, TOKEN_BYTES, Audit, Truth
 from tierkv.types.engine import NULL_BLOCK_ID
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
-from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
+from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 
 
 class ScriptedWorker:
     """``num_workers`` ranks, of which the first one's copies are real.
 
     Stores of a step are queued and may run from the next step on, as in a real worker; flushed jobs run at once.
-    damaged: slots whose bytes a test spoiled on purpose.
+    damaged: slots whose bytes a test spoiled on purpose. open_loads: requests whose load has not had its last job.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class ScriptedWorker:
         self.running: dict[int, TransferJob] = {}
         self.unreported: dict[int, int] = {}
         self.damaged: set[int] = set()
+        self.open_loads: set[str] = set()
         self._failed: dict[int, frozenset[Key]] = {}
         self._geometry = geometry
         self._truth = truth
@@ -71,20 +72,39 @@ class ScriptedWorker:
                 self.queued[job.job_id] = job
 
     def _lock_blocks(self, job: TransferJob) -> None:
-        for block_id in job.block_ids:
+        for block_id in self._touched(job):
             assert block_id != NULL_BLOCK_ID
             if job.is_store:
                 self._audit.begin_read(("gpu", block_id), f"job {job.job_id}")
             else:
                 self._audit.begin_write(("gpu", block_id), f"job {job.job_id}")
 
+    def _touched(self, job: TransferJob) -> list[int]:
+        """The blocks of a job that are copied: those of void chunks are not, and may be somebody else's."""
+        parts = zip(job.slots, chunk_blocks(job, self._geometry.blocks_per_chunk), strict=True)
+        return [block_id for ref, (_, ids) in parts if ref != VOID_SLOT for block_id in ids]
+
     def _start(self, job: TransferJob) -> None:
         if job.job_id not in self.queued:
             self._lock_blocks(job)
+        self._check_stream(job)
         if not job.is_store:
             for ref in job.slots:
-                self._audit.begin_read(("slot", ref.slot), f"job {job.job_id}")
+                if ref != VOID_SLOT:
+                    self._audit.begin_read(("slot", ref.slot), f"job {job.job_id}")
         self.running[job.job_id] = job
+
+    def _check_stream(self, job: TransferJob) -> None:
+        """The jobs of a load come one by one; the last one, and no other, says so, and what does not come."""
+        assert VOID_SLOT not in job.slots or (job.ends_load and not job.is_store)
+        if job.is_store:
+            assert job.ends_load
+            return
+        same = [other for other in self.running.values() if other.request_id == job.request_id and not other.is_store]
+        assert not same, f"jobs {same[0].job_id} and {job.job_id} of one load are in flight together"
+        self.open_loads.add(job.request_id)
+        if job.ends_load:
+            self.open_loads.remove(job.request_id)
 
     def run(self, job_id: int, failing: Sequence[bool] = ()) -> None:
         """Perform a started transfer. failing: per chunk, whether its copy fails; chunks beyond its end go well."""
@@ -95,7 +115,7 @@ class ScriptedWorker:
         for i, (key, ref, group, (skip, block_ids)) in enumerate(zipped):
             fails = i < len(failing) and failing[i]
             copy = self._store if job.is_store else self._load
-            if not copy(key, ref.slot, group, skip, block_ids, fails):
+            if ref == VOID_SLOT or not copy(key, ref.slot, group, skip, block_ids, fails):
                 failed.add(key)
         self._unlock(job)
         self.unreported[job_id] = self._num_workers
@@ -130,10 +150,11 @@ class ScriptedWorker:
 
     def _unlock(self, job: TransferJob) -> None:
         who = f"job {job.job_id}"
-        for block_id in job.block_ids:
+        for block_id in self._touched(job):
             (self._audit.end_read if job.is_store else self._audit.end_write)(("gpu", block_id), who)
         for ref in job.slots:
-            (self._audit.end_write if job.is_store else self._audit.end_read)(("slot", ref.slot), who)
+            if ref != VOID_SLOT:
+                (self._audit.end_write if job.is_store else self._audit.end_read)(("slot", ref.slot), who)
 
     def get_finished(self, reports_max: int = 1_000_000) -> WorkerOutput:
         """Report what has ended, at most so many ranks' words of it."""

@@ -6,6 +6,7 @@ Workers share memory with the stack as in an engine of several processes, and ev
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,8 +21,8 @@ from tierkv.integrations.vllm.pages import group_runs
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 from tierkv.types.transfers import WorkerOutput
 
-BLOCKS, BLOCK_TOKENS, PAGE_BYTES = 24, 4, 64
-STEPS_MAX = 500
+BLOCKS, BLOCK_TOKENS, PAGE_BYTES = 40, 4, 64
+STEPS_MAX, PAUSE_S = 10_000, 0.001
 
 
 @dataclass
@@ -217,6 +218,7 @@ class ByHand:
             told.invalid |= heard.invalid
             if not self.scheduler.has_pending_work:
                 return told
+            time.sleep(PAUSE_S)
         raise AssertionError("transfers did not end")
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -257,6 +259,7 @@ class ByHand:
             if tokens is not None:
                 return tokens
             self.step()
+            time.sleep(PAUSE_S)
         raise AssertionError("the lookup was never answered")
 
     def begin_load(self, request: PlayedRequest, ids: list[list[int]]) -> int:

@@ -14,8 +14,8 @@ from tierkv import tier_opening
 from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager import tier_traffic
-from tierkv.manager.gathering import Gathering
 from tierkv.manager.lower_tier import LowerTier
+from tierkv.scheduler.lookups import Lookups
 from tierkv.stack import Stack
 from tierkv.testing import hand_engine, small_stack
 from tierkv.tiers import answers, retry
@@ -202,8 +202,8 @@ def nobody_is_told_of_a_bad_tier(patch: Patch) -> None:
 
 
 @noticed_by("test_a_prefix_longer_than_the_host_tier_resolves")
-def all_of_it_or_nothing(patch: Patch) -> None:
-    patch.setattr(Gathering, "chunks_max", 0)
+def what_fits_is_all(patch: Patch) -> None:
+    patch.setattr(Lookups, "_asks_whole", lambda self, record: False)
 
 
 @noticed_by("test_batches_and_calls_keep_to_the_declaration")

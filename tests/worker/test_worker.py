@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from threading import Timer
 
 import numpy as np
@@ -16,7 +17,7 @@ from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.errors import EngineProtocolError
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
-from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
+from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, SlotRef, TransferJob
 from tierkv.worker.transfers import Transfer
 
 
@@ -86,6 +87,31 @@ def test_chunks_of_one_block_come_back(device: str) -> None:
             np.testing.assert_array_equal(tensor[target[group]], old[source[group]])
             assert (np.delete(tensor, target[group], axis=0) == np.delete(old, target[group], axis=0)).all()
     bed.close()
+
+
+@pytest.mark.parametrize("void", [{0}, {1}, {0, 1, 2}])
+def test_what_does_not_come_is_reported_and_not_touched(
+    bed: Bed, caplog: pytest.LogCaptureFixture, void: set[int]
+) -> None:
+    """The last job of a load that was given up has void slots: their chunks fail, their blocks, which may be somebody
+    else's by now, keep their bytes (so does the last slot of the arena, which a slot of -1 would be), the others load,
+    and nothing is said of it in the log."""
+    ids = list(range(1, 10))
+    stored = job(1, ids, store=True)
+    bed.run(stores=(stored,))
+    before = bed.snapshot()
+    arena = bed.arena.slot(bed.arena.num_slots - 1).tobytes()
+    target = list(range(11, 20))
+    slots = tuple(VOID_SLOT if i in void else ref for i, ref in enumerate(stored.slots))
+    load = replace(job(2, target, store=False), slots=slots)
+    assert bed.run(loads=(load,)) == {2: frozenset(load.keys[i] for i in void)}
+    after = bed.snapshot()
+    for tensor, old in zip(after[0], before[0], strict=True):
+        for i in range(3):
+            here, there = slice(target[3 * i], target[3 * i] + 3), slice(ids[3 * i], ids[3 * i] + 3)
+            np.testing.assert_array_equal(tensor[here], old[here] if i in void else old[there])
+    assert bed.arena.slot(bed.arena.num_slots - 1).tobytes() == arena
+    assert not caplog.records
 
 
 def test_a_damaged_chunk_never_reaches_the_gpu(bed: Bed) -> None:

@@ -157,6 +157,7 @@ class AsyncLane:
         if ticket.result is None:
             ticket.result = Result.of(Performed([TIMED_OUT] * len(ticket.op.keys)))
         self._running.pop(ticket, None)
+        ticket.done_s = self.tier.clock()
         self._done.append(ticket)
         self._pump()
 

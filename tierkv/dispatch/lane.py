@@ -168,4 +168,5 @@ class IoWorker:
             ticket.result = Result.of(self._tier.perform(op.verb, op.keys, op.slots, op.deadline_s))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the operation ends and the thread goes on
             ticket.result = ticket.failed(explain(error))
+        ticket.done_s = self._tier.clock()
         self._done.append(ticket)

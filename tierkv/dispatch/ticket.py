@@ -33,8 +33,9 @@ class Ticket:
     """One operation in flight.
 
     Whoever claims it owns it: an I/O thread, to perform it; or the engine's thread, to cancel it before it began.
-    ``result`` is set once, by the I/O thread, before it hands the ticket back. ``announced`` and ``ended`` are the
-    engine's thread's own: its deadline was told as missed; its last completion was made.
+    ``result`` and ``done_s``, the time at which the I/O was over, are set once, by the I/O thread, before it hands the
+    ticket back. ``announced`` and ``ended`` are the engine's thread's own: its deadline was told as missed; its last
+    completion was made.
     """
 
     op: TierOp
@@ -43,6 +44,7 @@ class Ticket:
     announced: bool = False
     ended: bool = False
     result: Result | None = None
+    done_s: float | None = None
     task: asyncio.Task[None] | None = None
     _claim: list[None] = field(default_factory=lambda: [None])
 

@@ -27,12 +27,22 @@ and the host tier can be full of them; what is over waits for the next step, and
 
 
 class Gathering:
-    """All reservations, in order of arrival (a dict keeps it)."""
+    """All reservations, in order of arrival (a dict keeps it).
+
+    trusting: a tier that would have to be asked again is believed to have still what is reserved.
+    """
 
     def __init__(
-        self, host: HostIndex, traffic: TierTraffic, chunks_max: int, let_go_per_step_max: int = LET_GO_PER_STEP_MAX
+        self,
+        host: HostIndex,
+        traffic: TierTraffic,
+        chunks_max: int,
+        let_go_per_step_max: int = LET_GO_PER_STEP_MAX,
+        *,
+        trusting: bool = False,
     ) -> None:
         self.chunks_max = chunks_max
+        self._trusting = trusting
         self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
         self._to_let_go: list[list[int]] = []
         self._host = host
@@ -40,6 +50,21 @@ class Gathering:
         self._by_owner: dict[str, Reservation] = {}
         self._pins: dict[str, dict[Key, int]] = {}
         self._held = 0
+
+    @property
+    def owners(self) -> list[str]:
+        """Those who have a reservation, in order of arrival."""
+        return list(self._by_owner)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has a reservation."""
+        return not self._by_owner
+
+    @property
+    def held(self) -> int:
+        """Chunks that are reserved."""
+        return self._held
 
     def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
         """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
@@ -67,7 +92,8 @@ class Gathering:
     def pin(self, owner: str, key: Key) -> bool:
         """Hold one chunk for the owner, ahead of a reservation, if it is readable and the cap allows.
 
-        For an owner that learns of its chunks one by one. A reservation takes over the pins among its keys.
+        For an owner that learns of its chunks one by one. It lets go of its pins before it reserves: whoever is older
+        may need the slots.
 
         Returns:
             Whether it is held by the owner now. Harmless when repeated.
@@ -101,16 +127,6 @@ class Gathering:
         """The owner's pins: the slot of each."""
         return self._pins.get(owner, {})
 
-    def _hold(self, owner: str, key: Key, slot: int) -> None:
-        """Hold a slot for a reservation, or take over the owner's pin on it."""
-        pins = self._pins.get(owner)
-        if pins is not None and pins.pop(key, None) is not None:
-            self._held -= 1
-            if not pins:
-                del self._pins[owner]
-        else:
-            self._host.hold((slot,))
-
     # -- granting ----------------------------------------------------------------------------------------------------
 
     def _grant(self, reservation: Reservation) -> None:
@@ -125,12 +141,12 @@ class Gathering:
                 break
             slot = self._host.find(keys[position])
             if slot is not None:
-                self._hold(reservation.owner, keys[position], slot)
+                self._host.hold((slot,))
                 self._add(reservation, position, slot)
                 continue
             if self._host.room <= len(missing):
                 break
-            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers)
+            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
                 break
@@ -144,9 +160,7 @@ class Gathering:
         reservation.pinned = True
         keys, host = reservation.keys, self._host
         budget = self.chunks_max - self._held
-        pins = self._pins.get(reservation.owner, ())
-        # The hot path: all may be in the host tier already.
-        if not reservation.num_granted and not pins and len(keys) <= budget:
+        if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier already
             slots = host.ready_prefix(keys)
             if len(slots) == len(keys):
                 host.hold(slots)
@@ -155,11 +169,11 @@ class Gathering:
                 self._held += len(slots)
                 return
         for position, key in enumerate(keys):
-            if self._held >= self.chunks_max and key not in pins:
-                continue
+            if self._held >= self.chunks_max:
+                break
             slot = host.find(key) if reservation.slots[position] == NOT_GRANTED else None
             if slot is not None:
-                self._hold(reservation.owner, key, slot)
+                host.hold((slot,))
                 self._add(reservation, position, slot)
 
     def _fetch(self, reservation: Reservation, missing: Sequence[tuple[int, LowerTier]]) -> None:
@@ -297,10 +311,11 @@ class Gathering:
             InvariantError: one of it is not so.
         """
         reservations = self._by_owner.values()
-        held = sum(reservation.num_granted for reservation in reservations) + sum(map(len, self._to_let_go))
+        held = sum(reservation.num_granted for reservation in reservations)
         held += sum(map(len, self._pins.values()))
-        require(self._held == held, f"{self._held} reserved chunks are counted wrong")
-        require(self._held <= self.chunks_max, f"{self._held} chunks are reserved, {self.chunks_max} may be")
+        over = sum(map(len, self._to_let_go))
+        require(self._held == held + over, f"{self._held} reserved chunks are counted wrong")
+        require(held <= self.chunks_max, f"{held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:
             what = f"reservation of {reservation.owner!r}"
             require(len(reservation.slots) == len(reservation.keys), f"{what} holds what it does not want")

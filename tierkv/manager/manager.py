@@ -21,6 +21,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.reservation import Reservation
 from tierkv.manager.sightings import SightingFeed
+from tierkv.manager.stream_slots import StreamSlots
 from tierkv.manager.tier_list import TierList
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.metrics.counters import CoreCounters
@@ -64,6 +65,7 @@ class OffloadManager:
         self._admissions = self._traffic.admissions
         self._sightings = SightingFeed(self.policies, counters)
         self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
+        self.streams = StreamSlots(host, self._traffic, self._gathering)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -72,6 +74,7 @@ class OffloadManager:
         self._traffic.now = now
         self._host.sweep(SWEPT_PER_STEP_MAX)
         self._gathering.begin_step()
+        self.streams.begin_step()
         self._traffic.sweep_ended()
 
     def on_completion(self, news: Completion | TierHealth) -> None:
@@ -98,7 +101,7 @@ class OffloadManager:
 
     @property
     def reserved_chunks_max(self) -> int:
-        """Chunks that one request can have gathered at once."""
+        """Chunks that one request can have gathered at once: half of what is else, while loads stream."""
         return self._gathering.chunks_max
 
     @property
@@ -168,12 +171,8 @@ class OffloadManager:
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
-        speeds = {tier.name: self._traffic.speeds[tier.index] for tier in self._tiers}
-        return {
-            name: {"latency_s": speed.latency_s, "bytes_per_s": 1 / speed.s_per_byte}
-            for name, speed in speeds.items()
-            if speed.latency_s is not None and speed.s_per_byte is not None
-        }
+        speeds = {tier.name: self._traffic.speeds[tier.index].as_dict() for tier in self._tiers}
+        return {name: speed for name, speed in speeds.items() if speed}
 
     def would_read(self, key: Key, ctx: RequestContext) -> int | None:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
@@ -311,7 +310,7 @@ class OffloadManager:
         """
         if tier.name in self.tier_names:
             raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
-        follower = None if before is None else self._named(before)
+        follower = None if before is None else self._tiers.named(before)
         self._traffic.attach(tier, follower)
         self._sightings.add(tier.name, tier.policy)
 
@@ -324,7 +323,7 @@ class OffloadManager:
         Raises:
             EngineProtocolError: there is no lower tier of that name.
         """
-        tier = self._named(name)
+        tier = self._tiers.named(name)
         self._traffic.detach(tier)
         self._sightings.remove(name)
         return tier.index
@@ -332,13 +331,6 @@ class OffloadManager:
     def forget(self, index: int) -> None:
         """Everything that was under way in a detached tier has ended."""
         self._traffic.forget(index)
-
-    def _named(self, name: str) -> LowerTier:
-        tier = self._tiers.get(name)
-        if tier is None:
-            names = ", ".join(self.tier_names[1:]) or "none"
-            raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
-        return tier
 
     @property
     def policies(self) -> list[tuple[str, EvictionPolicy]]:
@@ -380,6 +372,7 @@ class OffloadManager:
             self._events.cleared(tier.name)
             self._traffic.version += 1
         self._gathering.release_all()
+        self.streams.release_all()
         self._host.reset()
         self._terms.forget_one_shots()
         self._events.cleared(HOST)
@@ -397,4 +390,5 @@ class OffloadManager:
         """Check every invariant; see :meth:`HostIndex.validate`."""
         self._host.validate()
         self._gathering.validate()
+        self.streams.validate()
         self._traffic.validate()

@@ -71,6 +71,12 @@ class TierSpeed:
             return None
         return self.latency_s + self._promised_bytes * self.s_per_byte, self.s_per_byte
 
+    def as_dict(self) -> dict[str, float]:
+        """``latency_s`` and ``bytes_per_s``; empty if nothing was measured."""
+        if self.latency_s is None or self.s_per_byte is None:
+            return {}
+        return {"latency_s": self.latency_s, "bytes_per_s": 1 / self.s_per_byte}
+
     def is_stale(self, now: float) -> bool:
         """Whether nothing is being read and nothing was for a while: the numbers may be of the past."""
         return not self._promised_bytes and now - self._asked_at_s >= REMEASURE_S

@@ -35,6 +35,18 @@ class TierList:
         """By name, of those in service."""
         return next((tier for tier in self._in_service if tier.name == name), None)
 
+    def named(self, name: str) -> LowerTier:
+        """By name, of those in service.
+
+        Raises:
+            EngineProtocolError: there is none; names those that are there.
+        """
+        tier = self.get(name)
+        if tier is None:
+            names = ", ".join(known.name for known in self._in_service) or "none"
+            raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
+        return tier
+
     @property
     def with_leaving(self) -> list[LowerTier]:
         """Those in service, and those that are leaving, by number."""

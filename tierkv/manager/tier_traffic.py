@@ -62,12 +62,23 @@ class TierTraffic(OpBook):
                 answer = here
         return answer
 
-    def source_of(self, key: Key, allowed: Collection[str] | None = None) -> LowerTier | None:
-        """The fastest tier, of those allowed, that is known to have ``key``."""
+    def source_of(
+        self, key: Key, allowed: Collection[str] | None = None, *, trusting: bool = False
+    ) -> LowerTier | None:
+        """The fastest tier, of those allowed, that is known to have ``key``.
+
+        trusting: where none is, also one that would have to be asked again: it said yes, some time ago.
+        """
+        asked = None
         for tier in self._tiers:
-            if (allowed is None or tier.name in allowed) and tier.presence(key, self.now) is LookupResult.HIT:
+            if allowed is not None and tier.name not in allowed:
+                continue
+            here = tier.presence(key, self.now)
+            if here is LookupResult.HIT:
                 return tier
-        return None
+            if trusting and asked is None and here is LookupResult.RETRY:
+                asked = tier
+        return asked
 
     # -- speed -------------------------------------------------------------------------------------------------------
 

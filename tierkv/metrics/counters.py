@@ -25,7 +25,8 @@ class CoreCounters:
     deferred for. policies_failed: policies that raised or chose what was held, and are asked no more, by tier.
     sightings_failed: policies that raised and are told no more, by tier. hits_shortened: answers shorter than what was
     there, because the rest was not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record
-    of the stack does not tell.
+    of the stack does not tell. loads_streamed: loads of several jobs, because the hit was longer than what can be
+    gathered at once; loads_given_up: those of them that ended early; tokens_given_up: what they did not bring.
     """
 
     lookups: int = 0
@@ -62,6 +63,9 @@ class CoreCounters:
     policies_failed: Counter[str] = field(default_factory=Counter)
     sightings_failed: Counter[str] = field(default_factory=Counter)
     entries_dropped: int = 0
+    loads_streamed: int = 0
+    loads_given_up: int = 0
+    tokens_given_up: int = 0
 
     @property
     def lost_below(self) -> int:

@@ -57,6 +57,9 @@ COUNTERS = {
     "tokens_shortened": "Tokens cut off from hits for that reason",
     "policies_failed": "Eviction policies that failed and are asked no more",
     "sightings_failed": "Policies that raised when told of a request, and are told no more",
+    "loads_streamed": "Loads of several jobs, of hits longer than what the host tier gathers at once",
+    "loads_given_up": "Those of them that ended early: a chunk was lost or late, or the request was aborted",
+    "tokens_given_up": "Tokens that those did not bring",
     "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
 }
 """Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""

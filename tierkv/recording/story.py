@@ -87,8 +87,11 @@ class StoryOfRequest:
             if entry["r"] != self.request_id:
                 return False
             self.is_known = True
-            if entry["is"] == "answer":
-                self._wanted = set(entry["wanted"]) if entry["tokens"] is None else set()
+            if entry["is"] == "answer":  # what is not ready when a hit is offered comes while it is loaded
+                is_complete = entry["tokens"] is not None and entry["ready"] == entry["chunks"]
+                self._wanted = set() if is_complete else set(entry["wanted"])
+            elif entry["is"] == "request" and entry["before"] == "loading":
+                self._wanted.clear()
             return True
         kind = entry["is"]
         if kind == "op":

@@ -18,27 +18,40 @@ ACCOUNTS_KEPT_MAX = 4096
 """Accounts of requests that are over, kept for who asks late; older ones are dropped."""
 
 
-def tokens_by_tier(plan: LoadPlan, sources: Sequence[str], geometry: Geometry, start: int, end: int) -> Counter[str]:
-    """Which tier served which of the tokens from ``start`` to ``end``; adds up to ``end - start``.
+def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -> list[int]:
+    """How many of the tokens from ``start`` to ``end`` each chunk of a load stands for; adds up to ``end - start``.
 
     Told by the chunks of one group, so that groups of different sizes count no token twice: the first in lookup order
     (full attention first) that loads anything. What lies before its first chunk (blocks that the engine has, or tokens
     outside a window) goes with that chunk.
     """
-    tokens: Counter[str] = Counter()
+    tokens = [0] * len(plan.keys)
     lead = next((index for index in geometry.lookup_order if plan.group_sizes[index]), None)
     if lead is None:
         return tokens
     size = geometry.groups[lead].chunk_tokens
-    chunk, told, source = plan.block_indices[lead] // geometry.blocks_per_chunk, start, ""
-    for group, name in zip(plan.chunk_groups, sources, strict=True):
+    chunk, told, last = plan.block_indices[lead] // geometry.blocks_per_chunk, start, 0
+    for i, group in enumerate(plan.chunk_groups):
         if group == lead:
             chunk += 1
-            upto, source = min(end, chunk * size), name
-            tokens[source] += upto - told
+            upto, last = min(end, chunk * size), i
+            tokens[i] = upto - told
             told = upto
-    tokens[source] += end - told
+    tokens[last] += end - told
     return tokens
+
+
+def tokens_by_tier(plan: LoadPlan, sources: Sequence[str], geometry: Geometry, start: int, end: int) -> Counter[str]:
+    """Which tier served which of the tokens from ``start`` to ``end``: see :func:`tokens_of_chunks`."""
+    return _by_tier(tokens_of_chunks(plan, geometry, start, end), sources)
+
+
+def _by_tier(tokens: Sequence[int], sources: Sequence[str]) -> Counter[str]:
+    by_tier: Counter[str] = Counter()
+    for count, source in zip(tokens, sources, strict=True):
+        if count:
+            by_tier[source] += count
+    return by_tier
 
 
 class Accounts:
@@ -87,10 +100,16 @@ class Accounts:
 
     def loading(self, ledger: Ledger, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
         """A load of the tokens from ``start`` to ``end`` begins."""
-        tokens = tokens_by_tier(plan, sources, self._geometry, start, end)
-        ledger.loaded_tokens += tokens
-        self._counters.tokens_loaded += tokens
-        for group, source in zip(plan.chunk_groups, sources, strict=True):
+        self.loading_part(ledger, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
+
+    def loading_part(
+        self, ledger: Ledger, groups: Sequence[int], tokens: Sequence[int], sources: Sequence[str]
+    ) -> None:
+        """Some chunks of a load are on their way. Of each: its group, the tokens it stands for, its tier."""
+        by_tier = _by_tier(tokens, sources)
+        ledger.loaded_tokens += by_tier
+        self._counters.tokens_loaded += by_tier
+        for group, source in zip(groups, sources, strict=True):
             self._counters.chunks_hit[source] += 1
             ledger.loaded_bytes[source] += self._geometry.groups[group].payload_bytes
 

@@ -16,8 +16,9 @@ from tierkv.types.keys import Key
 class AnswerNote:
     """The reason for an answer.
 
-    wanted: the chunks that a deferred or offered hit is made of. ready: how many of them, from the front, are readable
-    in the host tier. missing: the first chunk behind the hit, if the request has one.
+    wanted: the chunks that a deferred or offered hit is made of; of one that is gathered in part, because its load will
+    stream, that part while it is gathered. ready: how many of them, from the front, are readable in the host tier.
+    missing: the first chunk behind the hit, if the request has one.
     """
 
     reason: str
@@ -53,16 +54,18 @@ def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int |
     if tokens is not None:
         group = record.groups[0]
         behind = (record.computed_tokens + tokens) // group.chunk_tokens
+        ready = len(record.gathered)
+        streams = f"; {ready} of {len(record.wanted)} chunks are ready, its load streams" if record.will_stream else ""
         if behind >= len(group.keys):
             reason = "all whole chunks of it" if tokens else "it has no whole chunk beyond what the engine has"
-            return AnswerNote(reason, record.wanted, len(record.wanted))
+            return AnswerNote(reason + streams, record.wanted, ready)
         reason = "the hit ends before the first missing chunk" if tokens else "its first chunk is not to be had"
-        return AnswerNote(reason, record.wanted, len(record.wanted), group.keys[behind])
+        return AnswerNote(reason + streams, record.wanted, ready, group.keys[behind])
     if record.has_jobs:
         return AnswerNote("its own transfers are still in flight")
     if record.state is RequestState.ASKING:
         return AnswerNote("a tier was asked whether it has its chunks")
-    ready = manager.resident_prefix(record.wanted, 0, len(record.wanted))
-    if ready < len(record.wanted):
-        return AnswerNote("its chunks are on their way into the host tier", record.wanted, ready)
-    return AnswerNote("another request is loading some of its chunks, or is older", record.wanted, ready)
+    ready = manager.resident_prefix(record.gathered, 0, len(record.gathered))
+    if ready < len(record.gathered):
+        return AnswerNote("its chunks are on their way into the host tier", record.gathered, ready)
+    return AnswerNote("another request is loading some of its chunks, or is older", record.gathered, ready)

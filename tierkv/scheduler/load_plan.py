@@ -10,6 +10,7 @@ from tierkv.scheduler.records import RequestRecord
 from tierkv.types.engine import NULL_BLOCK_ID, Block, BlockTables
 from tierkv.types.geometry import Geometry, GroupGeometry, cdiv
 from tierkv.types.keys import Key
+from tierkv.types.transfers import SlotRef, TransferJob, chunk_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,63 @@ class LoadPlan:
     block_ids: tuple[int, ...]
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
+
+    def job(self, job_id: int, request_id: str, slots: tuple[SlotRef, ...], *, ends_load: bool = True) -> TransferJob:
+        """What workers are told of it."""
+        return TransferJob(
+            job_id=job_id,
+            request_id=request_id,
+            is_store=False,
+            keys=self.keys,
+            slots=slots,
+            chunk_groups=self.chunk_groups,
+            block_ids=self.block_ids,
+            group_sizes=self.group_sizes,
+            block_indices=self.block_indices,
+            ends_load=ends_load,
+        )
+
+
+class ChunksOfPlan:
+    """A load plan chunk by chunk, to be carried out in parts.
+
+    Attributes:
+        starts, ends: per chunk, its first token and the one behind its last.
+    """
+
+    def __init__(self, plan: LoadPlan, geometry: Geometry) -> None:
+        self.plan = plan
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self._num_groups = len(geometry.groups)
+        self._blocks: list[tuple[int, ...]] = []
+        self._first_blocks: list[int] = []
+        per_chunk = geometry.blocks_per_chunk
+        chunks = [first // per_chunk for first in plan.block_indices]
+        for group, (skip, ids) in zip(plan.chunk_groups, chunk_blocks(plan, per_chunk), strict=True):
+            size, chunk = geometry.groups[group].chunk_tokens, chunks[group]
+            chunks[group] += 1
+            self.starts.append(chunk * size)
+            self.ends.append((chunk + 1) * size)
+            self._blocks.append(ids)
+            self._first_blocks.append(chunk * per_chunk + skip)
+
+    def part(self, positions: Sequence[int]) -> LoadPlan:
+        """Those chunks of the plan alone. positions: ascending."""
+        plan = self.plan
+        groups = [plan.chunk_groups[i] for i in positions]
+        sizes, indices = [0] * self._num_groups, [0] * self._num_groups
+        for group, i in zip(groups, positions, strict=True):
+            if not sizes[group]:
+                indices[group] = self._first_blocks[i]
+            sizes[group] += len(self._blocks[i])
+        return LoadPlan(
+            tuple([plan.keys[i] for i in positions]),
+            tuple(groups),
+            tuple([block_id for i in positions for block_id in self._blocks[i]]),
+            tuple(sizes),
+            tuple(indices),
+        )
 
 
 def plan_load(

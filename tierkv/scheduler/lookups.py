@@ -1,19 +1,23 @@
 """How a lookup is answered: ask, then gather, then offer, within a deadline (decision 4).
 
+A hit that is longer than what can be gathered at once is offered whole when a first part of it is gathered: its load
+streams (see :mod:`tierkv.scheduler.loads`).
+
 Each call either settles the question or leaves the request ASKING or GATHERING and answers None. A request that is
 asked again while nothing has changed costs O(1).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Set as AbstractSet
 from functools import partial
 
-from tierkv.manager.contract import RequestContext
+from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.legs import first_leg, window_chunks_max, window_keys
 from tierkv.scheduler.load_choice import LoadChoice
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
@@ -90,15 +94,18 @@ class Lookups:
         if record.asked_about == about:
             if record.state is RequestState.OFFERED:
                 return record.hit_tokens
-            if record.state is RequestState.GATHERING and not expired:
-                reservation = self._manager.reserve(record.wanted, record.ctx)
+            fits = len(record.gathered) <= self._manager.reserved_chunks_max  # less may be left since a load streams
+            if record.state is RequestState.GATHERING and not expired and fits:
+                reservation = self._manager.reserve(record.gathered, record.ctx)
                 if not reservation.failed:
-                    if reservation.ready and not self._is_being_loaded(record.wanted):
+                    if not reservation.ready or self._is_being_loaded(record.wanted):
+                        return self._defer(record, None)
+                    if not record.will_stream:  # else what is not held may have gone meanwhile: it is looked up again
                         return self._offer(record, record.hit_tokens, expired=False)
-                    return self._defer(record, None)
-            elif record.state is RequestState.ASKING and not expired and record.asked_version == self._manager.version:
+            elif record.state is RequestState.ASKING and not expired and self._is_still_open(record):
                 return self._defer(record, None)
         record.asked_about, record.asked_version = about, self._manager.version
+        record.asked_whole = not expired and self._asks_whole(record)
         return self._resolve(record, computed_tokens, expired=expired)
 
     def _resolve(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> int | None:
@@ -113,7 +120,8 @@ class Lookups:
                 return self._miss(record, expired=expired)
             wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
             record.wanted, record.hit_tokens = wanted, hit.tokens
-            reservation = self._manager.reserve(wanted, record.ctx)
+            record.gathered = self._to_gather(record, computed_tokens)
+            reservation = self._manager.reserve(record.gathered, record.ctx)
             if reservation.ready and (expired or not self._is_being_loaded(wanted)):
                 return self._offer(record, hit.tokens, expired=expired)
             if expired:
@@ -121,6 +129,41 @@ class Lookups:
             if not reservation.failed:
                 break
         return self._defer(record, RequestEvent.WANTED)
+
+    def _is_still_open(self, record: RequestRecord) -> bool:
+        """Whether nothing has happened that could settle a question that was put to a tier."""
+        return record.asked_version == self._manager.version and record.asked_whole == self._asks_whole(record)
+
+    def _asks_whole(self, record: RequestRecord) -> bool:
+        """Whether the request may be offered more than what can be gathered at once.
+
+        Not where its windows leave no room for anything else; nor if half of its deadline has passed and it is not even
+        known how long the whole hit is: then the part that can be gathered is what there is time for.
+        """
+        if window_chunks_max(record.search_groups) >= self._manager.streams.chunks_max:
+            return False
+        waited_s = 0.0 if record.asked_since_s is None else self.now_s - record.asked_since_s
+        return 2 * waited_s < self._deadline_s
+
+    def _to_gather(self, record: RequestRecord, computed_tokens: int) -> tuple[Key, ...]:
+        """Of what is wanted, what is gathered before the answer: all of it, or the first part of a longer hit."""
+        chunks_max = self._manager.reserved_chunks_max
+        if len(record.wanted) <= chunks_max:
+            return record.wanted
+        streams = self._manager.streams
+        always = window_keys(record.search_groups, computed_tokens, record.hit_tokens)
+        return first_leg(record.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
+
+    def sources(self, record: RequestRecord) -> Counter[str]:
+        """How many chunks of the hit that was just answered come from which tier."""
+        sources = self._manager.sources(record.ctx)
+        if record.will_stream:
+            gathered = set(record.gathered)
+            for key in record.wanted:
+                if key not in gathered:
+                    tier = self._manager.would_read(key, record.ctx)
+                    sources[HOST if tier is None else self._manager.tier_name(tier)] += 1
+        return sources
 
     def _find(
         self,
@@ -131,11 +174,15 @@ class Lookups:
         *,
         expired: bool,
     ) -> Hit:
-        """The search, under the cap of what can be gathered at once, and ``tokens_max``, as if some tiers had nothing.
+        """The search, under the cap ``tokens_max``, as if some tiers had nothing.
 
-        After the deadline only what is readable in the host tier counts, and nobody else is asked any more.
+        Where the load cannot stream, also under the cap of what can be gathered at once. After the deadline only what
+        is readable in the host tier counts, and nobody else is asked any more.
         """
-        cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, self._manager.reserved_chunks_max)
+        cap = tokens_max
+        if not record.asked_whole:
+            chunks_max = self._manager.reserved_chunks_max
+            cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
             cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
         ctx = self._manager.without(record.ctx, without) if without else record.ctx
@@ -197,7 +244,8 @@ class Lookups:
         hit = find_hit(record.search_groups, computed_tokens, computed_tokens + tokens, held)
         if not hit.tokens:
             return self._miss(record, expired=True)
-        self._manager.trim(wanted_keys(record.search_groups, computed_tokens, hit.tokens), record.ctx)
+        record.wanted = record.gathered = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
+        self._manager.trim(record.wanted, record.ctx)
         return self._offer(record, hit.tokens, expired=True)
 
     def close(self, record: RequestRecord) -> None:

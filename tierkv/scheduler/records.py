@@ -66,6 +66,7 @@ class RequestRecord:
         self.search_groups = _search_groups(self.groups, geometry)
         self._windows = geometry.has_windows
         self.load_job: int | None = None
+        self.streaming = False  # its load is one of several jobs; between two of them none is in flight
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
         self.tokens_unconfirmed = 0  # computed in its last step; where only what is certain is stored
@@ -83,6 +84,8 @@ class RequestRecord:
         self.shortened_about: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
+        self.gathered: tuple[Key, ...] = ()  # of the wanted chunks, those that are brought together before the answer
+        self.asked_whole = False
 
     def apply(self, event: RequestEvent) -> None:
         """Move to the state after ``event``.
@@ -136,15 +139,20 @@ class RequestRecord:
         self.asked_since_s = None
         self.asked_about = None
         self.hit_tokens = 0
-        self.wanted = ()
+        self.wanted = self.gathered = ()
 
-    def offer_again(self) -> None:
-        """Offer all chunks again; those that are present will be filtered out.
+    @property
+    def will_stream(self) -> bool:
+        """Whether the hit is longer than what was gathered of it."""
+        return len(self.gathered) < len(self.wanted)
+
+    def offer_again(self, tokens: int = 0) -> None:
+        """Offer all chunks behind the first ``tokens`` again; those that are present will be filtered out.
 
         Some that were thought to be stored may not be: a load of them failed, or the cache was emptied (S91).
         """
         for group in self.groups:
-            group.next_stored = 0
+            group.next_stored = min(group.next_stored, tokens // group.chunk_tokens)
 
     def skip_loaded(self, tokens: int) -> None:
         """Chunks that cover the first ``tokens`` came from a tier: they are not offered for storing."""
@@ -153,8 +161,13 @@ class RequestRecord:
 
     @property
     def has_jobs(self) -> bool:
-        """Whether a transfer of this request is in flight."""
-        return self.load_job is not None or bool(self.store_jobs)
+        """Whether a transfer of this request is in flight, or the next one of its load is being prepared."""
+        return self.is_loading or bool(self.store_jobs)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether its load has not ended."""
+        return self.streaming or self.load_job is not None
 
 
 def scope_of(request: Request) -> bytes:

@@ -7,12 +7,12 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.accounts import Accounts
 from tierkv.scheduler.block_events import BlockEvents
 from tierkv.scheduler.jobs import Fences, JobStatus, JobTable
-from tierkv.scheduler.lookups import Lookups
+from tierkv.scheduler.loads import EndedLoad, Loads
 from tierkv.scheduler.records import RequestRecord
 from tierkv.scheduler.request_state import RequestEvent, RequestState
 from tierkv.types.engine import LoadReport
 from tierkv.types.geometry import Geometry
-from tierkv.types.transfers import WorkerOutput, chunk_blocks
+from tierkv.types.transfers import VOID_SLOT, TransferJob, WorkerOutput, chunk_blocks
 
 
 class Results:
@@ -26,7 +26,7 @@ class Results:
         records: dict[str, RequestRecord],
         jobs: JobTable,
         fences: Fences,
-        lookups: Lookups,
+        loads: Loads,
         accounts: Accounts,
         block_events: BlockEvents,
     ) -> None:
@@ -36,7 +36,7 @@ class Results:
         self._records = records
         self._jobs = jobs
         self._fences = fences
-        self._lookups = lookups
+        self._loads = loads
         self._accounts = accounts
         self._block_events = block_events
         self._sent: set[str] = set()
@@ -58,47 +58,57 @@ class Results:
                 self._manager.complete_store(status.job.slots, frozenset(status.failed))
                 if not status.stale:
                     self._accounts.stored(status.job, status.failed)
+                self.end_store(status.job)
             else:
-                if not status.stale:
-                    self._lookups.loading_ended(status.job.keys)
-                self._manager.complete_load(status.job.slots, frozenset(status.failed))
-                finished.add(status.job.request_id)
-                invalid |= self._invalid_blocks(status)
-            self.end_job(status)
+                load = self._end_load_job(status)
+                if load is not None:
+                    finished.add(status.job.request_id)
+                    invalid |= self._invalid_blocks(load)
+                    self._end_load(status.job.request_id, load)
         sent, self._sent = frozenset(self._sent), set()
         return LoadReport(frozenset(finished), frozenset(invalid), sent)
 
-    def _invalid_blocks(self, status: JobStatus) -> set[int]:
+    def _end_load_job(self, status: JobStatus) -> EndedLoad | None:
+        """A job of a load is over, and perhaps the load with it."""
+        job = status.job
+        if status.failed and not status.stale:
+            void = [key for key, ref in zip(job.keys, job.slots, strict=True) if ref == VOID_SLOT]
+            self._counters.loads_failed += len(status.failed.difference(void))
+        self._manager.complete_load(job.slots, frozenset(status.failed))
+        self._fences.lift(job.job_id)
+        return self._loads.job_ended(status)
+
+    def _invalid_blocks(self, load: EndedLoad) -> set[int]:
         """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past.
 
         Also all of them where a group has a window: it was loaded for one end only, so no shorter part is of use.
         """
-        job = status.job
-        if status.stale:
-            return set(job.block_ids)
-        self._counters.loads_failed += len(status.failed)
-        if status.failed and self._geometry.has_windows:
-            return set(job.block_ids)
-        parts = zip(job.keys, chunk_blocks(job, self._geometry.blocks_per_chunk), strict=True)
-        return {block_id for key, (_, ids) in parts if key in status.failed for block_id in ids}
+        if not load.has_blocks:
+            return set()
+        if load.stale or (load.failed and self._geometry.has_windows):
+            return set(load.what.block_ids)
+        parts = zip(load.what.keys, chunk_blocks(load.what, self._geometry.blocks_per_chunk), strict=True)
+        return {block_id for key, (_, ids) in parts if key in load.failed for block_id in ids}
 
-    def end_job(self, status: JobStatus) -> None:
-        """A job is over: its blocks are fenced no more, and its request goes on, or is forgotten."""
-        job = status.job
-        self._fences.lift(job.job_id)
-        if job.is_store:
-            self._block_events.ended(job.keys)
-        record = self._records.get(job.request_id)
+    def _end_load(self, request_id: str, load: EndedLoad) -> None:
+        """The request goes on, or is forgotten."""
+        record = self._records.get(request_id)
         if record is None:
             return
-        if job.is_store:
-            record.store_jobs.discard(job.job_id)
-        else:
-            if status.failed or status.stale:
-                record.offer_again()  # what is recomputed shall be stored again
-            record.load_job = None
-            record.apply(RequestEvent.LOAD_ENDED)
+        if load.failed or load.stale:
+            record.offer_again(load.good_tokens)  # what is recomputed shall be stored again
+        record.load_job = None
+        record.apply(RequestEvent.LOAD_ENDED)
         self.forget_if_done(record)
+
+    def end_store(self, job: TransferJob) -> None:
+        """A store is over: its blocks are fenced no more, and its request is forgotten if it waited for that."""
+        self._fences.lift(job.job_id)
+        self._block_events.ended(job.keys)
+        record = self._records.get(job.request_id)
+        if record is not None:
+            record.store_jobs.discard(job.job_id)
+            self.forget_if_done(record)
 
     def forget_if_done(self, record: RequestRecord) -> None:
         """Forget a finished request when its last job has ended."""

@@ -18,9 +18,10 @@ from tierkv.scheduler.checking import check_scheduler
 from tierkv.scheduler.explaining import SchedulerView
 from tierkv.scheduler.hint_reader import HintReader
 from tierkv.scheduler.jobs import Fences, JobTable
-from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.load_choice import LoadChoice
-from tierkv.scheduler.load_plan import LoadPlan, plan_load
+from tierkv.scheduler.load_plan import plan_load
+from tierkv.scheduler.loads import Loads
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.plans import make_store_plan
 from tierkv.scheduler.prefill import PrefillRate
@@ -75,11 +76,11 @@ class OffloadScheduler:
         self._stores = Stores(manager, geometry, limits, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = Tables(geometry, self._fences, self._plan.overwritten)
+        self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, self._accounts)
         self._results = Results(
             manager, geometry, counters,
-            self._records, self._jobs, self._fences, self._lookups, self._accounts, block_events,
+            self._records, self._jobs, self._fences, self._loads, self._accounts, block_events,
         )  # fmt: skip
-        self._new_loads: list[TransferJob] = []
         self._to_flush: set[int] = set()
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
@@ -93,6 +94,7 @@ class OffloadScheduler:
         self._lookups.now_s = now_s
         self._prefill.step_began(now_s)
         self._lookups.sweep()
+        self._loads.begin_step()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class OffloadScheduler:
 
     def _let_go(self, record: RequestRecord) -> None:
         """Free the id of a finished request: its stores become nobody's, and its fences guard what they read."""
-        if record.load_job is None and not record.held_for_stores:
+        if not record.is_loading and not record.held_for_stores:
             for job_id in record.store_jobs:
                 self._jobs.disown(job_id)
             record.store_jobs.clear()
@@ -172,7 +174,7 @@ class OffloadScheduler:
         record.has_arrived = True
         self._counters.tokens_local += record.computed_tokens
         if self._manager.wants_sightings:
-            record.arrival = arrival_of(record, tokens, self._manager.sources(record.ctx), now_s)
+            record.arrival = arrival_of(record, tokens, self._lookups.sources(record), now_s)
             self._manager.sighted(record.arrival)
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
@@ -200,32 +202,8 @@ class OffloadScheduler:
             record.apply(RequestEvent.SCHEDULED)
             return
         plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
-        self._start_load(record, plan, num_external_tokens)
-
-    def _start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
-        grant = self._manager.prepare_load(plan.keys, record.ctx)
-        job = TransferJob(
-            job_id=self._jobs.new_id(),
-            request_id=record.ctx.request_id,
-            is_store=False,
-            keys=grant.keys,
-            slots=grant.slots,
-            chunk_groups=plan.chunk_groups,
-            block_ids=plan.block_ids,
-            group_sizes=plan.group_sizes,
-            block_indices=plan.block_indices,
-        )
-        start = record.computed_tokens
-        self._accounts.loading(record.ledger, plan, grant.sources, start, start + external_tokens)
-        self._lookups.close(record)
-        record.apply(RequestEvent.LOAD_STARTED)
-        record.load_job = job.job_id
-        self._jobs.start(job)
-        self._lookups.loading_started(job.keys)
-        self._to_flush |= self._tables.overwritten(job.block_ids)
-        if record.store_policy is StorePolicy.BLOCK_LEVEL:  # prefix hits are in the tiers already
-            record.skip_loaded(start + external_tokens)
-        self._new_loads.append(job)
+        self._loads.start(record, plan, num_external_tokens)
+        self._to_flush |= self._tables.overwritten(plan.block_ids)
 
     def _close_lookup(self, record: RequestRecord) -> None:
         self._manager.release(record.ctx)
@@ -245,14 +223,15 @@ class OffloadScheduler:
         if record is None or record.state is RequestState.FINISHED:
             return False, None
         self._close_lookup(record)
-        if record.state is RequestState.RUNNING and record.load_job is None:
+        if record.state is RequestState.RUNNING:
             self._plan.finished(record)
+        self._loads.stop(record)
         for job_id in self._job_ids(record):
             self._fences.put(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
         self._tables.clear(record)
         hold = self._limits.holds_blocks_of_finished and record.has_jobs
-        record.held_for_stores = hold and record.load_job is None
+        record.held_for_stores = hold and not record.is_loading
         for group in record.groups:
             self._manager.touch(group.useful_keys(record.computed_tokens))
         if self._manager.wants_sightings:
@@ -260,9 +239,8 @@ class OffloadScheduler:
         self._results.forget_if_done(record)
         return hold, None
 
-    @staticmethod
-    def _job_ids(record: RequestRecord) -> Iterable[int]:
-        return record.store_jobs if record.load_job is None else {record.load_job, *record.store_jobs}
+    def _job_ids(self, record: RequestRecord) -> Iterable[int]:
+        return {*self._loads.jobs_of(record), *record.store_jobs}
 
     def request_account(self, request_id: str) -> RequestAccount | None:
         """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
@@ -290,10 +268,12 @@ class OffloadScheduler:
             if record is not None:
                 self._plan.scheduled(record, scheduled)
         self._plan.end_step()
-        if all(record.state is RequestState.FINISHED for record in self._records.values()):
+        is_last = all(record.state is RequestState.FINISHED for record in self._records.values())
+        self._loads.step(is_last=is_last)
+        if is_last:
             self._to_flush |= self._jobs.live_ids()  # no later step may come (S81)
-        meta = ConnectorMeta(tuple(self._new_loads), self._stores.take_jobs(), frozenset(self._to_flush))
-        self._new_loads, self._to_flush = [], set()
+        meta = ConnectorMeta(self._loads.take_new(), self._stores.take_jobs(), frozenset(self._to_flush))
+        self._to_flush = set()
         return meta
 
     def _preempt(self, request_id: str) -> None:
@@ -345,12 +325,13 @@ class OffloadScheduler:
             EngineProtocolError: called inside a step, with loads not yet handed out (S94); or a tier cannot be emptied
                 (see :meth:`OffloadManager.check_reset`).
         """
-        if self._new_loads:
+        if self._loads.has_new:
             raise EngineProtocolError(
                 "reset_cache was called inside a step: call it before scheduling or after results"
             )
         self._manager.check_reset(scope)
         self._lookups.reset()
+        self._loads.reset()
         self._manager.reset_cache(scope)
         for job in self._stores.take_jobs():
             self._take_back(job)
@@ -362,12 +343,17 @@ class OffloadScheduler:
 
     def _take_back(self, job: TransferJob) -> None:
         self._manager.complete_store(job.slots)  # its chunks were dropped: this only frees their slots
-        self._results.end_job(self._jobs.take_back(job.job_id))
+        self._results.end_store(self._jobs.take_back(job.job_id).job)
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether a transfer between GPU and host is in flight, or the end of one is still to be told."""
+        return bool(self._jobs) or self._results.has_news
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether a transfer between GPU and host is in flight, or the end of one is still to be told."""
-        return bool(self._jobs) or self._results.has_news
+        """The same, or a load is to go on when its next chunks have come."""
+        return self.has_transfers or self._loads.has_streams
 
     def validate(self) -> None:
         """Check every invariant of scheduler and manager.
@@ -377,4 +363,5 @@ class OffloadScheduler:
         """
         self._manager.validate()
         self._tables.validate()
-        check_scheduler(self._records, self._jobs, self._fences, self._lookups.open_ids)
+        self._loads.validate()
+        check_scheduler(self._records, self._jobs, self._fences, self._lookups.open_ids, self._loads.jobs_of)

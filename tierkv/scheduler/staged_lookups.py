@@ -165,7 +165,14 @@ class StagedLookups:
         self._manager.release(asker.ctx)
         self._open.pop(request_id, None)
         self._asked.pop(request_id, None)
+        if not keeps_time:
+            self._count_wait(asker)
         asker.forget(keeps_time=keeps_time)
+
+    def _count_wait(self, asker: _Asker) -> None:
+        """A request waits no more for its answer. One whose deadline has passed was counted then."""
+        if asker.since_s is not None and not asker.expired:
+            self._counters.deferred_ms += round((self._now_s - asker.since_s) * 1000)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -186,29 +193,32 @@ class StagedLookups:
 
     def end_step(self) -> None:
         """All questions of the step have been asked: gather what is wanted, let go of what is not."""
-        for asker in self._asked.values():
-            self._conclude(asker)
+        gathering = {asker: wanted for asker in self._asked.values() if (wanted := self._conclude(asker))}
+        for asker in gathering:  # all of them first: what a younger one holds is not in an older one's way
+            self._manager.unpin(asker.ctx)
+            asker.pins.clear()
+        for asker, wanted in gathering.items():
+            asker.reservation = self._manager.reserve(wanted, asker.ctx)
         self._asked.clear()
         self._step += 1
 
-    def _conclude(self, asker: _Asker) -> None:
+    def _conclude(self, asker: _Asker) -> tuple[Key, ...]:
+        """What is to be gathered for a request; nothing if it has its answer, or if a tier still owes one."""
         wanted = asker.wanted(self._chunk_tokens)
         if not asker.waits(key for run in asker.runs.values() for key in run.wanted):
+            self._count_wait(asker)
             if not asker.expired:
                 asker.since_s = None  # an answer: what is asked from now on is a new question
             self._keep(asker, wanted)
-            return
+            return ()
         self._counters.deferrals += 1
         if asker.since_s is None:
             asker.since_s = self._now_s
         waits = asker.waits(wanted)
         if not waits or LookupResult.RETRY in waits:  # what is wanted is not known before all of it has been answered
             self._keep(asker, wanted)
-            return
-        asker.reservation = self._manager.reserve(wanted, asker.ctx)
-        # What the reservation did not take over would stand in the way of an older one.
-        self._manager.unpin(asker.ctx)
-        asker.pins.clear()
+            return ()
+        return wanted
 
     def _keep(self, asker: _Asker, wanted: Collection[Key]) -> None:
         """Of what is held, only what is wanted."""
@@ -268,6 +278,7 @@ class StagedLookups:
         self._open.move_to_end(request_id)
         self._counters.lookups += 1
         if asker.since_s is not None and not asker.expired and self._now_s - asker.since_s >= self._deadline_s:
+            self._count_wait(asker)
             asker.expired = True
             self._counters.deadlines_expired += 1
         ready = set() if asker.reservation is None else asker.reservation.granted_ready()

@@ -48,11 +48,13 @@ class MemoryHandle:
 class SharedMemory:
     """Memory, of one arena or of something else, as its owner holds it.
 
-    ``map`` is given to :class:`HostArena`; then :meth:`handle` is for other processes. The length is sealed: nobody can
+    name: what the system shows it as. ``map`` is given to :class:`HostArena`; then :meth:`handle` is for other
+    processes. The length is sealed: nobody can
     cut memory off under another process, which would end it with SIGBUS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "tierkv-arena") -> None:
+        self._name = name
         self._fd = -1
         self._length = 0
 
@@ -65,7 +67,7 @@ class SharedMemory:
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if length > physical:
             raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: this machine has {physical} bytes")
-        self._fd = os.memfd_create("tierkv-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, length)
         self._length = length
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

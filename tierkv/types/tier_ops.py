@@ -76,7 +76,7 @@ class Completion:
     """What became of a :class:`TierOp`: one outcome per key, in its order.
 
     ended: the I/O no longer touches any slot. False announces a missed deadline only.
-    elapsed_s: seconds from submission to this completion.
+    elapsed_s: seconds from submission to the end of the I/O, or to the missed deadline that this announces.
     """
 
     op_id: int

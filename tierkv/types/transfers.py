@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tierkv.types.keys import Key
 
@@ -25,17 +25,24 @@ class SlotRef(NamedTuple):
     generation: int
 
 
+VOID_SLOT = SlotRef(-1, -1)
+"""In place of a slot, in a load: this chunk will not come. No arena has such a slot and no lease its generation; the
+worker reports the chunk as failed, and touches no memory for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferJob:
     """One store (GPU to host) or load (host to GPU) of some chunks of one request.
 
     request_id: whose chunks they are; ``NO_REQUEST`` where a store concerns blocks that nobody uses any more.
-    keys, slots: one per chunk, groups in order.
+    keys, slots: one per chunk, groups in order, and within a group by position; chunks between two of them may be
+        missing. A load may have ``VOID_SLOT`` for some.
     chunk_groups: the group of each chunk.
     block_ids: GPU blocks of all groups, flat, groups in order.
     group_sizes: how many entries of ``block_ids`` belong to each group (0 allowed).
     block_indices: per group, index in the request's table of the first block in ``block_ids``; modulo the blocks per
         chunk it says how many blocks of the first chunk are skipped.
+    ends_load: of a load: it is the last job of it. False: more jobs of the same load follow (a load that streams).
     """
 
     job_id: int
@@ -47,6 +54,31 @@ class TransferJob:
     block_ids: tuple[int, ...]
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
+    ends_load: bool = True
+
+
+class ChunksInBlocks(Protocol):
+    """Chunks, and the GPU blocks that they go to or come from; fields as in :class:`TransferJob`."""
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """One per chunk."""
+
+    @property
+    def chunk_groups(self) -> tuple[int, ...]:
+        """The group of each chunk."""
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """GPU blocks, flat."""
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Blocks of each group."""
+
+    @property
+    def block_indices(self) -> tuple[int, ...]:
+        """Where the first block of each group stands."""
 
 
 def blocks_of_groups(job: TransferJob, groups: Container[int]) -> list[int]:
@@ -60,7 +92,7 @@ def blocks_of_groups(job: TransferJob, groups: Container[int]) -> list[int]:
     return ids
 
 
-def chunk_blocks(job: TransferJob, blocks_per_chunk: int) -> list[tuple[int, tuple[int, ...]]]:
+def chunk_blocks(job: ChunksInBlocks, blocks_per_chunk: int) -> list[tuple[int, tuple[int, ...]]]:
     """Per chunk of a job: how many blocks of it are skipped at its front, and the GPU blocks of the rest.
 
     Source: spec, section 9: one entry of ``group_sizes`` per group; the first chunk of a group may be skipped into, the

@@ -23,7 +23,7 @@ import torch
 
 from tierkv.errors import TierKVError
 from tierkv.types.keys import Key
-from tierkv.types.transfers import TransferJob, chunk_blocks
+from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.cuda_pages import ChunkBlocks, DevicePages
 from tierkv.worker.cuda_runtime import CudaDevice, Device, Event, Stream
 from tierkv.worker.host_copies import log_failure
@@ -135,12 +135,15 @@ class CudaCopies:
         return done
 
     def _sound(self, job: TransferJob, failed: set[Key]) -> list[_Chunk]:
-        """The chunks of a job whose blocks exist: a wrong id would be a fault of the whole GPU context."""
+        """The chunks of a job that come, with blocks that exist: a wrong id would be a fault of the GPU's context."""
         sound = []
         parts = chunk_blocks(job, self._slots.geometry.blocks_per_chunk)
         for number, (key, ref, group, blocks) in enumerate(
             zip(job.keys, job.slots, job.chunk_groups, parts, strict=True)
         ):
+            if ref == VOID_SLOT:
+                failed.add(key)
+                continue
             try:
                 self._pages.check_ids(group, blocks[1])
             except TierKVError as error:

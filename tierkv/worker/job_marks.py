@@ -39,7 +39,7 @@ class MarksBook(_Table):
     """The side that gives out numbers and looks for marks. Scheduler's thread."""
 
     def __init__(self, num_workers: int) -> None:
-        self._shared = SharedMemory()
+        self._shared = SharedMemory("tierkv-marks")
         super().__init__(self._shared.map(num_workers * JOBS_MAX * _CELL_BYTES), num_workers)
         self._taken: dict[int, int] = {}  # cell -> number
         self._stores: set[int] = set()

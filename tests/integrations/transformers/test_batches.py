@@ -114,6 +114,25 @@ def test_load_gives_the_columns_that_every_row_has(
     assert torch.equal(out, greedy(served, ids, mask))
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_row_that_begins_behind_what_was_loaded(
+    kind: str, model: Callable[..., Any], open_cache: Callable[..., Any]
+) -> None:
+    """A short prompt beside a long one is all padding there: it has nothing yet, and its padding goes on."""
+    served, document = model(kind), make_prompt(40)
+    ids, mask = padded([document + make_prompt(60, seed=1), make_prompt(20, seed=2)])
+    cache = open_cache(served)
+    cache.prefill(document)
+    hit = cache.load(ids, mask)
+    assert hit.tokens == 32
+    out = served.generate(ids, attention_mask=mask, past_key_values=hit.past_key_values, **GREEDY)
+    assert torch.equal(out, greedy(served, ids, mask))
+    whole_mask = torch.cat([mask, torch.ones_like(out[:, 100:])], dim=1)
+    cache.store(out, hit.past_key_values, whole_mask)
+    assert torch.equal(cache.generate(out, whole_mask, **GREEDY), greedy(served, out, whole_mask))
+    assert loaded(cache) == [112, 32]
+
+
 @pytest.mark.parametrize("apart", [0, 16, 7])
 def test_load_of_a_batch_with_windows(apart: int, model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
     """Windows end with chunks: rows that differ by whole chunks have a common column, others have none. What is
@@ -146,6 +165,45 @@ def test_a_batch_that_the_user_runs_can_be_stored(
     assert [report.offered_tokens for report in reports] == [80, 112]
     assert torch.equal(cache.generate(out, whole_mask, **GREEDY), greedy(served, out, whole_mask))
     assert loaded(cache) == [80, 112]
+
+
+def test_what_pads_a_short_answer_is_not_stored(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
+    """In a batch an answer that has ended is padded until the longest has; that text is nobody's prefix."""
+    served = model("llama")
+    prompts = [make_prompt(40, seed=1), make_prompt(40, seed=2)]
+    plain = greedy(served, torch.tensor(prompts))
+    ends = int(plain[0, 43])  # the first row ends with its fourth token
+    assert ends not in plain[1, 40:]
+    cache = open_cache(served)
+    out = cache.generate(prompts, eos_token_id=ends, return_dict_in_generate=True, **{**GREEDY, "max_new_tokens": 60})
+    assert out.sequences[0, 44:].eq(0).all()
+    assert out.sequences.shape == (2, 100)
+    assert [report.offered_tokens for report in cache.last_prompts] == [32, 96]
+
+
+def test_a_cache_that_beam_search_has_mixed_up(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
+    """Its rows no longer belong to the sequences that come back; storing them would be wrong bytes under right keys."""
+    served = model("llama")
+    ids, mask = padded([make_prompt(40, seed=1)])
+    cache = open_cache(served)
+    past = cache.load(ids).past_key_values
+    served.generate(ids, attention_mask=mask, past_key_values=past, **{**GREEDY, "num_beams": 2})
+    with pytest.raises(ValueError, match="beam search"):
+        cache.store(torch.cat([ids, ids]), past)
+
+
+def test_a_widened_cache_can_be_stored(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
+    """Several samples of one prompt: each row goes its own way from the same prefix."""
+    served = model("llama")
+    ids = torch.tensor([make_prompt(64, seed=1)])
+    cache = open_cache(served)
+    past = cache.prefill(ids).past_key_values
+    past.batch_repeat_interleave(2)
+    wide = torch.cat([ids.repeat(2, 1), torch.tensor([[5], [6]])], dim=1)
+    out = served.generate(wide, attention_mask=torch.ones_like(wide), past_key_values=past, **GREEDY)
+    assert [report.offered_tokens for report in cache.store(out, past)] == [16, 16]
+    assert torch.equal(cache.generate(out, **GREEDY), greedy(served, out))
+    assert loaded(cache) == [80, 80]
 
 
 def test_prefill_of_a_batch_fills_every_row(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:

@@ -44,9 +44,12 @@ def test_damage_at_rest(kind: str, spared: float, model: Callable[..., Any], ope
         path.write_bytes(data.tobytes())
     cache = open_cache(served)
     assert torch.equal(cache.generate(IDS, **GREEDY), expected)
-    assert cache.last_prompts[0].loaded_tokens <= spared * 176
+    assert cache.last_prompts[0].loaded_tokens < (176 if spared else 1)
     assert sum(cache.stack.counters.chunks_corrupt.values()) > 0
-    assert torch.equal(cache.generate(IDS, **GREEDY), expected)
+    for _ in range(5):  # a chunk whose damaged copy is still being read while it is computed is stored the next time
+        assert torch.equal(cache.generate(IDS, **GREEDY), expected)
+        if cache.last_prompts[0].loaded_tokens == 176:
+            break
     assert cache.last_prompts[0].loaded_tokens == 176
 
 

@@ -57,10 +57,10 @@ def test_models_of_one_name_do_not_share_and_copies_do(open_cache: Callable[...,
 
 
 def test_what_the_configuration_says(open_cache: Callable[..., Any]) -> None:
-    """Same weights under another base of the rotary embedding compute other K."""
+    """Same weights under another constant compute other K."""
     served = make_model("llama")
     first = Identity(served).root()
-    served.config.rope_theta = served.config.rope_parameters["rope_theta"] = 5000.0
+    served.config.rms_norm_eps *= 10
     assert Identity(served).root() != first
     served = make_model("llama")
     served.config.name_or_path = "elsewhere/entirely"
@@ -161,7 +161,8 @@ class TestLengthDependentPositions:
         torch.manual_seed(0)
         config = transformers.LlamaConfig(
             vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=512 if kind == "longrope" else 128, rope_parameters=more, eos_token_id=None,
+            max_position_embeddings=512 if kind == "longrope" else 128, eos_token_id=None,
+            **{"rope_parameters" if int(transformers.__version__[0]) > 4 else "rope_scaling": more},
         )  # fmt: skip
         served = transformers.LlamaForCausalLM(config).eval()
         with torch.no_grad():

@@ -78,6 +78,15 @@ def test_a_stack_may_be_a_file(tmp_path: Path, model: Callable[..., Any], open_c
         open_cache(model("llama"), tmp_path / "nothing.yaml")
 
 
+def test_a_stack_for_prompts_only(
+    model: Callable[..., Any], open_cache: Callable[..., Any], stack: dict[str, Any]
+) -> None:
+    """`store.prompt_only` means here what it means everywhere: what was generated is nobody's prefix."""
+    cache = open_cache(model("gemma3"), {**stack, "store": {"prompt_only": True}})
+    answered = cache.generate(make_prompt(100), **GREEDY)
+    assert cache.load(answered).tokens == 96
+
+
 def test_what_a_call_did_is_told(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:
     """Users decide by these figures whether it pays."""
     served = model("gemma3")

@@ -20,7 +20,10 @@ from fsspec_support import S3Server
 from vllm_process import ENVIRONMENT, EngineProcess, PlainTokens, StartEngine, Tokens
 from vllm_setups import ARGUMENTS, SEAMS, EngineSetup, Seam
 
+FOLDER = Path(__file__).parent
 MODELS_TIMEOUT_S = 120.0
+TEST_TIMEOUT_S = 1200
+"""Of a test with the engines that it starts. Each start and each call has a shorter one of its own, which says more."""
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIATIERKVTESTS00001",
@@ -37,6 +40,13 @@ CREDENTIALS = {
 def pytest_configure(config: pytest.Config) -> None:
     """VLLM and what it imports warn at import; these warnings are not ours to end a test."""
     config.addinivalue_line("filterwarnings", "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder time to start engines on a machine that does other things, too."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -137,7 +137,7 @@ def mappings_of(pids: list[int]) -> Iterator[tuple[str, str]]:
 
 def arenas_of(pids: list[int]) -> set[str]:
     """Inodes of the arenas that these processes map."""
-    return {inode for inode, name in mappings_of(pids) if "memfd:tierkv" in name}
+    return {inode for inode, name in mappings_of(pids) if "memfd:tierkv-arena" in name}
 
 
 def shared_files_of(pids: list[int]) -> list[Path]:

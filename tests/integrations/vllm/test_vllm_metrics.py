@@ -13,6 +13,8 @@ import pytest
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from stack_bed import opened, prompts_of, serve, stack_config
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats, OffloadPromMetrics
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_offload.base import OffloadingSpec
@@ -191,7 +193,19 @@ def test_beside_a_connector_that_has_the_names_of_vllm(caplog: pytest.LogCapture
         exported = exporter("connector")
     exported.observe({"counters": {"tierkv_lookups": {"": 2}, "tierkv_stores_refused": {"": 1}}}, engine_idx=0)
     assert scraped()["tierkv_lookups_total", "0", ""] == 2
+    assert scraped()["vllm:kv_offload_allocation_failure_total", "0", ""] == 1
     assert taken in REGISTRY._collector_to_names
+
+
+def test_inside_a_multi_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM's log looks the connectors of a MultiConnector up by name; one it does not know would end the front end."""
+    monkeypatch.setattr(KVConnectorFactory, "_registry", dict(KVConnectorFactory._registry))
+    exporter("connector")
+    data = {"TierKVConnector": {"counters": {"tierkv_lookups": {"": 2}}}}
+    stats = MultiConnector.build_kv_connector_stats(data)
+    assert stats.aggregate(MultiConnector.build_kv_connector_stats(data)).reduce() == {
+        "TierKVConnector": {"lookups": 4}
+    }
 
 
 def test_what_the_front_end_does_not_know_is_left_out() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_served import Json, ServedEngine
 
+from tierkv.manager.host_index import HostIndex
 from tierkv.metrics.counters import CoreCounters
 from tierkv.stack_base import StackBase
 from tierkv.tiers.arena import HostArena
@@ -108,3 +109,25 @@ def usable_blocks(served: ServedEngine) -> int:
 def serve_only(served: ServedEngine, prompts: Prompts, **options: Any) -> list[Json]:
     """Serve them, wherever the engine lives: in a process of its own it ends its stores by itself."""
     return served.serve(prompts, **options)
+
+
+def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **options: Any) -> Json:
+    """Serve them, and empty the connector's cache every so many steps, whatever is in flight then.
+
+    Returns:
+        The answers, how often something was in flight at a reset, and how many slots of the host tier are free or
+        could be at the end, of how many.
+    """
+    caught = 0
+    stack = served.found(StackBase)
+
+    def on_step(step: int, names: list[str]) -> None:
+        nonlocal caught
+        if step % every == 0:
+            caught += stack.has_pending_work()
+            assert served.core.scheduler.reset_connector_cache()
+
+    answers = serve(served, prompts, on_step=on_step, **options)
+    host = served.found(HostIndex)
+    host.sweep(host.num_slots)
+    return {"answers": answers, "caught": caught, "room": host.room, "slots": host.num_slots}

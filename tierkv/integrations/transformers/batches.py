@@ -146,6 +146,19 @@ def expansion(model: Model, arguments: Mapping[str, Any]) -> int:
     return max(_setting(model, arguments, name) or 1 for name in ("num_beams", "num_return_sequences"))
 
 
+def answered(model: Model, batch: Batch, out: Any, arguments: Mapping[str, Any]) -> list[tuple[int, ...]]:  # noqa: ANN401 - whatever generate gives
+    """Prompt and answer of each row, without the padding behind an answer that ended before others."""
+    whole = (out if isinstance(out, torch.Tensor) else out.sequences).tolist()
+    pad_token = _setting(model, arguments, "pad_token_id")
+    rows = []
+    for ids, pad in zip(whole, batch.pads, strict=True):
+        end = len(ids)
+        while end > batch.columns and ids[end - 1] == pad_token:
+            end -= 1
+        rows.append(tuple(ids[pad:end]))
+    return rows
+
+
 def _setting(model: Model, arguments: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - whatever it is set to
     """An argument of ``generate``: as given, or in the given configuration, or in the model's."""
     settings = (arguments.get("generation_config"), getattr(model, "generation_config", None))

@@ -17,11 +17,11 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from tierkv.assembly import open_stack
 from tierkv.config import StackConfig, load_config, parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.transformers.batches import Inputs, batch_of, check_arguments, expansion
+from tierkv.integrations.transformers.batches import Inputs, answered, batch_of, check_arguments, expansion
 from tierkv.integrations.transformers.engine import FLUSH_TIMEOUT_S, StackEngine
 from tierkv.integrations.transformers.identity import Identity, Terms, prompt_tokens_max
 from tierkv.integrations.transformers.layers import Model, ModelCache, check_evaluates, kv_shape
-from tierkv.integrations.transformers.restored import RecordingSlidingLayer
+from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
 from tierkv.integrations.transformers.results import Prefix, PromptReport
 from tierkv.integrations.transformers.work import PromptWork
 from tierkv.stack import Stack
@@ -199,8 +199,8 @@ class TieredPrefixCache:
                 batch.input_ids, attention_mask=batch.attention_mask, past_key_values=past, **arguments
             )
             if store_answer and rows_each == 1 and not self._engine.config.store.prompt_only:
-                whole = out if isinstance(out, torch.Tensor) else out.sequences
-                self._work.store_batch(whole, batch.pads, past, Terms(cache_salt, hints), reports)
+                rows = answered(self._model, batch, out, arguments)
+                self._work.store_batch(rows, batch.pads, past, Terms(cache_salt, hints), reports)
             return out
 
     def store(
@@ -219,7 +219,7 @@ class TieredPrefixCache:
 
         Args:
             input_ids: the tokens that the cache is of, or the first of them, such as the prompt alone.
-            past_key_values: a ``DynamicCache``; it stays the caller's.
+            past_key_values: a ``DynamicCache``; it stays the caller's. Not after beam search, which mixes up its rows.
             attention_mask: of ``input_ids``, where there is padding.
             cache_salt: as in :meth:`load`.
             hints: as in :meth:`load`.
@@ -233,7 +233,7 @@ class TieredPrefixCache:
             batch = batch_of(self._model, input_ids, attention_mask)
             _check_cache(past_key_values, len(self._shape.layers), len(batch.rows))
             reports = tuple(PromptReport(len(row)) for row in batch.rows)
-            self._work.store_batch(batch.input_ids, batch.pads, past_key_values, Terms(cache_salt, hints), reports)
+            self._work.store_batch(batch.rows, batch.pads, past_key_values, Terms(cache_salt, hints), reports)
             self.last_prompts = reports
             return reports
 
@@ -248,8 +248,9 @@ class TieredPrefixCache:
         Returns:
             Whether everything stored reached its tiers.
         """
-        self._close_at_end.detach()
-        return self._engine.stack.close(timeout_s)
+        with self._lock:  # a call of another thread comes to its end
+            self._close_at_end.detach()
+            return self._engine.stack.close(timeout_s)
 
     def __enter__(self) -> Self:
         """The open cache."""
@@ -289,6 +290,8 @@ def _check_cache(cache: ModelCache, num_layers: int, num_rows: int) -> None:
         raise ValueError(
             f"past_key_values has {len(cache.layers)} layers and the model {num_layers}: is it filled, by this model?"
         )
+    if isinstance(cache, PrefixCache) and not cache.rows:
+        raise ValueError("past_key_values went through beam search, which mixes up its rows: it cannot be stored")
     rows = {layer.keys.shape[0] for layer in cache.layers if layer.keys is not None and layer.keys.numel()}
     if rows - {num_rows}:
         raise ValueError(f"past_key_values has {sorted(rows)} rows and input_ids {num_rows}: one for each is needed")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tierkv.integrations.transformers.layers import Model, ModelConfig, text_config
+from tierkv.integrations.transformers.layers import Model, ModelConfig, rope_text, text_config
 
 HASH_BYTES = 16
 SAMPLES = 256
@@ -138,15 +138,18 @@ def prompt_tokens_max(model: Model) -> int | None:
     With "dynamic" and "longrope" rotary embeddings a longer text is encoded differently from its first token on.
     """
     config = text_config(model)
-    ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    if not any(kind in json.dumps(rope, default=str) for rope in ropes for kind in _LENGTH_DEPENDENT):
+    ropes = rope_text(config)
+    if not any(kind in ropes for kind in _LENGTH_DEPENDENT):
         return None
-    lengths = [found for rope in ropes for found in _values(rope, "original_max_position_embeddings")]
+    lengths = list(_values(json.loads(ropes), "original_max_position_embeddings"))
     lengths += [getattr(config, "original_max_position_embeddings", None), config.max_position_embeddings]
     return min(int(length) for length in lengths if length)
 
 
 def _values(item: object, key: str) -> Iterator[Any]:
+    if isinstance(item, list):
+        for part in item:
+            yield from _values(part, key)
     if isinstance(item, Mapping):
         for name, value in item.items():
             if name == key:

@@ -7,6 +7,7 @@ itself puts into a ``DynamicCache``. Models whose cache holds anything else than
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,11 @@ def text_config(model: Model) -> ModelConfig:
     return model.config.get_text_config(decoder=True)
 
 
+def rope_text(config: ModelConfig) -> str:
+    """What a configuration says of its rotary embeddings, under either of the names that it had."""
+    return json.dumps([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")], default=str)
+
+
 def input_device(model: Model) -> torch.device:
     """Where the model takes token ids."""
     device: torch.device = model.get_input_embeddings().weight.device
@@ -148,6 +154,11 @@ def _check_model(model: Model, name: str) -> None:
         raise ConfigError(
             f"{name} is an encoder-decoder model: what its decoder caches depends on the encoder's input, not on a "
             f"prefix of tokens. Only decoder models can be served; {_INSTEAD}"
+        )
+    if "mrope_section" in rope_text(text_config(model)):
+        raise ConfigError(
+            f"{name} has positions of several dimensions (mrope), of which it keeps a part beside its KV cache, from "
+            f"one call to the next; {_INSTEAD}"
         )
     others = sorted(set(getattr(text_config(model), "layer_types", None) or ()) - set(_ATTENTION))
     if others or getattr(model, "_is_stateful", False):

@@ -7,7 +7,7 @@ beginning would need. Ours keep what was put in until it has been stored. And ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import DynamicCache
@@ -101,7 +101,7 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # a class that mypy does 
     """A ``DynamicCache`` for a model's forward passes that :class:`TieredPrefixCache` can store from.
 
     Attributes:
-        rows: what is known of each row of the batch.
+        rows: what is known of each row of the batch; none after beam search.
     """
 
     def __init__(self, config: ModelConfig, rows: Sequence[Row] = (Row(),)) -> None:
@@ -127,6 +127,21 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # a class that mypy does 
         if isinstance(layer, RecordingSlidingLayer):
             layer.cumulative_length = num_tokens
 
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Beam search goes on with other rows; which of them belongs to what it returns is not known."""
+        super().reorder_cache(beam_idx)
+        self.rows = ()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row several times."""
+        super().batch_repeat_interleave(repeats)
+        self.rows = tuple(row for row in self.rows for _ in range(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Some rows only."""
+        super().batch_select_indices(indices)
+        self.rows = tuple(self.rows[int(index)] for index in indices) if self.rows else ()
+
     def crop(self, *args: int, **kwargs: int) -> None:
         """Take back tokens. What is stored stays stored, but is no longer vouched for beyond the new end."""
         super().crop(*args, **kwargs)
@@ -149,15 +164,15 @@ def known_states(layer: CacheLayer) -> KeyValue | None:
     return layer.keys, layer.values
 
 
-def joined(config: ModelConfig, shape: KvShape, caches: Sequence[PrefixCache], num_columns: int) -> PrefixCache:
+def joined(
+    config: ModelConfig, shape: KvShape, caches: Sequence[PrefixCache], pads: Sequence[int], num_columns: int
+) -> PrefixCache:
     """Caches of one row each, of different lengths, as one: right-aligned, with zeros at their left.
 
-    A left-padded batch is what ``generate`` takes; the zeros are behind its attention mask.
+    A left-padded batch is what ``generate`` takes; the zeros are behind its attention mask. Padding of a row may reach
+    beyond the columns: then the row has nothing yet.
     """
-    rows = []
-    for cache in caches:
-        rows.append(Row(num_columns - cache.get_seq_length(), cache.rows[0].stored, cache.rows[0].at_stored))
-    batch = PrefixCache(config, rows)
+    batch = PrefixCache(config, [replace(cache.rows[0], pad=pad) for cache, pad in zip(caches, pads, strict=True)])
     if not num_columns:
         return batch
     for number, layer in enumerate(shape.layers):

@@ -72,7 +72,7 @@ class PromptWork:
             return self._empty(pads)
         if len(caches) == 1 and not pads[0]:
             return caches[0]
-        return joined(self.model.config, self.shape, caches, columns)
+        return joined(self.model.config, self.shape, caches, pads, columns)
 
     def load_rows(
         self, batch: Batch, prompts: Sequence[Prompt], reports: Sequence[PromptReport]
@@ -170,16 +170,26 @@ class PromptWork:
 
     def store_batch(
         self,
-        input_ids: torch.Tensor,
+        rows: Sequence[tuple[int, ...]],
         pads: Sequence[int],
         cache: ModelCache,
         terms: Terms,
         reports: Sequence[PromptReport],
     ) -> None:
-        """Store what is new in each row of a cache."""
-        columns = min(cache.get_seq_length(), input_ids.shape[1])
-        rows = [tuple(ids[pad:columns]) for ids, pad in zip(input_ids.tolist(), pads, strict=True)]
-        prompts = self.prompts_of(rows, terms)
+        """Store what is new in each row of a cache.
+
+        Args:
+            rows: the tokens of each, without padding; those that the cache does not have yet are left out.
+            pads: columns of padding at the left of each.
+            cache: a ``DynamicCache`` of attention layers.
+            terms: whose they are, and hints.
+            reports: one per row.
+
+        Raises:
+            ValueError: the cache is not of these rows.
+        """
+        columns = cache.get_seq_length()
+        prompts = self.prompts_of([row[: columns - pad] for row, pad in zip(rows, pads, strict=True)], terms)
         known = cache.rows if isinstance(cache, PrefixCache) else [Row(pad) for pad in pads]
         self._check_rows(prompts, pads, known)
         pages: Pages | None = None

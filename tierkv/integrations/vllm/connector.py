@@ -191,11 +191,10 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         for tier, tokens in self.scheduler.loaded_by_tier(request.request_id).items():
             source = self._sources.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED)
             sources[source] = sources.get(source, 0) + tokens
-        return (
-            sources
-            if sum(sources.values()) == num_external_tokens
-            else {CacheHitSource.EXTERNAL_UNSPECIFIED: num_external_tokens}
-        )
+        unknown = num_external_tokens - sum(sources.values())
+        if unknown:  # of a load that streams it is not decided yet who serves what comes later
+            sources[CacheHitSource.EXTERNAL_UNSPECIFIED] = unknown
+        return sources
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """The step's instructions to the workers."""
@@ -223,6 +222,10 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Whether vLLM should go on stepping though it has no request: transfers are under way."""
         return self.scheduler.has_pending_work
 
+    def reset_cache(self) -> bool | None:
+        """Empty the host tier; lower tiers keep what they have."""
+        return self.scheduler.reset_cache()
+
     # -- watching ------------------------------------------------------------------------------------------------------
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -248,10 +251,6 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     ) -> KVConnectorPromMetrics:
         """The exporter, in the front end."""
         return build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    def reset_cache(self) -> bool | None:
-        """Empty the host tier; lower tiers keep what they have."""
-        return self.scheduler.reset_cache()
 
 
 def _sources(stack: ResolvedStack) -> dict[str, CacheHitSource]:

@@ -139,8 +139,11 @@ class ConnectorScheduler:
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine should go on stepping, with empty steps if there is nothing to compute."""
-        return bool(self._voided) or self.stack.has_pending_work()
+        """Whether the engine should go on stepping, with empty steps if there is nothing to compute.
+
+        So a server's workers have mapped, and on a GPU pinned, the host tier before its first request comes.
+        """
+        return self._to_begin > 0 or bool(self._voided) or self.stack.has_pending_work()
 
     def take_last_steps(self, worker: Worker) -> None:
         """Lead what is left to its end, with the only worker, which lives in this process and gets no step any more."""

@@ -115,6 +115,8 @@ class ConnectorWorker:
         results = LoadResults()
         if self._worker is not None:
             output = self._worker.get_finished()
+            if output.is_empty and not self._loads:
+                return results
             self._output = WorkerOutput.aggregate([self._output, output])
             for request_id, load in list(self._loads.items()):
                 for job_id in load.jobs.keys() & output.finished.keys():

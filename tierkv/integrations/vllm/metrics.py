@@ -14,10 +14,12 @@ by :func:`offloading_stats`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats, PromMetric
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.logger import init_logger
@@ -231,6 +233,9 @@ def build_prom_metrics(
     per_engine_labelvalues: dict[int, list[object]],
 ) -> TierKVPromMetrics:
     """For the connector's class method of that name."""
+    # Inside a MultiConnector, vLLM's log looks connectors up by name alone, which it knows of registered ones only.
+    with suppress(ValueError):  # it is registered already
+        KVConnectorFactory.register_connector("TierKVConnector", "tierkv.integrations.vllm", "TierKVConnector")
     return TierKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 

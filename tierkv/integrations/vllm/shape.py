@@ -11,7 +11,6 @@ import logging
 import os
 from typing import Any
 
-from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     KVCacheSpecKind,
@@ -21,6 +20,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from tierkv.errors import ConfigError
+from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 
@@ -165,28 +165,15 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     attention = getattr(vllm_config, "attention_config", None)
-    backend = getattr(attention, "backend", None)
     parts = {
         "kv": getattr(kv_cache_config, "kv_cache_layout", None) or cache.kv_cache_layout or "unknown",
         "layers": _digest([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
-        "device": _device(),
-        "attention": getattr(backend, "name", None) or str(backend or "auto"),
         "weights": f"{_dtype_name(model.dtype)}/{model.quantization or 'none'}",
     }
     if model.hf_overrides:
         parts["overrides"] = _digest(model.hf_overrides)
-    return " ".join(f"{name}={value}" for name, value in parts.items())
-
-
-def _device() -> str:
-    """The kind of device; of a CPU also what it can do, because vLLM's kernels for it arrange keys by that."""
-    if current_platform.device_type != "cpu":
-        return str(current_platform.device_type)
-    import torch  # noqa: PLC0415 - only where it is asked
-
-    flags = ("_is_amx_tile_supported", "_is_avx512_supported")
-    able = [flag for flag in flags if getattr(torch.cpu, flag, bool)()]
-    return "-".join(["cpu", current_platform.get_cpu_architecture().name.lower(), *(f.split("_")[2] for f in able)])
+    words = [f"{name}={value}" for name, value in parts.items()]
+    return " ".join([*words, device_words(getattr(attention, "backend", None))])
 
 
 def _digest(value: object) -> str:

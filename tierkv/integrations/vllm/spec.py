@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferResult
 
 from tierkv.assembly import open_staged_stack
 from tierkv.config.resolving import resolve
+from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types here
     """A stack of tiers behind vLLM's ``OffloadingConnector``.
 
+    What vLLM's scheduler does on its own has no effect on it from our side: ``lookup.recompute`` and
+    ``lookup.load_tokens_min`` of the stack. ``host.verify`` has none either: a chunk is checked when it comes into the
+    host tier, and not again on its way to the device, since a refusal could not be told. Tenants are not told apart for
+    quotas: vLLM's chunk hashes hold salt and adapter, but do not name them.
+
     Raises:
         ConfigError: the stack's description is wrong, contradicts vLLM's own keys, or the engine is configured in a way
             that tierkv cannot serve.
@@ -40,7 +45,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
     def __init__(self, config: OffloadingConfig) -> None:
         self._stack_config = read_options(config.extra_config, known=VLLM_KEYS)
         super().__init__(chunked(config, self._stack_config))
-        self._engine = offloading_engine(self.config, _device())
+        self._engine = offloading_engine(self.config, device_words())
         self.offload_prompt_only = self._stack_config.store.prompt_only
         self._manager: TierKVManager | None = None
         self._worker: TierKVWorker | None = None
@@ -130,8 +135,3 @@ def _pages(kv_caches: CanonicalKVCaches) -> list[list[torch.Tensor]]:
     """Per group, the whole (padded) pages of each tensor that it uses, once."""
     tensors = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
     return [[tensors[i] for i in dict.fromkeys(ref.tensor_idx for ref in refs)] for refs in kv_caches.group_data_refs]
-
-
-def _device() -> str:
-    """The kind of device; its kernels arrange a page as they like it."""
-    return str(current_platform.device_type)

@@ -31,7 +31,7 @@ def offloading_engine(config: Any, device: str) -> EngineSpec:  # noqa: ANN401 -
 
     Args:
         config: vLLM's ``OffloadingConfig``.
-        device: what else the bytes of a page depend on.
+        device: what else the bytes of a page depend on; see :func:`~.device.device_words`.
 
     Raises:
         ConfigError: the engine is configured in a way that cannot be served correctly; names the setting and the fix.
@@ -41,7 +41,7 @@ def offloading_engine(config: Any, device: str) -> EngineSpec:  # noqa: ANN401 -
     return EngineSpec(
         model=config.model.name,
         dtype=config.model.dtype,
-        layout=f"offloading kv={config.kv_cache_layout or 'unknown'} layers={_layers(config.groups)} device={device}",
+        layout=f"offloading kv={config.kv_cache_layout or 'unknown'} layers={_layers(config.groups)} {device}",
         groups=tuple(_group(group, config) for group in config.groups),
         hash_block_tokens=config.cache.tokens_per_hash,
         num_workers=parallel.world_size,

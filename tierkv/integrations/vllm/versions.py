@@ -1,4 +1,26 @@
-"""Which versions of vLLM are served. Its interfaces for connectors change between minor versions."""
+"""Which versions of vLLM are served. Its interfaces for connectors change between minor versions.
+
+What 0.33 changes of all that the adapters touch, and what they do about it. 0.32 calls none of the new methods.
+
+===================================================  ==================================================================
+0.33                                                 here
+===================================================  ==================================================================
+``OffloadingWorker.submit_load(expedited=)``         accepted; every copy begins at once, so none has to overtake
+``sync_load_budget_bytes``: loads within a step      ``wait`` ends them, as it does for flushed stores
+``OffloadingManager.lock``                           the base class's no-op: all calls come from the scheduler's thread
+``OffloadingManager.on_reset_flushed``               all that was in flight at a reset has ended
+``config_info``, ``OffloadingSpec.config_info_keys``  the labels of ``vllm:kv_offload_config_info``
+``on_schedule_end``: last call of a step             in 0.32 before the step's stores; either will do
+``OffloadingGroupConfig`` tells windows in chunks    of vLLM's size; turned into chunks of ours (0.32 computes them)
+``KVConnectorBase_V1.unregister_kv_caches``          sleep mode: waits for all copies; addresses stay the same
+results told before ``wait_for_save``                stores begin with the next step in either order
+hits capped by an auxiliary output connector         fewer tokens taken than answered, as after a preemption
+hashes that look ahead (``lookahead_token_ids``)     never with a KV connector, says vLLM's configuration
+``OffloadingEvent.metadata_only``                    not used: what is announced was stored
+statistics carry ``info``                            vLLM's own class adds it; with the connector there is none
+gauges of ``OffloadingSpec`` are "most recent"       by vLLM's default; with the connector by ours, in both versions
+===================================================  ==================================================================
+"""
 
 from __future__ import annotations
 

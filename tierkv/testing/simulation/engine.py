@@ -51,6 +51,9 @@ class Watch(Protocol):
     def heard(self, report: LoadReport) -> None:
         """The stack told of loads that ended."""
 
+    def aborted(self, request_id: str) -> None:
+        """A request ended while it was loaded."""
+
 
 class SimEngine:
     """Drives ``stack``; ``watch`` sees every word that passes between the two. ``pass_time``: the GPU computes.
@@ -107,6 +110,7 @@ class SimEngine:
             self._finish(seat)
         else:
             del self.loading[seat.request.request_id]
+            self._watch.aborted(seat.request.request_id)
             self._stack.request_finished(seat.request, seat.tables)
             if self._setup.frees_early:
                 self.tables.free(seat)

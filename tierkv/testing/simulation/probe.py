@@ -94,6 +94,11 @@ class Probe:
         granted = self.manager._gathering.granted(request_id)
         return {key: chunk.slot for key, (chunk, _) in granted.items()}
 
+    def streamed_keys(self, request_id: str) -> set[Key]:
+        """The chunks of an offer that come while it is loaded."""
+        record = self.scheduler._records[request_id]
+        return set(record.wanted).difference(record.gathered) if record.will_stream else set()
+
     def ready_slots(self) -> list[tuple[Key, int]]:
         """All readable chunks with their slots."""
         host = self.manager._host
@@ -197,6 +202,9 @@ class Probe:
             "loads waited for": len(scheduler._lookups._loading),
             "reservations": list(manager._gathering._by_owner),
             "reserved chunks": manager._gathering._held,
+            "loads that stream": list(scheduler._loads._streams),
+            "legs": manager.streams.owners,
+            "chunks of legs": manager.streams.held,
             "instructions": len(manager._traffic._in_flight),
             "pending writes": manager.has_pending_changes,
             "I/O": self._parts.dispatcher.pending(),

@@ -20,7 +20,7 @@ from tierkv.types.engine import LoadReport
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
-from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
+from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, TransferJob, WorkerOutput
 
 PROGRESS = "always progress"
 SLOTS = "no slot is written by two at once"
@@ -108,7 +108,9 @@ class Watch:
         self._last_job = 0
         self._stale: set[int] = set()
         self._void: list[tuple[Key, int]] = []
-        self._stale_loads: set[int] = set()
+        self._stale_loads: dict[str, set[int]] = {}
+        self._loaded: dict[str, set[int]] = {}
+        self._aborted: set[str] = set()
         self._stale_reads: set[int] = set()
         self.left: set[int] = set()
         self.not_written = 0
@@ -140,6 +142,7 @@ class Watch:
 
     def _check_offer(self, seat: Seat, local: int, answer: int) -> None:
         held = self._probe.offered_slots(seat.request.request_id)
+        streamed = self._probe.streamed_keys(seat.request.request_id)
         for group in self.truth.geometry.groups:
             keys = self.truth.keys(seat.request, group.index)
             last = cdiv(local + answer, group.chunk_tokens)
@@ -147,7 +150,11 @@ class Watch:
             if group.window_chunks is not None:
                 first = max(first, last - group.window_chunks)
             for key in keys[first:last]:
-                demand(key in held, OFFERS, f"{seat.request.request_id}: chunk {key.hex()} is not held for it")
+                demand(
+                    key in held or key in streamed,
+                    OFFERS,
+                    f"{seat.request.request_id}: chunk {key.hex()} is not held for it",
+                )
         for key, slot in held.items():
             self.check_slot(key, slot, f"offered to {seat.request.request_id}")
 
@@ -171,12 +178,29 @@ class Watch:
                 [ref.slot for ref in job.slots], "blocks", job.block_ids,
             )  # fmt: skip
             demand(job.job_id > self._last_job, JOBS, f"job id {job.job_id} was given after {self._last_job}")
-            self._slots.begin((ref.slot for ref in job.slots), _name(job), writes=job.is_store)
+            self._slots.begin(_slots(job), _name(job), writes=job.is_store)
+            if not job.is_store:
+                self._check_load(job, meta.jobs_to_flush)
             self.jobs[job.job_id] = LiveJob(job, set(range(self._workers)), self._trace.clock())
         if meta.loads or meta.stores:
             self._last_job = max(job.job_id for job in (*meta.loads, *meta.stores))
         if meta.jobs_to_flush:
             self._trace.note("flush", sorted(meta.jobs_to_flush))
+
+    def _check_load(self, job: TransferJob, flushed: frozenset[int]) -> None:
+        """A load has jobs one after the other; the last one says so, and what does not come."""
+        loading = self._loaded.setdefault(job.request_id, set())
+        void = VOID_SLOT in job.slots
+        demand(
+            not void or job.ends_load, JOBS, f"{_name(job)} of {job.request_id} is not its last, and leaves out some"
+        )
+        before = [live.job.job_id for live in self.jobs.values() if live.job.request_id == job.request_id]
+        demand(
+            flushed.issuperset(before), JOBS, f"{_name(job)} of {job.request_id} was given before {before} had ended"
+        )
+        again = loading.intersection(job.block_ids)
+        demand(not again, JOBS, f"{_name(job)} of {job.request_id} fills blocks {sorted(again)} once more")
+        loading.update(job.block_ids)
 
     def reported(self, worker: int, output: WorkerOutput) -> None:
         """Jobs end; what they copied is looked at before the stack goes on with it."""
@@ -194,28 +218,39 @@ class Watch:
         job = live.job
         self._trace.note("ended", job.job_id, "failed:" if live.failed else "", sorted(live.failed))
         for key, ref in zip(job.keys, job.slots, strict=True):
-            if key not in live.failed:
+            if ref == VOID_SLOT:
+                demand(key in live.failed, JOBS, f"{_name(job)} of {job.request_id}: a void chunk was copied")
+            elif key not in live.failed:
                 self.check_slot(key, ref.slot, f"{_name(job)} of {job.request_id} copied it")
             elif job.is_store or self.rotten.get(ref.slot) != self.slot_bytes(ref.slot):
                 raise Violation(OFFERS, f"{_name(job)} of {job.request_id}: chunk {key.hex()} could not be copied")
-        self._slots.end((ref.slot for ref in job.slots), _name(job), writes=job.is_store)
+        self._slots.end(_slots(job), _name(job), writes=job.is_store)
         if job.job_id in self._stale and job.is_store:
             self._void += [(key, ref.slot) for key, ref in zip(job.keys, job.slots, strict=True)]
         elif job.job_id in self._stale:
-            self._stale_loads |= set(job.block_ids)
+            self._stale_loads.setdefault(job.request_id, set()).update(job.block_ids)
 
     def heard(self, report: LoadReport) -> None:
         """What a reset has overtaken counts for nothing: blocks that were loaded, chunks that were stored."""
-        wrong = self._stale_loads - report.invalid_block_ids
-        demand(not wrong, RESET, f"blocks {sorted(wrong)} were loaded by a job from before the reset and called valid")
+        for request_id in report.finished:
+            self._loaded.pop(request_id, None)
+            stale = self._stale_loads.pop(request_id, set())
+            wrong = set() if request_id in self._aborted else stale - report.invalid_block_ids
+            self._aborted.discard(request_id)
+            demand(not wrong, RESET, f"blocks {sorted(wrong)} were loaded before the reset, and are called valid")
         void = {place for place in self._void if place in self._probe.ready_slots()}
         demand(not void, RESET, f"slots {sorted(slot for _, slot in void)} hold what is from before the reset")
-        self._stale_loads.clear()
         self._void.clear()
+
+    def aborted(self, request_id: str) -> None:
+        """A request's load goes on without it: nobody reads its blocks."""
+        self._aborted.add(request_id)
 
     def was_reset(self, tiers: Iterable[str]) -> None:
         """The host tier and these below it were emptied just now."""
         self._stale |= self.jobs.keys()
+        for request_id, block_ids in self._loaded.items():  # by jobs that have ended, too
+            self._stale_loads.setdefault(request_id, set()).update(block_ids)
         self._stale_reads |= {op_id for op_id, op in self._ops.items() if op.verb is Verb.READ}
         left = self._probe.ready_slots()
         demand(not left, RESET, f"slots {[slot for _, slot in left]} are still readable")
@@ -299,6 +334,11 @@ class Watch:
                     residents.difference_update(event.keys)
                 case CacheEventKind.CLEARED:
                     residents.clear()
+
+
+def _slots(job: TransferJob) -> list[int]:
+    """The slots that a job copies from or to."""
+    return [ref.slot for ref in job.slots if ref != VOID_SLOT]
 
 
 def _name(job: TransferJob) -> str:

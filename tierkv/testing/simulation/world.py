@@ -19,6 +19,7 @@ from tierkv.testing.simulation.weather import Trouble, Weather
 from tierkv.testing.simulation.workload import Workload
 from tierkv.testing.stepping import ManualClock
 from tierkv.types.keys import Key
+from tierkv.types.transfers import VOID_SLOT
 
 MORE_IN_LOAD = 5
 """So many times as often somebody empties the cache, or a slot rots, while a load is under way: the harder case."""
@@ -196,7 +197,8 @@ class World:
         """What is being loaded to the GPU, with its slots."""
         process = self.process
         jobs = [live.job for live in process.watch.jobs.values() if not live.job.is_store]
-        return [(key, ref.slot) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
+        pairs = [(key, ref) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
+        return [(key, ref.slot) for key, ref in pairs if ref != VOID_SLOT]
 
     def _others_write(self, place: Place) -> None:
         """Another engine with the same model has stored a prefix."""

@@ -1,0 +1,197 @@
+"""How tierkv reads vLLM's configuration: with vLLM's own classes of KV cache, and what is refused by name."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", exc_type=ImportError)
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from tierkv.errors import ConfigError
+from tierkv.integrations.vllm.shape import check_hashes, engine_spec
+from tierkv.types.engine import GroupKind
+
+BLOCKS = 8
+HEADS = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.float16}
+FULL = FullAttentionSpec(block_size=16, **HEADS)
+SLIDING = SlidingWindowSpec(block_size=16, sliding_window=64, **HEADS)
+
+
+def vllm_config(**changes: Any) -> SimpleNamespace:
+    """What is read of a VllmConfig; ``parallel__world_size=2`` changes ``parallel_config.world_size``."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            model="org/model", revision=None, dtype=torch.float16, quantization=None, hf_overrides={}
+        ),
+        cache_config=SimpleNamespace(
+            cache_dtype="auto",
+            enable_prefix_caching=True,
+            prefix_caching_hash_algo="sha256",
+            kv_cache_layout="LBNHC",
+            block_size=16,
+            prefix_match_unit=None,
+        ),
+        parallel_config=SimpleNamespace(
+            world_size=1,
+            nnodes=1,
+            nnodes_within_dp=1,
+            pipeline_parallel_size=1,
+            tensor_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
+        attention_config=SimpleNamespace(backend=None),
+        speculative_config=None,
+        kv_transfer_config=SimpleNamespace(kv_role="kv_both"),
+    )
+    for path, value in changes.items():
+        part, _, name = path.partition("__")
+        setattr(getattr(config, f"{part}_config"), name, value) if name else setattr(config, f"{part}_config", value)
+    return config
+
+
+def kv_cache_config(*specs: Any, **group: Any) -> KVCacheConfig:
+    """Groups of two layers, laid out as vLLM lays them out with layers outside."""
+    groups, tensors = [], []
+    for number, spec in enumerate(specs):
+        names = [f"{number}.a", f"{number}.b"]
+        groups.append(KVCacheGroupSpec(names, spec, **group))
+        page = 4096
+        tensors.append(KVCacheTensor(2 * page * BLOCKS, names, page * BLOCKS, page))
+    return KVCacheConfig(BLOCKS, tensors, groups, kv_cache_layout="LBNHC", hash_block_size=16)
+
+
+def test_the_shape_of_a_hybrid_model() -> None:
+    """Each group keeps its kind and window; pages are those of the layout."""
+    local = ChunkedLocalAttentionSpec(block_size=32, attention_chunk_size=128, **HEADS)
+    spec = engine_spec(vllm_config(parallel__world_size=2), kv_cache_config(FULL, SLIDING, local))
+    assert [(group.block_tokens, group.kind, group.window_tokens) for group in spec.groups] == [
+        (16, GroupKind.FULL_ATTENTION, None),
+        (16, GroupKind.SLIDING_WINDOW, 64),
+        (32, GroupKind.CHUNKED_LOCAL, 128),
+    ]
+    assert {group.page_bytes for group in spec.groups} == {(4096, 4096)}
+    assert (spec.model, spec.dtype, spec.hash_block_tokens, spec.num_workers) == ("org/model", "float16", 16, 2)
+    assert spec.capabilities.worker_processes
+
+
+def test_a_group_whose_layers_have_specs_of_their_own() -> None:
+    """The scheduler's side has the first of them only; both sides must come to the same."""
+    uniform = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"0.a": FULL, "0.b": FULL})
+    assert engine_spec(vllm_config(), kv_cache_config(uniform)) == engine_spec(vllm_config(), kv_cache_config(FULL))
+
+
+def test_latent_attention_is_full_attention() -> None:
+    """MLA keeps one vector per token, of all tokens."""
+    latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.float16)
+    assert engine_spec(vllm_config(), kv_cache_config(latent)).groups[0].kind is GroupKind.FULL_ATTENTION
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__quantization": "fp8"},
+        {"model__dtype": torch.bfloat16},
+        {"model__hf_overrides": {"rope_scaling": {"factor": 2}}},
+        {"model__model": "org/other"},
+        {"model__revision": "v2"},
+        {"cache__cache_dtype": "fp8"},
+        {"attention": SimpleNamespace(backend=SimpleNamespace(name="TRITON_ATTN"))},
+        {"parallel__world_size": 2},
+    ],
+    ids=str,
+)
+def test_what_changes_the_bytes_changes_the_shape(changes: dict[str, Any]) -> None:
+    """Two servers that share a tier take each other's chunks exactly where the bytes mean the same."""
+    plain = engine_spec(vllm_config(), kv_cache_config(FULL))
+    assert engine_spec(vllm_config(), kv_cache_config(FULL)) == plain
+    assert engine_spec(vllm_config(**changes), kv_cache_config(FULL)) != plain
+
+
+def test_other_layers_in_a_group_change_the_shape() -> None:
+    """Two versions of vLLM may group the layers of one model otherwise, with pages of the same size."""
+    config = kv_cache_config(FULL, FULL)
+    other = kv_cache_config(FULL, FULL)
+    for groups, tensors in ((other.kv_cache_groups, other.kv_cache_tensors),):
+        for i, names in enumerate((["0.a", "1.a"], ["0.b", "1.b"])):
+            groups[i].layer_names, tensors[i].layers = names, names
+    assert engine_spec(vllm_config(), config) != engine_spec(vllm_config(), other)
+
+
+def drafting(method: str, *, keeps_kv: bool) -> SimpleNamespace:
+    """A speculative configuration."""
+    return SimpleNamespace(method=method, uses_draft_kv_cache=lambda: keeps_kv)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parallel__pipeline_parallel_size": 2}, ["pipeline_parallel_size = 2", "tensor_parallel_size"]),
+        ({"parallel__decode_context_parallel_size": 2}, ["decode_context_parallel_size = 2"]),
+        ({"parallel__prefill_context_parallel_size": 4}, ["prefill_context_parallel_size = 4"]),
+        ({"parallel__nnodes_within_dp": 2, "parallel__nnodes": 2}, ["nnodes = 2", "share a tier"]),
+        ({"speculative": drafting("eagle3", keeps_kv=True)}, ["'eagle3'", "ngram"]),
+    ],
+    ids=str,
+)
+def test_an_engine_that_cannot_be_served_is_told_what_to_change(changes: dict[str, Any], words: list[str]) -> None:
+    """Wrong tokens later would be the alternative."""
+    with pytest.raises(ConfigError) as caught:
+        engine_spec(vllm_config(**changes), kv_cache_config(FULL))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_drafts_without_kv_are_served() -> None:
+    """N-gram speculation keeps nothing in the KV cache."""
+    assert engine_spec(vllm_config(speculative=drafting("ngram", keeps_kv=False)), kv_cache_config(FULL))
+
+
+@pytest.mark.parametrize(
+    ("spec", "group", "words"),
+    [
+        (MambaSpec(16, shapes=((8,),), dtypes=(torch.float16,)), {}, ["MambaSpec", "'mamba'", "0.a to 0.b"]),
+        (RSWASpec(block_size=16, rswa_window=32, **HEADS), {}, ["RSWASpec"]),
+        (FULL, {"is_eagle_group": True}, ["speculative_config"]),
+        (FULL, {"enable_kv_transfer": False}, ["no other request can use"]),
+        (FULL, {"host_resident": True}, ["no other request can use"]),
+        (FullAttentionSpec(block_size=16, non_causal=True, **HEADS), {}, ["tokens behind them"]),
+        (SlidingWindowSpec(block_size=16, sliding_window=64, extra_retained_tokens=1, **HEADS), {}, ["speculative"]),
+    ],
+)
+def test_a_group_that_cannot_be_served_is_named(spec: Any, group: dict[str, Any], words: list[str]) -> None:
+    """A model of a kind that tierkv does not know yet must not be served by chance."""
+    with pytest.raises(ConfigError) as caught:
+        engine_spec(vllm_config(), kv_cache_config(spec, **group))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_hashes_that_nobody_else_will_compute_are_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM seeds them at random then: a restart would find nothing, and nothing would say why."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert check_hashes(vllm_config())
+        assert not caplog.records
+        assert not check_hashes(vllm_config(cache__prefix_caching_hash_algo="xxhash"))
+    assert "PYTHONHASHSEED" in caplog.text
+    assert "sha256" in caplog.text
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert check_hashes(vllm_config(cache__prefix_caching_hash_algo="xxhash"))

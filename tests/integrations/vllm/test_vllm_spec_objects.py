@@ -1,0 +1,257 @@
+"""The objects of the spec seam in vLLM's own terms, without an engine: what it calls, hands over and pickles."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.kv_offload import base
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    GPULoadStoreSpec,
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingManager,
+    OffloadingSpec,
+    OffloadingWorker,
+    ReqContext,
+    ScheduleEndContext,
+    TierFilter,
+    TierMatcher,
+    make_offload_key,
+)
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from tierkv.errors import ConfigError
+from tierkv.integrations.vllm import TierKVSpec
+from tierkv.integrations.vllm.spec_manager import TierKVManager
+
+BLOCKS, PAGE, TOKENS = 16, 256, 32
+NO_STEP = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
+
+
+def config_of(stack: dict[str, Any], *, rank: int = 0, **extra: Any) -> OffloadingConfig:
+    """What vLLM makes of a small model with one group of two layers."""
+    names = {"spec_name": "TierKVSpec", "spec_module_path": "tierkv.integrations.vllm", "tierkv": stack}
+    return OffloadingConfig(
+        groups=(OffloadingGroupConfig(tokens_per_block=TOKENS, layer_names=("a", "b"), group_id=0),),
+        worker_kv_bytes_per_block=2 * PAGE,
+        enable_kv_cache_events=True,
+        extra_config={**names, **extra},
+        engine_id="engine",
+        model=OffloadingModelConfig(name="model", dtype="float32"),
+        cache=OffloadingCacheConfig(tokens_per_hash=TOKENS, blocks_per_chunk=1),
+        parallel=OffloadingParallelConfig(
+            rank=rank, world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0,
+            data_parallel_size=1, data_parallel_rank_local=None, is_parallelism_agnostic=True,
+        ),
+        kv_cache_layout="LBHNC",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> dict[str, Any]:
+    """Host memory and a disk."""
+    tiers = [{"backend": "disk", "path": str(tmp_path / "disk"), "capacity": "8MiB", "min_free_bytes": 0}]
+    return {"host": {"capacity": "256KiB"}, "tiers": tiers}
+
+
+class Sides:
+    """Scheduler's and worker's side of one engine, each with a spec of its own."""
+
+    def __init__(self, stack: dict[str, Any]) -> None:
+        self.manager: TierKVManager = OffloadingSpecFactory.create_spec(config_of(stack)).get_manager()
+        self.tensors = [torch.randint(-128, 127, (BLOCKS, PAGE), dtype=torch.int8) for _ in range(2)]
+        caches = CanonicalKVCaches(
+            [CanonicalKVCacheTensor(tensor, PAGE) for tensor in self.tensors],
+            [[CanonicalKVCacheRef(0, PAGE), CanonicalKVCacheRef(1, PAGE)]],
+        )
+        self.worker: OffloadingWorker = OffloadingSpecFactory.create_spec(config_of(stack)).get_worker(caches)
+        self.jobs = 0
+
+    def context(self, name: str, keys: list[Any], **options: Any) -> ReqContext:
+        """A request that has arrived."""
+        context = ReqContext(name, **options)
+        for number, key in enumerate(keys):
+            context.set_offload_key_position(key, (number + 1) * TOKENS)
+        self.manager.on_new_request(context)
+        return context
+
+    def run(self, spec: Any, blocks: list[int], *, is_store: bool) -> None:
+        """One job, as it comes out of a pickle."""
+        self.jobs += 1
+        ours = pickle.loads(pickle.dumps(spec))
+        theirs = GPULoadStoreSpec(blocks, group_sizes=[len(blocks)], block_indices=[0])
+        if is_store:
+            assert self.worker.submit_store(self.jobs, theirs, ours)
+        else:
+            assert self.worker.submit_load(self.jobs, ours, theirs)
+        self.worker.wait({self.jobs})
+        (result,) = self.worker.get_finished()
+        assert (result.job_id, result.success, result.transfer_size) == (self.jobs, True, 2 * PAGE * len(blocks))
+
+    def store(self, keys: list[Any], blocks: list[int]) -> None:
+        """Store chunks."""
+        context = self.context("writer", keys)
+        output = self.manager.prepare_store(keys, context)
+        assert output is not None
+        assert output.keys_to_store == keys
+        self.run(output.store_spec, blocks, is_store=True)
+        self.manager.complete_store(set(keys), context)
+        self.manager.on_request_finished(context)
+
+    def ask(self, context: ReqContext, keys: list[Any]) -> list[LookupResult]:
+        """One step's questions."""
+        answers = [self.manager.lookup(key, context) for key in keys]
+        self.manager.on_schedule_end(NO_STEP)
+        return answers
+
+    def close(self) -> None:
+        """As vLLM does it."""
+        self.worker.shutdown()
+        self.manager.shutdown()
+
+
+@pytest.fixture
+def sides(stack: dict[str, Any]) -> Iterator[Sides]:
+    """An engine's two sides."""
+    sides = Sides(stack)
+    yield sides
+    sides.close()
+
+
+def keys(count: int) -> list[Any]:
+    """Chunks of a prompt."""
+    return [make_offload_key(f"{number}".encode().rjust(32), 0) for number in range(count)]
+
+
+def test_a_chunk_goes_through_vllms_own_calls(sides: Sides) -> None:
+    """Stored, found, loaded: by the names, types and orders of vLLM's scheduler and worker."""
+    sides.store(keys(3), [1, 2, 3])
+    context = sides.context("reader", keys(3))
+    assert sides.ask(context, keys(3)) == [LookupResult.HIT] * 3
+    spec = sides.manager.prepare_load(keys(3), context)
+    sides.run(spec, [9, 8, 7], is_store=False)
+    sides.manager.complete_load(set(keys(3)), context)
+    for tensor in sides.tensors:
+        assert (tensor[[9, 8, 7]] == tensor[[1, 2, 3]]).all()
+    assert {sides.manager.get_load_source(key, context) for key in keys(3)} == {CacheHitSource.HOST}
+    assert not sides.manager.has_pending_work()
+
+
+def test_vllm_hears_where_hits_came_from(sides: Sides) -> None:
+    """A chunk that was read from a disk of this machine is DISK to vLLM's own metrics."""
+    sides.store(keys(2), [1, 2])
+    assert sides.manager.stack.flush()
+    sides.manager.reset_cache()
+    context = sides.context("reader", keys(2))
+    answers = sides.ask(context, keys(2))
+    assert answers == [LookupResult.HIT_PENDING] * 2
+    while answers != [LookupResult.HIT] * 2:
+        answers = sides.ask(context, keys(2))
+        assert LookupResult.MISS not in answers
+    spec = sides.manager.prepare_load(keys(2), context)
+    assert {sides.manager.get_load_source(key, context) for key in keys(2)} == {CacheHitSource.DISK}
+    sides.run(spec, [5, 6], is_store=False)
+    sides.manager.complete_load(set(keys(2)), context)
+
+
+@pytest.mark.parametrize(
+    ("matcher", "answer"),
+    [
+        (TierMatcher(medium=Medium.CPU), LookupResult.HIT),
+        (TierMatcher(medium=Medium.STORAGE), LookupResult.MISS),
+        (TierMatcher(locality=Locality.LOCAL), LookupResult.HIT),
+        (TierMatcher(locality=Locality.REMOTE), LookupResult.MISS),
+    ],
+)
+def test_vllms_filter_of_tiers_is_kept(tmp_path: Path, matcher: TierMatcher, answer: LookupResult) -> None:
+    """``kv_load_tiers`` of a request: the chunk is in host memory only, and is there only for who may load from it."""
+    disk = {"backend": "disk", "path": str(tmp_path), "capacity": "8MiB", "min_free_bytes": 0, "write": "read_only"}
+    sides = Sides({"host": {"capacity": "256KiB"}, "tiers": [disk]})
+    try:
+        sides.store(keys(1), [1])
+        context = sides.context("reader", keys(1), load_tier_filter=TierFilter((matcher,)))
+        assert sides.ask(context, keys(1)) == [answer]
+    finally:
+        sides.close()
+
+
+def test_no_room_is_told_as_vllm_wants_it(sides: Sides) -> None:
+    """None: try again later. An empty list: nothing to copy."""
+    sides.store(keys(1), [1])
+    context = sides.context("writer", keys(80))
+    again = sides.manager.prepare_store(keys(1), context)
+    assert again is not None
+    assert again.keys_to_store == []
+    while sides.manager.prepare_store([make_offload_key(bytes(31) + bytes([sides.jobs]), 0)], context) is not None:
+        sides.jobs += 1
+        assert sides.jobs < 100
+
+
+def test_every_method_of_vllms_interfaces_is_answered() -> None:
+    """What this version of vLLM may call is ours, or a default that does the right thing for us."""
+    defaults = {"lock", "on_reset_flushed", "config_info"}  # of 0.33; the first needs nothing, the others are there
+    module = importlib.import_module("tierkv.integrations.vllm.spec")
+    for theirs, ours in ((OffloadingManager, TierKVManager), (OffloadingWorker, module.TierKVWorker)):
+        for name, method in vars(theirs).items():
+            if name.startswith("_") or name in defaults:
+                continue
+            mine = getattr(ours, name)
+            assert mine is not method, f"{ours.__name__}.{name} is not served"
+            assert list(inspect.signature(mine).parameters)[: len(inspect.signature(method).parameters)] == list(
+                inspect.signature(method).parameters
+            )
+    assert not inspect.isabstract(TierKVManager)
+
+
+def test_what_033_adds_is_served_by_the_same_objects(sides: Sides) -> None:
+    """An expedited load, a lock, the end of a reset's flush, and facts for its info metric."""
+    sides.store(keys(1), [1])
+    context = sides.context("reader", keys(1))
+    sides.ask(context, keys(1))
+    spec = sides.manager.prepare_load(keys(1), context)
+    target = GPULoadStoreSpec([4], group_sizes=[1], block_indices=[0])
+    assert sides.worker.submit_load(7, spec, target, expedited=True)
+    sides.manager.reset_cache()
+    assert sides.manager.has_pending_work()
+    sides.manager.on_reset_flushed()
+    assert not sides.manager.has_pending_work()
+    sides.worker.wait({7})
+    (labels,) = sides.manager.config_info()
+    assert set(labels) == set(TierKVSpec.config_info_keys({}))
+    assert labels["tierkv_tiers"] == "host,disk"
+    if hasattr(base, "ConfigInfo"):  # 0.33 itself
+        with sides.manager.lock:
+            assert sides.manager.stack.tier_names == ("disk",)
+
+
+def test_the_stacks_chunk_counts_and_contradictions_are_named(stack: dict[str, Any]) -> None:
+    """VLLM's scheduler reads the attribute of the spec."""
+    spec = OffloadingSpecFactory.create_spec(
+        config_of({**stack, "chunk": {"blocks": 4}, "store": {"prompt_only": True}})
+    )
+    assert isinstance(spec, OffloadingSpec)
+    assert spec.blocks_per_chunk == spec.config.cache.blocks_per_chunk == 4
+    assert spec.offload_prompt_only is True
+    with pytest.raises(ConfigError, match="blocks_per_chunk = 1 is 1 blocks per chunk"):
+        OffloadingSpecFactory.create_spec(config_of({**stack, "chunk": {"blocks": 4}}, blocks_per_chunk=1))
+    with pytest.raises(ConfigError, match="cpu_bytes_to_use"):
+        OffloadingSpecFactory.create_spec(config_of(stack, cpu_bytes_to_use=1))

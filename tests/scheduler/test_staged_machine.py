@@ -1,0 +1,142 @@
+"""Staged lookups under everything at once: requests come, wait, load, vanish; tiers answer, fail or hang."""
+
+from __future__ import annotations
+
+from core_parts import TierSpec, disk, make_core, objects
+from group_parts import full, window
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from staged_bed import StagedBed, prefix
+
+from tierkv.manager.contract import LoadGrant
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind
+
+DEADLINE_S = 5.0
+WINDOW = 2
+FAMILIES = "abc"
+CHUNKS = 12
+
+
+class StagedMachine(RuleBasedStateMachine):
+    """What is said to be a hit can be loaded, whatever happens in between; every lookup ends; nothing stays held."""
+
+    @initialize(
+        tier=st.sampled_from([disk(write="read_only"), disk(), objects()]),
+        slots=st.integers(6, 20),
+        share=st.integers(1, 4),
+        windowed=st.booleans(),
+    )
+    def open(self, tier: TierSpec, slots: int, share: int, *, windowed: bool) -> None:
+        """A host tier of some slots over one tier that has whatever it is given."""
+        groups = (full(4), window(4 * WINDOW)) if windowed else (full(4),)
+        reserved = max(len(groups), slots * share // 4)
+        self.bed = StagedBed(make_core(slots=slots, reserved=reserved, tiers=[tier], groups=groups), DEADLINE_S)
+        self.windowed = windowed
+        self.indexed = tier.capabilities.authoritative_index
+        self.waiting: dict[str, str] = {}
+        self.since: dict[str, float] = {}
+        self.loads: list[LoadGrant] = []
+        self.count = 0
+
+    def keys(self, family: str) -> list[tuple[Key, ...]]:
+        """Per group, the chunks of a prompt."""
+        return [prefix(CHUNKS, family, group) for group in range(2 if self.windowed else 1)]
+
+    @rule(family=st.sampled_from(FAMILIES))
+    def arrive(self, family: str) -> None:
+        """A request for a prompt."""
+        self.count += 1
+        self.bed.add(f"r{self.count}")
+        self.waiting[f"r{self.count}"] = family
+
+    @rule(family=st.sampled_from(FAMILIES), first=st.integers(0, CHUNKS - 1), count=st.integers(1, CHUNKS))
+    def lie_below(self, family: str, first: int, count: int) -> None:
+        """Some chunks of a prompt are in the lower tier."""
+        if self.indexed:
+            for keys in self.keys(family):
+                self.bed.core.keep_below(keys[first : first + count])
+
+    @rule(family=st.sampled_from(FAMILIES), first=st.integers(0, CHUNKS - 1), count=st.integers(1, 3))
+    def store(self, family: str, first: int, count: int) -> None:
+        """Another request stores some, if there is room."""
+        for group, keys in enumerate(self.keys(family)):
+            ctx = self.bed.lookups.context("writer")
+            grant = self.bed.core.manager.prepare_store([(key, group) for key in keys[first : first + count]], ctx)
+            if grant is not None:
+                self.bed.core.manager.complete_store(grant.slots)
+
+    @rule(skip=st.sets(st.integers(0, 20)), allocates=st.booleans(), seconds=st.sampled_from([0.01, 0.5, 2.0]))
+    def step(self, skip: set[int], seconds: float, *, allocates: bool) -> None:
+        """The engine asks about requests in order, some not, and loads what it hears, if it has blocks."""
+        self.bed.begin(seconds)
+        for number, (request_id, family) in enumerate(list(self.waiting.items())):
+            if number in skip:
+                continue
+            groups = self.keys(family)
+            if self.windowed:
+                answer = self.bed.ask_both(request_id, *groups, WINDOW)
+            else:
+                answer = self.bed.ask(request_id, groups[0])
+            if answer is None:
+                began = self.since.setdefault(request_id, self.bed.now)
+                assert self.bed.now - began < DEADLINE_S + 2 * seconds, "deferred beyond the deadline"
+                continue
+            self.since.pop(request_id, None)
+            if allocates:
+                wanted = groups[0][:answer] + (groups[1][max(0, answer - WINDOW) : answer] if self.windowed else ())
+                self.begin_load(request_id, wanted)
+        self.bed.end()
+
+    def begin_load(self, request_id: str, wanted: tuple[Key, ...]) -> None:
+        """Never an error: all of it was promised."""
+        del self.waiting[request_id]
+        if wanted:
+            self.loads.append(self.bed.core.manager.prepare_load(wanted, self.bed.lookups.context(request_id)))
+        self.bed.lookups.settle(request_id)
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data())
+    def end_load(self, data: st.DataObject) -> None:
+        """A load has ended."""
+        grant = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
+        self.bed.core.manager.complete_load(grant.slots)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def vanish(self, data: st.DataObject) -> None:
+        """A client hangs up."""
+        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        del self.waiting[request_id]
+        self.since.pop(request_id, None)
+        self.bed.lookups.finish(request_id)
+
+    @rule(kind=st.sampled_from([OutcomeKind.OK, OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.CORRUPT]))
+    def io(self, kind: OutcomeKind) -> None:
+        """The tier does what it was asked for, well or badly."""
+        self.bed.run_io(kind)
+
+    @invariant()
+    def within_the_cap(self) -> None:
+        """Checked by every end of a step; here, that it can be looked at in between, too."""
+        if hasattr(self, "bed"):
+            self.bed.core.manager.validate()
+
+    def teardown(self) -> None:
+        """When all have gone, nothing is held for anybody."""
+        if not hasattr(self, "bed"):
+            return
+        for request_id in list(self.waiting):
+            self.bed.lookups.finish(request_id)
+        self.bed.begin(2 * DEADLINE_S)
+        self.bed.run_io()
+        self.bed.end()
+        for grant in self.loads:
+            self.bed.core.manager.complete_load(grant.slots)
+        assert self.bed.core.manager._gathering._held == 0
+        assert self.bed.held == 0
+
+
+TestStagedMachine = StagedMachine.TestCase
+TestStagedMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,309 @@
+"""A stack for an engine that schedules itself: real memory, real workers, a real disk; this file plays the engine."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tierkv.assembly import open_staged_stack
+from tierkv.errors import ConfigError, EngineProtocolError
+from tierkv.staged_stack import StagedStack, StagedTransfer
+from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv.types.keys import Key, make_key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.transfers import NO_REQUEST, TransferJob
+from tierkv.worker_setup import open_worker
+
+HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.PENDING
+PAGE, BLOCKS, TOKENS = 512, 32, 16
+SLOT_BYTES = 8192
+STEPS_MAX = 500
+BROKEN = 999
+"""A block that there is not: copying it fails."""
+
+
+def keys(count: int, family: str = "a", group: int = 0) -> list[Key]:
+    """The first chunks of a prompt."""
+    return [make_key(f"{family} {i}".encode().rjust(16), group) for i in range(count)]
+
+
+class Rank:
+    """One worker with its own KV tensor, driven like an engine drives it."""
+
+    def __init__(self, stack: StagedStack, rank: int) -> None:
+        rng = np.random.default_rng(rank)
+        self.cache = rng.integers(0, 255, (BLOCKS, PAGE), dtype=np.uint8)
+        self.worker = open_worker(pickle.loads(pickle.dumps(stack.worker_setup(rank))))
+        self.worker.register_kv_caches([[self.cache]])
+
+    def run(self, transfer: StagedTransfer, blocks: Sequence[int], *, is_store: bool) -> bool:
+        """Do a job to its end, and mark it. Whether all of it could be copied."""
+        job = TransferJob(
+            job_id=transfer.number, request_id=NO_REQUEST, is_store=is_store, keys=transfer.keys, slots=transfer.slots,
+            chunk_groups=transfer.groups, block_ids=tuple(blocks), group_sizes=(len(blocks),), block_indices=(0,),
+        )  # fmt: skip
+        self.worker.start(job)
+        self.worker.wait([job.job_id])
+        failed = self.worker.get_finished().failed_keys
+        self.worker.mark_ended(transfer.number)
+        return not failed
+
+
+class Bed:
+    """An open stack and all of its workers."""
+
+    def __init__(self, stack: StagedStack, ranks: list[Rank]) -> None:
+        self.stack = stack
+        self.ranks = ranks
+
+    def store(self, chunks: Sequence[Key], blocks: Sequence[int]) -> None:
+        """Store chunks, a block each, and report it."""
+        granted = self.stack.prepare_store("writer", [(key, TOKENS * (i + 1)) for i, key in enumerate(chunks)])
+        assert granted is not None
+        taken = [blocks[list(chunks).index(key)] for key in granted.transfer.keys]
+        for rank in self.ranks:
+            rank.run(granted.transfer, taken, is_store=True)
+        self.stack.complete_store(granted.transfer.keys)
+
+    def ask(self, chunks: Sequence[Key], request_id: str = "reader") -> list[LookupResult]:
+        """Ask about a run of chunks."""
+        return [self.stack.lookup(request_id, key, TOKENS * (i + 1)) for i, key in enumerate(chunks)]
+
+    def ask_until_known(self, chunks: Sequence[Key], request_id: str = "reader") -> list[LookupResult]:
+        """Ask in step after step, as an engine does."""
+        for _ in range(STEPS_MAX):
+            answers = self.ask(chunks, request_id)
+            if set(answers) <= {HIT, MISS}:
+                return answers
+            self.stack.end_step()
+            self.stack._sleep(0.005)
+        raise AssertionError(f"still {answers}")
+
+    def load(self, chunks: Sequence[Key], blocks: Sequence[int], request_id: str = "reader") -> None:
+        """Load what was answered, and report it."""
+        transfer = self.stack.prepare_load(request_id, chunks)
+        self.stack.end_step()
+        assert all(rank.run(transfer, blocks, is_store=False) for rank in self.ranks)
+        self.stack.complete_load(request_id, chunks)
+
+
+@contextmanager
+def opened(place: Path | None = None, *, slots: int = 8, workers: int = 1, **changes: Any) -> Iterator[Bed]:
+    """A bed that is closed, whatever happens."""
+    disk = {"backend": "disk", "path": str(place), "capacity": "8MiB", "min_free_bytes": 0}
+    host = {"capacity": slots * SLOT_BYTES, "reserved_share": 1.0}
+    config = {"host": host, "tiers": [] if place is None else [disk], **changes}
+    engine = EngineSpec("model", "float32", (GroupSpec(TOKENS, (PAGE,)),), TOKENS, num_workers=workers)
+    with ExitStack() as undo:
+        stack = open_staged_stack(config, engine)
+        undo.callback(stack.close, 5.0)
+        ranks = [Rank(stack, rank) for rank in range(workers)]
+        for rank in ranks:
+            undo.callback(rank.worker.close)
+        yield Bed(stack, ranks)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_worker_gets_its_own_bytes_back(workers: int) -> None:
+    """Stored, asked for, loaded: from the host tier at once, into other blocks."""
+    with opened(workers=workers) as bed:
+        chunks = keys(3)
+        bed.store(chunks, [1, 2, 3])
+        assert bed.ask(chunks) == [HIT, HIT, HIT]
+        bed.load(chunks, [9, 8, 7])
+        for rank in bed.ranks:
+            assert (rank.cache[[9, 8, 7]] == rank.cache[[1, 2, 3]]).all()
+        assert not bed.stack.has_pending_work()
+        counters = bed.stack.counters
+        assert (counters.tokens_stored, dict(counters.tokens_loaded)) == (3 * TOKENS, {"host": 3 * TOKENS})
+        assert (counters.chunks_stored, dict(counters.chunks_hit)) == (3, {"host": 3})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_restart_finds_what_was_stored(tmp_path: Path, workers: int) -> None:
+    """What went down to the disk is gathered from there by the next process, checked, and loaded."""
+    chunks = keys(3)
+    with opened(tmp_path, workers=workers) as bed:
+        bed.store(chunks, [1, 2, 3])
+        expected = [rank.cache[[1, 2, 3]].copy() for rank in bed.ranks]
+        assert bed.stack.close()
+    with opened(tmp_path, workers=workers) as bed:
+        assert bed.ask(chunks) == [PENDING, PENDING, PENDING]
+        assert bed.ask_until_known(chunks) == [HIT, HIT, HIT]
+        bed.load(chunks, [9, 8, 7])
+        assert [bed.stack.load_source("reader", key) for key in chunks] == ["disk"] * 3
+        for rank, bytes_ in zip(bed.ranks, expected, strict=True):
+            assert (rank.cache[[9, 8, 7]] == bytes_).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_store_that_failed_is_never_read(workers: int) -> None:
+    """The engine reports success in any case. The slot was that chunk's before, so an old seal lies in it: the chunk is
+    a miss all the same, and counted; its neighbour in the job is whole."""
+    with opened(slots=2, workers=workers) as bed:
+        good, bad = chunks = keys(2)
+        bed.store(chunks, [1, 2])
+        bed.store(keys(2, "other"), [3, 4])
+        granted = bed.stack.prepare_store("writer", [(good, 16), (bad, 32)])
+        assert granted is not None
+        for rank in bed.ranks[:-1]:
+            assert rank.run(granted.transfer, [1, 2], is_store=True)
+        assert not bed.ranks[-1].run(granted.transfer, [1, BROKEN], is_store=True)
+        bed.stack.complete_store(chunks)
+        assert bed.ask([good, bad]) == [HIT, MISS]
+        assert bed.stack.counters.stores_failed == 1
+
+
+@pytest.mark.parametrize("flushed", ["marks", "engine"])
+@pytest.mark.parametrize("is_store", [True, False])
+def test_slots_of_a_reset_wait_for_the_workers(flushed: str, *, is_store: bool) -> None:
+    """A reset overtakes a transfer, and the engine never reports it: its slots are used again when both workers have
+    marked its end, or the engine says that all is flushed; not before, and they do not leak."""
+    with opened(slots=2, workers=2) as bed:
+        chunks = keys(2)
+        if is_store:
+            granted = bed.stack.prepare_store("writer", [(key, 16) for key in chunks])
+            assert granted is not None
+            transfer = granted.transfer
+        else:
+            bed.store(chunks, [1, 2])
+            assert bed.ask(chunks) == [HIT, HIT]
+            transfer = bed.stack.prepare_load("reader", chunks)
+        bed.stack.end_step()
+        bed.stack.reset_cache()
+        assert bed.stack.has_pending_work()
+        others = [(key, 16) for key in keys(2, "other")]
+        bed.ranks[0].worker.mark_ended(transfer.number)
+        bed.stack.end_step()
+        assert bed.stack.prepare_store("writer", others) is None
+        if flushed == "marks":
+            bed.ranks[1].worker.mark_ended(transfer.number)
+        else:
+            bed.stack.workers_flushed()
+        bed.stack.end_step()
+        assert not bed.stack.has_pending_work()
+        bed.store(keys(2, "other"), [3, 4])
+        assert bed.ask(keys(2, "other")) == [HIT, HIT]
+        assert bed.ask(chunks) == [MISS, MISS]
+
+
+def test_late_reports_of_before_a_reset_change_nothing() -> None:
+    """A chunk is stored again after the reset while the old job of the same chunk still runs: the report of the one is
+    not that of the other."""
+    with opened(slots=4) as bed:
+        (key,) = keys(1)
+        old = bed.stack.prepare_store("writer", [(key, 16)])
+        assert old is not None
+        bed.stack.reset_cache()
+        new = bed.stack.prepare_store("writer", [(key, 16)])
+        assert new is not None
+        assert new.transfer.slots != old.transfer.slots
+        bed.ranks[0].run(old.transfer, [1], is_store=True)
+        bed.stack.end_step()
+        assert bed.ask([key]) == [PENDING]
+        bed.ranks[0].run(new.transfer, [2], is_store=True)
+        bed.stack.complete_store([key])
+        bed.stack.complete_store([key])
+        bed.stack.end_step()
+        assert bed.ask([key]) == [HIT]
+        bed.load([key], [9])
+        assert (bed.ranks[0].cache[9] == bed.ranks[0].cache[2]).all()
+
+
+def test_what_workers_have_marked_is_kept_at_the_end(tmp_path: Path) -> None:
+    """An engine that shuts down does not step any more: a store that has ended, and that nobody reported, goes down
+    with the others; one that has not is dropped, and the answer says so."""
+    done, lost = keys(1, "done"), keys(1, "lost")
+    with opened(tmp_path) as bed:
+        granted = bed.stack.prepare_store("writer", [(done[0], 16)])
+        assert granted is not None
+        bed.ranks[0].run(granted.transfer, [1], is_store=True)
+        assert bed.stack.prepare_store("writer", [(lost[0], 16)]) is not None
+        assert not bed.stack.close()
+    with opened(tmp_path) as bed:
+        assert bed.ask_until_known(done) == [HIT]
+        assert bed.ask(lost, "other") == [MISS]
+
+
+def test_more_than_there_is_room_for_is_stored_from_the_front() -> None:
+    """Whoever waits for room for a hundred chunks in a host tier of eight waits in vain."""
+    with opened(slots=8) as bed:
+        granted = bed.stack.prepare_store("writer", [(key, 16) for key in keys(100)])
+        assert granted is not None
+        assert list(granted.transfer.keys) == keys(6), "100, 50, 25, 12, 6"
+        assert bed.stack.counters.chunks_not_stored == 94
+        assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(4, "b")]) is None, "later"
+        assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(5, "b")]) is not None, "two of five"
+
+
+def test_no_room_now_is_no_error() -> None:
+    """Everything is being stored: the engine is told that there is no room, and may offer the same again."""
+    with opened(slots=2) as bed:
+        first = bed.stack.prepare_store("writer", [(key, 16) for key in keys(2)])
+        assert first is not None
+        assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(1, "b")]) is None
+        bed.ranks[0].run(first.transfer, [1, 2], is_store=True)
+        bed.stack.complete_store(first.transfer.keys)
+        assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(1, "b")]) is not None
+
+
+def test_hints_of_a_request_bound_its_stores() -> None:
+    """``store = false`` and ``max_offload_tokens``: the engine hears that there is nothing to copy."""
+    with opened() as bed:
+        bed.stack.on_new_request("quiet", {"tierkv": {"store": False}})
+        bed.stack.on_new_request("short", {"tierkv": {"max_offload_tokens": 32}})
+        chunks = [(key, TOKENS * (i + 1)) for i, key in enumerate(keys(4))]
+        quiet, short = bed.stack.prepare_store("quiet", chunks), bed.stack.prepare_store("short", chunks)
+        assert quiet is not None
+        assert short is not None
+        assert not quiet.transfer.keys
+        assert list(short.transfer.keys) == keys(2)
+
+
+def test_a_prefix_longer_than_the_host_tier_is_answered(tmp_path: Path) -> None:
+    """G1 with a real disk: 24 chunks at rest, eight slots: what fits is loaded, the rest is a miss."""
+    chunks = keys(24)
+    with opened(tmp_path, slots=40) as bed:
+        bed.store(chunks, list(range(24)))
+        expected = bed.ranks[0].cache[:8].copy()
+        assert bed.stack.close()
+    with opened(tmp_path, slots=8) as bed:
+        assert bed.ask_until_known(chunks) == [HIT] * 8 + [MISS] * 16
+        bed.load(chunks[:8], list(range(24, 32)))
+        assert (bed.ranks[0].cache[24:32] == expected).all()
+
+
+def test_keys_name_groups_as_the_engine_numbers_them() -> None:
+    """An engine may leave out groups of its own: what stands in a key is its number, not ours."""
+    engine = EngineSpec("model", "float32", (GroupSpec(TOKENS, (PAGE,)), GroupSpec(TOKENS, (PAGE,))), TOKENS)
+    stack = open_staged_stack({"host": {"capacity": 4 * SLOT_BYTES}}, engine, group_ids=(1, 4))
+    try:
+        granted = stack.prepare_store("a", [(keys(1, group=4)[0], 16)])
+        assert granted is not None
+        assert granted.transfer.groups == (1,)
+        with pytest.raises(EngineProtocolError, match="of no group"):
+            stack.lookup("a", keys(1, group=0)[0], 16)
+    finally:
+        stack.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"store": {"plan": "lazy"}},
+        {"store": {"policy": "request_level"}},
+        {"record": {"path": "x.jsonl"}},
+        {"events": {"self_describing": True}},
+    ],
+)
+def test_what_our_scheduler_would_do_is_refused_by_name(changes: dict[str, Any]) -> None:
+    """Silently ignoring a setting is the worst answer: the key is named, and what to do."""
+    section, settings = next(iter(changes.items()))
+    with pytest.raises(ConfigError, match=rf"{section}\.{next(iter(settings))} is set"), opened(**changes):
+        pass

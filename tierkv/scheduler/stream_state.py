@@ -1,0 +1,63 @@
+"""The life of a load that streams, as a table. Everything that may change its state stands here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from tierkv.errors import IllegalTransitionError
+
+
+class StreamState(Enum):
+    """Where a load that streams stands."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
+    GATHERING = "gathering"
+    """Its next leg is on its way into the host tier; no job of it is in flight."""
+    COPYING = "copying"
+    """A leg is on its way to the GPU, and the next one into the host tier."""
+    ENDING = "ending"
+    """Its last job is in flight."""
+    ENDED = "ended"
+    """Every job of it has ended."""
+
+
+class StreamEvent(Enum):
+    """What can happen to a load that streams."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
+    LEG_SENT = "leg sent"
+    LEG_ENDED = "leg ended"
+    LAST_SENT = "last job sent"
+    LAST_ENDED = "last job ended"
+
+
+_S, _E = StreamState, StreamEvent
+
+STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
+    (_S.GATHERING, _E.LEG_SENT): _S.COPYING,
+    (_S.COPYING, _E.LEG_ENDED): _S.GATHERING,
+    (_S.GATHERING, _E.LAST_SENT): _S.ENDING,
+    # Its request is over, and so are all others: both jobs go out in what may be the last step, one behind the other.
+    (_S.COPYING, _E.LAST_SENT): _S.ENDING,
+    (_S.ENDING, _E.LEG_ENDED): _S.ENDING,
+    (_S.ENDING, _E.LAST_ENDED): _S.ENDED,
+}
+
+
+def next_stream_state(
+    request_id: str, state: StreamState, event: StreamEvent, story: Callable[[], str] = str
+) -> StreamState:
+    """The state after ``event``.
+
+    Raises:
+        IllegalTransitionError: the table has no such row; carries the story.
+    """
+    try:
+        return STREAM_TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalTransitionError(
+            f"the load of request {request_id!r} is {state.value}: {event.value!r} cannot happen. Its story: {story()}"
+        ) from None
