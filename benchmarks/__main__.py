@@ -40,7 +40,10 @@ BENCHMARKS = {
 
 def main() -> int:
     """Run what was asked for. Rows come out as soon as their benchmark is done."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if arguments.model is not None and not (arguments.model / "config.json").is_file():
+        parser.error(f"--model {arguments.model}: there is no config.json in it; give a folder that transformers saved")
     # A checking stack measures its checks.
     os.environ.pop("TIERKV_VALIDATE", None)
     settings = Settings(arguments.quick, arguments.dir, arguments.trace, arguments.model)

@@ -1,7 +1,8 @@
 """A stack for an engine that schedules itself: it asks chunk by chunk, and no load that it was promised may fail.
 
-*Staged* (docs/explanation/decisions/0004-lookups.md): chunks are gathered, checked and held in the host tier before the
-engine hears HIT. The engine's own scheduler decides what is stored and loaded, and names transfers by their chunks.
+*Staged* (docs/explanation/decisions/0012-engines-that-schedule-themselves.md): chunks are gathered, checked and held in
+the host tier before the engine hears HIT. The engine's own scheduler decides what is stored and loaded, and names
+transfers by their chunks.
 """
 
 from __future__ import annotations

@@ -105,3 +105,11 @@ def test_an_unknown_name_is_refused(root: Path) -> None:
     assert done.returncode == 2
     assert "lookup" in done.stderr
     assert not done.stdout
+
+
+def test_a_folder_without_a_model_is_refused(root: Path, tmp_path: Path) -> None:
+    """A typing error must not end in the middle of another library."""
+    done = benchmark(root, "model_kv", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert f"--model {tmp_path}: there is no config.json" in done.stderr
+    assert not done.stdout

@@ -336,6 +336,7 @@ def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> Non
         assert hand.begin_load(PlayedRequest("two", LONG), ids) == len(LONG)
         told = hand.settle()
         assert (told.finished, told.failed, told.invalid) == ({"two"}, set(), set())
+        assert hand.told == ["two"]
         assert len(legs) > 1
         assert all(torch.equal(hand.blocks(0, g, ids[g]), before[g]) for g in range(groups))
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.tenants import Quotas, TenantPolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.types.keys import make_key
 from tierkv.types.lookup import LookupResult
@@ -199,6 +200,20 @@ def test_a_replaced_frame_is_counted_once() -> None:
     assert tier.forget(A, 0.0)
     assert tier.used_bytes == 0
     assert not tier.forget(A, 0.0)
+
+
+def test_a_replaced_frame_counts_for_its_tenant_as_it_is_now() -> None:
+    """A quota that counted the first frame's bytes for ever would trim too much, or too little."""
+    tenants = TenantPolicy(LruPolicy, Quotas(1 << 20, None, {}), FRAME_BYTES)
+    limits = LowerTierLimits(1 << 20, WritePolicy.THROUGH, 100, presence_keys_max=100, probe_keys_max=100)
+    tier = LowerTier(0, "tier", DISK, limits, tenants)
+    tier.stored([(A, 100), (B, 10)], 0.0)
+    tier.stored([(A, 70), (C, 5), (C, 6)], 0.0)
+    assert sum(tenants.usage().values()) == tier.used_bytes == 70 + 10 + 6
+    for key in (A, B, C):
+        assert tier.forget(key, 0.0)
+    assert not tenants.usage()
+    assert tier.used_bytes == 0
 
 
 def test_a_chunk_that_vanishes_while_it_is_deleted() -> None:

@@ -5,102 +5,34 @@ The engine of the bed looks at every byte that it computes from, its worker at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
-from core_bed import Bed, BedSpec
 from core_engine import Whims
 from core_parts import TierSpec, disk, make_core, objects
-from core_truth import BedRequest
+from core_pool import blocks
 from group_parts import full, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_parts import (
+    ALL,
+    FAILURES,
+    arrive,
+    computed,
+    finish,
+    lose,
+    stream_bed,
+    the_stream,
+    turn,
+    until,
+    until_stream,
+)
 
 from tierkv.errors import IllegalTransitionError
 from tierkv.scheduler.request_state import RequestState
-from tierkv.scheduler.stream import Stream
 from tierkv.scheduler.stream_state import STREAM_TRANSITIONS, StreamEvent, StreamState, next_stream_state
+from tierkv.types.engine import StepOutput
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind, Verb
 from tierkv.types.transfers import VOID_SLOT
-
-ALL = Whims(budget=100_000)
-FAILURES = [kind for kind in OutcomeKind if kind is not OutcomeKind.OK]
-
-
-def stream_bed(slots: int, **changes: object) -> Bed:
-    """A host tier of so many slots over a disk that is only read, and a GPU with room for everything."""
-    fields: dict[str, object] = {
-        "slots": slots, "reserved": slots, "gpu_blocks": 2000, "tiers": (disk(write="read_only"),),
-        "gpu_caching": False,
-    }  # fmt: skip
-    return Bed(BedSpec(**{**fields, **changes}))  # type: ignore[arg-type]  # field names are checked at run time
-
-
-def arrive(bed: Bed, chunks: int, family: int = 0, *, below: bool = True, **params: object) -> BedRequest:
-    """A prompt of so many chunks and one token, all of whose chunks lie below."""
-    request = bed.add([family * 10_000 + i for i in range(4 * chunks + 1)], params=params or None)
-    if below:
-        bed.fill_below(request)
-    return request
-
-
-def turn(bed: Bed, *, io: bool = True, transfers: bool = True, seconds: float = 0.01) -> None:
-    """One step, and what is under way ends well."""
-    bed.step(ALL, seconds=seconds)
-    bed.check()
-    if io:
-        bed.run_io()
-    if transfers:
-        bed.run_transfers()
-
-
-def until(bed: Bed, condition: Callable[[], bool], steps_max: int = 600) -> int:
-    """Turns until something holds."""
-    for steps in range(steps_max):
-        if condition():
-            return steps
-        turn(bed)
-    raise AssertionError(f"nothing came of it in {steps_max} steps")
-
-
-def finish(bed: Bed, steps_max: int = 600) -> int:
-    """Turns until all requests are done; nothing may be left over."""
-    steps = until(bed, lambda: not bed.engine.seats, steps_max)
-    bed.settle()
-    bed.check_end()
-    return steps
-
-
-def streams(bed: Bed) -> list[Stream]:
-    """The loads that stream."""
-    return list(bed.core.scheduler._loads._streams.values())
-
-
-def the_stream(bed: Bed) -> Stream:
-    """The only one."""
-    (stream,) = streams(bed)
-    return stream
-
-
-def until_stream(bed: Bed, state: StreamState, to_come: int = 1000) -> Stream:
-    """Turns until a load streams, stands there, and has no more than so many chunks to come."""
-    for _ in range(600):
-        for stream in streams(bed):
-            if stream.state is state and stream.num_to_come <= to_come:
-                return stream
-        turn(bed, transfers=state is StreamState.GATHERING)
-        if state is not StreamState.GATHERING and not (
-            streams(bed) and the_stream(bed).state is state and the_stream(bed).num_to_come <= to_come
-        ):
-            bed.run_transfers()
-    raise AssertionError(f"no load is {state.value}")
-
-
-def computed(bed: Bed, since: int = 0) -> int:
-    """Tokens that the engine computed."""
-    return bed.engine.tokens_computed - since
-
 
 # -- any length through any size -------------------------------------------------------------------------------------
 
@@ -340,10 +272,6 @@ def test_the_engine_has_come_to_have_the_first_leg() -> None:
     assert core.ask(request) is None
     core.finish_all()
     assert core.ask(request) == 40
-    from core_pool import blocks  # noqa: PLC0415 - here alone
-
-    from tierkv.types.engine import StepOutput  # noqa: PLC0415
-
     core.scheduler.update_state_after_alloc(request, [blocks(range(1, 12), filled=2)], 40)
     assert not core.scheduler.build_connector_meta(StepOutput()).loads
     core.scheduler.validate()
@@ -380,243 +308,6 @@ def test_what_has_gone_while_the_first_leg_came_is_not_offered() -> None:
     core.finish_all()
     core.lower[0].forget(keys[20], core.now)
     assert core.ask(request) == 80
-
-
-# -- what can go wrong -----------------------------------------------------------------------------------------------
-
-
-def lose(bed: Bed, op_keys: Sequence[Key], bad: Key, kind: OutcomeKind) -> list[OutcomeKind | None]:
-    """Faults of a read: one key fails, the others go well."""
-    return [kind if key == bad else None for key in op_keys]
-
-
-@pytest.mark.parametrize("kind", FAILURES)
-@pytest.mark.parametrize("chunk", [9, 40, 99])
-def test_a_chunk_that_fails_below(chunk: int, kind: OutcomeKind) -> None:
-    """Chunk k fails in the tier: the engine gets what lies before it, computes from there, and nothing behind what was
-    being read then is read any more."""
-    bed = stream_bed(8)
-    request = arrive(bed, 100)
-    keys = bed.core.truth.keys(request)
-    while bed.engine.seats:
-        bed.step(ALL)
-        bed.check()
-        for op in list(bed.tiers.pending.values()):
-            bed.tiers.complete(op.op_id, lose(bed, op.keys, keys[chunk], kind))
-        bed.run_transfers()
-    assert bed.core.counters.tokens_loaded == {"disk": 4 * chunk}
-    assert bed.core.counters.tokens_given_up == 400 - 4 * chunk
-    assert bed.core.counters.loads_given_up == 1
-    assert computed(bed) == 401 - 4 * chunk
-    assert set(bed.tiers.reads) <= set(keys[: chunk + 4])
-    assert set(bed.tiers.reads.values()) == {1}
-    bed.settle()
-    bed.check_end()
-
-
-def test_a_chunk_that_fails_in_one_tier_is_had_from_another() -> None:
-    """As for every lookup: a bad frame on the disk is no loss while a bucket has the chunk, too."""
-    bed = stream_bed(8, tiers=(disk(write="read_only"), disk(write="read_only", name="second")))
-    request = arrive(bed, 40)
-    bed.fill_below(request, 1)
-    bad = bed.core.truth.keys(request)[21]
-    while bed.engine.seats:
-        bed.step(ALL)
-        bed.check()
-        for op in list(bed.tiers.pending.values()):
-            kind = OutcomeKind.CORRUPT if op.tier == 0 and op.verb is Verb.READ else None
-            bed.tiers.complete(op.op_id, [kind if key == bad else None for key in op.keys])
-        bed.run_transfers()
-    assert bed.core.counters.tokens_loaded == {"disk": 156, "second": 4}
-    assert bed.core.counters.loads_given_up == 0
-    bed.settle()
-    bed.check_end()
-
-
-@pytest.mark.parametrize("at", [0, 1, 3])
-@pytest.mark.parametrize("to_come", [1000, 20])
-def test_a_chunk_that_fails_on_its_way_to_the_gpu(at: int, to_come: int) -> None:
-    """A leg's chunk is refused by the worker: the rest of the stream is given up, the engine computes from there."""
-    bed = stream_bed(8)
-    arrive(bed, 100)
-    stream = until_stream(bed, StreamState.COPYING, to_come)
-    (job_id,) = stream.jobs
-    job = bed.worker.running[job_id]
-    first = stream.plan.keys.index(job.keys[0])
-    bed.worker.run(job_id, [i == at for i in range(4)])
-    reads = len(bed.tiers.reads)
-    finish(bed)
-    assert computed(bed) == 401 - 4 * (first + at)
-    assert bed.core.counters.loads_failed == 1
-    assert len(bed.tiers.reads) <= reads + 4, "what was being read, and no more"
-    assert bed.core.counters.loads_given_up == 1
-
-
-def test_a_late_chunk_that_fails_does_not_cost_what_is_before_it() -> None:
-    """What was in the host tier goes first, out of order. One of that is damaged: what lies before it still comes."""
-    bed = stream_bed(16)
-    request = arrive(bed, 30)
-    keys = bed.core.truth.keys(request)
-    bed.core.put(keys[10:20])
-    for key in keys[10:20]:
-        chunk = bed.core.host.get(key)
-        assert chunk is not None
-        bed.memory[chunk.slot] = bed.core.truth.payloads[key]
-    bed.step(ALL)
-    (job,) = bed.worker.running.values()
-    assert job.keys == tuple(keys[10:20])
-    bed.worker.run(job.job_id, [False] * 6 + [True])
-    finish(bed)
-    assert computed(bed) == 121 - 4 * 16
-    assert set(bed.tiers.reads) <= set(keys[:10])
-
-
-def test_a_tier_hangs_in_the_middle() -> None:
-    """No read ends any more: after the deadline, counted from the last chunk that came, the stream ends with what it
-    has, and the engine computes the rest. The reads that hang keep their slots, and nothing else."""
-    bed = stream_bed(8)
-    arrive(bed, 100)
-    until_stream(bed, StreamState.GATHERING, 60)
-    reads = len(bed.tiers.reads)
-    began = bed.core.now
-    while bed.engine.seats:
-        turn(bed, io=False, seconds=0.1)
-    assert bed.core.now - began < bed.spec.deadline_s + 1.0
-    assert len(bed.tiers.reads) == reads
-    assert bed.core.counters.tokens_loaded["disk"] == 4 * reads
-    assert computed(bed) == 401 - 4 * reads
-    bed.settle()
-    bed.check_end()
-
-
-def test_a_slow_tier_is_waited_for_while_chunks_come() -> None:
-    """A chunk now and then is progress: a stream may take far longer than the deadline as long as it comes forward, and
-    so may a single leg of it."""
-    bed = stream_bed(8, tiers=tuple(disk(write="read_only", name=f"disk{i}") for i in range(4)))
-    request = arrive(bed, 20, below=False)
-    for tier in range(4):
-        bed.fill_below(request, tier, range(tier, 20, 4))
-    until(bed, lambda: bool(bed.engine.loading))
-    while bed.engine.seats:
-        for op_id in list(bed.tiers.pending)[:1]:
-            bed.tiers.complete(op_id)
-        turn(bed, io=False, seconds=2.0)
-    assert bed.core.counters.tokens_loaded.total() == 80
-    assert bed.core.counters.loads_given_up == 0
-
-
-def test_waiting_for_a_turn_is_not_hanging() -> None:
-    """Behind four other streams a fifth waits for slots longer than the deadline; as long as they come forward it is
-    not given up."""
-    bed = stream_bed(2, deadline_s=2.0)
-    for family in range(5):
-        arrive(bed, 40, family)
-    until(bed, lambda: len(bed.engine.loading) == 5)
-    while bed.engine.seats:
-        for op_id in list(bed.tiers.pending)[:1]:
-            bed.tiers.complete(op_id)
-        turn(bed, io=False, seconds=0.9)
-    assert bed.core.counters.loads_given_up == 0
-    assert bed.core.counters.tokens_loaded == {"disk": 5 * 160}
-
-
-def test_late_completions() -> None:
-    """A read misses its own deadline and ends later: its chunk is lost for the stream, its slot not reused before."""
-    bed = stream_bed(8)
-    request = arrive(bed, 100)
-    until_stream(bed, StreamState.GATHERING, 60)
-    bed.step(ALL)
-    (op_id,) = [op.op_id for op in bed.tiers.pending.values() if op.verb is Verb.READ]
-    lost = bed.core.truth.keys(request).index(bed.tiers.pending[op_id].keys[0])
-    bed.tiers.announce_late(op_id)
-    while bed.engine.seats:
-        turn(bed, io=False)
-    assert computed(bed) == 401 - 4 * lost
-    bed.tiers.complete(op_id)
-    bed.settle()
-    bed.check_end()
-
-
-@pytest.mark.parametrize("state", [StreamState.GATHERING, StreamState.COPYING])
-def test_a_tier_that_is_detached(state: StreamState) -> None:
-    """The tier is taken out of service in the middle: what was being read still counts, the rest is computed."""
-    bed = stream_bed(8)
-    arrive(bed, 100)
-    stream = until_stream(bed, state, 60)
-    had = 100 - stream.num_to_come
-    bed.core.manager.detach("disk")
-    while bed.engine.seats:
-        turn(bed)
-    assert computed(bed) in range(401 - 4 * (had + 8), 401 - 4 * had + 1)
-    assert bed.core.counters.loads_given_up == 1
-    assert not bed.core.manager.streams.owners
-    assert not bed.worker.open_loads
-
-
-@pytest.mark.parametrize("state", [StreamState.GATHERING, StreamState.COPYING, StreamState.ENDING])
-@pytest.mark.parametrize("holds", [False, True])
-@pytest.mark.parametrize("alone", [False, True])
-def test_abort_in_each_state(state: StreamState, holds: bool, alone: bool) -> None:
-    """The request ends while its load streams: nothing more is read for it, its end is told once, its blocks are not
-    written by anybody else before what is in flight has ended, and nothing is left over."""
-    bed = stream_bed(8, holds_finished=holds, gpu_blocks=120)
-    request = arrive(bed, 100)
-    stream = until_stream(bed, state)
-    if not alone:
-        arrive(bed, 40, 1)
-    reads = sum(bed.tiers.reads.values()) + sum(len(op.keys) for op in bed.tiers.pending.values())
-    keys = set(stream.plan.keys)
-    (seat,) = bed.engine.loading.values()
-    assert seat.request is request
-    bed.engine.abort(seat)
-    assert bed.core.scheduler.has_pending_work
-    told = 0
-    for _ in range(200):
-        orphans = len(bed.engine.orphans)
-        turn(bed)
-        told += orphans - len(bed.engine.orphans)
-        if not bed.engine.seats and not bed.core.scheduler.has_pending_work:
-            break
-    assert told == 1
-    assert sum(count for key, count in bed.tiers.reads.items() if key in keys) <= reads
-    bed.settle()
-    bed.check_end()
-
-
-def test_the_last_request_is_aborted_and_no_step_may_follow() -> None:
-    """S81: with nobody left, what is in flight is flushed, and the job that ends the load is in the same instructions,
-    behind it."""
-    bed = stream_bed(8)
-    arrive(bed, 100)
-    stream = until_stream(bed, StreamState.COPYING)
-    (leg,) = stream.jobs
-    (seat,) = bed.engine.loading.values()
-    bed.engine.abort(seat)
-    bed.step(ALL)
-    bed.check()
-    assert not bed.worker.open_loads
-    assert not bed.worker.running
-    assert not bed.engine.orphans
-    assert leg not in bed.core.scheduler._jobs.live_ids()
-    bed.settle()
-    bed.check_end()
-
-
-@pytest.mark.parametrize("state", [StreamState.GATHERING, StreamState.COPYING, StreamState.ENDING])
-def test_a_reset_in_the_middle(state: StreamState) -> None:
-    """The cache is emptied: nothing that was loaded before counts, not even by jobs that had ended; the engine computes
-    all of it, and nothing more is read for the load."""
-    bed = stream_bed(8)
-    request = arrive(bed, 100)
-    until_stream(bed, state, 60)
-    reads = len(bed.tiers.reads) + sum(len(op.keys) for op in bed.tiers.pending.values() if op.verb is Verb.READ)
-    bed.reset()
-    before = computed(bed)
-    until(bed, lambda: not bed.engine.loading)
-    assert len(bed.tiers.reads) <= reads
-    finish(bed)
-    assert computed(bed, before) == 401
-    assert bed.core.scheduler.request_account(request.request_id) is not None
 
 
 # -- groups and workers ----------------------------------------------------------------------------------------------
@@ -662,7 +353,7 @@ def test_with_windows_a_failure_costs_the_whole_load() -> None:
         bed.step(ALL)
         bed.check()
         for op in list(bed.tiers.pending.values()):
-            bed.tiers.complete(op.op_id, lose(bed, op.keys, bad, OutcomeKind.FAILED))
+            bed.tiers.complete(op.op_id, lose(op.keys, bad, OutcomeKind.FAILED))
         bed.run_transfers()
     assert computed(bed) == 241
     bed.settle()

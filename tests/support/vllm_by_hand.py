@@ -139,7 +139,11 @@ class Told:
 
 
 class ByHand:
-    """A context manager; closes everything."""
+    """A context manager; closes everything.
+
+    Attributes:
+        told: every request of which the workers have told that its load is over, each time that they did.
+    """
 
     def __init__(
         self, stack: Mapping[str, Any], *, groups: int = 1, ranks: int = 1, kinds: Sequence[GroupKind] = ()
@@ -159,6 +163,7 @@ class ByHand:
             worker.register_kv_caches(memory)
         self._failed: set[str] = set()
         self._told_by: dict[str, int] = {}
+        self.told: list[str] = []
 
     def step(
         self,
@@ -198,6 +203,7 @@ class ByHand:
                 begun += output[1]
         told.finished = {name for name, count in self._told_by.items() if count == len(self.workers)}
         self._told_by = {name: count for name, count in self._told_by.items() if name not in told.finished}
+        self.told += told.finished
         told.failed = self._failed & told.finished
         self._failed -= told.failed
         return WorkerOutput.aggregate(outputs), begun, told

@@ -103,6 +103,9 @@ class TierTable:
                 used_bytes -= sizes[row]
                 if known & DELETING:
                     self._deleting_bytes += frame_bytes - sizes[row]
+                elif frame_bytes != sizes[row] and row not in new:  # a policy may count bytes: it hears of the new size
+                    self._unlist(row)
+                    new[row] = key
             else:
                 flags[row] = known | STORED
                 if not known & DELETING:

@@ -52,7 +52,9 @@ def test_metrics_follow_a_chunk_from_the_device_to_the_disk_and_back(engine: Eng
     engine.call("vllm_watching:step")
     after = engine.call("vllm_watching:metrics")
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
-    assert grown["tierkv_tokens_stored_total"] > 0
+    whole_chunks = len(asked) * (PROMPT_BLOCKS // 2 * 2) * BLOCK_TOKENS
+    assert grown["tierkv_tokens_stored_total"] == whole_chunks
+    assert grown["tierkv_tokens_loaded_total tier=disk"] == whole_chunks
     assert grown["tierkv_tier_bytes_written_total tier=disk"] > 0
     assert grown["tierkv_tier_bytes_read_total tier=disk"] > 0
     assert grown["tierkv_promotions_total tier=disk"] > 0

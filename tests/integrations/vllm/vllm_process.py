@@ -39,6 +39,24 @@ StartEngine = Callable[..., "EngineProcess"]
 """(setup, environment=None) -> the engine. Use it in a ``with`` statement, which ends it."""
 
 
+def all_processes() -> list[int]:
+    """Every process that can be seen."""
+    return [int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit()]
+
+
+def processes_of(session: int) -> list[int]:
+    """All processes of a session that still run."""
+    found = []
+    for pid in all_processes():
+        try:
+            state, _, _, of = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(of) == session and state != "Z":
+            found.append(pid)
+    return found
+
+
 class EngineError(AssertionError):
     """The engine's process ended, hung or raised; says which, and what it wrote last."""
 
@@ -76,7 +94,7 @@ class LoggedProcess:
 
     @property
     def pid(self) -> int:
-        """Process, and group of all processes that it has started."""
+        """Process, and session of all processes that it has started."""
         return self.process.pid
 
     def is_alive(self) -> bool:
@@ -96,8 +114,13 @@ class LoggedProcess:
 
     def kill(self) -> None:
         """End it and everything it has started, at once. Idempotent."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        while left := processes_of(self.pid):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            assert time.monotonic() < deadline_s, f"processes {left} cannot be killed"
+            time.sleep(0.05)
         self.process.wait()
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -152,9 +175,12 @@ class EngineProcess(LoggedProcess):
             self.show_stacks()
             self.kill()
             raise self.failure(f"the engine did not end within {END_TIMEOUT_S:g} s") from None
-        self.kill()  # whatever it has started and left
-        if code:
-            raise self.failure(f"the engine ended with {code}")
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        while (left := processes_of(self.pid)) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        self.kill()
+        if code or left:
+            raise self.failure(f"the engine ended with {code}, and left processes {left}")
 
     def kill(self) -> None:
         """End it at once, and everything it has started. Idempotent."""

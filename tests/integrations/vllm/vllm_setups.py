@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tierkv.codecs.frame import MAGIC
+
 Seam = Literal["connector", "spec"]
 SEAMS: tuple[Seam, ...] = ("connector", "spec")
 
@@ -84,13 +86,14 @@ def cached_of(answers: list[dict[str, Any]]) -> list[int]:
 
 
 def flip_bytes(place: Path) -> int:
-    """Flip a byte in the middle of every page of every file of data; how many."""
+    """Flip a byte in the middle of every page of every file of data, but for the pages of headers; how many."""
     flipped = 0
     for file in sorted(path for path in place.rglob("*") if path.is_file() and path.suffix in {".dat", ""}):
         data = bytearray(file.read_bytes())
-        for position in range(2048, len(data), 4096):
-            data[position] ^= 0xFF
-            flipped += 1
+        for page in range(0, len(data) // 4096 * 4096, 4096):
+            if not data.startswith(MAGIC, page):  # the checksum alone must tell
+                data[page + 2048] ^= 0xFF
+                flipped += 1
         with file.open("r+b") as raw:
             raw.write(data)
             raw.flush()

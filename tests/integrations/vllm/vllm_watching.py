@@ -37,6 +37,36 @@ def metrics(served: ServedEngine) -> dict[str, float]:
 OWN_LABELS = ("tier", "transfer_type")
 
 
+def labels_of(served: ServedEngine, name: str) -> list[dict[str, str]]:
+    """Labels of each series of that name, without vLLM's own two."""
+    found = []
+    for family in text_string_to_metric_families(generate_latest(REGISTRY).decode()):
+        for sample in family.samples:
+            if sample.name == name:
+                labels = sample.labels.items()
+                found.append({label: value for label, value in labels if label not in ("engine", "model_name")})
+    return found
+
+
+def count_expedited(served: ServedEngine) -> None:
+    """Count from now on the loads that vLLM says it waits for."""
+    from tierkv.integrations.vllm.spec import TierKVWorker  # noqa: PLC0415  of one seam only
+
+    served.expedited = 0  # type: ignore[attr-defined]
+    submit = TierKVWorker.submit_load
+
+    def counting(self: TierKVWorker, *arguments: Any, expedited: bool = False) -> bool:
+        served.expedited += expedited  # type: ignore[attr-defined]
+        return submit(self, *arguments, expedited=expedited)
+
+    TierKVWorker.submit_load = counting
+
+
+def expedited(served: ServedEngine) -> int:
+    """How many there were."""
+    return int(served.expedited)  # type: ignore[attr-defined]
+
+
 class Listener:
     """A router: subscribes to the engine's publisher and keeps what is where."""
 

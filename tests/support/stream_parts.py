@@ -1,0 +1,97 @@
+"""Beds on which loads stream, and the moves that their tests repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from core_bed import Bed, BedSpec
+from core_engine import Whims
+from core_parts import disk
+from core_truth import BedRequest
+
+from tierkv.scheduler.stream import Stream
+from tierkv.scheduler.stream_state import StreamState
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind
+
+ALL = Whims(budget=100_000)
+FAILURES = [kind for kind in OutcomeKind if kind is not OutcomeKind.OK]
+
+
+def stream_bed(slots: int, **changes: object) -> Bed:
+    """A host tier of so many slots over a disk that is only read, and a GPU with room for everything."""
+    fields: dict[str, object] = {
+        "slots": slots, "reserved": slots, "gpu_blocks": 2000, "tiers": (disk(write="read_only"),),
+        "gpu_caching": False,
+    }  # fmt: skip
+    return Bed(BedSpec(**{**fields, **changes}))  # type: ignore[arg-type]  # field names are checked at run time
+
+
+def arrive(bed: Bed, chunks: int, family: int = 0, *, below: bool = True, **params: object) -> BedRequest:
+    """A prompt of so many chunks and one token, all of whose chunks lie below."""
+    request = bed.add([family * 10_000 + i for i in range(4 * chunks + 1)], params=params or None)
+    if below:
+        bed.fill_below(request)
+    return request
+
+
+def turn(bed: Bed, *, io: bool = True, transfers: bool = True, seconds: float = 0.01) -> None:
+    """One step, and what is under way ends well."""
+    bed.step(ALL, seconds=seconds)
+    bed.check()
+    if io:
+        bed.run_io()
+    if transfers:
+        bed.run_transfers()
+
+
+def until(bed: Bed, condition: Callable[[], bool], steps_max: int = 600) -> int:
+    """Turns until something holds."""
+    for steps in range(steps_max):
+        if condition():
+            return steps
+        turn(bed)
+    raise AssertionError(f"nothing came of it in {steps_max} steps")
+
+
+def finish(bed: Bed, steps_max: int = 600) -> int:
+    """Turns until all requests are done; nothing may be left over."""
+    steps = until(bed, lambda: not bed.engine.seats, steps_max)
+    bed.settle()
+    bed.check_end()
+    return steps
+
+
+def streams(bed: Bed) -> list[Stream]:
+    """The loads that stream."""
+    return list(bed.core.scheduler._loads._streams.values())
+
+
+def the_stream(bed: Bed) -> Stream:
+    """The only one."""
+    (stream,) = streams(bed)
+    return stream
+
+
+def until_stream(bed: Bed, state: StreamState, to_come: int = 1000) -> Stream:
+    """Turns until a load streams, stands there, and has no more than so many chunks to come."""
+    for _ in range(600):
+        for stream in streams(bed):
+            if stream.state is state and stream.num_to_come <= to_come:
+                return stream
+        turn(bed, transfers=state is StreamState.GATHERING)
+        if state is not StreamState.GATHERING and not (
+            streams(bed) and the_stream(bed).state is state and the_stream(bed).num_to_come <= to_come
+        ):
+            bed.run_transfers()
+    raise AssertionError(f"no load is {state.value}")
+
+
+def computed(bed: Bed, since: int = 0) -> int:
+    """Tokens that the engine computed."""
+    return bed.engine.tokens_computed - since
+
+
+def lose(keys: Sequence[Key], bad: Key, kind: OutcomeKind) -> list[OutcomeKind | None]:
+    """Faults of a read: one key fails, the others go well."""
+    return [kind if key == bad else None for key in keys]
