@@ -22,6 +22,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tierkv.integrations.vllm.metrics import (
+    INTERVAL_S,
     StatsFeed,
     TierKVPromMetrics,
     TierKVStats,
@@ -165,6 +166,23 @@ def test_dashboards_of_vllm_go_on_working(tmp_path: Path) -> None:
         found["vllm:kv_offload_lookup_sync_delay_seconds_count", "0", ""] == histograms["tierkv_lookup_seconds",].count
     )
     assert found["vllm:kv_offload_allocation_failure_total", "0", ""] == stack.counters.stores_refused
+
+
+def test_a_busy_engine_is_told_now_and_then_an_idle_one_at_once(tmp_path: Path, seam: str) -> None:
+    """Each step of a busy engine would pay for looking through all series; the last word must not wait for a step."""
+    now_s = [5.0]
+    with opened(stack_config(tmp_path)) as stack:
+        feed = StatsFeed(stack, lambda: now_s[0])
+        ask = feed.connector_stats if seam == "connector" else feed.offloading_stats
+        assert ask(idle=False) is not None
+        serve(stack, prompts_of(13, 1))
+        now_s[0] += 0.9 * INTERVAL_S
+        assert ask(idle=False) is None
+        assert ask(idle=True) is not None
+        serve(stack, prompts_of(14, 1))
+        assert ask(idle=False) is None
+        now_s[0] += INTERVAL_S
+        assert ask(idle=False) is not None
 
 
 def test_series_begin_at_zero(seam: str) -> None:

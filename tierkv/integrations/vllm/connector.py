@@ -234,7 +234,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What the stack counted since the last step. Of a worker: nothing, its transfers are told to the scheduler."""
-        return self._stats.connector_stats() if self._scheduler is not None else None
+        return self._stats.connector_stats(idle=self._scheduler.is_idle) if self._scheduler is not None else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:

@@ -145,6 +145,11 @@ class ConnectorScheduler:
         """
         return self._to_begin > 0 or bool(self._voided) or self.stack.has_pending_work()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, and nothing under way: the engine may take no step for long."""
+        return not self._requests and not self.has_pending_work
+
     def take_last_steps(self, worker: Worker) -> None:
         """Lead what is left to its end, with the only worker, which lives in this process and gets no step any more."""
         for _ in range(LAST_STEPS_MAX):

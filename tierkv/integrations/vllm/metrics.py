@@ -13,7 +13,9 @@ by :func:`offloading_stats`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -100,25 +102,42 @@ class TierKVStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types 
         return not any(self.data.values())
 
 
+INTERVAL_S = 0.1
+"""How often a busy engine is told: looking through all series takes as long as a tenth of a short step."""
+
+
 class StatsFeed:
-    """Gives the scheduler's side its statistics, step by step. Engine's thread; some tens of microseconds a step.
+    """Gives the scheduler's side its statistics. Engine's thread.
+
+    vLLM asks in every step. While it is busy, it is answered every :data:`INTERVAL_S`; when nothing is left to do, at
+    once, since no step may come for long.
 
     Args:
         stack: an open stack.
+        clock: seconds.
     """
 
-    def __init__(self, stack: Watched) -> None:
+    def __init__(self, stack: Watched, clock: Callable[[], float] = time.monotonic) -> None:
         self._deltas = Deltas(stack)
+        self._clock = clock
+        self._next_s = -math.inf
 
-    def connector_stats(self) -> TierKVStats | None:
+    def connector_stats(self, *, idle: bool = True) -> TierKVStats | None:
         """For ``KVConnectorBase_V1.get_kv_connector_stats`` of the scheduler's side. Workers' sides have none."""
-        delta = self._deltas.take()
+        delta = self._take(idle=idle)
         return None if delta is None else TierKVStats(data=delta)
 
-    def offloading_stats(self) -> OffloadingConnectorStats | None:
+    def offloading_stats(self, *, idle: bool = True) -> OffloadingConnectorStats | None:
         """For ``OffloadingManager.get_stats``."""
-        delta = self._deltas.take()
+        delta = self._take(idle=idle)
         return None if delta is None else offloading_stats(delta)
+
+    def _take(self, *, idle: bool) -> Delta | None:
+        now_s = self._clock()
+        if not idle and now_s < self._next_s:
+            return None
+        self._next_s = now_s + INTERVAL_S
+        return self._deltas.take()
 
 
 def build_kv_connector_stats(data: Mapping[str, Any] | None = None) -> TierKVStats:

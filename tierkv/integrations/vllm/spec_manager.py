@@ -66,12 +66,14 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
         self._localities = localities
         self._events = events
         self._stats = StatsFeed(stack)
+        self._open: set[str] = set()  # requests
         self._setup = stack.worker_setup(0)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """A request has arrived."""
+        self._open.add(req_context.req_id)
         allowed = self._allowed(req_context.load_tier_filter)
         self.stack.on_new_request(req_context.req_id, req_context.kv_transfer_params, allowed)
         return RequestOffloadingContext()
@@ -86,6 +88,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """The request ended; its transfers may go on."""
+        self._open.discard(req_context.req_id)
         self.stack.request_finished(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -162,7 +165,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """What was counted since the last call."""
-        return self._stats.offloading_stats()
+        return self._stats.offloading_stats(idle=not self._open and not self.stack.has_pending_work())
 
     def config_info(self) -> Sequence[Mapping[str, str | int]]:
         """Static facts for vLLM 0.33's info metric."""
