@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fsspec_support import S3Server
 from vllm_process import ENVIRONMENT, LoggedProcess
 from vllm_setups import ARGUMENTS
 
@@ -41,11 +42,37 @@ def server_commands(page: str) -> list[str]:
     return [command[command.index("$ python") + 2 :].replace("\n", " ") for command in commands]
 
 
-def small_stack(page: str, folder: Path) -> None:
+def small_stack(page: str, folder: Path, **replaced: str) -> None:
     """The page's stack, with mebibytes in place of gibibytes, in the test's folder."""
     (stack,) = [block for block in blocks(page, "toml") if block.startswith("# stack.toml")]
     stack = stack.replace("GiB", "MiB").replace("/var/cache/tierkv", str(folder / "cache"))
+    for old, new in replaced.items():
+        assert old in stack
+        stack = stack.replace(old, new)
     (folder / "stack.toml").write_text(stack, encoding="utf-8")
+
+
+def typed(command: str, folder: Path) -> str:
+    """What a command says that a reader types in the folder; it must succeed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        cwd=folder,
+        env={**os.environ, **ENVIRONMENT, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=END_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def command_of(page: str, start: str) -> str:
+    """The page's only command that begins so."""
+    lines = [line[2:] for block in blocks(page, "console") for line in block.splitlines() if line.startswith("$ ")]
+    (command,) = [line for line in lines if line.startswith(start)]
+    return command
 
 
 @contextmanager
@@ -113,8 +140,16 @@ def test_the_commands_of_the_page_serve_and_survive_a_restart(number: int, model
     with served(command, models / "llama", tmp_path) as url:
         first = found_tokens(page, url, tmp_path)
         assert first[0] == 0
-        metrics = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
-        assert re.search(r"^tierkv_", metrics, flags=re.MULTILINE)
+        curl = command_of(page, "curl").replace("http://127.0.0.1:8000", url)
+        assert "tierkv_chunks_stored_total" in typed(curl, tmp_path)
     with served(command, models / "llama", tmp_path) as url:
         again = found_tokens(page, url, tmp_path)
     assert again[0] >= 256
+
+
+def test_the_shared_stack_of_the_page_is_usable(tmp_path: Path, s3: S3Server) -> None:
+    """The first thing to do with the page's stack is to check it: every key is right, and the bucket takes chunks."""
+    page = "share-a-bucket.md"
+    stack = {"s3://kv-cache/gemma": f's3://{s3.new_bucket()}/gemma"\nendpoint_url = "{s3.endpoint}'}
+    small_stack(page, tmp_path, **stack)
+    assert "bucket" in typed(command_of(page, "tierkv check"), tmp_path)
