@@ -110,6 +110,7 @@ def test_hints_reach_the_stack(open_cache: Callable[..., Any]) -> None:
     assert cache.load(make_prompt(80, seed=5)).tokens == 0
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's, about transformers
 class TestAdapters:
     """PEFT's, by what every adapter layer of it tells."""
 
