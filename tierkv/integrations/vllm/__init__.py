@@ -10,31 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tierkv.integrations.first_use import load
+
 if TYPE_CHECKING:
     from tierkv.integrations.vllm.connector import TierKVConnector as TierKVConnector
     from tierkv.integrations.vllm.spec import TierKVSpec as TierKVSpec
 
 __all__ = ["TierKVConnector", "TierKVSpec"]
 
-_HOMES = {
-    "TierKVConnector": "tierkv.integrations.vllm.connector",
-    "TierKVSpec": "tierkv.integrations.vllm.spec",
-}
+_HOMES = {"TierKVConnector": "connector", "TierKVSpec": "spec"}
 
 
 def __getattr__(name: str) -> object:
-    """Load what vLLM asks for, after a look at its version (PEP 562).
-
-    Raises:
-        AttributeError: there is no such name.
-        EngineVersionError: this version of vLLM is not served.
-    """
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
-    import importlib  # noqa: PLC0415 - only when something is used
-
-    from tierkv.integrations.vllm.versions import check_installed  # noqa: PLC0415 - (the same)
-
-    check_installed()
-    found: object = getattr(importlib.import_module(_HOMES[name]), name)
-    return found
+    """See :func:`tierkv.integrations.first_use.load`."""
+    return load(__name__, _HOMES, name)
