@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_parts import Core, disk, make_core, objects
 
 from tierkv.manager.contract import RequestContext
@@ -108,6 +109,28 @@ def test_a_late_write_keeps_its_slot() -> None:
     core.finish(write)
     assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
     assert core.host.room == 1
+
+
+@pytest.mark.parametrize("verb", [Verb.WRITE, Verb.DELETE])
+def test_nobody_steps_for_a_tier_that_hangs(verb: Verb) -> None:
+    """An idle engine goes on stepping while chunks wait for a tier; for one that is late it would be for ever."""
+    core = make_core(tiers=[disk(queue=1)])
+    keys = run(0, 3)
+    if verb is Verb.DELETE:
+        core.keep_below(keys)
+        core.manager.reset_cache("all")
+        core.begin(1.0)
+    else:
+        core.put(keys)
+    op = only(core, verb)
+    (tier,) = core.lower
+    assert tier.makes_wait
+    late(core, op)
+    late(core, op)
+    assert not tier.makes_wait
+    core.finish(op)
+    assert tier.makes_wait, "it goes on"
+    core.manager.validate()
 
 
 def test_a_late_probe_is_a_no() -> None:

@@ -34,7 +34,7 @@ def test_what_is_there_is_not_uploaded_again(s3: S3Server, url: str, options: di
 @pytest.mark.parametrize("said", ["contains", "read_into"])
 def test_what_was_absent_is_stored_by_one_request(s3: S3Server, url: str, options: dict[str, Any], said: str) -> None:
     """Engines look before they compute and store: another look at the store would be the third request for a chunk."""
-    backend = open_at(url, **options)
+    backend = open_at(url, warm_up_keys_max=0, **options)  # a listing would be a request that comes when it likes
     keys = [key(number) for number in range(4)]
     if said == "contains":
         assert backend.contains(keys) == [False] * 4
@@ -112,7 +112,7 @@ def warmed(url: str, options: dict[str, Any], **more: Any) -> Any:
 
 def test_listing_is_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """A bucket may hold millions of chunks: no more are kept in memory than configured; 0 asks for none."""
-    backend = open_at(url, **options)
+    backend = open_at(url, warm_up_keys_max=0, **options)  # no listing of its own among those that are counted
     keys = [key(number) for number in range(30)]
     put(backend, dict.fromkeys(keys, b"x"))
     backend.close()
@@ -229,7 +229,7 @@ def test_closed_backend_says_so(url: str, options: dict[str, Any]) -> None:
 
 def test_close_waits_for_nobody_but_a_call_for_its_requests(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """Requests in flight write into the caller's buffers: the call may not return before they ended."""
-    backend = open_at(url, concurrent_requests=2, **options)
+    backend = open_at(url, concurrent_requests=2, warm_up_keys_max=0, **options)
     put(backend, {key(n): FRAME for n in range(8)})
     answers: list[object] = []
 

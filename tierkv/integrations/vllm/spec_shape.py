@@ -45,6 +45,7 @@ def offloading_engine(config: Any, device: str) -> EngineSpec:  # noqa: ANN401 -
         groups=tuple(_group(group, config) for group in config.groups),
         hash_block_tokens=config.cache.tokens_per_hash,
         num_workers=parallel.world_size,
+        replica=parallel.data_parallel_index,
     )
 
 
