@@ -111,6 +111,42 @@ def test_a_late_write_keeps_its_slot() -> None:
     assert core.host.room == 1
 
 
+def refused_and_stored_again(core: Core) -> tuple[Key, TierOp]:
+    """A chunk whose bad frame is being deleted, and that the host tier has again before that has ended."""
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    core.finish(read_one(core), OutcomeKind.CORRUPT)
+    deletion = only(core, Verb.DELETE)
+    core.put([key])
+    assert not core.manager.take_ops(), "the deletion could undo a write"
+    return key, deletion
+
+
+def test_a_chunk_that_comes_back_before_its_bad_frame_is_gone() -> None:
+    """The tier gets it when the deletion has ended: else only memory would have it, and a flush would call it down."""
+    core = make_core(tiers=[disk()])
+    key, deletion = refused_and_stored_again(core)
+    assert core.manager.has_pending_changes
+    assert core.lower[0].makes_wait
+    core.finish(deletion)
+    core.finish(only(core, Verb.WRITE))
+    assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
+    assert not core.manager.has_pending_changes
+    assert core.counters.cascades == {"disk": 1}
+    core.manager.validate()
+
+
+def test_a_chunk_that_comes_back_and_leaves_before_its_bad_frame_is_gone() -> None:
+    """Nothing waits for a chunk that memory has lost meanwhile."""
+    core = make_core(tiers=[disk()])
+    _, deletion = refused_and_stored_again(core)
+    core.manager.reset_cache()
+    core.finish(deletion)
+    assert not core.manager.take_ops()
+    assert not core.manager.has_pending_changes
+    assert not core.lower[0].makes_wait
+
+
 @pytest.mark.parametrize("verb", [Verb.WRITE, Verb.DELETE])
 def test_nobody_steps_for_a_tier_that_hangs(verb: Verb) -> None:
     """An idle engine goes on stepping while chunks wait for a tier; for one that is late it would be for ever."""

@@ -98,6 +98,7 @@ class LowerTier(TierTable):
         self.emptying = False  # was reset; not everything is deleted yet
         self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
+        self.after_deletion: dict[Key, tuple[int, int]] = {}  # leases on chunks that are due when a bad frame is gone
         self.changes_late = 0  # writes and deletions that run on behind their deadlines
         self.cascades = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
         self.seen = SeenKeys(limits.seen_keys_max) if limits.write is WritePolicy.ON_REUSE else None
@@ -119,7 +120,8 @@ class LowerTier(TierTable):
 
         Not while the tier is out of service, or is late with such a call: nobody knows for how long.
         """
-        return self.usable and not self.changes_late and (self.emptying or len(self.cascades) > 0)
+        waits = self.emptying or len(self.cascades) > 0 or len(self.after_deletion) > 0
+        return waits and self.usable and not self.changes_late
 
     # -- existence ---------------------------------------------------------------------------------------------------
 

@@ -223,6 +223,7 @@ class OpBook:
         ]
         if tier.is_told:
             self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
+        self._cascades.deletion_ended(tier, pending.op.keys, self.now)
 
     # -- check -------------------------------------------------------------------------------------------------------
 

@@ -197,7 +197,8 @@ class TierTraffic(OpBook):
         Not of a tier that leaves, which may hang for ever; and one that is out of service deletes nothing.
         """
         return self._demotions.is_flushing or any(
-            tier.num_writing or tier.cascades or (tier.emptying and tier.usable) for tier in self._tiers
+            tier.num_writing or tier.cascades or (tier.usable and (tier.emptying or tier.after_deletion))
+            for tier in self._tiers
         )
 
     def flush(self) -> None:
