@@ -129,7 +129,10 @@ class Cascades:
             size = self.sizes.frame_bound(key)
             if not tier.wants(key, now):
                 tier.cascades.drop_front()
-            elif self.has_room(tier, size, len(tier.cascades)):
+                continue
+            if not (batch and tier.has_room(size)):  # for all that wait, when the first of them comes
+                self.evict(tier, tier.victims(size, len(tier.cascades)))
+            if tier.has_room(size):
                 tier.begin_write(key, size)
                 batch.append(slot)
                 tier.cascades.pop_front()

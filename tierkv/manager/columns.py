@@ -126,6 +126,12 @@ class FreeNumbers:
         self.fresh += new
         return numbers
 
+    def take_one(self) -> int:
+        """The number that :meth:`take` would give."""
+        if self._just_now:
+            return self._just_now.pop()
+        return self._given_back.pop() if self._given_back else self.take(1)[0]
+
     def give_back(self, numbers: Sequence[int]) -> None:
         """These are free again."""
         self._put_by()
@@ -165,7 +171,7 @@ class KeyTable:
 
     def add(self, key: Key) -> int:
         """Give a number to a key that has none."""
-        (number,) = self._free.take(1)
+        number = self._free.take_one()
         self._grow(number + 1)
         self._keys[number] = key
         self._shards[key[SHARD_BYTE]][key] = number

@@ -54,7 +54,7 @@ class Demotions:
 
     def trim(self, now: float) -> None:
         """Let go of chunks of tenants that are over their quotas; at once, where :meth:`begin` will not write them."""
-        if not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
+        if self._host.has_quotas and not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
             self._admissions.trim(now)
 
     def _takes(self, tier: LowerTier) -> int:

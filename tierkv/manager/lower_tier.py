@@ -116,11 +116,11 @@ class LowerTier(TierTable):
 
     def presence(self, key: Key, now: float) -> LookupResult:
         """Whether ``key`` is here: HIT, MISS, or RETRY where a shared tier has to be asked first."""
-        if not self.usable or self.emptying:
-            return LookupResult.MISS
         row = self._rows.find(key)
-        flags = 0 if row is None else self._flags[row]
-        if flags & DELETING:
+        return self._presence(key, 0 if row is None else self._flags[row], now)
+
+    def _presence(self, key: Key, flags: int, now: float) -> LookupResult:
+        if not self.usable or self.emptying or flags & DELETING:
             return LookupResult.MISS
         answer = self._answers.get(key, now) if len(self._answers) else None
         if answer is not None:
@@ -200,9 +200,11 @@ class LowerTier(TierTable):
 
     def wants(self, key: Key, now: float) -> bool:
         """Whether a chunk of that key should be written here: it takes writes, and neither has it nor is getting it."""
-        if not self.limits.writes or self._flagged(key, WRITING | DELETING):
+        row = self._rows.find(key)
+        flags = 0 if row is None else self._flags[row]
+        if not self.limits.writes or flags & (WRITING | DELETING):
             return False
-        return self.presence(key, now) is not LookupResult.HIT
+        return self._presence(key, flags, now) is not LookupResult.HIT
 
     def refused(self, keys: Sequence[Key], frame_bytes: int) -> Collection[int]:
         """Which of ``keys`` the policy does not let in, as positions. frame_bytes: what each takes at most."""

@@ -21,7 +21,7 @@ class Tables:
         self._fences = fences
         self._windows = WindowBlocks()
         self._windowed = [group.index for group in geometry.groups if group.window_chunks is not None]
-        self._full = [group.index for group in geometry.groups if group.window_chunks is None]
+        self._full = [(group.index, group.block_tokens) for group in geometry.groups if group.window_chunks is None]
 
     def overwritten(self, block_ids: Iterable[int]) -> set[int]:
         """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
@@ -39,28 +39,28 @@ class Tables:
             EngineProtocolError: the number of groups differs, only new blocks are told of a request whose table is not
                 known (first time, loaded, preempted, asked about again), or blocks are missing.
         """
-        what = f"request {record.ctx.request_id!r}"
         ids, whole = scheduled.block_ids, scheduled.replaces_table
         if len(ids) != len(record.groups):
-            raise EngineProtocolError(f"{what}: block ids of {len(ids)} groups, the engine has {len(record.groups)}")
-        if not whole and scheduled.num_computed_tokens and not any(group.block_ids for group in record.groups):
-            raise EngineProtocolError(
-                f"{what} was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
-                "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True"
+            raise _refused(record, f": block ids of {len(ids)} groups, the engine has {len(record.groups)}")
+        if not whole and scheduled.num_computed_tokens and not any([group.block_ids for group in record.groups]):
+            raise _refused(
+                record,
+                f" was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
+                "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True",
             )
         stop = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        for index in self._full:
+        for index, block_tokens in self._full:
             held = len(ids[index]) + (0 if whole else len(record.groups[index].block_ids))
-            needed = cdiv(stop, self._geometry.groups[index].block_tokens)
-            if held < needed:
-                raise EngineProtocolError(
-                    f"{what}, group {index}: {held} blocks for {stop} tokens, {needed} are needed"
-                )
+            if held * block_tokens < stop:
+                needed = cdiv(stop, block_tokens)
+                raise _refused(record, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
 
     def update(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
         """Take over what was scheduled. Returns the jobs that must end before this step writes."""
         if scheduled.replaces_table:
             self._leave(record)
+        elif not any(scheduled.block_ids):  # as in most steps of a request that decodes
+            return set()
         starts = [0 if scheduled.replaces_table else len(group.block_ids) for group in record.groups]
         record.replace_blocks(scheduled.block_ids, whole_table=scheduled.replaces_table)
         jobs = self.overwritten(self.written_ids(scheduled))
@@ -87,3 +87,7 @@ class Tables:
         """See :meth:`WindowBlocks.validate` and :meth:`Fences.validate`."""
         self._windows.validate()
         self._fences.validate()
+
+
+def _refused(record: RequestRecord, why: str) -> EngineProtocolError:
+    return EngineProtocolError(f"request {record.ctx.request_id!r}{why}")

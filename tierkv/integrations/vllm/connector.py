@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NOTHING = WorkerOutput()
+
 
 class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
     """A stack of tiers behind vLLM, run by tierkv's scheduler.
@@ -204,7 +206,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What the workers told."""
         told = connector_output.kv_connector_worker_meta
-        output, begun = (told.output, told.begun) if isinstance(told, WorkerMeta) else (WorkerOutput(), 0)
+        output, begun = (told.output, told.begun) if isinstance(told, WorkerMeta) else (_NOTHING, 0)
         self.scheduler.take_in(output, begun, connector_output.finished_recving)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
