@@ -9,7 +9,7 @@ memory view: so no column here is a list.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -164,6 +164,12 @@ class KeyTable:
     def find(self, key: Key) -> int | None:
         """The number of a key."""
         return self._shards[key[SHARD_BYTE]].get(key)
+
+    def known(self, keys: Iterable[Key]) -> list[int]:
+        """The numbers of those of ``keys`` that have one."""
+        shards = self._shards
+        numbers = [shards[key[SHARD_BYTE]].get(key) for key in keys]
+        return [number for number in numbers if number is not None]
 
     def key(self, number: int) -> Key:
         """The key of a number."""

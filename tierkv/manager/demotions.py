@@ -82,7 +82,7 @@ class Demotions:
         takes = tier.usable and not tier.emptying and tier.num_writing < tier.queue_chunks_max
         if not (takes and self._cascades.has_room(tier, size, 1)):
             return False
-        tier.begin_write(key, size)
+        tier.begin_write((key,), size)
         return True
 
     def left(self, slots: Sequence[int]) -> None:

@@ -126,7 +126,8 @@ class Accounts:
         ledger = self._open.get(job.request_id)
         lead = self._geometry.lookup_order[0]
         size = self._geometry.groups[lead].chunk_tokens
-        good = sum(g == lead and key not in failed for g, key in zip(job.chunk_groups, job.keys, strict=True))
+        bad = sum(g == lead and key in failed for g, key in zip(job.chunk_groups, job.keys, strict=True)) if failed else 0
+        good = job.chunk_groups.count(lead) - bad
         self._counters.tokens_stored += good * size
         if ledger is not None:
             ledger.stored_tokens += good * size
