@@ -75,7 +75,7 @@ class Cascades:
 
     def due(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
         """Those of ``chunks``, each a slot and its key, that a tier lacks, may have, and lets in."""
-        wanted = self.routes.allowed(tier, [chunk for chunk in chunks if tier.wants(chunk[1], now)], now)
+        wanted = self.routes.allowed(tier, tier.lacking(chunks, now), now)
         if not wanted:
             return wanted
         keys = [key for _, key in wanted]
@@ -122,7 +122,7 @@ class Cascades:
             if tier.num_writing + len(batch) >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = tier.cascades.front()
-            here = host.generation(slot) == generation and host.state(slot) is ChunkState.READY
+            here = host.is_ready(slot, generation)
             if not (here and tier.usable):
                 self._drop_front(tier, here=here)
                 continue

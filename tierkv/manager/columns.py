@@ -165,11 +165,14 @@ class KeyTable:
         """The number of a key."""
         return self._shards[key[SHARD_BYTE]].get(key)
 
+    def find_all(self, keys: Iterable[Key]) -> list[int | None]:
+        """The number of each key."""
+        shards = self._shards
+        return [shards[key[SHARD_BYTE]].get(key) for key in keys]
+
     def known(self, keys: Iterable[Key]) -> list[int]:
         """The numbers of those of ``keys`` that have one."""
-        shards = self._shards
-        numbers = [shards[key[SHARD_BYTE]].get(key) for key in keys]
-        return [number for number in numbers if number is not None]
+        return [number for number in self.find_all(keys) if number is not None]
 
     def key(self, number: int) -> Key:
         """The key of a number."""

@@ -113,14 +113,14 @@ class TierTable:
             sizes[row] = frame_bytes
             used_bytes += frame_bytes
         self.used_bytes = used_bytes
-        self._frame_bytes_max = max((self._frame_bytes_max, *(frame_bytes for _, frame_bytes in entries)))
+        self._frame_bytes_max = max([self._frame_bytes_max, *[frame_bytes for _, frame_bytes in entries]])
         self._list(list(new), list(new.values()))
 
     def _list(self, rows: Sequence[int], keys: Sequence[Key]) -> None:
         """Tell the policy of rows; they may be evicted when nobody uses them."""
         self._policy.add(rows, keys)
         uses = self._uses
-        self._evictable += len(rows) - sum(1 for row in rows if uses[row])
+        self._evictable += len([row for row in rows if not uses[row]])
 
     def _unlist(self, row: int) -> None:
         """Take a row from the policy."""
@@ -174,12 +174,13 @@ class TierTable:
         self._uses[row] += 1
 
     def _end_use(self, rows: Iterable[int]) -> None:
-        idle = []
+        idle, uses, flags = [], self._uses, self._flags
         for row in rows:
-            self._uses[row] -= 1
-            if self._uses[row]:
+            left = uses[row] - 1
+            uses[row] = left
+            if left:
                 continue
-            if self._is_listed(row):
+            if flags[row] & (STORED | DELETING) == STORED:
                 idle.append(row)
             else:
                 self._leave(row)

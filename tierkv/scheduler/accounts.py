@@ -111,12 +111,11 @@ class Accounts:
         """Some chunks of a load are on their way. Of each: its group, the tokens it stands for, its tier."""
         self._load(ledger, groups, _by_tier(tokens, sources), sources)
 
-    def _load(
-        self, ledger: Ledger, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]
-    ) -> None:
+    def _load(self, ledger: Ledger, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]) -> None:
         """tokens: by tier."""
-        ledger.loaded_tokens.update(tokens)
-        self._counters.tokens_loaded.update(tokens)
+        for source, count in tokens.items():
+            ledger.loaded_tokens[source] += count
+            self._counters.tokens_loaded[source] += count
         for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
             self._counters.chunks_hit[source] += chunks
             ledger.loaded_bytes[source] += chunks * self._geometry.groups[group].payload_bytes
@@ -126,8 +125,9 @@ class Accounts:
         ledger = self._open.get(job.request_id)
         lead = self._geometry.lookup_order[0]
         size = self._geometry.groups[lead].chunk_tokens
-        bad = sum(g == lead and key in failed for g, key in zip(job.chunk_groups, job.keys, strict=True)) if failed else 0
-        good = job.chunk_groups.count(lead) - bad
+        good = job.chunk_groups.count(lead)
+        if failed:
+            good -= sum(g == lead and key in failed for g, key in zip(job.chunk_groups, job.keys, strict=True))
         self._counters.tokens_stored += good * size
         if ledger is not None:
             ledger.stored_tokens += good * size

@@ -148,7 +148,7 @@ class RequestRecord:
 
     def was_offered(self, tokens: int) -> bool:
         """Whether every chunk that ends within ``tokens`` was offered for storing, or is of no use to store."""
-        for group in self.groups:  # asked in every step of every request: a generator would take twice as long
+        for group in self.groups:  # noqa: SIM110 - asked in every step of every request: all() takes three times as long
             if (group.next_stored + 1) * group.chunk_tokens <= tokens:
                 return False
         return True

@@ -121,6 +121,8 @@ def _split(
     granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], geometry: Geometry
 ) -> list[list[int]]:
     """Indices of the granted chunks, job by job."""
+    if {len(ids) for _, ids in tails} == {geometry.blocks_per_chunk}:
+        return [list(range(len(granted)))]
     parts: list[list[int]] = []
     group = part = -1
     for i, candidate in enumerate(granted):

@@ -205,7 +205,8 @@ class Stores:
         """These were offered for good: move the cursors on, and make jobs of what was granted."""
         for candidate in taken:
             group = record.groups[candidate.group]
-            group.next_stored = max(group.next_stored, candidate.number + 1)
+            if candidate.number >= group.next_stored:
+                group.next_stored = candidate.number + 1
         granted = sorted([c for c in taken if c.key in slots], key=attrgetter("group", "number"))
         for sources in source_blocks(record, self._geometry, granted):
             keys = [granted[i].key for i in sources.chunks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.jobs import Fences
@@ -23,14 +23,13 @@ class Tables:
         self._windowed = [group.index for group in geometry.groups if group.window_chunks is not None]
         self._full = [(group.index, group.block_tokens) for group in geometry.groups if group.window_chunks is None]
 
-    def overwritten(self, block_ids: Iterable[int]) -> set[int]:
+    def overwritten(self, block_ids: Sequence[int]) -> set[int]:
         """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
-        ids = list(block_ids)
-        if not ids:
+        if not block_ids:
             return set()
-        self._windows.strike(ids)
-        self._on_overwritten(ids)
-        return self._fences.crossed(ids)
+        self._windows.strike(block_ids)
+        self._on_overwritten(block_ids)
+        return self._fences.crossed(block_ids)
 
     def check(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """Make sure that the table will hold all tokens: else chunks would be stored from the wrong blocks.
@@ -42,7 +41,7 @@ class Tables:
         ids, whole = scheduled.block_ids, scheduled.replaces_table
         if len(ids) != len(record.groups):
             raise _refused(record, f": block ids of {len(ids)} groups, the engine has {len(record.groups)}")
-        if not whole and scheduled.num_computed_tokens and not any([group.block_ids for group in record.groups]):
+        if not whole and scheduled.num_computed_tokens and not any(group.block_ids for group in record.groups):
             raise _refused(
                 record,
                 f" was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
@@ -68,11 +67,13 @@ class Tables:
             self._windows.enter(record.groups[group], starts[group])
         return jobs
 
-    def written_ids(self, scheduled: ScheduledRequest) -> Iterator[int]:
+    def written_ids(self, scheduled: ScheduledRequest) -> list[int]:
         """Blocks that the request did not have before and will write. The front of a whole table is only read."""
+        written: list[int] = []
         for group, ids in zip(self._geometry.groups, scheduled.block_ids, strict=True):
             read = scheduled.num_computed_tokens // group.block_tokens if scheduled.replaces_table else 0
-            yield from ids[read:]
+            written += ids[read:]
+        return written
 
     def clear(self, record: RequestRecord) -> None:
         """The request has lost its blocks, or needs them no more."""
