@@ -41,6 +41,7 @@ class Server(LoggedProcess):
         command += ["--kv-transfer-config", json.dumps(setup.kv_transfer_config())]
         if replicas > 1:
             command += ["--data-parallel-size", str(replicas)]
+        self._start_timeout_s = START_TIMEOUT_S * replicas
         # The development mode has the call that empties the device's cache.
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1"}
         # On a machine with one node of memory vLLM's own choice of cores has none for a second engine.
@@ -49,7 +50,7 @@ class Server(LoggedProcess):
 
     def wait_until_it_serves(self) -> None:
         """Return when it says that it is healthy."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + self._start_timeout_s
         while True:
             try:
                 self.get("/health")
