@@ -147,6 +147,25 @@ def test_a_chunk_that_comes_back_and_leaves_before_its_bad_frame_is_gone() -> No
     assert not core.lower[0].makes_wait
 
 
+def test_a_chunk_that_comes_back_while_nobody_knows_what_lies_there() -> None:
+    """A write that may have arrived is to be deleted, and that fails: it is tried again some time, for which neither a
+    flush nor an idle engine waits."""
+    core = make_core(tiers=[disk()])
+    (key,) = run(0, 1)
+    core.put([key])
+    core.finish(only(core, Verb.WRITE), OutcomeKind.TIMED_OUT)
+    deletion = only(core, Verb.DELETE)
+    core.manager.reset_cache()
+    core.put([key])
+    assert core.manager.has_pending_changes
+    core.finish(deletion, OutcomeKind.FAILED)
+    assert not core.manager.take_ops()
+    assert not core.manager.has_pending_changes
+    assert not core.lower[0].makes_wait
+    assert core.counters.cascades_dropped == {"disk": 1}
+    core.manager.validate()
+
+
 @pytest.mark.parametrize("verb", [Verb.WRITE, Verb.DELETE])
 def test_nobody_steps_for_a_tier_that_hangs(verb: Verb) -> None:
     """An idle engine goes on stepping while chunks wait for a tier; for one that is late it would be for ever."""
