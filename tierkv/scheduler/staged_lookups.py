@@ -4,6 +4,9 @@ Such an engine asks the same run of chunks in every step until no answer is "ask
 it is readable in the host tier and held for the asker, so that nothing can take it away before it is loaded. What lies
 below is gathered under the request's reservation (:mod:`tierkv.manager.gathering`): not while the engine asks, but at
 the end of the step, when it is known what it really wants, and that no tier still owes an answer.
+
+Where a state stands beside attention, engines may also ask about *tails*: a chunk of each group that ends inside a
+block, at the same token in all of them (:mod:`tierkv.scheduler.staged_runs`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.staged_runs import Run, Tails, has_tails
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -30,38 +34,14 @@ def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
     would never find room. A window gets what it needs (one chunk more, because a hit may end inside a chunk), but no
     more than an equal share; the groups that need everything share the rest.
     """
-    share = max(1, chunks_max // len(geometry.groups))
-    windows = [None if g.window_chunks is None else min(g.window_chunks + 1, share) for g in geometry.groups]
+    groups = geometry.groups
+    if has_tails(geometry):
+        chunks_max = max(1, chunks_max - len(groups))  # one tail of each group may come on top
+    share = max(1, chunks_max // len(groups))
+    windows = [None if g.window_chunks is None else min(g.window_chunks + 1, share) for g in groups]
     whole = windows.count(None)
     rest = max(1, (chunks_max - sum(window or 0 for window in windows)) // max(1, whole))
     return tuple(rest if window is None else window for window in windows)
-
-
-class _Run:
-    """What was asked of one group since the engine last began there.
-
-    An engine may go over a group several times in one answer, each time up to an earlier end: the last time counts.
-    A group with a window is asked from its end: what a gap cuts off there is not wanted.
-    """
-
-    __slots__ = ("asked", "backwards", "first_end", "last_end", "wanted")
-
-    def __init__(self, end_token: int) -> None:
-        self.asked: set[Key] = set()
-        self.wanted: dict[Key, int] = {}
-        self.first_end = self.last_end = end_token
-        self.backwards = False
-
-    def ask(self, key: Key, end_token: int) -> None:
-        """Note in which direction the engine goes."""
-        self.asked.add(key)
-        self.backwards = end_token < self.last_end
-        self.last_end = end_token
-
-    def missed(self) -> None:
-        """The last chunk asked about is not to be had."""
-        if self.backwards:
-            self.wanted.clear()
 
 
 class _Asker:
@@ -74,6 +54,7 @@ class _Asker:
 
     __slots__ = (
         "answers", "asked_at_s", "ctx", "expired", "held", "pins", "reservation", "runs", "since_s", "step",
+        "tails",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
@@ -86,22 +67,46 @@ class _Asker:
         self.reservation: Reservation | None = None
         self.held: set[Key] = set()
         self.answers: dict[Key, LookupResult] = {}
-        self.runs: dict[int, _Run] = {}
+        self.runs: dict[int, Run] = {}
+        self.tails = Tails()
+
+    @property
+    def has_whole(self) -> bool:
+        """Whether every group that it was asked about has whole chunks for it: then the engine waits for no tail."""
+        return bool(self.runs) and all(run.wanted for run in self.runs.values())
 
     def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
         """What it wants at the end of a step, in prefix order.
 
-        No hit reaches further than the last chunk that is wanted of each group; what other groups were asked about
-        beyond that was asked for nothing.
+        No hit reaches further than the last chunk that is wanted of each group, and there is none where a group has
+        nothing; what other groups were asked about beyond that was asked for nothing.
         """
-        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items() if run.wanted]
-        end_max = min((max(run.wanted.values()) for run, _ in runs), default=0)
+        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items()]
+        end_max = min((max(run.wanted.values(), default=0) for run, _ in runs), default=0)
         ends = {k: end for run, tokens in runs for k, end in run.wanted.items() if end - tokens < end_max}
+        ends |= self.tails.wanted(ready=self.has_whole)
         return tuple(sorted(ends, key=ends.__getitem__))
+
+    @property
+    def owed(self) -> bool:
+        """Whether a tier has to answer before it is known what the engine wants of some group."""
+        return any(run.owes for run in self.runs.values())
+
+    def is_deferred(self) -> bool:
+        """Whether the engine waits. Not for the chunks of one group, if another group has none."""
+        if self.has_whole:
+            return self.owed or bool(self.waits(key for run in self.runs.values() for key in run.wanted))
+        return self.owed or bool(self.waits(self.tails.ends()))
 
     def waits(self, keys: Iterable[Key]) -> set[LookupResult]:
         """What it was told about these chunks, but for hits."""
         return {self.answers[key] for key in keys} - {_HIT}
+
+    def clear(self) -> None:
+        """Nothing was asked in this step."""
+        self.runs.clear()
+        self.tails.clear()
+        self.answers.clear()
 
     def forget(self, *, keeps_time: bool) -> None:
         """Nothing is held for it any more. keeps_time: its next question shares this one's deadline."""
@@ -109,8 +114,7 @@ class _Asker:
         self.pins = set()
         self.held = set()
         self.reservation = None
-        self.runs.clear()
-        self.answers.clear()
+        self.clear()
         if not keeps_time:
             self.since_s, self.expired = None, False
 
@@ -160,6 +164,12 @@ class StagedLookups:
         self.settle(request_id)
         self._askers.pop(request_id, None)
 
+    def tail_tokens(self, request_id: str) -> dict[Key, int]:
+        """Tokens of the tails that the request was told of in this step; every other chunk is whole."""
+        asker = self._askers.get(request_id)
+        tokens = min(self._chunk_tokens)  # an engine with tails has blocks of one size
+        return {} if asker is None else {key: end % tokens for key, end in asker.tails.ends().items()}
+
     def _let_go(self, asker: _Asker, *, keeps_time: bool) -> None:
         request_id = asker.ctx.request_id
         self._manager.release(asker.ctx)
@@ -205,7 +215,7 @@ class StagedLookups:
     def _conclude(self, asker: _Asker) -> tuple[Key, ...]:
         """What is to be gathered for a request; nothing if it has its answer, or if a tier still owes one."""
         wanted = asker.wanted(self._chunk_tokens)
-        if not asker.waits(key for run in asker.runs.values() for key in run.wanted):
+        if not asker.is_deferred():
             self._count_wait(asker)
             if not asker.expired:
                 asker.since_s = None  # an answer: what is asked from now on is a new question
@@ -215,7 +225,7 @@ class StagedLookups:
         if asker.since_s is None:
             asker.since_s = self._now_s
         waits = asker.waits(wanted)
-        if not waits or LookupResult.RETRY in waits:  # what is wanted is not known before all of it has been answered
+        if asker.owed or not waits or LookupResult.RETRY in waits:  # what is wanted is known when all has been answered
             self._keep(asker, wanted)
             return ()
         return wanted
@@ -238,7 +248,7 @@ class StagedLookups:
             request_id: who asks.
             key: the chunk.
             group: its group.
-            end_token: how many tokens of the request there are up to the chunk's end.
+            end_token: how many tokens of the request there are up to the chunk's end. Inside a block: a tail.
 
         Returns:
             HIT: readable in the host tier, and held for this request. PENDING: in the stack; it will be gathered, or is
@@ -252,18 +262,30 @@ class StagedLookups:
         if asker.step != self._step:
             self._begin(asker)
         run = asker.runs.get(group)
+        if end_token % self._chunk_tokens[group]:
+            return self._tail(asker, run, key, group, end_token)
         if run is None or key in run.asked:
-            run = asker.runs[group] = _Run(end_token)
+            run = asker.runs[group] = Run(end_token)
         run.ask(key, end_token)
-        if len(run.wanted) >= self._budgets[group] or self._is_beyond(asker, run, group, end_token):
+        if run.is_full(self._budgets[group]) or self._is_beyond(asker, run, group, end_token):
             return _MISS
         answer = asker.answers.get(key)
         if answer is None:
             answer = asker.answers[key] = self._answer(asker, key)
-        if answer is _MISS:
-            run.missed()
+        run.heard(key, end_token, answer)
+        return answer
+
+    def _tail(self, asker: _Asker, run: Run | None, key: Key, group: int, end_token: int) -> LookupResult:
+        """The same of a chunk that ends inside a block."""
+        tokens_max, chunk_tokens = asker.ctx.hints.max_load_tokens, self._chunk_tokens[group]
+        start = end_token // chunk_tokens * chunk_tokens
+        if run is not None and not run.backwards:
+            start = min(start, run.first_end - chunk_tokens)
+        if tokens_max is not None and end_token - start > tokens_max:
+            answer = _MISS
         else:
-            run.wanted[key] = end_token
+            answer = asker.answers[key] = asker.answers.get(key) or self._answer(asker, key)
+        asker.tails.heard(key, end_token, answer)
         return answer
 
     def _begin(self, asker: _Asker) -> None:
@@ -271,8 +293,7 @@ class StagedLookups:
         request_id = asker.ctx.request_id
         asker.step = self._step
         asker.asked_at_s = self._now_s
-        asker.runs.clear()
-        asker.answers.clear()
+        asker.clear()
         self._asked[request_id] = asker
         self._open[request_id] = asker
         self._open.move_to_end(request_id)
@@ -284,7 +305,7 @@ class StagedLookups:
         ready = set() if asker.reservation is None else asker.reservation.granted_ready()
         asker.held = asker.pins | ready
 
-    def _is_beyond(self, asker: _Asker, run: _Run, group: int, end_token: int) -> bool:
+    def _is_beyond(self, asker: _Asker, run: Run, group: int, end_token: int) -> bool:
         """Whether the request's hints forbid to load so much. A window reaches no further than the prefix before it."""
         tokens_max = asker.ctx.hints.max_load_tokens
         if tokens_max is None or run.backwards:
