@@ -13,6 +13,8 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.metrics.counters import CoreCounters
 from tierkv.stack_base import StackBase
 from tierkv.tiers.arena import HostArena
+from tierkv.types.engine import GroupKind
+from tierkv.types.keys import split_key
 
 Prompts = Sequence[Sequence[int]]
 RECOVERY_TRIES = 100
@@ -67,6 +69,26 @@ def overwrite_host(served: ServedEngine) -> int:
     for slot in range(arena.num_slots):
         arena.payload(slot)[:] = 0x3C
     return arena.num_slots
+
+
+def overwrite_states(served: ServedEngine, start: int, stop: int) -> int:
+    """Put other bytes into a part of each layer's state in the host tier; in how many chunks.
+
+    start, stop: bytes of the page of the chunk's last block.
+    """
+    served.settle()
+    arena, geometry = served.found(HostArena), served.found(StackBase).geometry
+    states = {group.index: group for group in geometry.groups if group.kind is GroupKind.SSM}
+    changed = 0
+    for chunk in served.found(HostIndex).visible():
+        group = states.get(split_key(chunk.key)[1])
+        if group is not None:
+            changed += 1
+            payload, page_end = arena.payload(chunk.slot), 0
+            for page_bytes in group.page_bytes:
+                page_end += page_bytes * geometry.blocks_per_chunk
+                payload[page_end - page_bytes + start : page_end - page_bytes + stop] = 0x3F
+    return changed
 
 
 def recover(served: ServedEngine) -> None:
