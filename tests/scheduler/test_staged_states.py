@@ -87,16 +87,19 @@ def test_a_state_behind_a_gap_that_no_tier_speaks_of_costs_the_deadline() -> Non
 
 
 def test_nothing_is_read_where_no_state_was_kept() -> None:
-    """All of the attention lies below, and not one state: there is no hit, so not a chunk is brought up for it."""
+    """All of the attention is there, most of it below, and not one state: there is no hit, so not a chunk is brought up
+    for it, and none is held."""
     it = StagedBed(core_of())
     whole, states = both()
-    it.core.keep_below(whole)
+    it.core.put(whole[:4])
+    it.core.keep_below(whole[4:])
     it.add("a")
     for _ in range(3):
         assert it.ask("a", whole) is None
         assert it.ask_window("a", states, 1) == 0
         it.end()
         assert not it.core.manager.take_ops()
+        assert it.held == 0
         it.begin(10.0)
     assert it.core.counters.deferrals == it.core.counters.deadlines_expired == 0
 
