@@ -82,8 +82,11 @@ def lfm() -> PreTrainedModel:
     """Six layers, every third one with full attention, the others with short convolutions."""
     kinds = ["conv", "conv", "full_attention"] * 2
     return Lfm2ForCausalLM(
-        Lfm2Config(num_hidden_layers=6, layer_types=kinds, block_auto_adjust_ff_dim=False, conv_L_cache=4, **COMMON)
-    )
+        Lfm2Config(
+            num_hidden_layers=6, layer_types=kinds, conv_dim=128, block_dim=128, conv_L_cache=4,
+            block_auto_adjust_ff_dim=False, **COMMON,
+        )
+    )  # fmt: skip
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
