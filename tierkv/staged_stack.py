@@ -15,7 +15,6 @@ from typing import Any
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import HOST, RequestContext, ResetScope
 from tierkv.scheduler.staged_jobs import UNMARKED, StagedJob
-from tierkv.scheduler.staged_runs import has_tails
 from tierkv.stack_base import StackBase
 from tierkv.stack_parts import StagedParts
 from tierkv.types.keys import GROUP_BYTES, Key
@@ -66,8 +65,6 @@ class StagedStack(StackBase):
         self._lookups = parts.lookups
         self._jobs = parts.jobs
         self._groups = {number.to_bytes(GROUP_BYTES, "big"): i for i, number in enumerate(parts.group_ids)}
-        self._has_tails = has_tails(self.geometry)
-        self._tail_tokens: dict[Key, int] = {}  # of stores in flight
         self._sources: dict[str, dict[Key, str]] = {}  # of each request's last load, the chunks from below
 
     def worker_setup(self, rank: int) -> WorkerSetup:
@@ -137,22 +134,21 @@ class StagedStack(StackBase):
         self._begin_step()
         ordered = tuple(keys)
         grant = self._manager.prepare_load(ordered, self._lookups.context(request_id))
-        tails = self._lookups.tail_tokens(request_id)
         self._lookups.settle(request_id)
         groups = tuple(map(self._group_of, ordered))
-        self._count_hits(groups, grant.sources, [tails.get(key) for key in ordered])
+        self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
         self._sources[request_id] = below
         number = self._jobs.begin_load(request_id, ordered, groups, grant.slots)
         return StagedTransfer(number, ordered, groups, grant.slots)
 
-    def _count_hits(self, groups: Sequence[int], sources: Sequence[str], tails: Sequence[int | None]) -> None:
+    def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
         """Chunks by tier, and the tokens of one group's: the first in lookup order of which anything is loaded."""
         lead = next((index for index in self.geometry.lookup_order if index in groups), None)
-        for group, source, tail in zip(groups, sources, tails, strict=True):
+        for group, source in zip(groups, sources, strict=True):
             self.counters.chunks_hit[source] += 1
             if group == lead:
-                self.counters.tokens_loaded[source] += tail or self.geometry.groups[group].chunk_tokens
+                self.counters.tokens_loaded[source] += self.geometry.groups[group].chunk_tokens
 
     def load_source(self, request_id: str, key: Key) -> str:
         """The tier that a chunk of the request's last load came from."""
@@ -202,18 +198,9 @@ class StagedStack(StackBase):
             return None
         groups = tuple(map(self._group_of, grant.keys))
         if grant.keys:
-            self._note_tails(chunks)
             self._parts.seals.open(grant.slots)
             self._jobs.begin_store(grant.keys, groups, grant.slots, number)
         return StagedStore(StagedTransfer(number, grant.keys, groups, grant.slots), grant.evicted)
-
-    def _note_tails(self, chunks: Iterable[tuple[Key, int]]) -> None:
-        """Remember which stored chunks are not whole, to count their tokens."""
-        if not self._has_tails:
-            return
-        lead = self.geometry.groups[self.geometry.lookup_order[0]]
-        tails = {key: end % lead.chunk_tokens for key, end in chunks if self._group_of(key) == lead.index}
-        self._tail_tokens.update((key, tokens) for key, tokens in tails.items() if tokens)
 
     def complete_store(self, keys: Iterable[Key], *, success: bool = True) -> None:
         """All workers ended the jobs that stored these chunks. What is not whole in its slot is dropped, and counted.
@@ -231,10 +218,8 @@ class StagedStack(StackBase):
     def _end_store(self, job: StagedJob, failed: frozenset[Key]) -> None:
         self._manager.complete_store(job.slots, failed)
         lead = self.geometry.lookup_order[0]
-        whole, tails = self.geometry.groups[lead].chunk_tokens, self._tail_tokens
-        stored = [key for key, group, _ in _chunks(job) if group == lead]
-        tokens = [tails.pop(key, whole) if tails else whole for key in stored if key not in failed]
-        self.counters.tokens_stored += sum(tokens)
+        good = sum(group == lead and key not in failed for key, group, _ in _chunks(job))
+        self.counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only."""
@@ -255,7 +240,6 @@ class StagedStack(StackBase):
         self._lookups.reset()
         self._manager.reset_cache(scope)
         self._jobs.orphan_all()
-        self._tail_tokens.clear()
         self._hand_out()
 
     def workers_flushed(self) -> None:

@@ -4,9 +4,6 @@ Such an engine asks the same run of chunks in every step until no answer is "ask
 it is readable in the host tier and held for the asker, so that nothing can take it away before it is loaded. What lies
 below is gathered under the request's reservation (:mod:`tierkv.manager.gathering`): not while the engine asks, but at
 the end of the step, when it is known what it really wants, and that no tier still owes an answer.
-
-Where a state stands beside attention, engines may also ask about *tails*: a chunk of each group that ends inside a
-block, at the same token in all of them (:mod:`tierkv.scheduler.staged_runs`).
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.staged_runs import Run, Tails, has_tails
+from tierkv.scheduler.staged_runs import Run
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -34,11 +31,8 @@ def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
     would never find room. A window gets what it needs (one chunk more, because a hit may end inside a chunk), but no
     more than an equal share; the groups that need everything share the rest.
     """
-    groups = geometry.groups
-    if has_tails(geometry):
-        chunks_max = max(1, chunks_max - len(groups))  # one tail of each group may come on top
-    share = max(1, chunks_max // len(groups))
-    windows = [None if g.window_chunks is None else min(g.window_chunks + 1, share) for g in groups]
+    share = max(1, chunks_max // len(geometry.groups))
+    windows = [None if g.window_chunks is None else min(g.window_chunks + 1, share) for g in geometry.groups]
     whole = windows.count(None)
     rest = max(1, (chunks_max - sum(window or 0 for window in windows)) // max(1, whole))
     return tuple(rest if window is None else window for window in windows)
@@ -54,7 +48,6 @@ class _Asker:
 
     __slots__ = (
         "answers", "asked_at_s", "ctx", "expired", "held", "pins", "reservation", "runs", "since_s", "step",
-        "tails",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
@@ -68,12 +61,6 @@ class _Asker:
         self.held: set[Key] = set()
         self.answers: dict[Key, LookupResult] = {}
         self.runs: dict[int, Run] = {}
-        self.tails = Tails()
-
-    @property
-    def has_whole(self) -> bool:
-        """Whether every group that it was asked about has whole chunks for it: then the engine waits for no tail."""
-        return bool(self.runs) and all(run.wanted for run in self.runs.values())
 
     def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
         """What it wants at the end of a step, in prefix order.
@@ -84,7 +71,6 @@ class _Asker:
         runs = [(run, chunk_tokens[group]) for group, run in self.runs.items()]
         end_max = min((max(run.wanted.values(), default=0) for run, _ in runs), default=0)
         ends = {k: end for run, tokens in runs for k, end in run.wanted.items() if end - tokens < end_max}
-        ends |= self.tails.wanted(ready=self.has_whole)
         return tuple(sorted(ends, key=ends.__getitem__))
 
     @property
@@ -94,19 +80,13 @@ class _Asker:
 
     def is_deferred(self) -> bool:
         """Whether the engine waits. Not for the chunks of one group, if another group has none."""
-        if self.has_whole:
-            return self.owed or bool(self.waits(key for run in self.runs.values() for key in run.wanted))
-        return self.owed or bool(self.waits(self.tails.ends()))
+        if self.owed or not all(run.wanted for run in self.runs.values()):
+            return self.owed
+        return bool(self.waits(key for run in self.runs.values() for key in run.wanted))
 
     def waits(self, keys: Iterable[Key]) -> set[LookupResult]:
         """What it was told about these chunks, but for hits."""
         return {self.answers[key] for key in keys} - {_HIT}
-
-    def clear(self) -> None:
-        """Nothing was asked in this step."""
-        self.runs.clear()
-        self.tails.clear()
-        self.answers.clear()
 
     def forget(self, *, keeps_time: bool) -> None:
         """Nothing is held for it any more. keeps_time: its next question shares this one's deadline."""
@@ -114,7 +94,8 @@ class _Asker:
         self.pins = set()
         self.held = set()
         self.reservation = None
-        self.clear()
+        self.runs.clear()
+        self.answers.clear()
         if not keeps_time:
             self.since_s, self.expired = None, False
 
@@ -163,12 +144,6 @@ class StagedLookups:
         """The request has ended, in whatever way."""
         self.settle(request_id)
         self._askers.pop(request_id, None)
-
-    def tail_tokens(self, request_id: str) -> dict[Key, int]:
-        """Tokens of the tails that the request was told of in this step; every other chunk is whole."""
-        asker = self._askers.get(request_id)
-        tokens = min(self._chunk_tokens)  # an engine with tails has blocks of one size
-        return {} if asker is None else {key: end % tokens for key, end in asker.tails.ends().items()}
 
     def _let_go(self, asker: _Asker, *, keeps_time: bool) -> None:
         request_id = asker.ctx.request_id
@@ -248,7 +223,7 @@ class StagedLookups:
             request_id: who asks.
             key: the chunk.
             group: its group.
-            end_token: how many tokens of the request there are up to the chunk's end. Inside a block: a tail.
+            end_token: how many tokens of the request there are up to the chunk's end.
 
         Returns:
             HIT: readable in the host tier, and held for this request. PENDING: in the stack; it will be gathered, or is
@@ -262,8 +237,6 @@ class StagedLookups:
         if asker.step != self._step:
             self._begin(asker)
         run = asker.runs.get(group)
-        if end_token % self._chunk_tokens[group]:
-            return self._tail(asker, run, key, group, end_token)
         if run is None or key in run.asked:
             run = asker.runs[group] = Run(end_token)
         run.ask(key, end_token)
@@ -275,25 +248,13 @@ class StagedLookups:
         run.heard(key, end_token, answer)
         return answer
 
-    def _tail(self, asker: _Asker, run: Run | None, key: Key, group: int, end_token: int) -> LookupResult:
-        """The same of a chunk that ends inside a block."""
-        tokens_max, chunk_tokens = asker.ctx.hints.max_load_tokens, self._chunk_tokens[group]
-        start = end_token // chunk_tokens * chunk_tokens
-        if run is not None and not run.backwards:
-            start = min(start, run.first_end - chunk_tokens)
-        if tokens_max is not None and end_token - start > tokens_max:
-            answer = _MISS
-        else:
-            answer = asker.answers[key] = asker.answers.get(key) or self._answer(asker, key)
-        asker.tails.heard(key, end_token, answer)
-        return answer
-
     def _begin(self, asker: _Asker) -> None:
         """The first question about a request in this step."""
         request_id = asker.ctx.request_id
         asker.step = self._step
         asker.asked_at_s = self._now_s
-        asker.clear()
+        asker.runs.clear()
+        asker.answers.clear()
         self._asked[request_id] = asker
         self._open[request_id] = asker
         self._open.move_to_end(request_id)

@@ -1,22 +1,11 @@
-"""What an engine that asks chunk by chunk has asked about in one step: runs of whole chunks, and tails."""
+"""What an engine that asks chunk by chunk has asked of one group in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from tierkv.types.engine import GroupKind
-from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
-_HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
-
-
-def has_tails(geometry: Geometry) -> bool:
-    """Whether an engine of this shape may keep states inside a block, and so ask for chunks that end there."""
-    return geometry.blocks_per_chunk == 1 and any(
-        group.kind is GroupKind.SSM and group.hashes_per_chunk > 1 for group in geometry.groups
-    )
+_MISS, _RETRY = LookupResult.MISS, LookupResult.RETRY
 
 
 class Run:
@@ -65,44 +54,3 @@ class Run:
     def owes(self) -> bool:
         """Whether the engine defers because of a chunk nearer to the end, though a gap has cut it off since."""
         return self._owed and self.backwards
-
-
-class Tails:
-    """Chunks that end inside a block: a state that was kept there, and what attention has up to that token.
-
-    The engine asks about one end after the other, the largest first, and at each about every group until one misses.
-    A hit takes the chunks of one end, of all groups, and lies behind all whole chunks.
-    """
-
-    __slots__ = ("_ends",)
-
-    def __init__(self) -> None:
-        self._ends: dict[int, dict[Key, LookupResult] | None] = {}  # None: some group lacks it
-
-    def heard(self, key: Key, end_token: int, answer: LookupResult) -> None:
-        """The answer about one group's chunk."""
-        chunks = self._ends.setdefault(end_token, {})
-        if answer is _MISS:
-            self._ends[end_token] = None
-        elif chunks is not None:
-            chunks[key] = answer
-
-    def clear(self) -> None:
-        """Nothing was asked."""
-        self._ends.clear()
-
-    def ends(self) -> dict[Key, int]:
-        """Where each chunk ends that some end needs."""
-        return {key: end for end, chunks in self._there() for key in chunks}
-
-    def wanted(self, *, ready: bool) -> dict[Key, int]:
-        """The chunks of the largest end that every group has, with that end. ready: that can be loaded now."""
-        for end, chunks in self._there():
-            if not ready or set(chunks.values()) == {_HIT}:
-                return dict.fromkeys(chunks, end)
-        return {}
-
-    def _there(self) -> Iterator[tuple[int, dict[Key, LookupResult]]]:
-        for end in sorted(self._ends, reverse=True):
-            if chunks := self._ends[end]:
-                yield end, chunks

@@ -1,4 +1,4 @@
-"""Models with layers that keep a state, through the spec seam: vLLM's scheduler says which states are stored, and when."""
+"""Models with layers that keep a state, through the spec seam: vLLM says which states are stored, and when."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ CONVOLUTION_BYTES = 3 * 160 * 4
 STATE_BYTES = CONVOLUTION_BYTES + 4 * 32 * 16 * 4
 """Of a layer of the Mamba model: what it keeps of its convolution, and with its heads."""
 
-BATCH_TOKENS = 3 * BLOCK_TOKENS
-"""Prompts are computed in steps of three blocks at most: a state is kept at the end of each."""
-
-HASH_TOKENS = 8
-"""Where states inside a block are kept, too: at multiples of this."""
-
 
 def setup_of(
     model: str, folder: Path | None, host: str = "16MiB", blocks: int = 200, factor: int = 1, **arguments: Any
@@ -29,8 +23,8 @@ def setup_of(
     """An engine over host memory and perhaps a disk."""
     tiers = [] if folder is None else [{"backend": "disk", "path": str(folder), "capacity": "128MiB"}]
     stack = {"host": {"capacity": host}, "tiers": tiers, "lookup": {"deadline_s": 60.0}}
-    device = {"num_gpu_blocks_override": blocks, "max_num_batched_tokens": BATCH_TOKENS}
-    return EngineSetup("spec", stack, model=model, blocks_per_chunk=factor, arguments={**device, **arguments})
+    arguments = {"num_gpu_blocks_override": blocks, **arguments}
+    return EngineSetup("spec", stack, model=model, blocks_per_chunk=factor, arguments=arguments)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +62,7 @@ def test_prompts_that_part_take_the_last_state_that_they_share(mamba: EngineProc
     for prompt, cut, tokens in zip(asked, cuts, expected, strict=True):
         (answer,) = mamba.call("vllm_scenarios:serve_again", prompts=[prompt])
         assert answer["tokens"] == tokens
-        assert answer["cached"] == cut // BATCH_TOKENS * BATCH_TOKENS
+        assert answer["cached"] == cut // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def test_an_answer_leaves_a_state_behind_at_every_block(mamba: EngineProcess, plain_tokens: PlainTokens) -> None:
@@ -156,39 +150,6 @@ def test_resets_overtake_states_in_flight(small: EngineProcess, plain_tokens: Pl
     assert small.call("vllm_scenarios:counters")["deadlines_expired"] == before["deadlines_expired"]
 
 
-@pytest.fixture(scope="module")
-def fine(start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """The model with short convolutions, where vLLM keeps states inside blocks, too."""
-    folder = tmp_path_factory.mktemp("disk")
-    with start_engine(setup_of("lfm", folder, prefix_match_unit=HASH_TOKENS)) as engine:
-        yield engine
-
-
-def test_states_inside_a_block_come_back(fine: EngineProcess, plain_tokens: PlainTokens) -> None:
-    """A prompt of six blocks and a piece of the seventh: the hit ends in there, from the host tier and from disk; and
-    one that is shorter than a block, too."""
-    asked = [prompts("inside", 1, 203)[0], prompts("shorter", 1, 30)[0]]
-    first = fine.call("vllm_scenarios:serve", prompts=asked)
-    second = fine.call("vllm_scenarios:serve_again", prompts=asked)
-    fine.call("vllm_scenarios:forget_host")
-    third = fine.call("vllm_scenarios:serve", prompts=asked)
-    assert tokens_of(first) == tokens_of(second) == tokens_of(third) == plain_tokens("lfm", asked, 16)
-    assert cached_of(second) == [200, 24]
-    assert cached_of(third)[1] == 24
-    assert fine.call("vllm_scenarios:counters")["deadlines_expired"] == 0
-
-
-def test_other_bytes_in_states_inside_a_block_are_other_tokens(fine: EngineProcess) -> None:
-    """The negative control for these."""
-    asked = prompts("inside control", 3, 26)
-    first = fine.call("vllm_scenarios:serve", prompts=asked)
-    assert fine.call("vllm_scenarios:overwrite_states", start=0, stop=1024) > 0
-    second = fine.call("vllm_scenarios:serve_again", prompts=asked)
-    assert cached_of(second) == [24] * 3
-    for good, bad in zip(tokens_of(first), tokens_of(second), strict=True):
-        assert good != bad
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["granite", "lfm"])
 def test_a_new_process_finds_states_on_disk(
@@ -212,7 +173,7 @@ def test_a_new_process_finds_states_on_disk(
 def test_two_workers_hold_a_part_of_each_state(
     tmp_path: Path, start_engine: StartEngine, plain_tokens: PlainTokens
 ) -> None:
-    """Tensor parallel, each worker in a process of its own: the first one's note is found by the scheduler in another."""
+    """Tensor parallel, each worker in a process of its own: the scheduler finds the first one's note in another."""
     asked = prompts("two workers", 3)
     setup = setup_of("granite", tmp_path, tensor_parallel_size=2, distributed_executor_backend="mp")
     with start_engine(setup, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}) as engine:

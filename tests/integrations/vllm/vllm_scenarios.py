@@ -138,7 +138,7 @@ def serve_only(served: ServedEngine, prompts: Prompts, **options: Any) -> list[J
 
 
 def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **options: Any) -> Json:
-    """Serve them, and empty the connector's cache while they wait for an answer, and then while transfers are in flight.
+    """Serve them, and empty the connector's cache while they wait for an answer, then while transfers are in flight.
 
     That is, after the first steps, and after every so many-th step that leaves a transfer in flight. Not after every
     step: nobody's chunks would ever come together, and all would wait for their deadline.

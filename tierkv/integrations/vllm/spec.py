@@ -22,7 +22,7 @@ from tierkv.integrations.vllm.spec_manager import TierKVManager, TierKVTransfer
 from tierkv.integrations.vllm.spec_notes import StatesNote, read_states
 from tierkv.integrations.vllm.spec_shape import VLLM_KEYS, check_engine, chunked, config_labels, offloading_engine
 from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
-from tierkv.integrations.vllm.states import layer_states
+from tierkv.integrations.vllm.states import check_sizes, layer_states
 from tierkv.plugins import load_plugins
 from tierkv.staged_stack import DESCRIBED
 
@@ -66,7 +66,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         """The scheduler's side; opens the stack.
 
         Raises:
-            ConfigError: the workers have not told what states they keep.
+            ConfigError: the workers have not told what states they keep, or these cannot be served.
             PluginError: a plugin that the stack asks for is missing or broken.
             BackendError: a tier cannot be opened.
         """
@@ -77,6 +77,8 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             places = localities(resolve(config, registry))
             ids = [group.group_id for group in self.config.groups]
             states = read_states(self.config.engine_id, len(ids))
+            if any(states):
+                check_sizes(set(self.tokens_per_block), self.tokens_per_hash)
             engine = offloading_engine(self.config, device_words(), states)
             stack = open_staged_stack(config, engine, group_ids=ids, plugins=registry)
             self._manager = TierKVManager(stack, places, OffloadingEvents(places) if enabled else None)

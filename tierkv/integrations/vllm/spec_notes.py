@@ -1,9 +1,9 @@
 """What a worker tells the scheduler's side of the spec seam, since vLLM does not: which layers keep a state, and what.
 
-``OffloadingConfig`` names the layers of each group, and says no more of them. But whether a page is a state, and in which
-shapes and number formats it is kept, decides for whom it is good, which codecs may round it, and how a hit is looked up.
-Workers know, and vLLM makes them before the scheduler. So the engine's first worker leaves a note in memory that has
-the engine's id in its name; nothing is left behind when its process is gone, however it went.
+``OffloadingConfig`` names the layers of each group, and says no more of them. But whether a page is a state, and in
+which shapes and number formats it is kept, decides for whom it is good, which codecs may round it, and how a hit is
+looked up. Workers know, and vLLM makes them before the scheduler. So the engine's first worker leaves a note in memory
+that has the engine's id in its name; nothing is left behind when its process is gone, however it went.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def check_states(groups: Iterable[Any], hash_block_tokens: int) -> None:
     for group in all_groups:
         if keeps_state(group):
             check_state(spec_of(group), f"layer {group.layer_names[0]} keeps a state")
-            _check_sizes({spec_of(one).block_size for one in all_groups}, hash_block_tokens)
+            check_sizes({spec_of(one).block_size for one in all_groups}, hash_block_tokens)
 
 
 def check_state(spec: Any, what: str) -> None:  # noqa: ANN401 - (the same)
@@ -77,7 +77,16 @@ def check_state(spec: Any, what: str) -> None:  # noqa: ANN401 - (the same)
         )
 
 
-def _check_sizes(block_tokens: set[int], hash_block_tokens: int) -> None:
+def check_sizes(block_tokens: set[int], hash_block_tokens: int) -> None:
+    """Make sure that an engine with states keeps none inside a block.
+
+    Args:
+        block_tokens: tokens of a block, of all groups.
+        hash_block_tokens: tokens that one of a request's hashes covers.
+
+    Raises:
+        ConfigError: it does; names the setting and the fix.
+    """
     if block_tokens != {hash_block_tokens}:
         sizes = " and ".join(str(size) for size in sorted(block_tokens))
         raise ConfigError(
