@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode does n
 
 from fsspec_support import S3Server
 from vllm_process import ENVIRONMENT, EngineProcess, PlainTokens, StartEngine, Tokens
-from vllm_setups import ARGUMENTS, MODEL_ARGUMENTS, SEAMS, EngineSetup, Seam
+from vllm_setups import ARGUMENTS, SEAMS, EngineSetup, Seam
 
 FOLDER = Path(__file__).parent
 MODELS_TIMEOUT_S = 120.0
@@ -85,8 +85,7 @@ def plain_tokens(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
         def answer(model: str, prompts: Tokens, tokens: int) -> Tokens:
             if model not in engines:
-                own = MODEL_ARGUMENTS.get(model, {})
-                arguments = {**ARGUMENTS, **own, "model": str(models / model), "num_gpu_blocks_override": 1000}
+                arguments = {**ARGUMENTS, "model": str(models / model), "num_gpu_blocks_override": 1000}
                 log = tmp_path_factory.mktemp("plain") / "log"
                 engines[model] = stack.enter_context(EngineProcess(arguments, log))
             # One by one: the answer to a prompt does not depend on who else is served.

@@ -84,7 +84,7 @@ def lfm() -> PreTrainedModel:
     return Lfm2ForCausalLM(
         Lfm2Config(
             num_hidden_layers=6, layer_types=kinds, conv_dim=128, block_dim=128, conv_L_cache=4,
-            block_auto_adjust_ff_dim=False, **COMMON,
+            block_auto_adjust_ff_dim=False, **{**COMMON, "initializer_range": WEIGHT_STD / 2},
         )
     )  # fmt: skip
 

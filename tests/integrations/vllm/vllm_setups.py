@@ -30,12 +30,6 @@ ARGUMENTS: dict[str, Any] = {
     "seed": 0,
 }
 
-MODEL_ARGUMENTS: dict[str, dict[str, Any]] = {
-    # vLLM's kernel of Mamba 2 for CPUs fails where a step would have to keep a state that lies inside it.
-    "granite": {"long_prefill_token_threshold": BLOCK_TOKENS},
-}
-"""What a model needs beside and over :data:`ARGUMENTS`."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
@@ -55,7 +49,6 @@ class EngineSetup:
         """Arguments of vLLM's EngineArgs."""
         return {
             **ARGUMENTS,
-            **MODEL_ARGUMENTS.get(self.model, {}),
             "model": str(models / self.model),
             "kv_transfer_config": self.kv_transfer_config(),
             **self.arguments,
