@@ -16,6 +16,9 @@ CONVOLUTION_BYTES = 3 * 160 * 4
 STATE_BYTES = CONVOLUTION_BYTES + 4 * 32 * 16 * 4
 """Of a layer of the Mamba model: what it keeps of its convolution, and with its heads."""
 
+STEP_TOKENS = 3 * BLOCK_TOKENS
+"""Prompts are computed in steps of three blocks at most: a state is kept at the end of each, and none in between."""
+
 
 def setup_of(
     model: str, folder: Path | None, host: str = "16MiB", blocks: int = 200, factor: int = 1, **arguments: Any
@@ -23,7 +26,7 @@ def setup_of(
     """An engine over host memory and perhaps a disk."""
     tiers = [] if folder is None else [{"backend": "disk", "path": str(folder), "capacity": "128MiB"}]
     stack = {"host": {"capacity": host}, "tiers": tiers, "lookup": {"deadline_s": 60.0}}
-    arguments = {"num_gpu_blocks_override": blocks, **arguments}
+    arguments = {"num_gpu_blocks_override": blocks, "max_num_batched_tokens": STEP_TOKENS, **arguments}
     return EngineSetup("spec", stack, model=model, blocks_per_chunk=factor, arguments=arguments)
 
 
@@ -62,7 +65,7 @@ def test_prompts_that_part_take_the_last_state_that_they_share(mamba: EngineProc
     for prompt, cut, tokens in zip(asked, cuts, expected, strict=True):
         (answer,) = mamba.call("vllm_scenarios:serve_again", prompts=[prompt])
         assert answer["tokens"] == tokens
-        assert answer["cached"] == cut // BLOCK_TOKENS * BLOCK_TOKENS
+        assert answer["cached"] == cut // STEP_TOKENS * STEP_TOKENS
 
 
 def test_an_answer_leaves_a_state_behind_at_every_block(mamba: EngineProcess, plain_tokens: PlainTokens) -> None:
