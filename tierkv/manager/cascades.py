@@ -75,7 +75,7 @@ class Cascades:
 
     def due(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
         """Those of ``chunks``, each a slot and its key, that a tier lacks, may have, and lets in."""
-        wanted = self.routes.allowed(tier, [chunk for chunk in chunks if tier.wants(chunk[1], now)], now)
+        wanted = self.routes.allowed(tier, tier.lacking(chunks, now), now)
         if not wanted:
             return wanted
         keys = [key for _, key in wanted]
@@ -115,30 +115,36 @@ class Cascades:
         Waiting chunks are not held: a store that needs their slots wins, and they are dropped and counted. Only what is
         being written is held, under the tier's bound. written: chunks that the tier gets in this step anyway.
         """
-        batch: list[int] = []
+        batch: dict[int, Key] = {}
+        batch_bytes = 0
         host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
-            if tier.num_writing >= tier.queue_chunks_max or tier.emptying:
+            if tier.num_writing + len(batch) >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = tier.cascades.front()
-            here = host.generation(slot) == generation and host.state(slot) is ChunkState.READY
+            here = host.is_ready(slot, generation)
             if not (here and tier.usable):
                 self._drop_front(tier, here=here)
                 continue
             key = host.key(slot)
             size = self.sizes.frame_bound(key)
-            if not tier.wants(key, now):
+            if slot in batch or not tier.wants(key, now):
                 tier.cascades.drop_front()
-            elif self.has_room(tier, size, len(tier.cascades)):
-                tier.begin_write(key, size)
-                batch.append(slot)
+                continue
+            if not batch:  # with the first, for all that wait
+                self.evict(tier, tier.victims(size, len(tier.cascades)))
+            if tier.has_room(batch_bytes + size):
+                batch[slot] = key
+                batch_bytes += size
                 tier.cascades.pop_front()
-            elif tier.may_get_room(size):
+            elif batch or tier.may_get_room(size):
                 break
             else:
                 self._drop_front(tier, here=here)
-        host.hold_to_write(batch)
-        return batch
+        if batch:
+            tier.begin_write(list(batch.values()), batch_bytes)
+            host.hold_to_write(batch)
+        return list(batch)
 
     def _drop_front(self, tier: LowerTier, *, here: bool) -> None:
         tier.cascades.drop_front()

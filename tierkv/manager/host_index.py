@@ -84,6 +84,11 @@ class HostIndex(SlotTable):
         victims = self._choose(short)
         return self._evict(victims) if victims else None
 
+    @property
+    def has_quotas(self) -> bool:
+        """Whether tenants may be over their quotas."""
+        return self._tenants is not None
+
     def trim(self) -> Evicted:
         """Evict some chunks of tenants that are over their quotas."""
         victims = () if self._tenants is None else self._tenants.trim(self._holders)

@@ -63,13 +63,15 @@ class LeaseQueue:
 
     def drop_front(self, count: int = 1) -> None:
         """The same, in vain: they may come again."""
-        for lease in self._leases[self._head : self._head + count] if self._unique else ():
-            self.forget(lease & _SLOT_MASK, lease >> _SLOT_BITS)
+        if self._unique:
+            dropped = self._leases[self._head : self._head + count]
+            self.forget([(lease & _SLOT_MASK, lease >> _SLOT_BITS) for lease in dropped])
         self.pop_front(count)
 
-    def forget(self, slot: int, generation: int) -> None:
-        """A lease may come again."""
-        number, place = divmod(slot, _PAGE_SLOTS)
-        page = self._put.get(number)
-        if page is not None and page[place] == generation:
-            page[place] = 0
+    def forget(self, leases: Iterable[tuple[int, int]]) -> None:
+        """These may come again."""
+        for slot, generation in leases if self._unique else ():
+            number, place = divmod(slot, _PAGE_SLOTS)
+            page = self._put.get(number)
+            if page is not None and page[place] == generation:
+                page[place] = 0
