@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,13 +108,20 @@ def find_memory(name: str) -> list[bytes]:
     For what is needed before anybody could be told of a handle: a name that only one engine uses leads to it.
     """
     found: dict[tuple[int, int], bytes] = {}
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it has ended, closed the memory, or belongs to somebody else
+    for link in _descriptors():
+        with contextlib.suppress(OSError):  # it has been closed
             if str(link.readlink()).startswith(f"/memfd:{name} "):
                 with link.open("rb") as memory:
                     stat = os.fstat(memory.fileno())
                     found[stat.st_dev, stat.st_ino] = memory.read()
     return list(found.values())
+
+
+def _descriptors() -> Iterator[Path]:
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+                yield from (process / "fd").iterdir()
 
 
 def attach(handle: ArenaHandle) -> HostArena:
