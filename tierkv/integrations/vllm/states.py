@@ -12,10 +12,17 @@ then stand at the position of its end. Both are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm.v1.kv_cache_interface import KVCacheSpecKind, UniformTypeKVCacheSpecs, get_kv_cache_spec_kind
+from vllm.config import get_current_vllm_config
+from vllm.v1.kv_cache_interface import (
+    KVCacheGroupSpec,
+    KVCacheSpecKind,
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+)
 
 from tierkv.errors import ConfigError
 
@@ -44,11 +51,20 @@ def check_states(groups: Iterable[Any], hash_block_tokens: int) -> None:
     all_groups = list(groups)
     for group in all_groups:
         if keeps_state(group):
-            _check_group(spec_of(group), f"layer {group.layer_names[0]} keeps a state")
-            _check_sizes({spec_of(one).block_size for one in all_groups}, hash_block_tokens)
+            check_state(spec_of(group), f"layer {group.layer_names[0]} keeps a state")
+            check_sizes({spec_of(one).block_size for one in all_groups}, hash_block_tokens)
 
 
-def _check_group(spec: Any, what: str) -> None:  # noqa: ANN401 - (the same)
+def check_state(spec: Any, what: str) -> None:  # noqa: ANN401 - (the same)
+    """Make sure that vLLM keeps states for other requests, and leaves them where they are.
+
+    Args:
+        spec: vLLM's ``MambaSpec``.
+        what: the first words of the message.
+
+    Raises:
+        ConfigError: it does not; names the setting and the fix.
+    """
     if spec.mamba_cache_mode != "align":
         raise ConfigError(
             f"mamba_cache_mode = {spec.mamba_cache_mode!r}: {what}, and vLLM keeps none for other requests so; set "
@@ -61,7 +77,16 @@ def _check_group(spec: Any, what: str) -> None:  # noqa: ANN401 - (the same)
         )
 
 
-def _check_sizes(block_tokens: set[int], hash_block_tokens: int) -> None:
+def check_sizes(block_tokens: set[int], hash_block_tokens: int) -> None:
+    """Make sure that an engine with states keeps none inside a block.
+
+    Args:
+        block_tokens: tokens of a block, of all groups.
+        hash_block_tokens: tokens that one of a request's hashes covers.
+
+    Raises:
+        ConfigError: it does; names the setting and the fix.
+    """
     if block_tokens != {hash_block_tokens}:
         sizes = " and ".join(str(size) for size in sorted(block_tokens))
         raise ConfigError(
@@ -81,3 +106,25 @@ def describe_states(groups: Iterable[Any]) -> list[Any]:
         [spec.mamba_type.name, [list(shape) for shape in spec.shapes], [str(dtype) for dtype in spec.dtypes]]
         for spec in specs
     ]
+
+
+def layer_states(groups: Iterable[Any]) -> list[str]:
+    """The same in words, one for each group that vLLM's ``OffloadingConfig`` names; empty: it keeps no state.
+
+    For a worker while vLLM sets it up: it has the layers themselves.
+
+    Raises:
+        ConfigError: see :func:`check_state`.
+    """
+    vllm_config = get_current_vllm_config()
+    layers = vllm_config.compilation_config.static_forward_context
+    return [_states_of(vllm_config, {name: layers[name] for name in group.layer_names}) for group in groups]
+
+
+def _states_of(vllm_config: Any, layers: Mapping[str, Any]) -> str:  # noqa: ANN401 - (the same)
+    groups = [KVCacheGroupSpec([name], layer.get_kv_cache_spec(vllm_config)) for name, layer in layers.items()]
+    kept = [group for group in groups if keeps_state(group)]
+    for group in kept:
+        check_state(group.kv_cache_spec, f"layer {group.layer_names[0]} keeps a state")
+    described = [json.dumps(state) for state in describe_states(kept)]
+    return " ".join(dict.fromkeys(described))
