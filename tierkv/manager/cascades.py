@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tierkv.manager.admissions import Admissions
 from tierkv.manager.chunk import Filled
 from tierkv.manager.chunk_sizes import ChunkSizes
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, WritePolicy
-from tierkv.manager.routes import Routes
 from tierkv.manager.seen_keys import SeenKeys
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.hints import RequestHints
@@ -26,14 +26,15 @@ class Cascades:
         self,
         host: HostIndex,
         tiers: Iterable[LowerTier],
-        routes: Routes,
+        admissions: Admissions,
         sizes: ChunkSizes,
         counters: CoreCounters,
     ) -> None:
-        self.routes = routes
+        self.routes = admissions.routes
         self.sizes = sizes
         self._host = host
         self._tiers = tiers
+        self._shelter = admissions.shelter
         self.counters = counters
 
     def became_ready(self, filled: Filled, now: float, *, promoted: bool) -> None:
@@ -92,9 +93,10 @@ class Cascades:
             return
         generation, waiting = self._host.generation, len(tier.cascades)
         tier.cascades.extend((slot, generation(slot)) for slot, _ in due)
-        # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
+        # Not all that waits is held, so the queue itself needs a bound while a tier does not keep up.
         over = len(tier.cascades) - (self._host.num_slots if tier.usable else waiting)
         if over > 0:
+            self._shelter.let_out(tier, tier.cascades.first(over))
             tier.cascades.drop_front(over)
             self.dropped(tier, over)
 
@@ -112,15 +114,18 @@ class Cascades:
     def writable(self, tier: LowerTier, now: float, written: int) -> list[int]:
         """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
 
-        Waiting chunks are not held: a store that needs their slots wins, and they are dropped and counted. Only what is
-        being written is held, under the tier's bound. written: chunks that the tier gets in this step anyway.
+        Waiting chunks are sheltered at most: a store that can have no other slots wins, and they are dropped and
+        counted. Only what is being written is held for good, under the tier's bound. written: chunks that the tier gets
+        in this step anyway.
         """
         batch: list[int] = []
+        left: list[tuple[int, int]] = []
         host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
             if tier.num_writing >= tier.queue_chunks_max or tier.emptying:
                 break
-            slot, generation = tier.cascades.front()
+            slot, generation = lease = tier.cascades.front()
+            left.append(lease)
             here = host.generation(slot) == generation and host.state(slot) is ChunkState.READY
             if not (here and tier.usable):
                 self._drop_front(tier, here=here)
@@ -134,10 +139,12 @@ class Cascades:
                 batch.append(slot)
                 tier.cascades.pop_front()
             elif tier.may_get_room(size):
+                left.pop()
                 break
             else:
                 self._drop_front(tier, here=here)
         host.hold_to_write(batch)
+        self._shelter.let_out(tier, left)
         return batch
 
     def _drop_front(self, tier: LowerTier, *, here: bool) -> None:

@@ -26,6 +26,7 @@ class LeaseQueue:
     def __init__(self, *, unique: bool = False) -> None:
         self._leases = array("Q")
         self._head = 0
+        self._seen = 0  # the first place that was not given by unseen()
         # Of a unique queue: by slot, in pages, the generation that was put in last; 0: may come again.
         self._put: dict[int, memoryview[int]] = {}
         self._unique = unique
@@ -54,17 +55,29 @@ class LeaseQueue:
         lease = self._leases[self._head]
         return lease & _SLOT_MASK, lease >> _SLOT_BITS
 
+    def unseen(self, count_max: int) -> list[tuple[int, int]]:
+        """Of those that this did not give before, the ones that have waited longest."""
+        leases = self._leases[self._seen : self._seen + count_max]
+        self._seen += len(leases)
+        return [(lease & _SLOT_MASK, lease >> _SLOT_BITS) for lease in leases]
+
+    def first(self, count: int) -> list[tuple[int, int]]:
+        """Those that have waited longest."""
+        return [(lease & _SLOT_MASK, lease >> _SLOT_BITS) for lease in self._leases[self._head : self._head + count]]
+
     def pop_front(self, count: int = 1) -> None:
         """Those that have waited longest wait no more."""
         self._head += count
+        self._seen = max(self._seen, self._head)
         if self._head >= _GAP_MIN and 2 * self._head >= len(self._leases):
             del self._leases[: self._head]
+            self._seen -= self._head
             self._head = 0
 
     def drop_front(self, count: int = 1) -> None:
         """The same, in vain: they may come again."""
-        for lease in self._leases[self._head : self._head + count] if self._unique else ():
-            self.forget(lease & _SLOT_MASK, lease >> _SLOT_BITS)
+        for lease in self.first(count) if self._unique else ():
+            self.forget(*lease)
         self.pop_front(count)
 
     def forget(self, slot: int, generation: int) -> None:

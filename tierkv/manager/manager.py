@@ -367,6 +367,7 @@ class OffloadManager:
             EngineProtocolError: see :meth:`check_reset`; nothing has changed.
         """
         self.check_reset(scope)
+        self._admissions.shelter.empty()
         for tier in self._tiers if scope == "all" else ():
             tier.emptying = True
             self._events.cleared(tier.name)
