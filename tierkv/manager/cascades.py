@@ -96,9 +96,23 @@ class Cascades:
         # Not all that waits is held, so the queue itself needs a bound while a tier does not keep up.
         over = len(tier.cascades) - (self._host.num_slots if tier.usable else waiting)
         if over > 0:
-            self._shelter.let_out(tier, tier.cascades.first(over))
-            tier.cascades.drop_front(over)
-            self.dropped(tier, over)
+            self._shorten(tier, over)
+
+    def _shorten(self, tier: LowerTier, count: int) -> None:
+        """Drop the oldest of a queue: but of those who are not gone, first those without shelter."""
+        cascades, left = tier.cascades, count
+        while left and len(cascades) > cascades.num_behind and not self._shelter.has(tier, *cascades.front()):
+            cascades.drop_front()
+            left -= 1
+        behind = min(left, cascades.num_behind)
+        cascades.drop_behind(behind)
+        self._shelter.let_out(tier, cascades.first(left - behind))
+        cascades.drop_front(left - behind)
+        self.dropped(tier, count)
+
+    def out_of_service(self, tier: LowerTier) -> None:
+        """A tier takes nothing for a while: what waits for it waits without shelter, until it is dropped."""
+        self._shelter.forsake(tier)
 
     def written(self, tier: LowerTier, count: int) -> None:
         """A tier has got so many chunks."""

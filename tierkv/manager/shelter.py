@@ -15,9 +15,11 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.tier_list import TierList
 
+SHELTERED_SHARE = 1 / 2
+"""Share of the host slots that the shelter has at most."""
+
 UNWRITTEN_SHARE = 3 / 4
-"""Share of the host slots that the shelter has at most, together with what is being written. The rest is for what is
-used most, whatever becomes of the tiers below."""
+"""The same, together with what is being written. The rest is for what is used most, whatever becomes of the tiers."""
 
 SHELTERED_MAX = 4096
 """Chunks that the shelter has at most: a choice must be able to pass over all of them at once."""
@@ -30,7 +32,8 @@ class Shelter:
         self._host = host
         self._tiers = tiers
         # Under quotas a tenant that floods the cache evicts its own chunks, also those that wait.
-        self._slots_max = 0 if host.has_quotas else int(host.num_slots * UNWRITTEN_SHARE)
+        self._slots_max = 0 if host.has_quotas else min(int(host.num_slots * SHELTERED_SHARE), SHELTERED_MAX)
+        self._unwritten_max = int(host.num_slots * UNWRITTEN_SHARE)
         # By slot, the oldest first: the tiers that the chunk waits for, a bit for each.
         self._waits: dict[int, int] = {}
 
@@ -42,17 +45,22 @@ class Shelter:
     def take_in(self) -> None:
         """Something is about to be evicted: shelter what waits, those first that have waited longest."""
         waits = self._waits
-        free = self._slots_max - sum(tier.num_writing for tier in self._tiers.with_leaving)
+        written = sum(tier.num_writing for tier in self._tiers.with_leaving)
+        slots_max = min(self._slots_max, self._unwritten_max - written)
         for tier in self._tiers:
             # What waits for a tier that is written back to is written when it is evicted, if not before.
             if tier.limits.write is WritePolicy.BACK or not tier.usable or tier.emptying:
                 continue
-            leases = tier.cascades.unseen(max(0, min(free, SHELTERED_MAX) - len(waits)))
+            leases = tier.cascades.take_aside(max(0, slots_max - len(waits)))
             if leases:
                 waiting, bit = dict.fromkeys(self._host.staying(leases)), 1 << tier.index
                 self._host.hold_to_write([slot for slot in waiting if slot not in waits])
                 for slot in waiting:
                     waits[slot] = waits.get(slot, 0) | bit
+
+    def has(self, tier: LowerTier, slot: int, generation: int) -> bool:
+        """Whether a chunk is sheltered because it waits for this tier."""
+        return bool(self._waits.get(slot, 0) >> tier.index & 1) and self._host.generation(slot) == generation
 
     def let_out(self, tier: LowerTier, leases: Iterable[tuple[int, int]]) -> None:
         """These do not wait for a tier any more."""
@@ -78,8 +86,9 @@ class Shelter:
             self._host.end_writes(oldest)
 
     def forsake(self, tier: LowerTier) -> None:
-        """Nobody waits for a tier any more: it leaves."""
+        """Those who wait for a tier do so without shelter, until they are taken in again."""
         self.let_out(tier, [(slot, self._host.generation(slot)) for slot in self._waits])
+        tier.cascades.rejoin()
 
     def empty(self) -> None:
         """Nobody is sheltered any more."""
@@ -98,8 +107,8 @@ class Shelter:
         Raises:
             InvariantError: one is not.
         """
-        count, slots_max = len(self._waits), min(self._slots_max, SHELTERED_MAX)
-        require(count <= slots_max, f"{count} chunks are sheltered, {slots_max} may be")
+        count = len(self._waits)
+        require(count <= self._slots_max, f"{count} chunks are sheltered, {self._slots_max} may be")
         queues = {1 << tier.index: set(tier.cascades.first(len(tier.cascades))) for tier in self._tiers.with_leaving}
         for slot, tiers in self._waits.items():
             lease = slot, self._host.generation(slot)

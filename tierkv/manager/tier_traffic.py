@@ -100,7 +100,7 @@ class TierTraffic(OpBook):
         """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
         tier.leaving, tier.usable, tier.emptying = True, False, False
         tier.unknown_to_ask.clear()
-        self.admissions.shelter.forsake(tier)
+        self._cascades.out_of_service(tier)
         self._tiers.detach(tier)
         self._events.cleared(tier.name)
         self.version += 1
