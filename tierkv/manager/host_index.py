@@ -14,7 +14,7 @@ when it chooses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy
 from tierkv.errors import InvariantError, require
@@ -64,10 +64,10 @@ class HostIndex(SlotHolds):
             here = [slot for slot in here if slot not in leaving and not self._is_stale(slot)]
         return here
 
-    def count_held_once(self, slots: Iterable[int]) -> int:
-        """How many of ``slots`` have one hold."""
+    def held_once(self, slots: Iterable[int]) -> Iterator[int]:
+        """Those of ``slots`` that one hold keeps."""
         holders = self._holders
-        return sum(holders[slot] == 1 for slot in slots)
+        return (slot for slot in slots if holders[slot] == 1)
 
     def refused(self, keys: Sequence[Key]) -> Collection[int]:
         """Which of ``keys`` the policy does not let in, as positions."""

@@ -40,7 +40,7 @@ class Shelter:
     @property
     def room(self) -> int:
         """Slots that can be had now: those of the host tier, and those of the shelter that nobody else holds."""
-        return self._host.room + (self._host.count_held_once(self._waits) if self._waits else 0)
+        return self._host.room + (sum(1 for _ in self._host.held_once(self._waits)) if self._waits else 0)
 
     def take_in(self) -> None:
         """Something is about to be evicted: shelter what waits, those first that have waited longest."""
@@ -78,12 +78,11 @@ class Shelter:
         self._host.end_writes(out)
 
     def give_way(self, count: int) -> None:
-        """Let the oldest out until there is room for so many without the shelter, or nobody is left in it."""
-        while self._waits and (short := count - self._host.room) > 0:
-            oldest = list(islice(self._waits, short))
-            for slot in oldest:
-                del self._waits[slot]
-            self._host.end_writes(oldest)
+        """There is not room for so many without the shelter: let the oldest out whom nobody else holds."""
+        oldest = list(islice(self._host.held_once(self._waits), count - self._host.room))
+        for slot in oldest:
+            del self._waits[slot]
+        self._host.end_writes(oldest)
 
     def forsake(self, tier: LowerTier) -> None:
         """Those who wait for a tier do so without shelter, until they are taken in again."""

@@ -113,16 +113,14 @@ class Probe:
     def waiting_slots(self) -> set[int]:
         """The slots of readable chunks that wait for a tier in service, which will take them."""
         host, now = self.manager._host, self.manager._traffic.now
-        leases = [
-            lease
+        ready = {(slot, host.generation(slot)): key for key, slot in self.ready_slots()}
+        return {
+            lease[0]
             for tier in self.tiers().values()
             if tier.usable and not tier.emptying
             for lease in tier.cascades.first(len(tier.cascades))
-            if tier.wants(host.key(lease[0]), now)
-        ]
-        return {slot for slot, generation in leases if host.generation(slot) == generation}.intersection(
-            slot for _, slot in self.ready_slots()
-        )
+            if lease in ready and tier.wants(ready[lease], now)
+        }
 
     def sheltered(self) -> set[int]:
         """The slots of chunks that are kept from being evicted because they wait."""
