@@ -35,7 +35,7 @@ class Stack(StackBase):
         super().__init__(parts, clock, sleep)
         self._parts = parts
         self._scheduler = parts.scheduler
-        self._untold = LoadReport()  # what a flush has learnt, until the engine comes for its report
+        self._untold: LoadReport | None = None  # what a flush has learnt, until the engine comes for its report
 
     def worker_lost(self, rank: int) -> LoadReport:
         """A worker's process has ended: whatever it had not reported has failed, and is reported here in its place.
@@ -85,11 +85,13 @@ class Stack(StackBase):
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """What a worker reported, or several; see :meth:`OffloadScheduler.update_connector_output`."""
-        self._stats.transferred(output.transfers)
-        if self._parts.part_book is not None:
+        if output.transfers:
+            self._stats.transferred(output.transfers)
+        if self._parts.part_book is not None and not output.is_empty:
             output = self._parts.part_book.take_in(output)
-        report = _joined(self._untold, self._scheduler.update_connector_output(output))
-        self._untold = LoadReport()
+        report = self._scheduler.update_connector_output(output)
+        if self._untold is not None:
+            report, self._untold = _joined(self._untold, report), None
         if not output.is_empty:
             self._hand_out()
         return report
@@ -121,7 +123,7 @@ class Stack(StackBase):
 
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping: transfers are in flight, or to come, or their end is to be told."""
-        return self._scheduler.has_pending_work or self._untold != LoadReport() or self._parts.changes.pending
+        return self._scheduler.has_pending_work or self._untold is not None or self._parts.changes.pending
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -140,7 +142,8 @@ class Stack(StackBase):
         for worker in self.workers:
             worker.drain()
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
-        self._untold = self.update_connector_output(output)
+        report = self.update_connector_output(output)
+        self._untold = None if report == LoadReport() else report
 
     def _take_last_step(self) -> None:
         """A request that has ended may have left stores to the next step's instructions, and no step will come."""

@@ -270,7 +270,7 @@ class StagedStack(StackBase):
 
     def _tell_time(self) -> None:
         """Between steps too, things begin that have a deadline: a step may take long, and the engine may have slept."""
-        self._manager.begin_step(self._clock())
+        self._manager.tell_time(self._clock())
 
     # -- for the step loop -------------------------------------------------------------------------------------------
 

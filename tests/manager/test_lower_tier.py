@@ -154,7 +154,7 @@ def test_what_is_being_written_is_no_victim() -> None:
     old = make_key(b"old 0", 0)
     tier.suspect(old, 0.0)
     assert tier.wants(old, 0.0)
-    tier.begin_write(old, FRAME_BYTES)
+    tier.begin_write([old], FRAME_BYTES)
     assert old not in tier.victims(FRAME_BYTES)
     assert tier.next_victim() == []
     tier.end_write([old], FRAME_BYTES)

@@ -68,7 +68,7 @@ def test_a_unique_queue_against_lists(moves: Sequence[tuple[str, int, int]]) -> 
                 waiting.append((slot, generation))
             put[slot] = generation
         elif verb == "forget":
-            queue.forget(slot, generation)
+            queue.forget([(slot, generation)])
             if put.get(slot) == generation:
                 del put[slot]
         elif waiting:

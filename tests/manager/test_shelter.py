@@ -177,6 +177,22 @@ def test_a_choice_can_pass_over_all_that_are_sheltered() -> None:
     assert core.counters.stores_refused == 0
 
 
+def test_who_has_left_takes_no_place() -> None:
+    """The queue also has chunks that were evicted before there was room for them: those behind them come in instead."""
+    core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
+    put_each(core, run(0, SLOTS))
+    write = begun(core)
+    put(core, run(20, 7))
+    assert core.ready() == {*run(0, 9), *run(20, 7)}
+    core.finish(write)
+    write = begun(core)
+    assert sheltered(core) == SLOTS // 2 - 1
+    put(core, run(50, 1))
+    assert sheltered(core) == SLOTS // 2
+    core.finish(write)
+    check_end(core)
+
+
 def test_it_waits_for_the_last_of_two_tiers() -> None:
     """Written to the disk, not yet to the bucket: the chunk stays until both have it, and is held once."""
     core = make_core(slots=SLOTS, tiers=[disk(name="fast", queue=1), disk(name="slow", queue=1)])

@@ -9,7 +9,7 @@ from group_parts import full, window
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.manager.speeds import REMEASURE_S
+from tierkv.manager.speeds import READINGS_MIN, REMEASURE_S
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.lookups import Lookups
 from tierkv.scheduler.prefill import SAMPLES_MIN
@@ -31,7 +31,7 @@ def core_of(*tiers: TierSpec, auto: bool = True, rate: float | None = TOKENS_PER
     return make_core(slots=256, tiers=tiers, limits=limits)
 
 
-def teach(core: Core, elapsed_s: float, tier: int = 0, count: int = 1) -> None:
+def teach(core: Core, elapsed_s: float, tier: int = 0, count: int = READINGS_MIN) -> None:
     """Some reads of a tier, of one chunk each."""
     for _ in range(count):
         speed = core.manager._traffic.speeds[tier]
@@ -87,8 +87,9 @@ def test_a_tier_that_was_never_measured_is_used() -> None:
     """That is how it gets measured."""
     core = core_of(disk())
     assert core.ask(below(core, 64)) is None
-    (op, *_) = core.manager.take_ops()
-    core.finish(op, elapsed_s=SLOW_S)
+    for op in core.manager.take_ops()[:READINGS_MIN]:
+        assert core.manager.read_costs()[0] is None
+        core.finish(op, elapsed_s=SLOW_S)
     assert core.manager.read_costs()[0] is not None
 
 

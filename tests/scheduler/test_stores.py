@@ -95,11 +95,11 @@ def test_s69_a_chunk_is_judged_by_its_last_block() -> None:
     """S69: F=3: the representatives of [1 5 6 | 7 2 4 | 9 3 8] are 6, 4 and 8; a null one drops its chunk alone."""
     core = make_core(factor=3)
     ids = [1, 5, 6, 7, 2, 4, 9, 3, 8]
-    assert [c.index for c in candidates(record_of(core, ids, tokens=36), core.geometry, 36, 99)] == [0, 1, 2]
+    assert [c.number for c in candidates(record_of(core, ids, tokens=36), core.geometry, 36, 99)] == [0, 1, 2]
     for chunk, place in enumerate((2, 5, 8)):
         holed = [0 if i == place else block_id for i, block_id in enumerate(ids)]
         found = candidates(record_of(core, holed, tokens=36), core.geometry, 36, 99)
-        assert [c.index for c in found] == [i for i in range(3) if i != chunk]
+        assert [c.number for c in found] == [i for i in range(3) if i != chunk]
 
 
 def test_s70_null_blocks_before_the_first_real_one() -> None:
@@ -383,5 +383,5 @@ def test_candidates_are_sorted_by_group_and_cut_by_token() -> None:
     core = make_core(block_tokens=(2, 3), hash_block_tokens=1)
     record = record_of(core, [1, 2, 3], [4, 5], tokens=6)
     found = candidates(record, core.geometry, 6, 3)
-    assert [(c.group, c.index, c.end_token) for c in found] == [(0, 0, 2), (0, 1, 4), (1, 0, 3)]
+    assert [(c.group, c.number, c.end_token) for c in found] == [(0, 0, 2), (0, 1, 4), (1, 0, 3)]
     assert all(isinstance(c, Candidate) for c in found)

@@ -27,6 +27,7 @@ from stream_parts import (
 )
 
 from tierkv.errors import IllegalTransitionError
+from tierkv.manager.speeds import READINGS_MIN
 from tierkv.scheduler.request_state import RequestState
 from tierkv.scheduler.stream_state import STREAM_TRANSITIONS, StreamEvent, StreamState, next_stream_state
 from tierkv.types.engine import StepOutput
@@ -243,7 +244,7 @@ def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
     """Load or recompute weighs all of a hit, not its first leg: 100 chunks take longer than computing them."""
     bed = stream_bed(8, prefill_tokens_per_s=1000.0)
     bed.tiers.elapsed_s[0] = 5.0
-    arrive(bed, 4, 1)
+    arrive(bed, 4 * READINGS_MIN, 1)
     finish(bed)
     arrive(bed, 100, 0)
     finish(bed)

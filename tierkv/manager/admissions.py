@@ -100,6 +100,11 @@ class Admissions:
         self.evicted(dropped)
         return dropped
 
+    def reset(self) -> None:
+        """Everything in the host tier is of before, and waits for nobody."""
+        self.shelter.empty()
+        self._host.reset()
+
     def admit(self, keys: Sequence[Key], hints: RequestHints, source: LowerTier | None = None) -> list[int]:
         """Slots for ``keys``, held once; see :meth:`HostIndex.admit`.
 

@@ -16,6 +16,8 @@ class Answers:
         self._order = KeyOrder()
         self._until = array("d")
         self._present = bytearray()
+        self.any = False
+        """Whether there ever was an answer. While not, nobody needs to look."""
 
     def __len__(self) -> int:
         """Answers that are remembered, believed or not any more."""
@@ -33,6 +35,7 @@ class Answers:
 
     def put(self, key: Key, until: float, *, present: bool) -> None:
         """Believe this until then."""
+        self.any = True
         row = self._order.put(key)
         if row >= len(self._until):
             more = self._order.length - len(self._until)

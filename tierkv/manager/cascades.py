@@ -76,7 +76,7 @@ class Cascades:
 
     def due(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
         """Those of ``chunks``, each a slot and its key, that a tier lacks, may have, and lets in."""
-        wanted = self.routes.allowed(tier, [chunk for chunk in chunks if tier.wants(chunk[1], now)], now)
+        wanted = self.routes.allowed(tier, tier.lacking(chunks, now), now)
         if not wanted:
             return wanted
         keys = [key for _, key in wanted]
@@ -132,37 +132,41 @@ class Cascades:
         counted. Only what is being written is held for good, under the tier's bound. written: chunks that the tier gets
         in this step anyway.
         """
-        batch: list[int] = []
-        left: list[tuple[int, int]] = []
+        batch: dict[int, Key] = {}
+        batch_bytes = 0
         host = self._host
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
-            if tier.num_writing >= tier.queue_chunks_max or tier.emptying:
+            if tier.num_writing + len(batch) >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = lease = tier.cascades.front()
-            left.append(lease)
-            here = host.generation(slot) == generation and host.state(slot) is ChunkState.READY
+            here = host.is_ready(slot, generation)
             if not (here and tier.usable):
-                self._drop_front(tier, here=here)
+                self._drop_front(tier, lease, here=here)
                 continue
             key = host.key(slot)
             size = self.sizes.frame_bound(key)
-            if not tier.wants(key, now):
+            if slot in batch or not tier.wants(key, now):
                 tier.cascades.drop_front()
-            elif self.has_room(tier, size, len(tier.cascades)):
-                tier.begin_write(key, size)
-                batch.append(slot)
+                self._shelter.let_out(tier, (lease,))
+                continue
+            if not batch:  # with the first, for all that wait
+                self.evict(tier, tier.victims(size, len(tier.cascades)))
+            if tier.has_room(batch_bytes + size):
+                batch[slot] = key
+                batch_bytes += size
                 tier.cascades.pop_front()
-            elif tier.may_get_room(size):
-                left.pop()
+            elif batch or tier.may_get_room(size):
                 break
             else:
-                self._drop_front(tier, here=here)
-        host.hold_to_write(batch)
-        self._shelter.let_out(tier, left)
-        return batch
+                self._drop_front(tier, lease, here=here)
+        if batch:
+            tier.begin_write(list(batch.values()), batch_bytes)
+            self._shelter.begin_writes(tier, batch)
+        return list(batch)
 
-    def _drop_front(self, tier: LowerTier, *, here: bool) -> None:
+    def _drop_front(self, tier: LowerTier, lease: tuple[int, int], *, here: bool) -> None:
         tier.cascades.drop_front()
+        self._shelter.let_out(tier, (lease,))
         if here or tier.limits.write is not WritePolicy.BACK:  # what left was written then, or was counted
             self.dropped(tier, 1)
 

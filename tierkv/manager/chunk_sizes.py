@@ -34,3 +34,8 @@ class ChunkSizes:
     def frame_bound(self, key: Key) -> int:
         """The most that a chunk can take at rest."""
         return self._frames[int.from_bytes(key[-GROUP_BYTES:], "big")]
+
+    def frame_bounds(self, keys: Iterable[Key]) -> int:
+        """The most that these chunks can take at rest together."""
+        frames = self._frames
+        return sum([frames[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys])

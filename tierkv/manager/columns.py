@@ -9,7 +9,7 @@ memory view: so no column here is a list.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -126,6 +126,12 @@ class FreeNumbers:
         self.fresh += new
         return numbers
 
+    def take_one(self) -> int:
+        """The number that :meth:`take` would give."""
+        if self._just_now:
+            return self._just_now.pop()
+        return self._given_back.pop() if self._given_back else self.take(1)[0]
+
     def give_back(self, numbers: Sequence[int]) -> None:
         """These are free again."""
         self._put_by()
@@ -159,13 +165,22 @@ class KeyTable:
         """The number of a key."""
         return self._shards[key[SHARD_BYTE]].get(key)
 
+    def find_all(self, keys: Iterable[Key]) -> list[int | None]:
+        """The number of each key."""
+        shards = self._shards
+        return [shards[key[SHARD_BYTE]].get(key) for key in keys]
+
+    def known(self, keys: Iterable[Key]) -> list[int]:
+        """The numbers of those of ``keys`` that have one."""
+        return [number for number in self.find_all(keys) if number is not None]
+
     def key(self, number: int) -> Key:
         """The key of a number."""
         return self._keys[number]
 
     def add(self, key: Key) -> int:
         """Give a number to a key that has none."""
-        (number,) = self._free.take(1)
+        number = self._free.take_one()
         self._grow(number + 1)
         self._keys[number] = key
         self._shards[key[SHARD_BYTE]][key] = number

@@ -55,7 +55,7 @@ class Demotions:
 
     def trim(self, now: float) -> None:
         """Let go of chunks of tenants that are over their quotas; at once, where :meth:`begin` will not write them."""
-        if not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
+        if self._host.has_quotas and not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
             self._admissions.trim(now)
 
     def _takes(self, tier: LowerTier) -> int:
@@ -83,7 +83,7 @@ class Demotions:
         takes = tier.usable and not tier.emptying and tier.num_writing < tier.queue_chunks_max
         if not (takes and self._cascades.has_room(tier, size, 1)):
             return False
-        tier.begin_write(key, size)
+        tier.begin_write((key,), size)
         return True
 
     def left(self, slots: Sequence[int]) -> None:

@@ -51,11 +51,6 @@ class HostIndex(SlotHolds):
         """Slots without a chunk."""
         return len(self._free)
 
-    @property
-    def has_quotas(self) -> bool:
-        """Whether tenants are kept within quotas."""
-        return self._tenants is not None
-
     def staying(self, leases: Iterable[tuple[int, int]]) -> list[int]:
         """The slots of those ``leases``, each a slot and its generation, whose chunks are READY and not leaving."""
         generations, states, leaving = self._generations, self._states, self._leaving
@@ -91,6 +86,11 @@ class HostIndex(SlotHolds):
             return Evicted((), [])
         victims = self._choose(short)
         return self._evict(victims) if victims else None
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether tenants may be over their quotas."""
+        return self._tenants is not None
 
     def trim(self) -> Evicted:
         """Evict some chunks of tenants that are over their quotas."""

@@ -67,19 +67,17 @@ class LeaseQueue:
 
     def drop_front(self, count: int = 1) -> None:
         """The same, in vain: they may come again."""
-        self._forget(self.first(count) if self._unique else ())
+        if self._unique:
+            self.forget(self.first(count))
         self.pop_front(count)
 
-    def _forget(self, leases: Iterable[tuple[int, int]]) -> None:
-        for lease in leases:
-            self.forget(*lease)
-
-    def forget(self, slot: int, generation: int) -> None:
-        """A lease may come again."""
-        number, place = divmod(slot, _PAGE_SLOTS)
-        page = self._put.get(number)
-        if page is not None and page[place] == generation:
-            page[place] = 0
+    def forget(self, leases: Iterable[tuple[int, int]]) -> None:
+        """These may come again."""
+        for slot, generation in leases if self._unique else ():
+            number, place = divmod(slot, _PAGE_SLOTS)
+            page = self._put.get(number)
+            if page is not None and page[place] == generation:
+                page[place] = 0
 
     # -- aside -------------------------------------------------------------------------------------------------------
 
@@ -96,7 +94,8 @@ class LeaseQueue:
 
     def drop_behind(self, count: int) -> None:
         """:meth:`drop_front` of those that are not aside."""
-        self._forget(self._behind.first(count) if self._unique else ())
+        if self._unique:
+            self.forget(self._behind.first(count))
         self._behind.skip(count)
 
     def rejoin(self) -> None:

@@ -116,13 +116,13 @@ class LowerTier(TierTable):
 
     def presence(self, key: Key, now: float) -> LookupResult:
         """Whether ``key`` is here: HIT, MISS, or RETRY where a shared tier has to be asked first."""
-        if not self.usable or self.emptying:
-            return LookupResult.MISS
         row = self._rows.find(key)
-        flags = 0 if row is None else self._flags[row]
-        if flags & DELETING:
+        return self._presence(key, 0 if row is None else self._flags[row], now)
+
+    def _presence(self, key: Key, flags: int, now: float) -> LookupResult:
+        if not self.usable or self.emptying or flags & DELETING:
             return LookupResult.MISS
-        answer = self._answers.get(key, now) if len(self._answers) else None
+        answer = self._answers.get(key, now) if self._answers.any else None
         if answer is not None:
             return LookupResult.HIT if answer else LookupResult.MISS
         if self.capabilities.authoritative_index:
@@ -170,7 +170,7 @@ class LowerTier(TierTable):
     def stored(self, entries: Sequence[tuple[Key, int]], now: float) -> None:
         """Writes were acknowledged: keys, each with the bytes of its frame."""
         if self.capabilities.authoritative_index:
-            if len(self._answers):
+            if self._answers.any:
                 for key, _ in entries:
                     self._answers.forget(key)
             self._store(entries)
@@ -200,9 +200,21 @@ class LowerTier(TierTable):
 
     def wants(self, key: Key, now: float) -> bool:
         """Whether a chunk of that key should be written here: it takes writes, and neither has it nor is getting it."""
-        if not self.limits.writes or self._flagged(key, WRITING | DELETING):
+        row = self._rows.find(key)
+        flags = 0 if row is None else self._flags[row]
+        if not self.limits.writes or flags & (WRITING | DELETING):
             return False
-        return self.presence(key, now) is not LookupResult.HIT
+        return self._presence(key, flags, now) is not LookupResult.HIT
+
+    def lacking(self, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
+        """Those of ``chunks``, each a slot and its key, that it wants; see :meth:`wants`."""
+        if not self.limits.writes:
+            return []
+        if self._answers.any or not (self.usable and self.capabilities.authoritative_index) or self.emptying:
+            return [chunk for chunk in chunks if self.wants(chunk[1], now)]
+        flags = self._flags
+        rows = self._rows.find_all([key for _, key in chunks])
+        return [chunk for chunk, row in zip(chunks, rows, strict=True) if row is None or not flags[row]]
 
     def refused(self, keys: Sequence[Key], frame_bytes: int) -> Collection[int]:
         """Which of ``keys`` the policy does not let in, as positions. frame_bytes: what each takes at most."""

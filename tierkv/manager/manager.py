@@ -70,12 +70,16 @@ class OffloadManager:
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> None:
-        """The time, in seconds on the stack's clock, that holds until the next call."""
-        self._traffic.now = now
+        """A step begins: the time, as in :meth:`tell_time`; and some of what is to be done in every step."""
+        self.tell_time(now)
         self._host.sweep(SWEPT_PER_STEP_MAX)
         self._gathering.begin_step()
         self.streams.begin_step()
         self._traffic.sweep_ended()
+
+    def tell_time(self, now: float) -> None:
+        """The time, in seconds on the stack's clock, that holds until the next call."""
+        self._traffic.now = now
 
     def on_completion(self, news: Completion | TierHealth) -> None:
         """Take in what dispatch reports."""
@@ -367,14 +371,13 @@ class OffloadManager:
             EngineProtocolError: see :meth:`check_reset`; nothing has changed.
         """
         self.check_reset(scope)
-        self._admissions.shelter.empty()
         for tier in self._tiers if scope == "all" else ():
             tier.emptying = True
             self._events.cleared(tier.name)
             self._traffic.version += 1
         self._gathering.release_all()
         self.streams.release_all()
-        self._host.reset()
+        self._admissions.reset()
         self._terms.forget_one_shots()
         self._events.cleared(HOST)
 

@@ -199,15 +199,14 @@ class OpBook:
             self._cascades.written(tier, len(stored))
             if tier.is_told:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
-        tier.end_write(keys, sum(map(self._sizes.frame_bound, keys)))
+        tier.end_write(keys, self._sizes.frame_bounds(keys))
         if tier.capabilities.authoritative_index:  # of a shared tier nobody knows for long what it has: once is enough
-            for ref in pending.op.slots:
-                tier.cascades.forget(*ref)
+            tier.cascades.forget(pending.op.slots)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
             if outcome.kind is well:
                 continue
             self._counters.writes_failed[tier.name] += 1
-            tier.cascades.forget(*ref)
+            tier.cascades.forget((ref,))
             if outcome.kind is OutcomeKind.NO_SPACE:
                 self._cascades.evict(tier, tier.next_victim())
             elif outcome.kind in _PERHAPS_WRITTEN and tier.doubt(key, self._sizes.frame_bound(key)):

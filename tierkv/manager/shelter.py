@@ -51,9 +51,9 @@ class Shelter:
             # What waits for a tier that is written back to is written when it is evicted, if not before.
             if tier.limits.write is WritePolicy.BACK or not tier.usable or tier.emptying:
                 continue
-            leases = tier.cascades.take_aside(max(0, slots_max - len(waits)))
-            if leases:
-                waiting, bit = dict.fromkeys(self._host.staying(leases)), 1 << tier.index
+            bit = 1 << tier.index
+            while len(waits) < slots_max and (leases := tier.cascades.take_aside(slots_max - len(waits))):
+                waiting = dict.fromkeys(self._host.staying(leases))
                 self._host.hold_to_write([slot for slot in waiting if slot not in waits])
                 for slot in waiting:
                     waits[slot] = waits.get(slot, 0) | bit
@@ -62,20 +62,29 @@ class Shelter:
         """Whether a chunk is sheltered because it waits for this tier."""
         return bool(self._waits.get(slot, 0) >> tier.index & 1) and self._host.generation(slot) == generation
 
+    def begin_writes(self, tier: LowerTier, slots: Iterable[int]) -> None:
+        """Hold these for a write to a tier, for which they do not wait any more: who is sheltered is held already."""
+        if self._waits:
+            slots = [slot for slot in slots if not self._leaves(slot, 1 << tier.index)]
+        self._host.hold_to_write(slots)
+
     def let_out(self, tier: LowerTier, leases: Iterable[tuple[int, int]]) -> None:
         """These do not wait for a tier any more."""
-        waits, bit, out = self._waits, 1 << tier.index, list[int]()
-        for slot, generation in leases if waits else ():
-            if self._host.generation(slot) != generation:
-                continue
-            tiers = waits.get(slot, 0)
-            if tiers & bit:
-                if tiers == bit:
-                    del waits[slot]
-                    out.append(slot)
-                else:
-                    waits[slot] = tiers ^ bit
-        self._host.end_writes(out)
+        if not self._waits:
+            return
+        generation, bit = self._host.generation, 1 << tier.index
+        out = [slot for slot, number in leases if generation(slot) == number and self._leaves(slot, bit)]
+        if out:
+            self._host.end_writes(out)
+
+    def _leaves(self, slot: int, bit: int) -> bool:
+        """A chunk does not wait for a tier any more. Whether it was sheltered, and waits for no other."""
+        tiers = self._waits.get(slot, 0)
+        if tiers == bit:
+            del self._waits[slot]
+        elif tiers & bit:
+            self._waits[slot] = tiers ^ bit
+        return tiers == bit
 
     def give_way(self, count: int) -> None:
         """There is not room for so many without the shelter: let the oldest out whom nobody else holds."""

@@ -8,7 +8,7 @@ from itertools import repeat
 
 from tierkv.manager.chunk import Chunk, Waiter
 from tierkv.manager.chunk_state import CODES, STATES, ChunkEvent, ChunkState, next_state
-from tierkv.manager.columns import SHARD_BYTE, KeyColumn, column, new_shards, shards_len
+from tierkv.manager.columns import PAGE_KEYS, SHARD_BYTE, KeyColumn, column, new_shards, shards_len
 from tierkv.manager.contract import HOST
 from tierkv.manager.story import Story
 from tierkv.types.keys import Key
@@ -69,9 +69,14 @@ class SlotTable:
         """Whether the chunk in a slot is READY and nobody holds it."""
         return self.state(slot) is ChunkState.READY and not self._holders[slot]
 
+    def is_ready(self, slot: int, generation: int) -> bool:
+        """Whether a slot still has the owner that was told from others by ``generation``, and that chunk is READY."""
+        here = self._generations[slot] == generation and self._states[slot] == _READY
+        return here and not (self._stale and self._is_stale(slot))
+
     def key(self, slot: int) -> Key:
         """The key of the chunk that owns a slot."""
-        return self._keys[slot]
+        return self._keys.pages[slot // PAGE_KEYS][slot % PAGE_KEYS]
 
     def generation(self, slot: int) -> int:
         """What tells this owner of a slot from those before it."""

@@ -113,14 +113,14 @@ class TierTable:
             sizes[row] = frame_bytes
             used_bytes += frame_bytes
         self.used_bytes = used_bytes
-        self._frame_bytes_max = max((self._frame_bytes_max, *(frame_bytes for _, frame_bytes in entries)))
+        self._frame_bytes_max = max([self._frame_bytes_max, *[frame_bytes for _, frame_bytes in entries]])
         self._list(list(new), list(new.values()))
 
     def _list(self, rows: Sequence[int], keys: Sequence[Key]) -> None:
         """Tell the policy of rows; they may be evicted when nobody uses them."""
         self._policy.add(rows, keys)
         uses = self._uses
-        self._evictable += len(rows) - sum(1 for row in rows if uses[row])
+        self._evictable += len([row for row in rows if not uses[row]])
 
     def _unlist(self, row: int) -> None:
         """Take a row from the policy."""
@@ -137,25 +137,27 @@ class TierTable:
         for key in keys:
             self._use(self._row(key))
 
-    def end_read(self, keys: Iterable[Key]) -> None:
+    def end_read(self, keys: Sequence[Key]) -> None:
         """Undo :meth:`begin_read`."""
-        self._end_use([self._row(key) for key in keys])
+        self._end_use(self._rows.known(keys))
 
-    def begin_write(self, key: Key, frame_bytes: int) -> None:
-        """A chunk is written here; its frame takes at most ``frame_bytes``.
+    def begin_write(self, keys: Sequence[Key], frame_bytes: int) -> None:
+        """These are written here; their frames take at most ``frame_bytes`` together.
 
-        It may be one that is thought to be bad and still on account: a deletion of the old frame that runs beside the
-        write could hit the new one, or leave it with nobody who knows of it.
+        One may be thought to be bad and still be on account: a deletion of the old frame that runs beside the write
+        could hit the new one, or leave it with nobody who knows of it.
         """
-        row = self._row(key)
-        self._use(row)
-        self._flags[row] |= WRITING
-        self.num_writing += 1
+        rows = self._rows.numbers(keys)
+        self._lengthen()
+        for row in rows:
+            self._use(row)
+            self._flags[row] |= WRITING
+        self.num_writing += len(rows)
         self.reserved_bytes += frame_bytes
 
     def end_write(self, keys: Sequence[Key], frame_bytes: int) -> None:
         """Undo :meth:`begin_write` for all of ``keys``, which were to take at most ``frame_bytes`` together."""
-        rows = [self._row(key) for key in keys]
+        rows = self._rows.known(keys)
         self.reserved_bytes -= frame_bytes
         self.num_writing -= len(rows)
         for row in rows:
@@ -172,12 +174,13 @@ class TierTable:
         self._uses[row] += 1
 
     def _end_use(self, rows: Iterable[int]) -> None:
-        idle = []
+        idle, uses, flags = [], self._uses, self._flags
         for row in rows:
-            self._uses[row] -= 1
-            if self._uses[row]:
+            left = uses[row] - 1
+            uses[row] = left
+            if left:
                 continue
-            if self._is_listed(row):
+            if flags[row] & (STORED | DELETING) == STORED:
                 idle.append(row)
             else:
                 self._leave(row)
@@ -186,8 +189,8 @@ class TierTable:
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Recency only; tail first."""
-        rows = [row for row in map(self._rows.find, keys) if row is not None and self._is_listed(row)]
-        self._policy.touch(rows)
+        flags = self._flags
+        self._policy.touch([row for row in self._rows.known(keys) if flags[row] & (STORED | DELETING) == STORED])
 
     def next_victim(self) -> list[Key]:
         """One chunk to delete because the place itself said that it is full."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from tierkv.metrics.counters import CoreCounters
@@ -100,25 +100,34 @@ class Accounts:
 
     def loading(self, ledger: Ledger, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
         """A load of the tokens from ``start`` to ``end`` begins."""
-        self.loading_part(ledger, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
+        if len(set(sources)) == 1:  # as where all was in the host tier: no need to ask which chunk stands for what
+            self._load(ledger, plan.chunk_groups, {sources[0]: end - start}, sources)
+        else:
+            self.loading_part(ledger, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
 
     def loading_part(
         self, ledger: Ledger, groups: Sequence[int], tokens: Sequence[int], sources: Sequence[str]
     ) -> None:
         """Some chunks of a load are on their way. Of each: its group, the tokens it stands for, its tier."""
-        by_tier = _by_tier(tokens, sources)
-        ledger.loaded_tokens += by_tier
-        self._counters.tokens_loaded += by_tier
-        for group, source in zip(groups, sources, strict=True):
-            self._counters.chunks_hit[source] += 1
-            ledger.loaded_bytes[source] += self._geometry.groups[group].payload_bytes
+        self._load(ledger, groups, _by_tier(tokens, sources), sources)
+
+    def _load(self, ledger: Ledger, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]) -> None:
+        """tokens: by tier."""
+        for source, count in tokens.items():
+            ledger.loaded_tokens[source] += count
+            self._counters.tokens_loaded[source] += count
+        for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
+            self._counters.chunks_hit[source] += chunks
+            ledger.loaded_bytes[source] += chunks * self._geometry.groups[group].payload_bytes
 
     def stored(self, job: TransferJob, failed: AbstractSet[Key]) -> None:
         """A store of the request's chunks has ended."""
         ledger = self._open.get(job.request_id)
         lead = self._geometry.lookup_order[0]
         size = self._geometry.groups[lead].chunk_tokens
-        good = sum(g == lead and key not in failed for g, key in zip(job.chunk_groups, job.keys, strict=True))
+        good = job.chunk_groups.count(lead)
+        if failed:
+            good -= sum(g == lead and key in failed for g, key in zip(job.chunk_groups, job.keys, strict=True))
         self._counters.tokens_stored += good * size
         if ledger is not None:
             ledger.stored_tokens += good * size

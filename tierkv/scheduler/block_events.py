@@ -146,7 +146,7 @@ class BlockEvents:
             snapshot = self._snapshots.get(candidate.key)
             if snapshot is None:
                 try:
-                    snapshot = take_snapshot(request, group, candidate.index)
+                    snapshot = take_snapshot(request, group, candidate.number)
                 except (EngineProtocolError, OverflowError, TypeError) as error:
                     # The engine's fault costs a payload, never a step (promise 3).
                     self._warn_once("payload", f"events of some chunks are placeholders: {error}")

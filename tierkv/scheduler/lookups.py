@@ -55,20 +55,19 @@ class Lookups:
         self._choice = choice
         self._waits_for_loads = waits_for_loads
         self._open: OrderedDict[str, RequestRecord] = OrderedDict()
-        self._loading: dict[Key, int] = {}
+        self._loading: Counter[Key] = Counter()
 
     # -- loads of other requests -------------------------------------------------------------------------------------
 
     def loading_started(self, keys: tuple[Key, ...]) -> None:
         """These chunks are being loaded to the GPU: who wants them next waits and finds them there (S49)."""
         if self._waits_for_loads:
-            for key in keys:
-                self._loading[key] = self._loading.get(key, 0) + 1
+            self._loading.update(keys)
 
     def loading_ended(self, keys: tuple[Key, ...]) -> None:
         """Undo :meth:`loading_started`."""
         for key in keys:
-            count = self._loading.get(key, 0)
+            count = self._loading.get(key, 0)  # what is not there must not be counted
             if count > 1:
                 self._loading[key] = count - 1
             else:

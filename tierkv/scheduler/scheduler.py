@@ -297,9 +297,9 @@ class OffloadScheduler:
         self._tables.check(record, scheduled)
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
+            record.apply(RequestEvent.SCHEDULED)
         if scheduled.num_computed_tokens < record.request.num_prompt_tokens:
             self._prefill.step_computes(scheduled.num_scheduled_tokens)
-        record.apply(RequestEvent.SCHEDULED)
         self._to_flush |= self._tables.update(record, scheduled)
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         return record

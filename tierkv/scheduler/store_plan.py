@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from tierkv.scheduler.records import GroupRecord, RequestRecord
 from tierkv.types.engine import NULL_BLOCK_ID
@@ -11,13 +13,12 @@ from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.keys import Key
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A chunk whose blocks are all computed: chunk ``index`` of ``group``."""
+class Candidate(NamedTuple):
+    """A chunk whose blocks are all computed: chunk ``number`` of ``group``. One is made per chunk and offer."""
 
     key: Key
     group: int
-    index: int
+    number: int
     end_token: int
 
 
@@ -89,8 +90,10 @@ def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_ma
             room -= 1
             if not room:
                 break
-    found.sort(key=lambda candidate: candidate.end_token)
-    return sorted(found[:chunks_max], key=lambda candidate: (candidate.group, candidate.index))
+    if len(found) <= chunks_max:
+        return found
+    found.sort(key=attrgetter("end_token"))
+    return sorted(found[:chunks_max], key=attrgetter("group", "number"))
 
 
 def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[Candidate]) -> list[SourceBlocks]:
@@ -100,7 +103,7 @@ def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[C
     there. A job can leave out blocks only at the front of a group (S70), so a later chunk with placeholders begins
     another job.
     """
-    tails = [_tail(record.groups[c.group], c.index, geometry.blocks_per_chunk) for c in granted]
+    tails = [_tail(record.groups[c.group], c.number, geometry.blocks_per_chunk) for c in granted]
     return [_one_job(granted, tails, part, len(geometry.groups)) for part in _split(granted, tails, geometry)]
 
 
@@ -118,6 +121,8 @@ def _split(
     granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], geometry: Geometry
 ) -> list[list[int]]:
     """Indices of the granted chunks, job by job."""
+    if {len(ids) for _, ids in tails} == {geometry.blocks_per_chunk}:
+        return [list(range(len(granted)))]
     parts: list[list[int]] = []
     group = part = -1
     for i, candidate in enumerate(granted):
@@ -143,5 +148,5 @@ def _one_job(
             indices[group] = first
         sizes[group] += len(ids)
         block_ids += ids
-    groups = tuple(granted[i].group for i in part)
+    groups = tuple([granted[i].group for i in part])
     return SourceBlocks(tuple(part), groups, tuple(block_ids), tuple(sizes), tuple(indices))

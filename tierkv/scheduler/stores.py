@@ -119,10 +119,14 @@ class Stores:
         Returns:
             False if the host tier is full.
         """
-        offered = sorted(self._candidates(record, tokens, new_tokens), key=lambda candidate: candidate.end_token)
-        taken, slots = self._grant_what_fits(offered, record.ctx)
-        self._accept(record, offered[:taken], slots)
-        return taken == len(offered)
+        offered = self._candidates(record, tokens, new_tokens)
+        return not offered or self._take_what_fits(record, offered)
+
+    def _take_what_fits(self, record: RequestRecord, offered: Sequence[Candidate]) -> bool:
+        in_order = sorted(offered, key=attrgetter("end_token"))
+        taken, slots = self._grant_what_fits(in_order, record.ctx)
+        self._accept(record, in_order[:taken], slots)
+        return taken == len(in_order)
 
     def offer_at_end(self, record: RequestRecord, new_tokens: int = 0) -> None:
         """The request ends and its blocks will not come back: the last chance to offer what it has computed.
@@ -131,7 +135,10 @@ class Stores:
         """
         tokens = self.final_tokens(record)
         for _ in range(FINAL_PASSES_MAX):
-            if not self.offer_what_fits(record, tokens, new_tokens):
+            offered = self._candidates(record, tokens, new_tokens)
+            if not offered:
+                return
+            if not self._take_what_fits(record, offered):
                 break
         if skip_useless(record, self._geometry, tokens):
             self._manager.counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
@@ -163,6 +170,8 @@ class Stores:
         return taken
 
     def _candidates(self, record: RequestRecord, tokens: int, new_tokens: int) -> list[Candidate]:
+        if record.was_offered(tokens):  # most steps of most requests complete no chunk
+            return []
         record.extend_keys(self._geometry)
         if not skip_useless(record, self._geometry, tokens):
             return []
@@ -196,8 +205,9 @@ class Stores:
         """These were offered for good: move the cursors on, and make jobs of what was granted."""
         for candidate in taken:
             group = record.groups[candidate.group]
-            group.next_stored = max(group.next_stored, candidate.index + 1)
-        granted = sorted((c for c in taken if c.key in slots), key=lambda c: (c.group, c.index))
+            if candidate.number >= group.next_stored:
+                group.next_stored = candidate.number + 1
+        granted = sorted([c for c in taken if c.key in slots], key=attrgetter("group", "number"))
         for sources in source_blocks(record, self._geometry, granted):
             keys = [granted[i].key for i in sources.chunks]
             job = self._start(record.ctx.request_id, keys, slots, sources)
@@ -213,7 +223,7 @@ class Stores:
             request_id=request_id,
             is_store=True,
             keys=tuple(keys),
-            slots=tuple(slots[key] for key in keys),
+            slots=tuple([slots[key] for key in keys]),
             chunk_groups=sources.chunk_groups,
             block_ids=sources.block_ids,
             group_sizes=sources.group_sizes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from tierkv.errors import EngineProtocolError
 from tierkv.scheduler.jobs import Fences
@@ -21,16 +21,15 @@ class Tables:
         self._fences = fences
         self._windows = WindowBlocks()
         self._windowed = [group.index for group in geometry.groups if group.window_chunks is not None]
-        self._full = [group.index for group in geometry.groups if group.window_chunks is None]
+        self._full = [(group.index, group.block_tokens) for group in geometry.groups if group.window_chunks is None]
 
-    def overwritten(self, block_ids: Iterable[int]) -> set[int]:
+    def overwritten(self, block_ids: Sequence[int]) -> set[int]:
         """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
-        ids = list(block_ids)
-        if not ids:
+        if not block_ids:
             return set()
-        self._windows.strike(ids)
-        self._on_overwritten(ids)
-        return self._fences.crossed(ids)
+        self._windows.strike(block_ids)
+        self._on_overwritten(block_ids)
+        return self._fences.crossed(block_ids)
 
     def check(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """Make sure that the table will hold all tokens: else chunks would be stored from the wrong blocks.
@@ -39,28 +38,28 @@ class Tables:
             EngineProtocolError: the number of groups differs, only new blocks are told of a request whose table is not
                 known (first time, loaded, preempted, asked about again), or blocks are missing.
         """
-        what = f"request {record.ctx.request_id!r}"
         ids, whole = scheduled.block_ids, scheduled.replaces_table
         if len(ids) != len(record.groups):
-            raise EngineProtocolError(f"{what}: block ids of {len(ids)} groups, the engine has {len(record.groups)}")
+            raise _refused(record, f": block ids of {len(ids)} groups, the engine has {len(record.groups)}")
         if not whole and scheduled.num_computed_tokens and not any(group.block_ids for group in record.groups):
-            raise EngineProtocolError(
-                f"{what} was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
-                "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True"
+            raise _refused(
+                record,
+                f" was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
+                "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True",
             )
         stop = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        for index in self._full:
+        for index, block_tokens in self._full:
             held = len(ids[index]) + (0 if whole else len(record.groups[index].block_ids))
-            needed = cdiv(stop, self._geometry.groups[index].block_tokens)
-            if held < needed:
-                raise EngineProtocolError(
-                    f"{what}, group {index}: {held} blocks for {stop} tokens, {needed} are needed"
-                )
+            if held * block_tokens < stop:
+                needed = cdiv(stop, block_tokens)
+                raise _refused(record, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
 
     def update(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
         """Take over what was scheduled. Returns the jobs that must end before this step writes."""
         if scheduled.replaces_table:
             self._leave(record)
+        elif not any(scheduled.block_ids):  # as in most steps of a request that decodes
+            return set()
         starts = [0 if scheduled.replaces_table else len(group.block_ids) for group in record.groups]
         record.replace_blocks(scheduled.block_ids, whole_table=scheduled.replaces_table)
         jobs = self.overwritten(self.written_ids(scheduled))
@@ -68,11 +67,13 @@ class Tables:
             self._windows.enter(record.groups[group], starts[group])
         return jobs
 
-    def written_ids(self, scheduled: ScheduledRequest) -> Iterator[int]:
+    def written_ids(self, scheduled: ScheduledRequest) -> list[int]:
         """Blocks that the request did not have before and will write. The front of a whole table is only read."""
+        written: list[int] = []
         for group, ids in zip(self._geometry.groups, scheduled.block_ids, strict=True):
             read = scheduled.num_computed_tokens // group.block_tokens if scheduled.replaces_table else 0
-            yield from ids[read:]
+            written += ids[read:]
+        return written
 
     def clear(self, record: RequestRecord) -> None:
         """The request has lost its blocks, or needs them no more."""
@@ -87,3 +88,7 @@ class Tables:
         """See :meth:`WindowBlocks.validate` and :meth:`Fences.validate`."""
         self._windows.validate()
         self._fences.validate()
+
+
+def _refused(record: RequestRecord, why: str) -> EngineProtocolError:
+    return EngineProtocolError(f"request {record.ctx.request_id!r}{why}")

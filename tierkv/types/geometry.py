@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tierkv.errors import ConfigError
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
@@ -44,31 +44,34 @@ class GroupGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All groups' sizes. ``blocks_per_chunk`` is F, one number for all groups."""
+    """All groups' sizes. ``blocks_per_chunk`` is F, one number for all groups.
+
+    Attributes:
+        has_windows: whether some group needs only the end of a prefix.
+        lookup_order: group indices: full attention first, then windows, the widest first; ties keep their order (S10).
+    """
 
     blocks_per_chunk: int
     hash_block_tokens: int
     groups: tuple[GroupGeometry, ...]
     num_workers: int = 1
+    # Worked out once: requests ask for them again and again.
+    has_windows: bool = field(init=False, repr=False, compare=False)
+    lookup_order: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Work out what follows from the groups."""
+
+        def rank(group: GroupGeometry) -> tuple[bool, int]:
+            return group.window_chunks is not None, -(group.window_chunks or 0)
+
+        object.__setattr__(self, "has_windows", any(group.window_chunks is not None for group in self.groups))
+        object.__setattr__(self, "lookup_order", tuple(group.index for group in sorted(self.groups, key=rank)))
 
     @property
     def payload_bytes_max(self) -> int:
         """Bytes of the largest group's chunk."""
         return max(group.payload_bytes for group in self.groups)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether some group needs only the end of a prefix."""
-        return any(group.window_chunks is not None for group in self.groups)
-
-    @property
-    def lookup_order(self) -> tuple[int, ...]:
-        """Group indices: full attention first, then windows, the widest first; ties keep their order (S10)."""
-
-        def rank(group: GroupGeometry) -> tuple[bool, int]:
-            return group.window_chunks is not None, -(group.window_chunks or 0)
-
-        return tuple(group.index for group in sorted(self.groups, key=rank))
 
     @classmethod
     def of(cls, engine: EngineSpec, *, blocks: int | None = None, tokens: int | None = None) -> Geometry:

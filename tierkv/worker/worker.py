@@ -100,6 +100,8 @@ class Worker:
 
     def start_step(self, meta: ConnectorMeta) -> None:
         """Before the forward pass: flush what must be flushed, then submit queued stores and this step's loads."""
+        if not (self._queued or meta.loads or meta.jobs_to_flush):
+            return  # stores of this step are for the next one
         urgent = [job for job in meta.stores if job.job_id in meta.jobs_to_flush]
         for job in (*self._queued.values(), *urgent):
             self._start(job)
@@ -127,10 +129,13 @@ class Worker:
 
     def get_finished(self) -> WorkerOutput:
         """What has ended since the last call. Does not wait."""
+        ended = [job_id for job_id, (_, transfer) in self._running.items() if transfer.done()]
+        if not ended:
+            return WorkerOutput()
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
         parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
-        for job_id in [job_id for job_id, (_, transfer) in self._running.items() if transfer.done()]:
+        for job_id in ended:
             job, transfer = self._running.pop(job_id)
             result = transfer.result()
             finished[job_id] = 1

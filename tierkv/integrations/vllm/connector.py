@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NOTHING = WorkerOutput()
+
 
 class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
     """A stack of tiers behind vLLM, run by tierkv's scheduler.
@@ -77,7 +79,8 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             check_hashes(vllm_config)
             registry = load_plugins()
             config = read_options(self._kv_transfer_config.kv_connector_extra_config)
-            config = with_events(config, enabled=_publishes_events(vllm_config))
+            self._publishes = _publishes_events(vllm_config)
+            config = with_events(config, enabled=self._publishes)
             resolved = resolve(config, registry)
             stack = open_stack(config, spec, plugins=registry)
             self._sources = _sources(resolved)
@@ -204,7 +207,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What the workers told."""
         told = connector_output.kv_connector_worker_meta
-        output, begun = (told.output, told.begun) if isinstance(told, WorkerMeta) else (WorkerOutput(), 0)
+        output, begun = (told.output, told.begun) if isinstance(told, WorkerMeta) else (_NOTHING, 0)
         self.scheduler.take_in(output, begun, connector_output.finished_recving)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -230,7 +233,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """What came and went in which tier, for vLLM to publish."""
-        return list(self._events.translate(self.scheduler.stack.take_block_events()))
+        return list(self._events.translate(self.scheduler.stack.take_block_events())) if self._publishes else ()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What the stack counted since the last step. Of a worker: nothing, its transfers are told to the scheduler."""

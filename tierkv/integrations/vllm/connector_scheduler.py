@@ -115,8 +115,9 @@ class ConnectorScheduler:
         """
         self._to_begin -= begun
         report = self.stack.update_connector_output(output)
-        self._loading -= report.finished
-        self._void(report, told)
+        if report.finished:
+            self._loading -= report.finished
+            self._void(report, told)
 
     def _void(self, report: LoadReport, told: set[str] | None) -> None:
         for request_id in report.finished & self._overtaken:
