@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from naive_policies import NaiveArc, NaiveLfu, NaiveLru, NaivePolicy, NaiveS3Fifo
 
-from tierkv.abc import EvictionPolicy
+from tierkv.abc import EvictionPolicy, WriteAwarePolicy
 from tierkv.policies.arc import ArcPolicy
 from tierkv.policies.lfu import LfuPolicy
 from tierkv.policies.lru import LruPolicy
@@ -19,10 +20,16 @@ from tierkv.types.keys import Key, make_key
 
 EXPECTED = 4
 HANDLES = 12
+
+
+class Ordering(EvictionPolicy, WriteAwarePolicy, Protocol):
+    """What all of tierkv's own policies are."""
+
+
 LOOKS_MAX = 5
 KEYS = [make_key(b"key%d" % number, 0) for number in range(20)]
 
-PAIRS: dict[str, tuple[Callable[[], EvictionPolicy], Callable[[], NaivePolicy]]] = {
+PAIRS: dict[str, tuple[Callable[[], Ordering], Callable[[], NaivePolicy]]] = {
     "arc": (lambda: ArcPolicy(EXPECTED), lambda: NaiveArc(EXPECTED)),
     "lfu": (lambda: LfuPolicy(EXPECTED), lambda: NaiveLfu(EXPECTED)),
     "lru": (lambda: LruPolicy(EXPECTED), lambda: NaiveLru(EXPECTED)),
@@ -76,6 +83,14 @@ class PolicyMachine(RuleBasedStateMachine):
             self.holds[handle] = 0
         self.policy.release(held)
         self.model.release(held)
+
+    @rule(batch=handles)
+    def put_back(self, batch: list[int]) -> None:
+        held = [handle for handle in self.known(batch) if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        self.policy.put_back(held)
+        self.model.put_back(held)
 
     @rule(batch=handles)
     def touch(self, batch: list[int]) -> None:

@@ -144,7 +144,7 @@ class Gathering:
                 self._host.hold((slot,))
                 self._add(reservation, position, slot)
                 continue
-            if self._host.room <= len(missing):
+            if self._traffic.admissions.room <= len(missing):
                 break
             tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:

@@ -108,6 +108,8 @@ class OpBook:
             self.version += 1
             tier = self._tiers[news.tier]
             tier.usable = news.usable and not tier.leaving
+            if not tier.usable:
+                self._cascades.out_of_service(tier)
             return
         pending = self._in_flight.get(news.op_id)
         if pending is None:
