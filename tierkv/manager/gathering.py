@@ -101,10 +101,8 @@ class Gathering:
         pins = self._pins.get(owner)
         if pins is not None and key in pins:
             return True
-        if self._held >= self.chunks_max or not self._host.is_readable(key):
-            return False
-        slot = self._host.find(key)
-        if slot is None:
+        slot = self._host.find(key) if self._held < self.chunks_max else None
+        if slot is None or self._host.state(slot) is not ChunkState.READY:
             return False
         self._host.hold((slot,))
         self._held += 1
