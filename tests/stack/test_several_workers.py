@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from worker_ranks import Driver, LocalRank, RemoteRank, config_of, remote_ranks, spec_of
 
 import tierkv
@@ -21,15 +22,25 @@ PROMPT = range(64)
 SOURCE, TARGET = [1, 2, 3, 4], [9, 8, 7, 6]
 
 
-@pytest.fixture(params=["threads", "processes"])
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(
+    params=[
+        "threads",
+        "processes",
+        pytest.param("threads, cuda", marks=CUDA),
+        pytest.param("processes, cuda", marks=CUDA),
+    ]
+)
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """An engine of two workers, either way."""
-    processes = request.param == "processes"
-    with tierkv.open_stack(config_of(), spec_of(2, processes=processes)) as stack:
-        if not processes:
-            yield Driver(stack, [LocalRank(worker) for worker in stack.workers])
+    """An engine of two workers, either way, with its pages in host memory or on a GPU (that both use)."""
+    where, _, device = request.param.partition(", ")
+    with tierkv.open_stack(config_of(), spec_of(2, processes=where == "processes")) as stack:
+        if where == "threads":
+            yield Driver(stack, [LocalRank(worker, device=device) for worker in stack.workers])
             return
-        with remote_ranks(stack, 2) as ranks:
+        with remote_ranks(stack, 2, device=device) as ranks:
             yield Driver(stack, ranks)
 
 

@@ -62,11 +62,15 @@ class Rank(Protocol):
 
 
 class LocalRank:
-    """A worker in this process."""
+    """A worker in this process. ``device``: torch's name of where its pages lie; none: in numpy's memory."""
 
-    def __init__(self, worker: Worker, seed: int = 1) -> None:
+    def __init__(self, worker: Worker, seed: int = 1, device: str = "") -> None:
         self.worker = worker
-        self.pages = pages_of(worker.rank, seed)
+        self.pages: list[Any] = [*pages_of(worker.rank, seed)]
+        if device:
+            import torch  # noqa: PLC0415 - seconds in each new process, which most of them do not need
+
+            self.pages = [torch.from_numpy(pages).to(device) for pages in self.pages]
         worker.register_kv_caches([self.pages])
 
     def step(self, meta: ConnectorMeta, written: Sequence[int] = ()) -> None:
@@ -79,16 +83,16 @@ class LocalRank:
         return self.worker.get_finished()
 
     def block(self, block_id: int) -> bytes:
-        return b"".join(pages[block_id].tobytes() for pages in self.pages)
+        return b"".join(bytes(pages[block_id].tolist()) for pages in self.pages)
 
 
 class RemoteRank:
     """A worker in a process of its own."""
 
-    def __init__(self, setup: WorkerSetup, seed: int = 1, stall: str = "") -> None:
+    def __init__(self, setup: WorkerSetup, seed: int = 1, stall: str = "", device: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self.process = context.Process(target=serve_rank, args=(other, setup, seed, stall), daemon=True)
+        self.process = context.Process(target=serve_rank, args=(other, setup, seed, stall, device), daemon=True)
         self.process.start()
         other.close()
 
@@ -123,12 +127,12 @@ class RemoteRank:
         self._pipe.close()
 
 
-def serve_rank(pipe: Connection, setup: WorkerSetup, seed: int, stall: str) -> None:
+def serve_rank(pipe: Connection, setup: WorkerSetup, seed: int, stall: str, device: str) -> None:
     """The main function of a worker's process. ``stall``: which copies stop half-way, for ever."""
     if stall:
         setattr(HostPages, stall, _stalled(getattr(HostPages, stall)))
     with tierkv.open_worker(setup) as worker:
-        rank = LocalRank(worker, seed)
+        rank = LocalRank(worker, seed, device)
         calls: dict[str, Callable[..., object]] = {
             "step": rank.step, "finished": rank.finished, "block": rank.block, "drain": worker.drain,
             "quit": lambda: None,
@@ -255,9 +259,13 @@ class Driver:
 
 
 @contextmanager
-def remote_ranks(stack: Stack, count: int, *, stall: dict[int, str] | None = None) -> Iterator[list[RemoteRank]]:
+def remote_ranks(
+    stack: Stack, count: int, *, stall: dict[int, str] | None = None, device: str = ""
+) -> Iterator[list[RemoteRank]]:
     """Worker processes that end with the block."""
-    ranks = [RemoteRank(stack.worker_setup(rank), stall=(stall or {}).get(rank, "")) for rank in range(count)]
+    ranks = [
+        RemoteRank(stack.worker_setup(rank), stall=(stall or {}).get(rank, ""), device=device) for rank in range(count)
+    ]
     try:
         yield ranks
     finally:

@@ -16,9 +16,18 @@ from tierkv_fsspec.knowledge import Listing
 FRAME = bytes(range(256)) * 200
 
 
+def warmed(url: str, options: dict[str, Any], **more: Any) -> Any:
+    """A backend whose listing has ended: requests that are counted from now on are the test's own."""
+    backend = open_at(url, **options, **more)
+    if backend._warming is not None:
+        backend._warming.join(10)
+        assert not backend._warming.is_alive()
+    return backend
+
+
 def test_what_is_there_is_not_uploaded_again(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """Several engines compute the same prefix; the upload of the second is a waste. Another frame does replace it."""
-    backend = open_at(url, **options)
+    backend = warmed(url, options)
     put(backend, {key(1): FRAME, key(2): FRAME})
     s3.requests.clear()
     assert put(backend, {key(1): FRAME}) == [None]
@@ -34,7 +43,7 @@ def test_what_is_there_is_not_uploaded_again(s3: S3Server, url: str, options: di
 @pytest.mark.parametrize("said", ["contains", "read_into"])
 def test_what_was_absent_is_stored_by_one_request(s3: S3Server, url: str, options: dict[str, Any], said: str) -> None:
     """Engines look before they compute and store: another look at the store would be the third request for a chunk."""
-    backend = open_at(url, **options)
+    backend = warmed(url, options)
     keys = [key(number) for number in range(4)]
     if said == "contains":
         assert backend.contains(keys) == [False] * 4
@@ -49,7 +58,7 @@ def test_what_was_absent_is_stored_by_one_request(s3: S3Server, url: str, option
 
 def test_conditions_travel(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """Without the header the server would take the second of two writers, and nobody would notice the upload."""
-    backend = open_at(url, **options)
+    backend = warmed(url, options)
     backend.contains([key(1)])
     s3.headers.clear()
     put(backend, {key(1): FRAME})
@@ -101,18 +110,9 @@ def test_storage_class_and_tags_travel(s3: S3Server, url: str, options: dict[str
     backend.close()
 
 
-def warmed(url: str, options: dict[str, Any], **more: Any) -> Any:
-    """A backend whose listing has ended."""
-    backend = open_at(url, **options, **more)
-    if backend._warming is not None:
-        backend._warming.join(10)
-        assert not backend._warming.is_alive()
-    return backend
-
-
 def test_listing_is_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """A bucket may hold millions of chunks: no more are kept in memory than configured; 0 asks for none."""
-    backend = open_at(url, **options)
+    backend = warmed(url, options)
     keys = [key(number) for number in range(30)]
     put(backend, dict.fromkeys(keys, b"x"))
     backend.close()
