@@ -132,10 +132,12 @@ class TierTable:
 
     # -- reads and writes under way: what they use may not be evicted meanwhile -------------------------------------
 
-    def begin_read(self, keys: Iterable[Key]) -> None:
+    def begin_read(self, keys: Sequence[Key]) -> None:
         """A promotion reads these."""
-        for key in keys:
-            self._use(self._row(key))
+        rows = self._rows.numbers(keys)
+        self._lengthen()
+        for row in rows:
+            self._use(row)
 
     def end_read(self, keys: Sequence[Key]) -> None:
         """Undo :meth:`begin_read`."""

@@ -52,7 +52,7 @@ class TierTraffic(OpBook):
     def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
         """Whether any lower tier, of those allowed, has ``key``. Stops at the first; asks those that must be asked."""
         answer = LookupResult.MISS
-        for tier in self._tiers:
+        for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
             here = tier.presence(key, self.now)
@@ -71,7 +71,7 @@ class TierTraffic(OpBook):
         trusting: where none is, also one that would have to be asked again: it said yes, some time ago.
         """
         asked = None
-        for tier in self._tiers:
+        for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
             here = tier.presence(key, self.now)
