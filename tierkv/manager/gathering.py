@@ -132,7 +132,7 @@ class Gathering:
             self._hold_what_is_there(reservation)
         keys, slots = reservation.keys, reservation.slots
         missing: list[tuple[int, LowerTier]] = []
-        room = self._traffic.admissions.room
+        room = self._host.room
         for position in range(reservation.position, 0 if reservation.complete else len(keys)):
             if slots[position] != NOT_GRANTED:
                 continue
@@ -142,10 +142,10 @@ class Gathering:
             if slot is not None:
                 self._host.hold((slot,))
                 self._add(reservation, position, slot)
-                room = self._traffic.admissions.room
+                room = self._host.room
                 continue
-            if room <= len(missing):
-                break
+            if room <= len(missing) and (room := self._traffic.admissions.room) <= len(missing):
+                break  # also those slots are counted, which takes longer, whose chunks would give way
             tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
