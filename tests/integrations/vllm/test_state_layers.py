@@ -69,6 +69,17 @@ def test_prompts_that_part_at_several_places_take_the_last_state_that_they_share
         assert answer["cached"] == cut // STEP_TOKENS * STEP_TOKENS
 
 
+def test_a_prompt_that_ends_with_a_block_goes_on_from_the_block_before(
+    engine: EngineProcess, plain_tokens: PlainTokens
+) -> None:
+    """Its last token is computed in any case, from a state that does not hold it yet."""
+    asked = prompts("whole blocks", 2, CACHED)
+    engine.call("vllm_scenarios:serve", prompts=asked)
+    answers = engine.call("vllm_scenarios:serve_again", prompts=asked)
+    assert cached_of(answers) == [CACHED - BLOCK_TOKENS] * 2
+    assert tokens_of(answers) == plain_tokens("granite", asked, 16)
+
+
 def test_an_answer_leaves_a_state_behind_at_every_block(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
     """The next turn of a conversation begins with the answer to this one."""
     (asked,) = prompts("conversation", 1, 150)
@@ -123,29 +134,50 @@ def test_other_bytes_in_any_part_of_the_states_are_other_tokens(
         assert good != bad
 
 
+@pytest.fixture(scope="module")
+def small(start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """The same model on a small device, over a host tier of 16 chunks, and a disk."""
+    tiers = [{"backend": "disk", "path": str(tmp_path_factory.mktemp("disk")), "capacity": "128MiB"}]
+    with start_engine(setup_of("granite", tiers, host="576KiB", blocks=60)) as engine:
+        yield engine
+
+
 def test_many_requests_at_once_are_preempted_and_aborted_and_get_their_tokens(
-    tmp_path: Path, start_engine: StartEngine, plain_tokens: PlainTokens
+    small: EngineProcess, plain_tokens: PlainTokens
 ) -> None:
     """Blocks of states are handed out again all the time, also as pages of attention, while they are still stored."""
     asked = prompts("crowd", 12)
     expected = plain_tokens("granite", asked, 60)
-    tiers = [{"backend": "disk", "path": str(tmp_path / "tier"), "capacity": "128MiB"}]
-    with start_engine(setup_of("granite", tiers, host="2MiB", blocks=60)) as engine:
-        for _ in range(2):
-            answers = engine.call("vllm_scenarios:serve_again", prompts=asked, tokens=60)
-            assert tokens_of(answers) == expected
-        assert sum(cached_of(answers)) > 0
-        for step in (2, 6):
-            engine.call("vllm_scenarios:forget")
-            answers = engine.call(
-                "vllm_scenarios:serve_and_abort", prompts=asked, aborted=list(range(0, 12, 2)), at_step=step, tokens=60
-            )
-            assert tokens_of(answers)[1::2] == expected[1::2]
-        counters = engine.call("vllm_scenarios:counters")
-        assert counters["evictions"].get("host", 0) > 0
-        assert counters["promotions"].get("disk", 0) > 0
-        assert engine.call("vllm_scenarios:preemptions") > 0
-        assert engine.call("vllm_scenarios:free_blocks") == engine.call("vllm_scenarios:usable_blocks")
+    for _ in range(2):
+        answers = small.call("vllm_scenarios:serve_again", prompts=asked, tokens=60)
+        assert tokens_of(answers) == expected
+    assert sum(cached_of(answers)) > 0
+    for step in (2, 6):
+        small.call("vllm_scenarios:forget")
+        answers = small.call(
+            "vllm_scenarios:serve_and_abort", prompts=asked, aborted=list(range(0, 12, 2)), at_step=step, tokens=60
+        )
+        assert tokens_of(answers)[1::2] == expected[1::2]
+    counters = small.call("vllm_scenarios:counters")
+    assert counters["evictions"].get("host", 0) > 0
+    assert counters["promotions"].get("disk", 0) > 0
+    assert small.call("vllm_scenarios:preemptions") > 0
+    assert small.call("vllm_scenarios:free_blocks") == small.call("vllm_scenarios:usable_blocks")
+
+
+def test_a_prefix_longer_than_the_host_tier_streams_with_its_states(
+    small: EngineProcess, plain_tokens: PlainTokens
+) -> None:
+    """Fifteen chunks of attention and one of each state: the states are wanted last, and only they are whole."""
+    asked = prompts("stream", 1, 490)
+    for _ in range(3):  # a chunk that found no room at first is stored by a later pass
+        small.call("vllm_scenarios:serve_again", prompts=asked)
+    before = small.call("vllm_scenarios:counters")["loads_streamed"]
+    small.call("vllm_scenarios:forget_host")
+    answers = small.call("vllm_scenarios:serve", prompts=asked)
+    assert cached_of(answers) == [480]
+    assert tokens_of(answers) == plain_tokens("granite", asked, 16)
+    assert small.call("vllm_scenarios:counters")["loads_streamed"] > before
 
 
 @pytest.mark.long
