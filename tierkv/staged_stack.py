@@ -96,7 +96,8 @@ class StagedStack(StackBase):
 
     def lookup(self, request_id: str, key: Key, end_token: int) -> LookupResult:
         """Whether a chunk can be loaded; see :meth:`StagedLookups.lookup`."""
-        self._begin_step()
+        if not self._in_step:
+            self._begin_step()
         return self._lookups.lookup(request_id, key, self._group_of(key), end_token)
 
     def request_finished(self, request_id: str) -> None:

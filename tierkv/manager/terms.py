@@ -30,16 +30,21 @@ class Terms:
         chunks_max: chunks of the host tier: more one-shot chunks than that cannot be there.
 
     Attributes:
-        any: whether a chunk was ever kept on terms. In most stacks none is, so callers look here before they ask.
-        lifetimes: the chunks that end.
+        lifetimes: the chunks that end. Empty in most stacks, so that callers look here before they ask.
+        ever_limited: whether there ever was one; for who asks about single chunks, and often.
     """
 
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
-        self.any = False
+        self.ever_limited = False
         self.lifetimes = KeyOrder()
         self._ends = array("d")
         self._one_shot = KeyOrder()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything in the books."""
+        return bool(self.lifetimes or self._one_shot)
 
     def stored(self, keys: Iterable[Key], hints: RequestHints, now: float, is_below: Callable[[Key], bool]) -> None:
         """These are being stored and were not in the host tier.
@@ -55,7 +60,6 @@ class Terms:
                 if len(self.lifetimes) > LIFETIMES_MAX:
                     self.lifetimes.pop()
             if hints.one_shot:
-                self.any = True
                 self._one_shot.put(key)
                 if len(self._one_shot) > self._chunks_max:
                     self._one_shot.pop()
@@ -79,7 +83,7 @@ class Terms:
                 self._ends[row] = max(self._ends[row], now + hints.ttl_s)
 
     def _limit(self, key: Key, end: float) -> None:
-        self.any = True
+        self.ever_limited = True
         row = self.lifetimes.put(key)
         if row >= len(self._ends):
             self._ends.extend([0.0] * (self.lifetimes.length - len(self._ends)))

@@ -104,7 +104,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether a chunk can be loaded."""
         end_token = req_context.get_offload_key_position(key)
-        return _ANSWERS[self.stack.lookup(req_context.req_id, cast("Key", key), end_token or 0)]
+        return _ANSWERS[self.stack.lookup(req_context.req_id, key, end_token or 0)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """The tier that a chunk of the request's load came from, in vLLM's words."""
