@@ -139,6 +139,19 @@ class PolicyMachine(RuleBasedStateMachine):
         assert not len(self.policy)
 
 
+def test_arc_puts_back_into_the_ring_of_before() -> None:
+    """A chunk that several used and that was passed over for a write is no newcomer when the write has ended: the ring
+    of newcomers gives way before it."""
+    policy = ArcPolicy(EXPECTED)
+    policy.add([0, 1, 2], KEYS[:3])
+    policy.touch([0, 1])
+    policy.touch([0, 1])
+    assert list(policy.evict(2, bytes([1, 0, 0]))) == [2, 1]
+    policy.put_back([0])
+    policy.add([3], KEYS[3:4])
+    assert list(policy.evict(2, bytes(4))) == [3, 0]
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_same_victims_as_the_textbook(name: str) -> None:
     """Linked columns, compact ghosts and lazy counts are tricks; what they stand for is written down plainly."""
