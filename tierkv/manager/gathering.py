@@ -144,8 +144,8 @@ class Gathering:
                 self._add(reservation, position, slot)
                 room = self._host.room
                 continue
-            if room <= len(missing):
-                break
+            if room <= len(missing) and (room := self._traffic.admissions.room) <= len(missing):
+                break  # also those slots are counted, which takes longer, whose chunks would give way
             tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True

@@ -377,7 +377,7 @@ class OffloadManager:
             self._traffic.version += 1
         self._gathering.release_all()
         self.streams.release_all()
-        self._host.reset()
+        self._admissions.reset()
         self._terms.forget_one_shots()
         self._events.cleared(HOST)
 

@@ -170,6 +170,10 @@ class TierTable:
         """Whether a chunk is being written here."""
         return self._flagged(key, WRITING)
 
+    def being_deleted(self, chunks: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
+        """Those of ``chunks``, each a slot and its key, that are being deleted here, or are about to be."""
+        return [chunk for chunk in chunks if self._flagged(chunk[1], DELETING)] if self._num_deleting else []
+
     def _use(self, row: int) -> None:
         if not self._uses[row] and self._is_listed(row):
             self._evictable -= 1

@@ -97,7 +97,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def has_pending_work(self) -> bool:
         """Whether vLLM should go on stepping without requests."""
-        return self.stack.has_pending_work()
+        return self.stack.has_pending_work() or self.stack.has_waiting_writes()
 
     # -- loads ---------------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """What was counted since the last call."""
-        return self._stats.offloading_stats(idle=not self._open and not self.stack.has_pending_work())
+        return self._stats.offloading_stats(idle=not self._open and not self.has_pending_work())
 
     def config_info(self) -> Sequence[Mapping[str, str | int]]:
         """Static facts for vLLM 0.33's info metric."""
