@@ -134,6 +134,7 @@ class Gathering:
             self._hold_what_is_there(reservation)
         keys, slots = reservation.keys, reservation.slots
         missing: list[tuple[int, LowerTier]] = []
+        spare: int | None = None
         for position in range(reservation.position, 0 if reservation.complete else len(keys)):
             if slots[position] != NOT_GRANTED:
                 continue
@@ -144,8 +145,10 @@ class Gathering:
                 self._host.hold((slot,))
                 self._add(reservation, position, slot)
                 continue
-            if self._traffic.admissions.room <= len(missing):
-                break
+            if self._host.room <= len(missing):
+                spare = self._traffic.admissions.shelter.spare() if spare is None else spare
+                if self._host.room + spare <= len(missing):
+                    break
             tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
