@@ -71,6 +71,7 @@ class Parallel:
     pp_size: int = 1
     pcp_size: int = 1
     dcp_size: int = 1
+    data_parallel_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def test_the_namespace_tells_all_that_changes_the_bytes() -> None:
         replace(plain, groups=(Group(layer_names=("a", "b")),)),
         replace(plain, worker_kv_bytes_per_block=8192),
         replace(plain, parallel=Parallel(world_size=2)),
+        replace(plain, parallel=Parallel(data_parallel_index=1)),  # not the bytes, but whose place in local tiers
     ]
     shapes = [offloading_engine(config, "cpu", [""]) for config in (plain, *others)]
     shapes.append(offloading_engine(plain, "cuda", [""]))

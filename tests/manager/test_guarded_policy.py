@@ -8,6 +8,7 @@ import pytest
 from core_parts import DISK, FRAME_BYTES
 
 from tierkv.abc import AdmissionPolicy, SightingPolicy
+from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.guarded_policy import GuardedPolicy, guarded
 from tierkv.manager.host_index import HostIndex
@@ -73,6 +74,12 @@ def store(manager: OffloadManager, keys: Sequence[Key]) -> tuple[Key, ...]:
     return grant.keys
 
 
+class Unaware(Breakable):
+    """Has never heard of writes below."""
+
+    put_back = None  # type: ignore[assignment]  # as if it were not there
+
+
 def raising(*_: object) -> Sequence[int]:
     """A verb with a bug."""
     raise ZeroDivisionError
@@ -121,6 +128,33 @@ def test_a_policy_that_chooses_wrongly(evict: Callable[[int, Sequence[int]], Seq
     manager.complete_load(load.slots)
     store(manager, run(30, 4))
     assert manager.prepare_load(run(30, 4), WHO)
+
+
+@pytest.mark.parametrize("policy", [Breakable(), Unaware()])
+def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy) -> None:
+    """Who cannot tell it from a use is told a use: it must get back what it passed over, or a slot is lost for ever."""
+    counters = CoreCounters()
+    host = HostIndex(2, GuardedPolicy(policy, HOST, counters))
+    slots = [host.filled(host.admit([key], ChunkState.STORING), ChunkEvent.STORED).slots[0] for key in run(0, 2)]
+    host.hold_to_write(slots[:1])
+    assert host.make_room(1) == run(1, 1)
+    host.filled(host.admit(run(1, 1), ChunkState.STORING), ChunkEvent.STORED)
+    host.end_writes(slots[:1])
+    assert host.make_room(1) == (run(1, 1) if isinstance(policy, Unaware) else run(0, 1))
+    assert host.make_room(2)
+    assert not counters.policies_failed
+
+
+def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
+    """Promise 3, as for every other verb."""
+    policy, counters = Breakable(), CoreCounters()
+    policy.put_back = raising  # type: ignore[assignment]  # a bug that comes with time
+    host = HostIndex(2, GuardedPolicy(policy, HOST, counters))
+    slots = host.filled(host.admit(run(0, 2), ChunkState.STORING), ChunkEvent.STORED).slots
+    host.hold_to_write(slots)
+    host.end_writes(slots)
+    assert counters.policies_failed == {HOST: 1}
+    assert host.make_room(2)
 
 
 @pytest.mark.parametrize("verb", ["add", "touch", "release", "remove"])

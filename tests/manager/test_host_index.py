@@ -35,7 +35,8 @@ class HostMachine(RuleBasedStateMachine):
     """Every history of admissions, I/O, holds, drops and resets, in batches.
 
     The model: which lease each visible key has, in the order in which chunks may be evicted; leases that I/O fills;
-    and a list of holds taken. A slot may only come back when nobody names its lease any more.
+    and lists of holds taken, of writes below and of others. A slot may only come back when nobody names its lease any
+    more; and a write changes the order of nobody, but that who was passed over for it leaves first when it has ended.
     """
 
     def __init__(self) -> None:
@@ -45,10 +46,12 @@ class HostMachine(RuleBasedStateMachine):
         self.order: list[SlotRef] = []
         self.filling: dict[SlotRef, ChunkState] = {}
         self.holds: list[SlotRef] = []
+        self.writes: list[SlotRef] = []
+        self.passed_over: set[SlotRef] = set()
         self.given: set[SlotRef] = set()
 
     def evictable(self) -> list[SlotRef]:
-        return [ref for ref in self.order if ref not in self.holds]
+        return [ref for ref in self.order if ref not in self.holds and ref not in self.writes]
 
     @rule(batch=batches, promoting=st.booleans())
     def admit(self, batch: list[Key], promoting: bool) -> None:
@@ -63,6 +66,7 @@ class HostMachine(RuleBasedStateMachine):
         names = {ref: key for key, ref in self.visible.items()}
         assert evicted == [names[ref] for ref in victims if ref in names]
         for ref in victims:
+            self.passed_over.update(self.order[: self.order.index(ref)])
             self.order.remove(ref)
             self.visible.pop(names.get(ref, named("nobody")), None)
         state = ChunkState.PROMOTING if promoting else ChunkState.STORING
@@ -110,6 +114,25 @@ class HostMachine(RuleBasedStateMachine):
         named_now = set(self.visible.values())
         last = [ref for i, ref in enumerate(refs) if ref not in refs[i + 1 :] and ref not in self.holds]
         self.order += [ref for ref in last if ref in named_now and ref not in self.filling]
+        self.passed_over.difference_update(last)
+
+    @rule(batch=batches)
+    def begin_writes(self, batch: list[Key]) -> None:
+        refs = [self.visible[key] for key in batch if key in self.visible and self.visible[key] not in self.filling]
+        self.host.hold_to_write([ref.slot for ref in refs])
+        self.writes += refs
+
+    @precondition(lambda self: self.writes)
+    @rule(number=picks, count=st.integers(1, 4))
+    def end_writes(self, number: int, count: int) -> None:
+        first = number % len(self.writes)
+        refs = self.writes[first : first + count]
+        del self.writes[first : first + count]
+        self.host.end_writes([ref.slot for ref in refs])
+        last = [ref for i, ref in enumerate(refs) if ref not in refs[i + 1 :] and ref in self.evictable()]
+        back = [ref for ref in last if ref in self.passed_over]
+        self.order = back + [ref for ref in self.order if ref not in back]
+        self.passed_over.difference_update(back)
 
     @rule(batch=batches)
     def drop(self, batch: list[Key]) -> None:
@@ -125,6 +148,7 @@ class HostMachine(RuleBasedStateMachine):
             if ref in self.order:
                 self.order.remove(ref)
                 self.order.append(ref)
+                self.passed_over.discard(ref)
 
     @rule()
     def reset(self) -> None:
@@ -141,13 +165,13 @@ class HostMachine(RuleBasedStateMachine):
     @invariant()
     def it_is_as_the_model_says(self) -> None:
         self.host.validate()
-        busy = {*self.filling, *self.holds}
+        busy = {*self.filling, *self.holds, *self.writes}
         assert {chunk.key: chunk.ref for chunk in self.host.visible()} == self.visible
         for ref in self.given:
             chunk = self.host.owner(ref)
             if ref in busy:
                 assert chunk is not None, "its slot was given away under running I/O"
-                assert chunk.holders == self.holds.count(ref) + (ref in self.filling)
+                assert chunk.holders == (self.holds + self.writes).count(ref) + (ref in self.filling)
             if chunk is not None and self.visible.get(chunk.key) != ref:
                 assert chunk.state is ChunkState.DOOMED
             if chunk is not None and ref not in busy:
@@ -159,6 +183,8 @@ class HostMachine(RuleBasedStateMachine):
         """All I/O ends and everybody lets go: every slot can be had."""
         while self.filling:
             self.fill(0, 3, well=False)
+        while self.writes:
+            self.end_writes(0, 4)
         while self.holds:
             self.release(0, 4)
         assert self.host.room == SLOTS

@@ -81,3 +81,44 @@ def test_a_unique_queue_against_lists(moves: Sequence[tuple[str, int, int]]) -> 
                 if put.get(front[0]) == front[1]:
                     del put[front[0]]
         assert len(queue) == len(waiting)
+
+
+ASIDE_VERBS = ("put", "put", "pop", "drop", "aside", "drop behind", "rejoin")
+
+
+@given(st.lists(st.tuples(st.sampled_from(ASIDE_VERBS), st.integers(1, 3))))
+def test_who_is_taken_aside_keeps_his_place(moves: Sequence[tuple[str, int]]) -> None:
+    """Against two lists: nobody is taken aside twice, nobody overtakes, and only those behind are dropped first."""
+    queue, aside, behind = LeaseQueue(), list[tuple[int, int]](), list[tuple[int, int]]()
+    for number, (verb, count) in enumerate(moves):
+        some = behind[:count]
+        if verb == "put":
+            queue.extend([(number, count)])
+            behind.append((number, count))
+        elif verb == "aside":
+            assert queue.take_aside(count) == some
+            aside, behind = aside + some, behind[count:]
+        elif verb == "drop behind":
+            queue.drop_behind(len(some))
+            behind = behind[count:]
+        elif verb == "rejoin":
+            queue.rejoin()
+            aside, behind = [], aside + behind
+        elif aside or behind:
+            assert queue.front() == (aside or behind).pop(0)
+            (queue.pop_front if verb == "pop" else queue.drop_front)()
+        assert queue.first(100) == aside + behind
+        assert (len(queue), queue.num_behind) == (len(aside) + len(behind), len(behind))
+
+
+def test_what_left_a_long_queue_takes_no_room() -> None:
+    """Those that were taken aside and those behind each move down when half of the places are empty."""
+    queue = LeaseQueue()
+    queue.extend((number, 1) for number in range(20_000))
+    for first in range(0, 18_000, 100):
+        assert queue.take_aside(100) == [(number, 1) for number in range(first, first + 100)]
+        queue.pop_front(100)
+    assert queue.front() == (18_000, 1)
+    assert len(queue) == 2000
+    assert len(queue._behind._leases) < 10_000
+    assert len(queue._aside._leases) < 10_000

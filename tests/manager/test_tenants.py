@@ -85,6 +85,13 @@ class TenantMachine(RuleBasedStateMachine):
         self.order = [handle for handle in self.order if handle not in held] + held
 
     @rule(batch=st.lists(st.integers(0, HANDLES - 1), unique=True))
+    def put_back(self, batch: list[int]) -> None:
+        held = [handle for handle in batch if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        self.policy.put_back(held)
+
+    @rule(batch=st.lists(st.integers(0, HANDLES - 1), unique=True))
     def remove(self, batch: list[int]) -> None:
         known = [handle for handle in batch if handle in self.owner]
         self.policy.remove(known)
@@ -171,6 +178,17 @@ def test_held_chunks_stay_and_the_next_tenant_is_asked() -> None:
     assert policy.evict(8, holds) == []
     assert len(policy) == 47
     assert set(policy.evict(7, holds)) == set(range(43, 50)), "what was chosen in vain is chosen first"
+
+
+def test_the_end_of_a_write_is_no_use_for_any_tenant() -> None:
+    """Each tenant's policy is told of its own chunks, by its own numbers: who was passed over is its next to leave."""
+    policy = policy_of(6)
+    add(policy, [0, 2, 4], "a")
+    add(policy, [1, 3], "b")
+    holds = bytearray([1, 1, 0, 0, 0])
+    assert sorted(policy.evict(2, holds)) in ([2, 3], [2, 4])
+    policy.put_back([0, 1])
+    assert policy.evict(1, bytes(5)) in ([0], [1])
 
 
 def test_more_tenants_than_are_told_apart_share_one_quota() -> None:

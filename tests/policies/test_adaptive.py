@@ -97,6 +97,13 @@ class Tier:
             self.holds[handle] = 0
         self.ask("release", held)
 
+    def put_back(self, handles: Sequence[int]) -> None:
+        """Nobody writes these any more."""
+        held = [handle for handle in handles if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        self.ask("put_back", held)
+
     def leave(self, victims: Sequence[int]) -> None:
         """These are gone."""
         assert not any(self.holds[handle] for handle in victims)
@@ -115,7 +122,7 @@ class Tier:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "ask", "hold", "release", "remove"]),
+        st.sampled_from(["ask", "ask", "ask", "ask", "hold", "hold", "release", "put_back", "remove"]),
         st.lists(st.integers(0, 2), min_size=1, max_size=9),
         st.sampled_from([1, 3, 40, 700]),
         st.sampled_from(HINTS),

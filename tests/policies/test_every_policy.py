@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tierkv.abc import EvictionPolicy
+from tierkv.abc import EvictionPolicy, WriteAwarePolicy
 from tierkv.plugins import load_plugins
 from tierkv.policies.rings import PASSED_OVER_MAX
 from tierkv.types.keys import Key, make_key
@@ -41,6 +41,11 @@ def evicted(policy: EvictionPolicy, count: int, holds: Sequence[int]) -> list[in
         if victims:
             return list(victims)
     raise AssertionError(f"said {ASKED_MAX} times: not now")
+
+
+def put_back(policy: EvictionPolicy, handles: Sequence[int]) -> None:
+    """Writes below have ended, as the host tier says it."""
+    (policy.put_back if isinstance(policy, WriteAwarePolicy) else policy.release)(handles)
 
 
 class Counting(bytearray):
@@ -91,6 +96,12 @@ class Tier:
             self.holds[handle] = 0
         self.policy.release(held)
 
+    def put_back(self, batch: list[int]) -> None:
+        held = [handle for handle in batch if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        put_back(self.policy, held)
+
     def remove(self, batch: list[int]) -> None:
         mine = [handle for handle in batch if handle in self.known]
         self.policy.remove(mine)
@@ -114,7 +125,7 @@ class Tier:
 
 VERBS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "touch", "hold", "release", "remove", "evict", "evict"]),
+        st.sampled_from(["add", "touch", "hold", "hold", "release", "put_back", "remove", "evict", "evict"]),
         st.lists(st.integers(0, HANDLES - 1), min_size=1, max_size=12, unique=True),
     ),
     max_size=80,
@@ -206,12 +217,48 @@ def test_no_choice_looks_at_everything(opened: Opened, uses: int) -> None:
     assert worst <= PASSED_OVER_MAX + 128
 
 
+def with_history(opened: Opened) -> EvictionPolicy:
+    """A policy that knows 40 handles, of which some were used once or several times more."""
+    policy = filled(opened, HANDLES)
+    for every in (3, 5, 5, 9):
+        policy.touch(range(0, HANDLES, every))
+    return policy
+
+
+def test_the_end_of_a_write_is_no_use(opened: Opened) -> None:
+    """Whatever was written below meanwhile leaves when it would have left: else what is safe below stays, and what
+    waits to be written leaves."""
+    if not isinstance(opened(None), WriteAwarePolicy):
+        pytest.skip("a plugin's policy may take the end of a write for a use")
+    written, plain = with_history(opened), with_history(opened)
+    for batch in ([7, 3, 30], [0, 39], list(range(10, 20))):
+        put_back(written, batch)
+    for count in (5, 1, 10, 24):
+        assert evicted(written, count, bytes(HANDLES)) == evicted(plain, count, bytes(HANDLES))
+
+
+def test_passed_over_for_a_write_and_next_to_leave(opened: Opened) -> None:
+    """Its turn had come when it was being written, so it is the next when it is not any more."""
+    if not isinstance(opened(None), WriteAwarePolicy):
+        pytest.skip("a plugin's policy may take the end of a write for a use")
+    policy = with_history(opened)
+    holds = bytearray(HANDLES)
+    first = evicted(with_history(opened), 6, holds)
+    for handle in first:
+        holds[handle] = 1
+    others = evicted(policy, 6, holds)
+    assert not set(others).intersection(first)
+    put_back(policy, first)
+    assert set(evicted(policy, 6, bytes(HANDLES))) == set(first)
+
+
 def test_nothing_is_asked_or_told(opened: Opened) -> None:
     """Tiers pass batches on as they come, the empty ones too."""
     policy = opened(10)
     policy.add([], [])
     policy.touch([])
     policy.release([])
+    put_back(policy, [])
     policy.remove([])
     assert len(policy) == 0
 

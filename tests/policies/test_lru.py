@@ -36,6 +36,7 @@ class LruMachine(RuleBasedStateMachine):
         super().__init__()
         self.policy = LruPolicy(4)  # handles beyond it come as well
         self.order: list[int] = []
+        self.passed_over: set[int] = set()
         self.holds = bytearray(HANDLES)
 
     def known(self, batch: list[int]) -> list[int]:
@@ -43,6 +44,7 @@ class LruMachine(RuleBasedStateMachine):
 
     def used(self, batch: list[int]) -> None:
         self.order = [handle for handle in self.order if handle not in batch] + batch
+        self.passed_over.difference_update(batch)
 
     @rule(batch=handles)
     def add(self, batch: list[int]) -> None:
@@ -64,6 +66,16 @@ class LruMachine(RuleBasedStateMachine):
         self.policy.release(held)
 
     @rule(batch=handles)
+    def put_back(self, batch: list[int]) -> None:
+        held = [handle for handle in self.known(batch) if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        first = [handle for handle in held if handle in self.passed_over]
+        self.passed_over.difference_update(first)
+        self.order = first + [handle for handle in self.order if handle not in first]
+        self.policy.put_back(held)
+
+    @rule(batch=handles)
     def touch(self, batch: list[int]) -> None:
         batch = self.known(batch)
         self.used(batch)
@@ -75,6 +87,7 @@ class LruMachine(RuleBasedStateMachine):
         self.order = [handle for handle in self.order if handle not in batch]
         for handle in batch:
             self.holds[handle] = 0
+        self.passed_over.difference_update(batch)
         self.policy.remove(batch)
 
     @precondition(lambda self: self.evictable())
@@ -82,6 +95,8 @@ class LruMachine(RuleBasedStateMachine):
     def evict(self, count: int) -> None:
         victims = self.evictable()[: min(count, len(self.evictable()))]
         assert self.policy.evict(len(victims), self.holds) == victims
+        before = self.order[: self.order.index(victims[-1])]
+        self.passed_over.update(handle for handle in before if self.holds[handle])
         self.order = [handle for handle in self.order if handle not in victims]
 
     def evictable(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from naive_policies import NaiveArc, NaiveLfu, NaiveLru, NaivePolicy, NaiveS3Fifo
 
-from tierkv.abc import EvictionPolicy
+from tierkv.abc import EvictionPolicy, WriteAwarePolicy
 from tierkv.policies.arc import ArcPolicy
 from tierkv.policies.lfu import LfuPolicy
 from tierkv.policies.lru import LruPolicy
@@ -19,10 +20,16 @@ from tierkv.types.keys import Key, make_key
 
 EXPECTED = 4
 HANDLES = 12
+
+
+class Ordering(EvictionPolicy, WriteAwarePolicy, Protocol):
+    """What all of tierkv's own policies are."""
+
+
 LOOKS_MAX = 5
 KEYS = [make_key(b"key%d" % number, 0) for number in range(20)]
 
-PAIRS: dict[str, tuple[Callable[[], EvictionPolicy], Callable[[], NaivePolicy]]] = {
+PAIRS: dict[str, tuple[Callable[[], Ordering], Callable[[], NaivePolicy]]] = {
     "arc": (lambda: ArcPolicy(EXPECTED), lambda: NaiveArc(EXPECTED)),
     "lfu": (lambda: LfuPolicy(EXPECTED), lambda: NaiveLfu(EXPECTED)),
     "lru": (lambda: LruPolicy(EXPECTED), lambda: NaiveLru(EXPECTED)),
@@ -78,6 +85,14 @@ class PolicyMachine(RuleBasedStateMachine):
         self.model.release(held)
 
     @rule(batch=handles)
+    def put_back(self, batch: list[int]) -> None:
+        held = [handle for handle in self.known(batch) if self.holds[handle]]
+        for handle in held:
+            self.holds[handle] = 0
+        self.policy.put_back(held)
+        self.model.put_back(held)
+
+    @rule(batch=handles)
     def touch(self, batch: list[int]) -> None:
         self.policy.touch(self.known(batch))
         self.model.touch(self.known(batch))
@@ -122,6 +137,19 @@ class PolicyMachine(RuleBasedStateMachine):
         count = len(self.keys)
         assert list(self.policy.evict(count, self.holds)) == self.model.evict(count, ())
         assert not len(self.policy)
+
+
+def test_arc_puts_back_into_the_ring_of_before() -> None:
+    """A chunk that several used and that was passed over for a write is no newcomer when the write has ended: the ring
+    of newcomers gives way before it."""
+    policy = ArcPolicy(EXPECTED)
+    policy.add([0, 1, 2], KEYS[:3])
+    policy.touch([0, 1])
+    policy.touch([0, 1])
+    assert list(policy.evict(2, bytes([1, 0, 0]))) == [2, 1]
+    policy.put_back([0])
+    policy.add([3], KEYS[3:4])
+    assert list(policy.evict(2, bytes(4))) == [3, 0]
 
 
 @pytest.mark.parametrize("name", PAIRS)

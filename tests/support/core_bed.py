@@ -293,6 +293,7 @@ class Bed:
             holds.update(core.host.leased(status.job.slots))
         for pending in traffic._in_flight.values():
             holds.update(pending.slots)
+        holds.update(traffic.admissions.shelter.slots)
         for promotions in traffic._promotions.values():
             holds.update(promotions)
         for slot, holders in enumerate(core.host._holders):

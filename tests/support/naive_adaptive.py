@@ -172,6 +172,12 @@ class NaiveAdaptive:
 
     release = touch
 
+    def put_back(self, handles: Sequence[int]) -> None:
+        linked = [*self.parked, *self.leaving, *(handle for run in self.runs for handle in run.handles)]
+        for handle in reversed(handles):
+            if handle not in linked:
+                self.leaving.insert(0, handle)
+
     # -- leaving -----------------------------------------------------------------------------------------------------
 
     def remove(self, handles: Sequence[int]) -> None:

@@ -21,9 +21,45 @@ class NaivePolicy(Protocol):
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None: ...
     def touch(self, handles: Sequence[int]) -> None: ...
     def release(self, handles: Sequence[int]) -> None: ...
+    def put_back(self, handles: Sequence[int]) -> None: ...
     def remove(self, handles: Sequence[int]) -> None: ...
     def evict(self, count: int, held: Container[int]) -> list[int]: ...
     def known(self) -> list[int]: ...
+
+
+class Aside:
+    """Who was met while held: out of its queue until it is used, or put back at the front."""
+
+    def __init__(self) -> None:
+        self.queues: dict[int, list[int]] = {}
+
+    def take_first(self, queue: list[int], held: Container[int]) -> int | None:
+        """The first of a queue that is not held. Those before it are aside from now on."""
+        while queue:
+            handle = queue.pop(0)
+            if handle not in held:
+                return handle
+            self.queues[handle] = queue
+        return None
+
+    def put_back(self, handles: Sequence[int]) -> None:
+        """In their order."""
+        for handle in reversed(handles):
+            if handle in self.queues:
+                self.queues.pop(handle).insert(0, handle)
+
+    def is_of(self, handle: int, queue: list[int]) -> bool:
+        """Whether a handle is in a queue, or aside from it."""
+        return handle in queue or self.queues.get(handle) is queue
+
+    def size(self, queue: list[int]) -> int:
+        """Of a queue, with those that are aside."""
+        return len(queue) + sum(other is queue for other in self.queues.values())
+
+    def take_out(self, handle: int, queue: list[int]) -> None:
+        """Of a queue, or from aside."""
+        if self.queues.pop(handle, None) is None:
+            queue.remove(handle)
 
 
 class NaiveLru:
@@ -31,9 +67,11 @@ class NaiveLru:
 
     def __init__(self, chunks_max: int) -> None:
         self.order: list[int] = []
+        self.aside = Aside()
+        self.put_back = self.aside.put_back
 
     def known(self) -> list[int]:
-        return self.order
+        return [*self.order, *self.aside.queues]
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         self.order += handles
@@ -45,12 +83,12 @@ class NaiveLru:
     release = touch
 
     def remove(self, handles: Sequence[int]) -> None:
-        self.order = [handle for handle in self.order if handle not in handles]
+        for handle in handles:
+            self.aside.take_out(handle, self.order)
 
     def evict(self, count: int, held: Container[int]) -> list[int]:
-        victims = [handle for handle in self.order if handle not in held][:count]
-        self.remove(victims)
-        return victims
+        found = (self.aside.take_first(self.order, held) for _ in range(count))
+        return [victim for victim in found if victim is not None]
 
 
 class NaiveArc:
@@ -60,13 +98,18 @@ class NaiveArc:
         self.room = chunks_max
         self.t1: list[int] = []
         self.t2: list[int] = []
+        self.aside = Aside()
+        self.put_back = self.aside.put_back
         self.b1, self.b2 = NaiveGhosts(chunks_max), NaiveGhosts(chunks_max)
         self.p = 0.0
         self.key: dict[int, Key] = {}
         self.used: set[int] = set()
 
     def known(self) -> list[int]:
-        return self.t1 + self.t2
+        return self.t1 + self.t2 + [*self.aside.queues]
+
+    def ring(self, handle: int) -> list[int]:
+        return self.t1 if self.aside.is_of(handle, self.t1) else self.t2
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         for handle, key in zip(handles, keys, strict=True):
@@ -82,14 +125,14 @@ class NaiveArc:
             else:
                 self.t1.append(handle)
         self.room = self.b1.ghosts_max = self.b2.ghosts_max = max(self.room, len(self.known()))
-        while len(self.t1) + len(self.b1) > self.room and len(self.b1):
+        while self.aside.size(self.t1) + len(self.b1) > self.room and len(self.b1):
             self.b1.drop_oldest()
         while len(self.known()) + len(self.b1) + len(self.b2) > 2 * self.room and len(self.b2):
             self.b2.drop_oldest()
 
     def touch(self, handles: Sequence[int]) -> None:
         for handle in handles:
-            if handle in self.t1 and handle not in self.used:
+            if self.ring(handle) is self.t1 and handle not in self.used:
                 self.used.add(handle)
                 self.release([handle])
             else:
@@ -98,22 +141,21 @@ class NaiveArc:
 
     def release(self, handles: Sequence[int]) -> None:
         for handle in handles:
-            ring = self.t1 if handle in self.t1 else self.t2
-            ring.remove(handle)
+            ring = self.ring(handle)
+            self.aside.take_out(handle, ring)
             ring.append(handle)
 
     def remove(self, handles: Sequence[int]) -> None:
         for handle in handles:
-            (self.t1 if handle in self.t1 else self.t2).remove(handle)
+            self.aside.take_out(handle, self.ring(handle))
 
     def evict(self, count: int, held: Container[int]) -> list[int]:
         victims = []
         for _ in range(count):
-            once, often = ([handle for handle in ring if handle not in held] for ring in (self.t1, self.t2))
-            from_once = bool(once) and (len(self.t1) > self.p or not often)
-            ring, ghosts, victim = (self.t1, self.b1, once[0]) if from_once else (self.t2, self.b2, often[0])
-            ring.remove(victim)
-            ghosts.push(self.key[victim])
+            rings = (self.t1, self.t2) if self.aside.size(self.t1) > self.p else (self.t2, self.t1)
+            found = ((self.aside.take_first(ring, held), ring) for ring in rings)
+            victim, ring = next((victim, ring) for victim, ring in found if victim is not None)
+            (self.b1 if ring is self.t1 else self.b2).push(self.key[victim])
             victims.append(victim)
         return victims
 
@@ -125,13 +167,14 @@ class NaiveS3Fifo:
         self.room, self.looks_max = chunks_max, looks_max
         self.small: list[int] = []
         self.main: list[int] = []
-        self.aside: dict[int, list[int]] = {}
+        self.aside = Aside()
+        self.put_back = self.aside.put_back
         self.ghosts = NaiveGhosts(chunks_max - chunks_max // 10)
         self.key: dict[int, Key] = {}
         self.uses: dict[int, int] = {}
 
     def known(self) -> list[int]:
-        return [*self.small, *self.main, *self.aside]
+        return [*self.small, *self.main, *self.aside.queues]
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         for handle, key in zip(handles, keys, strict=True):
@@ -147,25 +190,24 @@ class NaiveS3Fifo:
 
     def release(self, handles: Sequence[int]) -> None:
         for handle in handles:
-            if handle in self.aside:
-                self.aside.pop(handle).append(handle)
+            if handle in self.aside.queues:
+                self.aside.queues.pop(handle).append(handle)
 
     def remove(self, handles: Sequence[int]) -> None:
         for handle in handles:
-            if self.aside.pop(handle, None) is None:
-                (self.small if handle in self.small else self.main).remove(handle)
+            self.aside.take_out(handle, self.small if handle in self.small else self.main)
 
     def evict(self, count: int, held: Container[int]) -> list[int]:
         victims: list[int] = []
         ghosts: list[Key] = []
         looks = self.looks_max
         while len(victims) < count:
-            size = len(self.small) + sum(queue is self.small for queue in self.aside.values())
-            from_small = bool(self.small) and (size >= max(1, self.room // 10) or not self.main)
+            small_max = max(1, self.room // 10)
+            from_small = bool(self.small) and (self.aside.size(self.small) >= small_max or not self.main)
             queue = self.small if from_small else self.main
             handle = queue.pop(0)
             if handle in held:
-                self.aside[handle] = queue
+                self.aside.queues[handle] = queue
             elif looks and self.uses[handle] > (1 if from_small else 0):
                 looks -= 1
                 self.uses[handle] = 0 if from_small else self.uses[handle] - 1
@@ -184,13 +226,15 @@ class NaiveLfu:
     def __init__(self, chunks_max: int) -> None:
         self.room = chunks_max
         self.rings: list[list[int]] = [[] for _ in range(16)]
+        self.aside = Aside()
+        self.put_back = self.aside.put_back
         self.uses = 0
 
     def known(self) -> list[int]:
-        return list(chain.from_iterable(self.rings))
+        return [*chain.from_iterable(self.rings), *self.aside.queues]
 
     def count(self, handle: int) -> int:
-        return next(count for count, ring in enumerate(self.rings) if handle in ring)
+        return next(count for count, ring in enumerate(self.rings) if self.aside.is_of(handle, ring))
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
         self.rings[0] += handles
@@ -199,25 +243,29 @@ class NaiveLfu:
     def touch(self, handles: Sequence[int]) -> None:
         for handle in handles:
             count = self.count(handle)
-            self.rings[count].remove(handle)
+            self.aside.take_out(handle, self.rings[count])
             self.rings[min(count + 1, 15)].append(handle)
         self.uses += len(handles)
         if self.uses > 2 * self.room:
+            aside = {handle: self.count(handle) // 2 for handle in self.aside.queues}
             self.rings = [a + b for a, b in zip(self.rings[::2], self.rings[1::2], strict=True)] + [[]] * 8
             self.rings = [list(ring) for ring in self.rings]
+            self.aside.queues.update({handle: self.rings[count] for handle, count in aside.items()})
             self.uses = 0
 
     def release(self, handles: Sequence[int]) -> None:
         for handle in handles:
             ring = self.rings[self.count(handle)]
-            ring.remove(handle)
+            self.aside.take_out(handle, ring)
             ring.append(handle)
 
     def remove(self, handles: Sequence[int]) -> None:
         for handle in handles:
-            self.rings[self.count(handle)].remove(handle)
+            self.aside.take_out(handle, self.rings[self.count(handle)])
 
     def evict(self, count: int, held: Container[int]) -> list[int]:
-        victims = [handle for handle in self.known() if handle not in held][:count]
-        self.remove(victims)
+        victims: list[int] = []
+        for ring in self.rings:
+            while len(victims) < count and (handle := self.aside.take_first(ring, held)) is not None:
+                victims.append(handle)
         return victims

@@ -17,6 +17,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
+from tierkv.manager.shelter import Shelter
 from tierkv.manager.tier_table import DELETING, WRITING
 from tierkv.manager.tier_traffic import TierTraffic
 from tierkv.policies.lru import LruPolicy
@@ -410,6 +411,17 @@ def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
 @breaks("demotions", 20)
 def a_chunk_leaves_although_somebody_came_for_it(patch: Patch) -> None:
     patch.setattr(HostIndex, "stay", lambda self, slots: None)
+
+
+@breaks("mixed", 20)
+def nobody_is_sheltered(patch: Patch) -> None:
+    patch.setattr(Shelter, "take_in", lambda self: None)
+
+
+@breaks("mixed", 20)
+def the_shelter_forgets_who_it_holds(patch: Patch) -> None:
+    patch.setattr(Shelter, "let_out", lambda self, tier, leases: None)
+    patch.setattr(Shelter, "validate", lambda self: None)
 
 
 @breaks("mixed", 20)

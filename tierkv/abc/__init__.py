@@ -22,7 +22,7 @@ from tierkv.abc.backend import (
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import CODEC_NOTES_BYTES, Codec, CodecContext, CodecFrame
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, Finding, NoOptions, PolicyPlugin
-from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy
+from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy, WriteAwarePolicy
 from tierkv.abc.sighting import SightingPolicy
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "RoomTeller",
     "Scannable",
     "SightingPolicy",
+    "WriteAwarePolicy",
     "WriteRequest",
     "WriteResult",
     "recognise_nothing",

@@ -38,9 +38,10 @@ class EvictionPolicy(Protocol):
         """
 
     def release(self, handles: Sequence[int]) -> None:
-        """The last hold on each of these has ended; tail first. A hold is I/O or a request that was to load it.
+        """No request holds any of these any more; tail first. A hold is I/O or a request that was to load it.
 
-        A policy of recency takes that for a use. One that counts uses hears of them by :meth:`touch`.
+        A policy of recency takes that for a use. One that counts uses hears of them by :meth:`touch`. A write to a tier
+        below may still hold some.
         """
 
     def remove(self, handles: Sequence[int]) -> None:
@@ -70,4 +71,16 @@ class AdmissionPolicy(Protocol):
 
         Asked before stores and cascades, never for what a request waits for. ``free``: how many could come in without
         anything leaving.
+        """
+
+
+@runtime_checkable
+class WriteAwarePolicy(Protocol):
+    """An ability of some policies: to tell the end of a write to a tier below from a use."""
+
+    def put_back(self, handles: Sequence[int]) -> None:
+        """Writes that held these have ended, and nobody holds them any more. Their order is what it would be without.
+
+        So there is nothing to do but for those that a choice passed over meanwhile: they are the next to leave, the
+        first one first. A policy that lacks this verb is told :meth:`EvictionPolicy.release` instead.
         """

@@ -11,6 +11,7 @@ from tierkv.manager.event_log import EventLog
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.routes import Routes
+from tierkv.manager.shelter import Shelter
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.hints import RequestHints
@@ -20,12 +21,20 @@ from tierkv.types.keys import Key
 class Admissions:
     """Makes room and takes it: by the policy, the terms of one-shot chunks and the routes of hints. Sans-IO."""
 
-    def __init__(self, host: HostIndex, routes: Routes, events: EventLog, counters: CoreCounters) -> None:
+    def __init__(
+        self, host: HostIndex, shelter: Shelter, routes: Routes, events: EventLog, counters: CoreCounters
+    ) -> None:
         self._host = host
-        self._routes = routes
+        self.shelter = shelter
+        self.routes = routes
         self._terms = routes.terms
         self._events = events
         self._counters = counters
+
+    @property
+    def room(self) -> int:
+        """Slots that can be had now."""
+        return self.shelter.room
 
     def let_in(self, keys: list[Key]) -> list[Key]:
         """Those of ``keys`` that the host tier's policy lets in."""
@@ -37,9 +46,16 @@ class Admissions:
         return kept
 
     def make_room(self, count: int, now: float) -> list[Key] | None:
-        """Evict until ``count`` slots are free. One-shot chunks leave before all others."""
+        """Evict until ``count`` slots are free.
+
+        One-shot chunks leave before all others, and what waits to be written below only when there are no others.
+        """
+        if count > self._host.free:
+            self.shelter.take_in()
         if count > self._host.room:
-            return None
+            if count > self.room:
+                return None
+            self.shelter.give_way(count)
         one_shots = self.drop_one_shots(count - self._host.free)
         chosen = self._host.evict_for(count)
         if chosen is None:
@@ -62,10 +78,10 @@ class Admissions:
 
     def _count_lost(self, evicted: Evicted, now: float) -> None:
         """Nobody waits for a tier below: what should have been written there when it is evicted is lost for it now."""
-        for tier in self._routes.tiers if evicted.keys else ():
+        for tier in self.routes.tiers if evicted.keys else ():
             if tier.limits.write is WritePolicy.BACK:
                 unwritten = [chunk for chunk in zip(*evicted, strict=True) if tier.wants(chunk[1], now)]
-                if lost := len(self._routes.allowed(tier, unwritten, now)):
+                if lost := len(self.routes.allowed(tier, unwritten, now)):
                     self._counters.demotions_dropped[tier.name] += lost
 
     def drop_one_shots(self, count: int) -> list[Key]:
@@ -84,6 +100,11 @@ class Admissions:
         self.evicted(dropped)
         return dropped
 
+    def reset(self) -> None:
+        """Everything in the host tier is of before, and waits for nobody."""
+        self.shelter.empty()
+        self._host.reset()
+
     def admit(self, keys: Sequence[Key], hints: RequestHints, source: LowerTier | None = None) -> list[int]:
         """Slots for ``keys``, held once; see :meth:`HostIndex.admit`.
 
@@ -93,5 +114,5 @@ class Admissions:
             slots = self._host.admit(keys, ChunkState.STORING)
         else:
             slots = self._host.admit(keys, ChunkState.PROMOTING, source.name)
-        self._routes.admitted(slots, hints, source)
+        self.routes.admitted(slots, hints, source)
         return slots

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tierkv.manager.admissions import Admissions
 from tierkv.manager.chunk import Filled
 from tierkv.manager.chunk_sizes import ChunkSizes
 from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier, WritePolicy
-from tierkv.manager.routes import Routes
 from tierkv.manager.seen_keys import SeenKeys
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.hints import RequestHints
@@ -17,6 +17,7 @@ from tierkv.types.keys import Key
 
 CASCADES_PER_STEP_MAX = 512
 """Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
+_NO_LEASE = -1, 0
 
 
 class Cascades:
@@ -26,14 +27,15 @@ class Cascades:
         self,
         host: HostIndex,
         tiers: Iterable[LowerTier],
-        routes: Routes,
+        admissions: Admissions,
         sizes: ChunkSizes,
         counters: CoreCounters,
     ) -> None:
-        self.routes = routes
+        self.routes = admissions.routes
         self.sizes = sizes
         self._host = host
         self._tiers = tiers
+        self._shelter = admissions.shelter
         self.counters = counters
 
     def became_ready(self, filled: Filled, now: float, *, promoted: bool) -> None:
@@ -87,16 +89,44 @@ class Cascades:
 
     def queue(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> None:
         """Those that are due wait for the tier from now on."""
+        generation, waiting = self._host.generation, len(tier.cascades)
+        for slot, key in tier.being_deleted(chunks) if tier.usable else ():  # a write could be undone by the deletion
+            tier.after_deletion[key] = slot, generation(slot)
         due = self.due(tier, chunks, now)
         if not due:
             return
-        generation, waiting = self._host.generation, len(tier.cascades)
         tier.cascades.extend((slot, generation(slot)) for slot, _ in due)
-        # Nobody holds what only waits, so the queue itself needs a bound while a tier does not keep up.
+        # Not all that waits is held, so the queue itself needs a bound while a tier does not keep up.
         over = len(tier.cascades) - (self._host.num_slots if tier.usable else waiting)
         if over > 0:
-            tier.cascades.drop_front(over)
-            self.dropped(tier, over)
+            self._shorten(tier, over)
+
+    def _shorten(self, tier: LowerTier, count: int) -> None:
+        """Drop the oldest of a queue: but of those who are not gone, first those without shelter."""
+        cascades, left = tier.cascades, count
+        while left and len(cascades) > cascades.num_behind and not self._shelter.has(tier, *cascades.front()):
+            cascades.drop_front()
+            left -= 1
+        behind = min(left, cascades.num_behind)
+        cascades.drop_behind(behind)
+        self._shelter.let_out(tier, cascades.first(left - behind))
+        cascades.drop_front(left - behind)
+        self.dropped(tier, count)
+
+    def out_of_service(self, tier: LowerTier) -> None:
+        """A tier takes nothing for a while: what waits for it waits without shelter, until it is dropped."""
+        self._shelter.forsake(tier)
+
+    def deletion_ended(self, tier: LowerTier, keys: Iterable[Key], now: float) -> None:
+        """Those that were stored again meanwhile are due now, if the host tier has them still."""
+        for key in keys if tier.after_deletion else ():
+            slot, generation = tier.after_deletion.pop(key, _NO_LEASE)
+            if slot < 0 or not self._host.is_ready(slot, generation):
+                continue
+            if tier.being_deleted([(slot, key)]):  # it failed, and will be tried again some time
+                self.dropped(tier, 1)
+            else:
+                self.queue(tier, [(slot, key)], now)
 
     def written(self, tier: LowerTier, count: int) -> None:
         """A tier has got so many chunks."""
@@ -112,8 +142,9 @@ class Cascades:
     def writable(self, tier: LowerTier, now: float, written: int) -> list[int]:
         """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
 
-        Waiting chunks are not held: a store that needs their slots wins, and they are dropped and counted. Only what is
-        being written is held, under the tier's bound. written: chunks that the tier gets in this step anyway.
+        Waiting chunks are sheltered at most: a store that can have no other slots wins, and they are dropped and
+        counted. Only what is being written is held for good, under the tier's bound. written: chunks that the tier gets
+        in this step anyway.
         """
         batch: dict[int, Key] = {}
         batch_bytes = 0
@@ -121,15 +152,16 @@ class Cascades:
         for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
             if tier.num_writing + len(batch) >= tier.queue_chunks_max or tier.emptying:
                 break
-            slot, generation = tier.cascades.front()
+            slot, generation = lease = tier.cascades.front()
             here = host.is_ready(slot, generation)
             if not (here and tier.usable):
-                self._drop_front(tier, here=here)
+                self._drop_front(tier, lease, here=here)
                 continue
             key = host.key(slot)
             size = self.sizes.frame_bound(key)
             if slot in batch or not tier.wants(key, now):
                 tier.cascades.drop_front()
+                self._shelter.let_out(tier, (lease,))
                 continue
             if not batch:  # with the first, for all that wait
                 self.evict(tier, tier.victims(size, len(tier.cascades)))
@@ -140,14 +172,15 @@ class Cascades:
             elif batch or tier.may_get_room(size):
                 break
             else:
-                self._drop_front(tier, here=here)
+                self._drop_front(tier, lease, here=here)
         if batch:
             tier.begin_write(list(batch.values()), batch_bytes)
-            host.hold_to_write(batch)
+            self._shelter.begin_writes(tier, batch)
         return list(batch)
 
-    def _drop_front(self, tier: LowerTier, *, here: bool) -> None:
+    def _drop_front(self, tier: LowerTier, lease: tuple[int, int], *, here: bool) -> None:
         tier.cascades.drop_front()
+        self._shelter.let_out(tier, (lease,))
         if here or tier.limits.write is not WritePolicy.BACK:  # what left was written then, or was counted
             self.dropped(tier, 1)
 

@@ -42,8 +42,8 @@ def shards_len(shards: Shards) -> int:
     return sum(map(len, shards))
 
 
-def column(code: Literal["I", "Q"], length: int) -> memoryview[int]:
-    """Zeros, one per number. code: "I" or "Q", an unsigned integer of 4 or 8 bytes.
+def column(code: Literal["H", "I", "Q"], length: int) -> memoryview[int]:
+    """Zeros, one per number. code: "H", "I" or "Q", an unsigned integer of 2, 4 or 8 bytes.
 
     A memory view, because it reads and writes in two thirds of an ``array``'s time.
     """

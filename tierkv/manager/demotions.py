@@ -49,6 +49,7 @@ class Demotions:
         if short > -self._free_wanted:
             takes = max(map(self._takes, back))
             short -= len(self._admissions.drop_one_shots(short))
+            self._admissions.shelter.take_in()
             leaving += self._host.begin_leaving(max(0, min(short, takes)))
         return self._demote(back, leaving, now) if leaving else {}
 

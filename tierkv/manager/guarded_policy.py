@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy, WriteAwarePolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.keys import Key
 from tierkv.types.sighting import Sighting
@@ -36,6 +36,7 @@ class GuardedPolicy:
         self._known = bytearray()
         self._count = 0
         self._hand = 0
+        self._put_back = "put_back" if isinstance(policy, WriteAwarePolicy) else "release"
         # Abilities are found by their names, so a policy that lacks one must lack it here.
         if isinstance(policy, SightingPolicy):
             self.sighted = policy.sighted
@@ -76,6 +77,10 @@ class GuardedPolicy:
     def release(self, handles: Sequence[int]) -> None:
         """See :class:`~tierkv.abc.EvictionPolicy`."""
         self._ask("release", handles)
+
+    def put_back(self, handles: Sequence[int]) -> None:
+        """See :class:`~tierkv.abc.WriteAwarePolicy`."""
+        self._ask(self._put_back, handles)
 
     def remove(self, handles: Sequence[int]) -> None:
         """See :class:`~tierkv.abc.EvictionPolicy`."""

@@ -14,16 +14,15 @@ when it chooses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tierkv.abc import AdmissionPolicy, EvictionPolicy
 from tierkv.errors import InvariantError, require
 from tierkv.manager.chunk import Evicted, Filled
 from tierkv.manager.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, ChunkState
-from tierkv.manager.columns import PAGE_KEYS, SHARD_BYTE, FreeNumbers, new_shards
+from tierkv.manager.columns import PAGE_KEYS, SHARD_BYTE
 from tierkv.manager.contract import HOST
-from tierkv.manager.slot_table import SlotTable
+from tierkv.manager.slot_holds import SlotHolds
 from tierkv.manager.tenants import TenantPolicy
 from tierkv.types.keys import Key
 
@@ -34,22 +33,13 @@ _FILLING = {ChunkEvent.STORED: ChunkState.STORING, ChunkEvent.ARRIVED: ChunkStat
 _GENERATIONS = 1 << 32
 
 
-class HostIndex(SlotTable):
+class HostIndex(SlotHolds):
     """Slots, chunks and holds of the host tier. Sans-IO; every call O(1) amortised per chunk."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
-        super().__init__(num_slots)
-        self._policy = policy
+        super().__init__(num_slots, policy)
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self._tenants = policy if isinstance(policy, TenantPolicy) else None
-        self._free = FreeNumbers(num_slots)
-        self._evictable = 0
-        self._leaving: set[int] = set()  # a few, under the bound of what is written at once
-
-    @property
-    def policy(self) -> EvictionPolicy:
-        """In which order chunks leave."""
-        return self._policy
 
     @property
     def room(self) -> int:
@@ -60,6 +50,19 @@ class HostIndex(SlotTable):
     def free(self) -> int:
         """Slots without a chunk."""
         return len(self._free)
+
+    def staying(self, leases: Iterable[tuple[int, int]]) -> list[int]:
+        """The slots of those ``leases``, each a slot and its generation, whose chunks are READY and not leaving."""
+        generations, states, leaving = self._generations, self._states, self._leaving
+        here = [slot for slot, generation in leases if generations[slot] == generation and states[slot] == _READY]
+        if self._stale or leaving:
+            here = [slot for slot in here if slot not in leaving and not self._is_stale(slot)]
+        return here
+
+    def held_once(self, slots: Iterable[int]) -> Iterator[int]:
+        """Those of ``slots`` that one hold keeps."""
+        holders = self._holders
+        return (slot for slot in slots if holders[slot] == 1)
 
     def refused(self, keys: Sequence[Key]) -> Collection[int]:
         """Which of ``keys`` the policy does not let in, as positions."""
@@ -200,45 +203,7 @@ class HostIndex(SlotTable):
         self._filling.discard(slot)
         self.release((slot,))
 
-    def drop(self, slots: Sequence[int]) -> None:
-        """Make visible chunks invisible now; a slot is free once nobody holds it."""
-        if self._stale:
-            self._doom_stale(slots)
-        self.removals += 1
-        visible = [slot for slot in slots if self._states[slot] != _DOOMED]
-        for slot in visible:
-            key = self._keys[slot]
-            del self._slots[key[SHARD_BYTE]][key]
-        self._doom(visible)
-
-    def _doom(self, slots: Sequence[int]) -> None:
-        """Drop chunks that no table names any more."""
-        states, holders = self._states, self._holders
-        ready = [slot for slot in slots if states[slot] == _READY]
-        if ready:
-            self._policy.remove([slot for slot in ready if slot not in self._leaving])
-            self._leaving.difference_update(ready)
-            self._evictable -= sum(not holders[slot] for slot in ready)
-        self._transition(slots, ChunkEvent.DROPPED)
-        if self._waiters:
-            self._tell_waiters(slots, readable=False)
-        self._go([slot for slot in slots if not holders[slot]])
-
-    def _go(self, slots: list[int]) -> None:
-        """Doomed chunks that nobody holds any more."""
-        self._transition(slots, ChunkEvent.RELEASED)
-        for slot in slots:
-            self._keys[slot] = Key(b"")
-            if self._origins:
-                self._origins.pop(slot, None)
-        self._free.give_back(slots)
-
     # -- leaving -----------------------------------------------------------------------------------------------------
-
-    @property
-    def leaving(self) -> AbstractSet[int]:
-        """The slots of chunks that are being written below, to be evicted then."""
-        return self._leaving
 
     def begin_leaving(self, count: int) -> list[int]:
         """Up to so many chunks that the policy would evict next, each held by the caller; they are leaving now."""
@@ -254,116 +219,20 @@ class HostIndex(SlotTable):
         if self._stale:
             victims = self._without_stale(victims)
         for slot in victims:
-            self._holders[slot] = 1
+            self._holders[slot] = self._writers[slot] = 1
         self._leaving.update(victims)
         return list(victims)
 
     def end_leaving(self, slots: Sequence[int]) -> Evicted:
-        """Undo one hold of each. Those that were leaving, and that nobody else holds, are evicted."""
+        """:meth:`end_writes`; those that were leaving, and that nobody else holds, are evicted."""
         if self._stale:
             self._doom_stale(slots)
         gone = [slot for slot in slots if slot in self._leaving and self._holders[slot] == 1]
         for slot in gone:
-            self._holders[slot] = 0
+            self._holders[slot] = self._writers[slot] = 0
         self._leaving.difference_update(gone)
-        self.release([slot for slot in slots if self._holders[slot]])
+        self.end_writes([slot for slot in slots if self._holders[slot]])
         return self._evict(gone) if gone else Evicted((), [])
-
-    def stay(self, slots: Iterable[int]) -> None:
-        """Those of ``slots`` that are leaving stay."""
-        if not self._leaving.isdisjoint(slots):
-            staying = list(self._leaving.intersection(slots))
-            self._leaving.difference_update(staying)
-            self._policy.add(staying, [self._keys[slot] for slot in staying])
-
-    # -- holds -------------------------------------------------------------------------------------------------------
-
-    def hold(self, slots: Iterable[int]) -> None:
-        """Keep the slots until :meth:`release`. The policy does not hear of it: holds cost next to nothing."""
-        if self._leaving:
-            slots = tuple(slots)
-            self.stay(slots)
-        self.hold_to_write(slots)
-
-    def hold_to_write(self, slots: Iterable[int]) -> None:
-        """The same for a write below, until :meth:`end_leaving`: it keeps the slots, but no chunk from leaving."""
-        holders = self._holders
-        for slot in slots:
-            count = holders[slot]
-            if not count:  # only READY chunks can have nobody
-                self._evictable -= 1
-            holders[slot] = count + 1
-
-    def release(self, slots: Iterable[int]) -> None:
-        """Undo one hold of each, in this order (tail first, S54).
-
-        The last one makes a READY chunk evictable, as the most recently used, and lets a DOOMED one go.
-        """
-        if self._stale:
-            slots = tuple(slots)
-            self._doom_stale(slots)
-        holders, states = self._holders, self._states
-        idle: list[int] = []
-        for slot in slots:
-            count = holders[slot]
-            if count <= 0:
-                key = self._keys[slot]
-                raise InvariantError(
-                    f"chunk {key.hex()} was released more often than held. Its story: {self.story(key)}"
-                )
-            holders[slot] = count - 1
-            if count == 1:
-                if states[slot] == _READY:
-                    idle.append(slot)
-                else:
-                    self._go([slot])
-        if idle:
-            self._evictable += len(idle)
-            self._policy.release(idle)
-
-    def touch(self, keys: Iterable[Key]) -> None:
-        """A request used these; give the tail of a prefix first (S54). What is not readable here is passed over."""
-        shards = self._slots
-        slots = [shards[key[SHARD_BYTE]].get(key) for key in keys]
-        ready = [slot for slot in slots if slot is not None and self._states[slot] == _READY]
-        if self._leaving:
-            self.stay(ready)
-        self._policy.touch(ready)
-
-    # -- reset -------------------------------------------------------------------------------------------------------
-
-    def reset(self) -> None:
-        """Make every chunk invisible at once. The price is paid later: see :meth:`sweep`.
-
-        Nothing but the tables of keys is replaced. A chunk of before is *stale*: no table names its slot any more. It
-        is dropped for good when somebody comes to its slot, or the sweep does.
-        """
-        self.removals += 1
-        self._stale += [shard for shard in self._slots if shard]
-        self._slots = new_shards()
-
-    def sweep(self, chunks_max: int) -> None:
-        """Drop up to so many of the chunks that a reset left behind."""
-        while self._stale and chunks_max > 0:
-            shard = self._stale[-1]
-            slots = [shard.popitem()[1] for _ in range(min(len(shard), chunks_max))]
-            self._doom_stale(slots)
-            chunks_max -= len(slots)
-            if not shard:
-                self._stale.pop()
-
-    def _doom_stale(self, slots: Iterable[int]) -> None:
-        """Those of ``slots`` whose chunks are of before a reset are dropped."""
-        self._doom([slot for slot in dict.fromkeys(slots) if self._is_stale(slot)])
-
-    def _without_stale(self, victims: Sequence[int]) -> list[int]:
-        """Victims that are not of before a reset; the others' slots are free now, and nobody needs to hear of them."""
-        stale = [slot for slot in victims if self._is_stale(slot)]
-        self._transition(stale, ChunkEvent.DROPPED)
-        gone = set(stale)
-        kept = [slot for slot in victims if slot not in gone]
-        self._go(stale)
-        return kept
 
     # -- check -------------------------------------------------------------------------------------------------------
 
@@ -382,7 +251,9 @@ class HostIndex(SlotTable):
             what = f"chunk {key.hex()} ({STATES[code].value}, {holders} holders)"
             require(holders > 0 or code == _READY, f"{what}: nobody holds it")
             leaving = slot in self._leaving
-            require(not leaving or (code == _READY and holders > 0), f"{what}: it is leaving, and nobody writes it")
+            writers = self._writers[slot]
+            require(writers <= holders, f"{what}: {writers} write it")
+            require(not leaving or (code == _READY and writers > 0), f"{what}: it is leaving, and nobody writes it")
             known += code == _READY and not leaving
             evictable += code == _READY and not holders
             if not self._is_stale(slot):

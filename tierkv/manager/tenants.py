@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy, WriteAwarePolicy
 from tierkv.manager.columns import column, longer
 from tierkv.types.keys import NO_TENANT, Key, Tenant, tenant_of
 from tierkv.types.sighting import Sighting
@@ -52,10 +52,11 @@ class Quotas:
 class _Part:
     """One tenant's chunks: its policy knows them by small numbers of its own, ``handles`` has the tier's."""
 
-    __slots__ = ("free", "handles", "looked", "policy", "quota_bytes", "used_bytes")
+    __slots__ = ("free", "handles", "looked", "policy", "put_back", "quota_bytes", "used_bytes")
 
     def __init__(self, policy: EvictionPolicy, quota_bytes: int) -> None:
         self.policy = policy
+        self.put_back = policy.put_back if isinstance(policy, WriteAwarePolicy) else policy.release
         self.quota_bytes = max(1, quota_bytes)
         self.used_bytes = 0
         self.handles = array("I")
@@ -228,6 +229,11 @@ class TenantPolicy:
         """See :class:`tierkv.abc.EvictionPolicy`."""
         for part, numbers in self._by_part(handles):
             part.policy.release(numbers)
+
+    def put_back(self, handles: Sequence[int]) -> None:
+        """See :class:`tierkv.abc.WriteAwarePolicy`."""
+        for part, numbers in self._by_part(handles):
+            part.put_back(numbers)
 
     def remove(self, handles: Sequence[int]) -> None:
         """See :class:`tierkv.abc.EvictionPolicy`."""

@@ -15,6 +15,7 @@ from tierkv.manager.host_index import HostIndex
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.op_book import OpBook
 from tierkv.manager.routes import Routes
+from tierkv.manager.shelter import Shelter
 from tierkv.manager.speeds import TierSpeed
 from tierkv.manager.terms import Terms
 from tierkv.manager.tier_list import TierList
@@ -41,8 +42,8 @@ class TierTraffic(OpBook):
     ) -> None:
         self._terms = Terms(host.num_slots)
         routes = Routes(host.num_slots, tiers, self._terms)
-        self.admissions = Admissions(host, routes, events, counters)
-        cascades = Cascades(host, tiers, routes, ChunkSizes(group_bytes), counters)
+        self.admissions = Admissions(host, Shelter(host, tiers), routes, events, counters)
+        cascades = Cascades(host, tiers, self.admissions, ChunkSizes(group_bytes), counters)
         super().__init__(host, tiers, cascades, Demotions(host, tiers, cascades, self.admissions), events)
         self._promotions: dict[int, list[int]] = {}
 
@@ -51,7 +52,7 @@ class TierTraffic(OpBook):
     def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
         """Whether any lower tier, of those allowed, has ``key``. Stops at the first; asks those that must be asked."""
         answer = LookupResult.MISS
-        for tier in self._tiers:
+        for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
             here = tier.presence(key, self.now)
@@ -70,7 +71,7 @@ class TierTraffic(OpBook):
         trusting: where none is, also one that would have to be asked again: it said yes, some time ago.
         """
         asked = None
-        for tier in self._tiers:
+        for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
             here = tier.presence(key, self.now)
@@ -99,6 +100,7 @@ class TierTraffic(OpBook):
         """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
         tier.leaving, tier.usable, tier.emptying = True, False, False
         tier.unknown_to_ask.clear()
+        self._cascades.out_of_service(tier)
         self._tiers.detach(tier)
         self._events.cleared(tier.name)
         self.version += 1
@@ -164,6 +166,15 @@ class TierTraffic(OpBook):
             self._terms.used(map(self._host.key, slots), hints, self.now)
         self._cascades.used(slots, hints, self.now)
 
+    def validate(self) -> None:
+        """See :meth:`OpBook.validate` and :meth:`Shelter.validate`.
+
+        Raises:
+            InvariantError: one of it is not so.
+        """
+        super().validate()
+        self.admissions.shelter.validate()
+
     # -- instructions ------------------------------------------------------------------------------------------------
 
     def take_ops(self) -> list[TierOp]:
@@ -197,7 +208,8 @@ class TierTraffic(OpBook):
         Not of a tier that leaves, which may hang for ever; and one that is out of service deletes nothing.
         """
         return self._demotions.is_flushing or any(
-            tier.num_writing or tier.cascades or (tier.emptying and tier.usable) for tier in self._tiers
+            tier.num_writing or tier.cascades or (tier.usable and (tier.emptying or tier.after_deletion))
+            for tier in self._tiers
         )
 
     def flush(self) -> None:

@@ -98,6 +98,12 @@ class ArcPolicy:
         self._rings.move(_ONCE, [handle for handle in handles if uses[handle] < _AGAIN])
         self._rings.move(_OFTEN, [handle for handle in handles if uses[handle] == _AGAIN])
 
+    def put_back(self, handles: Sequence[int]) -> None:
+        """Those that were passed over are the first to leave their ring."""
+        for handle in reversed(handles):
+            if self._rings.is_aside(handle):
+                self._rings.prepend(_OFTEN if self._uses[handle] == _AGAIN else _ONCE, handle)
+
     def remove(self, handles: Sequence[int]) -> None:
         """Forget these, without a ghost: they left for no merit of others."""
         self._rings.unlink(handles)

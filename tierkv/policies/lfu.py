@@ -79,6 +79,13 @@ class LfuPolicy:
             count = self._counts[handle] >> (halvings - self._counted_at[handle])
             self._rings.move(count, (handle,))
 
+    def put_back(self, handles: Sequence[int]) -> None:
+        """Those that were passed over are the first to leave of those that were used as often."""
+        for handle in reversed(handles):
+            if self._rings.is_aside(handle):
+                count = self._counts[handle] >> (self._halvings - self._counted_at[handle])
+                self._rings.prepend(count, handle)
+
     def remove(self, handles: Sequence[int]) -> None:
         """Forget these."""
         self._rings.unlink(handles)

@@ -76,6 +76,15 @@ class LruPolicy:
         """A hold is a use."""
         self.touch(handles)
 
+    def put_back(self, handles: Sequence[int]) -> None:
+        """Those that were passed over are the first to leave."""
+        following, previous, end = self._next, self._previous, self._end
+        for handle in reversed(handles):
+            if following[handle] == handle:
+                first = following[end]
+                following[end] = previous[first] = handle
+                previous[handle], following[handle] = end, first
+
     def remove(self, handles: Sequence[int]) -> None:
         """Forget these."""
         following, previous = self._next, self._previous

@@ -86,6 +86,12 @@ class S3FifoPolicy:
             if rings.is_aside(handle):
                 rings.move(self._ring[handle], (handle,))
 
+    def put_back(self, handles: Sequence[int]) -> None:
+        """Those that were passed over are at the end of their queue again."""
+        for handle in reversed(handles):
+            if self._rings.is_aside(handle):
+                self._rings.prepend(self._ring[handle], handle)
+
     def remove(self, handles: Sequence[int]) -> None:
         """Forget these."""
         self._rings.unlink(handles)

@@ -48,10 +48,12 @@ class _Asker:
 
     __slots__ = (
         "answers", "asked_at_s", "ctx", "expired", "held", "pins", "reservation", "runs", "since_s", "step",
+        "tokens_max",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
+        self.tokens_max = ctx.hints.max_load_tokens
         self.step = -1
         self.asked_at_s = 0.0
         self.since_s: float | None = None
@@ -240,7 +242,9 @@ class StagedLookups:
         if run is None or key in run.asked:
             run = asker.runs[group] = Run(end_token)
         run.ask(key, end_token)
-        if run.is_full(self._budgets[group]) or self._is_beyond(asker, run, group, end_token):
+        if run.is_full(self._budgets[group]):
+            return _MISS
+        if asker.tokens_max is not None and self._is_beyond(asker.tokens_max, run, group, end_token):
             return _MISS
         answer = asker.answers.get(key)
         if answer is None:
@@ -266,10 +270,9 @@ class StagedLookups:
         ready = set() if asker.reservation is None else asker.reservation.granted_ready()
         asker.held = asker.pins | ready
 
-    def _is_beyond(self, asker: _Asker, run: Run, group: int, end_token: int) -> bool:
+    def _is_beyond(self, tokens_max: int, run: Run, group: int, end_token: int) -> bool:
         """Whether the request's hints forbid to load so much. A window reaches no further than the prefix before it."""
-        tokens_max = asker.ctx.hints.max_load_tokens
-        if tokens_max is None or run.backwards:
+        if run.backwards:
             return tokens_max == 0
         return end_token - run.first_end + self._chunk_tokens[group] > tokens_max
 

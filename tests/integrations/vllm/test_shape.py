@@ -61,6 +61,7 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
             tensor_parallel_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            data_parallel_index=0,
         ),
         attention_config=SimpleNamespace(backend=None),
         speculative_config=None,
@@ -165,6 +166,14 @@ def test_what_changes_the_bytes_changes_the_shape(changes: dict[str, Any]) -> No
     plain = engine_spec(vllm_config(), kv_cache_config(FULL))
     assert engine_spec(vllm_config(), kv_cache_config(FULL)) == plain
     assert engine_spec(vllm_config(**changes), kv_cache_config(FULL)) != plain
+
+
+def test_a_data_parallel_replica_has_its_number() -> None:
+    """Replicas get one configuration, and a place each in tiers that one process at a time may open. vLLM's rank says
+    0 in all of them where they need not step together, its index does not."""
+    assert engine_spec(vllm_config(), kv_cache_config(FULL)).replica == 0
+    second = vllm_config(parallel__data_parallel_index=1, parallel__data_parallel_rank=0)
+    assert engine_spec(second, kv_cache_config(FULL)).replica == 1
 
 
 def test_other_layers_in_a_group_change_the_shape() -> None:

@@ -35,6 +35,20 @@ def serve_again(served: ServedEngine, prompts: Prompts, **options: Any) -> list[
     return serve(served, prompts, **options)
 
 
+def settle(served: ServedEngine) -> None:
+    """Take the steps that vLLM wants, though it has no request."""
+    served.settle()
+
+
+def steps_until_idle(served: ServedEngine, steps_max: int = 1000) -> int:
+    """How many steps vLLM still wants."""
+    steps = 0
+    while served.core.scheduler.has_requests() and steps < steps_max:
+        served.engine.step()
+        steps += 1
+    return steps
+
+
 def serve_and_abort(
     served: ServedEngine, prompts: Prompts, aborted: Sequence[int], at_step: int, **options: Any
 ) -> list[Json]:

@@ -57,6 +57,8 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
         ),
         hash_block_tokens=hash_block_tokens,
         num_workers=vllm_config.parallel_config.world_size,
+        # Not data_parallel_rank: vLLM sets that to 0 where replicas need not step together.
+        replica=vllm_config.parallel_config.data_parallel_index,
         capabilities=EngineCapabilities(
             worker_processes=True, prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching)
         ),

@@ -47,6 +47,7 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
         groups=tuple(_group(group, config, state) for group, state in zip(config.groups, states, strict=True)),
         hash_block_tokens=config.cache.tokens_per_hash,
         num_workers=parallel.world_size,
+        replica=parallel.data_parallel_index,
     )
 
 

@@ -1,10 +1,11 @@
 """Layers that keep a state in place of keys and values: Mamba, gated delta nets, short convolutions.
 
 Where vLLM caches prefixes (``mamba_cache_mode`` "align"), it keeps some of the states that lie at the end of a block:
-the table of such a group names a block for each of these, and the null block for all others. Prompts are cut so that a
-step ends where a state is to be kept, and decoding passes every such place. So once the tokens of block ``k`` are
-computed, the block at position ``k`` holds the state behind them, and nothing writes to it until it is handed out
-again; from then on vLLM itself resumes other requests from it. That is what tierkv stores, and all that it loads.
+the table of such a group names a block for each of these, and the null block for all others. A step of a prompt ends
+where a state is to be kept, or its kernel keeps the one behind the last whole block on the way; decoding passes every
+such place. So once the tokens of block ``k`` are computed, the block at position ``k`` holds the state behind them, and
+nothing writes to it until it is handed out again; from then on vLLM itself resumes other requests from it. That is what
+tierkv stores, and all that it loads.
 
 It is not so where drafted tokens move states between blocks, and where vLLM also keeps states inside a block, which
 then stand at the position of its end. Both are refused.

@@ -89,6 +89,13 @@ class AdaptivePolicy:
         """A hold is a use."""
         self.touch(handles)
 
+    def put_back(self, handles: Sequence[int]) -> None:
+        """Those that were passed over leave first of all: it was their turn."""
+        for handle in reversed(handles):
+            if self._rings.is_aside(handle):
+                self._rings.prepend(self._order.leaving, handle)
+                self._states[handle] = _AT_HOME
+
     def _by_run(self, handles: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """Places of runs, each with neighbours of it, who are at home there from now on.
 

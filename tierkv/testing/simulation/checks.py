@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.errors import InvariantError
 from tierkv.testing.simulation.engine import SimEngine
+from tierkv.testing.simulation.evictions import EvictionChecks
 from tierkv.testing.simulation.failure import Violation, demand
 from tierkv.testing.simulation.guard import guarded
 from tierkv.testing.simulation.memory import WRONG_BYTES
@@ -51,6 +52,7 @@ class Checks:
         self._indexed = {tier.name for tier in setup.tiers if tier.capabilities.authoritative_index}
         self._owed: dict[str, set[Key]] = {}
         self.quotas = QuotaChecks(setup, probe)
+        self._evictions = EvictionChecks(setup, probe)
 
     def opened(self) -> None:
         """A new process has learned what lies in its tiers."""
@@ -103,6 +105,7 @@ class Checks:
         self._check_bounds()
         self._check_policies()
         self.quotas.after_step()
+        self._evictions.after_step()
         self._check_jobs(trace)
 
     def _hear(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from tierkv.manager.chunk import Evicted
 from tierkv.manager.contract import HOST
 from tierkv.manager.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
@@ -103,6 +104,40 @@ class Probe:
         """All readable chunks with their slots."""
         host = self.manager._host
         return [(chunk.key, chunk.slot) for chunk in host.visible() if chunk.state.value == "ready"]
+
+    def idle_slots(self) -> set[int]:
+        """The slots of readable chunks that nobody holds."""
+        host = self.manager._host
+        return {slot for _, slot in self.ready_slots() if host.is_idle(slot)}
+
+    def waiting_slots(self) -> set[int]:
+        """The slots of readable chunks that wait for a tier in service, which will take them."""
+        host, now = self.manager._host, self.manager._traffic.now
+        ready = {(slot, host.generation(slot)): key for key, slot in self.ready_slots()}
+        return {
+            lease[0]
+            for tier in self.tiers().values()
+            if tier.usable and not tier.emptying
+            for lease in tier.cascades.first(len(tier.cascades))
+            if lease in ready and tier.wants(ready[lease], now)
+        }
+
+    def sheltered(self) -> set[int]:
+        """The slots of chunks that are kept from being evicted because they wait."""
+        return set(self.manager._traffic.admissions.shelter.slots)
+
+    def listen_to_evictions(self, evicted: Callable[[set[int], Iterable[int]], None]) -> None:
+        """Hear which slots become free when room is made, and which of all had a chunk then that waits for a tier."""
+        host = self.manager._host
+        choose = host.evict_for
+
+        def choose_aloud(count: int) -> Evicted | None:
+            waiting = self.waiting_slots()
+            chosen = choose(count)
+            evicted(waiting, chosen.slots if chosen is not None else ())
+            return chosen
+
+        vars(host)["evict_for"] = choose_aloud
 
     def slots_at_rest(self) -> bool:
         """Whether every slot is free or can be evicted."""

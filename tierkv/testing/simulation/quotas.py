@@ -51,9 +51,10 @@ class QuotaChecks:
         stayed = {key: kept.size for key, kept in now.items() if key in before and before[key].lease == kept.lease}
         idle = _by_tenant({key: size for key, size in stayed.items() if not before[key].used})
         # Chosen to leave, and wanted again before it was written: it stays, and another one leaves in the next step.
+        # Where all that nobody used are wanted again, there is no other.
         came_back = _by_tenant({key: size for key, size in stayed.items() if now[key].used and not before[key].used})
         for tenant, over in self._over(name, _by_tenant(stayed)).items():
-            if idle[tenant] and over > came_back[tenant]:
+            if idle[tenant] > came_back[tenant] and over > came_back[tenant]:
                 raise Violation(QUOTAS, f"{tenant.hex() or 'nobody'} keeps {over} bytes too many in {name}")
 
     def over(self) -> dict[str, dict[str, int]]:
