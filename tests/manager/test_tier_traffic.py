@@ -386,3 +386,32 @@ def test_probes_are_bounded() -> None:
 def test_frame_bound(raw: int, bound: int) -> None:
     """A header page, and the payload in whole pages (decision 3)."""
     assert frame_bytes_bound(raw) == bound
+
+
+def test_what_has_no_room_beside_its_own_batch_waits_for_it() -> None:
+    """Three chunks for a tier of two: the third finds no room that could come about but by the two, which are written
+    in the same step. It waits for them; dropped, it would be lost below, though the next step could write it."""
+    core = make_core(tiers=[disk(frames=2)])
+    core.put(run(0, 3))
+    (write,) = core.manager.take_ops()
+    assert len(write.keys) == 2
+    assert core.counters.cascades_dropped == {}
+    core.finish(write)
+    written = [key for op in core.finish_all() if op.verb is Verb.WRITE for key in op.keys]
+    assert len(written) == 1
+    assert core.counters.cascades_dropped == {}
+
+
+def test_a_chunk_that_waits_twice_is_written_once() -> None:
+    """Nothing keeps the queue of a tier that is written through from naming a chunk twice; counted twice, its bytes
+    would stay on the tier's account for ever."""
+    core = make_core(tiers=[disk(frames=4)])
+    (key,) = run(0, 1)
+    core.put([key])
+    (tier,) = core.manager.tables
+    tier.cascades.extend([tier.cascades.front()])
+    (write,) = core.manager.take_ops()
+    assert write.keys == (key,)
+    core.finish(write)
+    core.manager.validate()
+    assert tier.reserved_bytes == 0

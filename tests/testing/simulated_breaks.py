@@ -413,7 +413,7 @@ def a_chunk_leaves_although_somebody_came_for_it(patch: Patch) -> None:
     patch.setattr(HostIndex, "stay", lambda self, slots: None)
 
 
-@breaks("mixed", 20)
+@breaks("cramped", 20)
 def nobody_is_sheltered(patch: Patch) -> None:
     patch.setattr(Shelter, "take_in", lambda self: None)
 

@@ -133,6 +133,7 @@ class Gathering:
         keys, slots = reservation.keys, reservation.slots
         missing: list[tuple[int, LowerTier]] = []
         room = self._host.room
+        spare: int | None = None
         for position in range(reservation.position, 0 if reservation.complete else len(keys)):
             if slots[position] != NOT_GRANTED:
                 continue
@@ -144,8 +145,10 @@ class Gathering:
                 self._add(reservation, position, slot)
                 room = self._host.room
                 continue
-            if room <= len(missing) and (room := self._traffic.admissions.room) <= len(missing):
-                break  # also those slots are counted, which takes longer, whose chunks would give way
+            if room <= len(missing):
+                spare = self._traffic.admissions.shelter.spare() if spare is None else spare
+                if room + spare <= len(missing):
+                    break
             tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True

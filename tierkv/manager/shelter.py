@@ -37,10 +37,9 @@ class Shelter:
         # By slot, the oldest first: the tiers that the chunk waits for, a bit for each.
         self._waits: dict[int, int] = {}
 
-    @property
-    def room(self) -> int:
-        """Slots that can be had now: those of the host tier, and those of the shelter that nobody else holds."""
-        return self._host.room + (sum(1 for _ in self._host.held_once(self._waits)) if self._waits else 0)
+    def spare(self) -> int:
+        """Slots that can be had beside those of the host tier: those of the shelter that nobody else holds."""
+        return sum(1 for _ in self._host.held_once(self._waits))
 
     def take_in(self) -> None:
         """Something is about to be evicted: shelter what waits, those first that have waited longest."""
@@ -117,6 +116,8 @@ class Shelter:
         """
         count = len(self._waits)
         require(count <= self._slots_max, f"{count} chunks are sheltered, {self._slots_max} may be")
+        if not count:
+            return
         queues = {1 << tier.index: set(tier.cascades.first(len(tier.cascades))) for tier in self._tiers.with_leaving}
         for slot, tiers in self._waits.items():
             lease = slot, self._host.generation(slot)
