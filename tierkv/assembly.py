@@ -180,7 +180,7 @@ class _Scheduled(Assembly[Stack]):
         runtime = self.runtime
         if config.record.path is None:
             return Stack(parts, runtime.clock, runtime.pause)
-        writer = self._record_writer(Path(config.record.path), parts.changes.names)
+        writer = self._record_writer(_of_replica(Path(config.record.path), self.engine.replica), parts.changes.names)
         return RecordedStack(parts, runtime.clock, runtime.pause, writer)
 
     def _record_writer(self, path: Path, tier_names: Sequence[str]) -> RecordWriter:
@@ -230,6 +230,11 @@ class _Staged(Assembly[StagedStack]):
 
 def _fields(base: BaseParts) -> dict[str, Any]:
     return {item.name: getattr(base, item.name) for item in fields(base)}
+
+
+def _of_replica(path: Path, replica: int) -> Path:
+    """A file of its own for each replica; the first one's has the name that was given."""
+    return path.with_name(f"{path.stem}.replica-{replica}{path.suffix}") if replica else path
 
 
 def _check_not_ours(config: StackConfig) -> None:

@@ -83,6 +83,8 @@ class Assembly(ABC, Generic[StackT]):
         self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
         self.namespace = namespace_of(self.config, engine, self.geometry)
         self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
+        if engine.replica < 0:
+            raise ConfigError(f"replica = {engine.replica}: the replicas of an engine are counted from 0")
         self.check()
         self.verify_loads = self.config.host.verify and verify_frames
         self.shared = SharedMemory() if engine.capabilities.worker_processes else None
@@ -111,8 +113,9 @@ class Assembly(ABC, Generic[StackT]):
             undo.callback(arena.close)
             runtime, counters = self.runtime, self.counters
             opener = TierOpener(
-                self.registry, runtime, self.namespace, self.sealer, arena, counters, self.config.tenants.told_apart_max
-            )
+                self.registry, runtime, self.namespace, self.sealer, arena, counters,
+                self.config.tenants.told_apart_max, self.engine.replica,
+            )  # fmt: skip
             codecs = opener.open_codecs(self.resolved.tiers)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(opener, codecs, unopened)

@@ -249,6 +249,14 @@ class StackBase(ABC):
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
+    def has_waiting_writes(self) -> bool:
+        """Whether chunks wait for a lower tier that takes no more at present: only a step hands them on.
+
+        An engine that becomes idle, and wants them there soon, for others to find, steps until there are none. One that
+        does not loses nothing but time: its next steps, a flush and a close bring them down.
+        """
+        return any(tier.makes_wait for tier in self._manager.tables)
+
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.
 

@@ -8,6 +8,7 @@ transfers by their chunks.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,7 +96,8 @@ class StagedStack(StackBase):
 
     def lookup(self, request_id: str, key: Key, end_token: int) -> LookupResult:
         """Whether a chunk can be loaded; see :meth:`StagedLookups.lookup`."""
-        self._begin_step()
+        if not self._in_step:
+            self._begin_step()
         return self._lookups.lookup(request_id, key, self._group_of(key), end_token)
 
     def request_finished(self, request_id: str) -> None:
@@ -145,10 +147,10 @@ class StagedStack(StackBase):
     def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
         """Chunks by tier, and the tokens of one group's: the first in lookup order of which anything is loaded."""
         lead = next((index for index in self.geometry.lookup_order if index in groups), None)
-        for group, source in zip(groups, sources, strict=True):
-            self.counters.chunks_hit[source] += 1
+        for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
+            self.counters.chunks_hit[source] += chunks
             if group == lead:
-                self.counters.tokens_loaded[source] += self.geometry.groups[group].chunk_tokens
+                self.counters.tokens_loaded[source] += chunks * self.geometry.groups[group].chunk_tokens
 
     def load_source(self, request_id: str, key: Key) -> str:
         """The tier that a chunk of the request's last load came from."""
@@ -196,7 +198,8 @@ class StagedStack(StackBase):
             self._parts.marks.free(number)
         if grant is None:
             return None
-        groups = tuple(map(self._group_of, grant.keys))
+        group_of = dict(offered)
+        groups = tuple([group_of[key] for key in grant.keys])
         if grant.keys:
             self._parts.seals.open(grant.slots)
             self._jobs.begin_store(grant.keys, groups, grant.slots, number)
@@ -218,7 +221,9 @@ class StagedStack(StackBase):
     def _end_store(self, job: StagedJob, failed: frozenset[Key]) -> None:
         self._manager.complete_store(job.slots, failed)
         lead = self.geometry.lookup_order[0]
-        good = sum(group == lead and key not in failed for key, group, _ in _chunks(job))
+        good = job.groups.count(lead)
+        if failed:
+            good -= sum(group == lead and key in failed for key, group, _ in _chunks(job))
         self.counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from tierkv.abc import (
@@ -60,6 +61,7 @@ class TierOpener:
         arena: where the host slots are.
         counters: for policies that fail.
         tenants_max: tenants with a quota of their own, in each tier.
+        replica: of the engine; see :class:`tierkv.types.engine.EngineSpec`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that a tier has to know of its stack
@@ -71,6 +73,7 @@ class TierOpener:
         arena: HostArena,
         counters: CoreCounters,
         tenants_max: int,
+        replica: int = 0,
     ) -> None:
         self._registry = registry
         self._runtime = runtime
@@ -79,6 +82,7 @@ class TierOpener:
         self._arena = arena
         self._counters = counters
         self._tenants_max = tenants_max
+        self._own_place = replace(namespace, replica=replica)
 
     def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
         """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
@@ -90,12 +94,13 @@ class TierOpener:
         """
         config, codec = tier.config, tier.codec
         codecs = {**codecs, codec.name: self._codec(codec, tier.codec_options, config.name)}
+        capabilities = tier.backend.capabilities
         context = BackendContext(
             config.name,
-            self._namespace,
+            self._namespace if capabilities.shared else self._own_place,
             self._arena.slot_bytes,
             config.capacity,
-            partial(frame_at, self._sealer.namespace, tier.backend.capabilities.alignment),
+            partial(frame_at, self._sealer.namespace, capabilities.alignment),
         )
         backend = opened(
             f"backend {tier.backend.name!r}",
@@ -106,7 +111,7 @@ class TierOpener:
         )
         try:
             return Tier(
-                config.name, backend, tier.backend.capabilities, codec.name, codecs, self._sealer, self._arena,
+                config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,
                 terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
                 retry=RetryLimits(attempts=config.retries + 1),
                 timing=Timing(self._runtime.clock, self._runtime.nap, self._runtime.rng),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +16,8 @@ import pytest
 from tierkv.assembly import open_staged_stack
 from tierkv.config.loading import parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.vllm.spec_shape import chunked, offloading_engine, with_pages
+from tierkv.integrations.vllm.spec_notes import StatesNote, read_states
+from tierkv.integrations.vllm.spec_shape import check_engine, chunked, offloading_engine, with_pages
 from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
 from tierkv.staged_stack import StagedStack
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
@@ -22,6 +26,15 @@ from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
 
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
+
+NOTING = """
+import json, sys
+from tierkv.integrations.vllm.spec_notes import StatesNote
+note = StatesNote(*json.loads(sys.stdin.readline()))
+print("noted", flush=True)
+sys.stdin.readline()
+"""
+"""A worker's process that waits for its end."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class Parallel:
     pp_size: int = 1
     pcp_size: int = 1
     dcp_size: int = 1
+    data_parallel_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ def test_windows_are_told_in_chunks_of_the_stack(tokens: int, blocks: int) -> No
     rescaled = chunked(told, stack_of(blocks=blocks))
     assert rescaled.groups[0].sliding_window_size_in_chunks is None
     assert rescaled.groups[1].sliding_window_size_in_chunks == -(-tokens // (32 * blocks))
-    window = offloading_engine(rescaled, "cpu").groups[1]
+    window = offloading_engine(rescaled, "cpu", ["", ""]).groups[1]
     assert window.kind is GroupKind.SLIDING_WINDOW
 
 
@@ -124,11 +138,57 @@ def test_the_namespace_tells_all_that_changes_the_bytes() -> None:
         replace(plain, groups=(Group(layer_names=("a", "b")),)),
         replace(plain, worker_kv_bytes_per_block=8192),
         replace(plain, parallel=Parallel(world_size=2)),
+        replace(plain, parallel=Parallel(data_parallel_index=1)),  # not the bytes, but whose place in local tiers
     ]
-    shapes = [offloading_engine(config, "cpu") for config in (plain, *others)]
-    shapes.append(offloading_engine(plain, "cuda"))
+    shapes = [offloading_engine(config, "cpu", [""]) for config in (plain, *others)]
+    shapes.append(offloading_engine(plain, "cuda", [""]))
+    shapes += [offloading_engine(plain, "cpu", [state]) for state in ("a state", "another state")]
     assert len(set(shapes)) == len(shapes)
-    assert offloading_engine(plain, "cpu") == shapes[0]
+    assert offloading_engine(plain, "cpu", [""]) == shapes[0]
+
+
+def test_a_group_that_keeps_a_state_is_no_attention() -> None:
+    """Only the last of its chunks counts for a hit; and no codec may round it. VLLM 0.33 calls it a window of one."""
+    config = Config(groups=(Group(), Group(group_id=1, sliding_window_size_in_chunks=1)))
+    groups = offloading_engine(config, "cpu", ["", "mamba"]).groups
+    assert [(group.kind, group.window_tokens) for group in groups] == [
+        (GroupKind.FULL_ATTENTION, None),
+        (GroupKind.SSM, None),
+    ]
+
+
+def test_a_note_is_found_by_the_id_of_its_engine() -> None:
+    """A worker says what states it keeps, in whatever process it is; when it has gone, nothing is left of it."""
+    states = ["", "mamba2 [[3, 160]]"]
+    with pytest.raises(ConfigError, match=r"noted what 0 of 2 KV cache groups hold.*TierKVConnector"):
+        read_states("some engine", 2)
+    worker = subprocess.Popen([sys.executable, "-c", NOTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(json.dumps(["some engine", states]) + "\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "noted\n"
+        assert read_states("some engine", 2) == tuple(states)
+        with pytest.raises(ConfigError, match="noted what 0 of 2"):
+            read_states("other engine", 2)
+        worker.kill()
+    with pytest.raises(ConfigError, match="noted what 0 of 2"):
+        read_states("some engine", 2)
+
+
+def test_engines_that_share_an_id_are_an_error_where_it_matters() -> None:
+    """The user gave two engines one id: as long as they note the same it is nobody's business."""
+    notes = [StatesNote("shared", ["", "mamba"]) for _ in range(2)]
+    assert read_states("shared", 2) == ("", "mamba")
+    notes.append(StatesNote("shared", ["", "conv"]))
+    with pytest.raises(ConfigError, match=r"engine_id = 'shared' is that of several engines"):
+        read_states("shared", 2)
+    for note in notes:
+        note.close()
+        note.close()
+    with pytest.raises(ConfigError, match="noted what 0 of 2"):
+        read_states("shared", 2)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +204,7 @@ def test_the_namespace_tells_all_that_changes_the_bytes() -> None:
 def test_what_cannot_be_served_is_refused_by_name(config: Config, says: str) -> None:
     """Rather no engine than wrong bytes."""
     with pytest.raises(ConfigError, match=says):
-        offloading_engine(config, "cpu")
+        check_engine(config)
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------

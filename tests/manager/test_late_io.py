@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_parts import Core, disk, make_core, objects
 
 from tierkv.manager.contract import RequestContext
@@ -108,6 +109,83 @@ def test_a_late_write_keeps_its_slot() -> None:
     core.finish(write)
     assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
     assert core.host.room == 1
+
+
+def refused_and_stored_again(core: Core) -> tuple[Key, TierOp]:
+    """A chunk whose bad frame is being deleted, and that the host tier has again before that has ended."""
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    core.finish(read_one(core), OutcomeKind.CORRUPT)
+    deletion = only(core, Verb.DELETE)
+    core.put([key])
+    assert not core.manager.take_ops(), "the deletion could undo a write"
+    return key, deletion
+
+
+def test_a_chunk_that_comes_back_before_its_bad_frame_is_gone() -> None:
+    """The tier gets it when the deletion has ended: else only memory would have it, and a flush would call it down."""
+    core = make_core(tiers=[disk()])
+    key, deletion = refused_and_stored_again(core)
+    assert core.manager.has_pending_changes
+    assert core.lower[0].makes_wait
+    core.finish(deletion)
+    core.finish(only(core, Verb.WRITE))
+    assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
+    assert not core.manager.has_pending_changes
+    assert core.counters.cascades == {"disk": 1}
+    core.manager.validate()
+
+
+def test_a_chunk_that_comes_back_and_leaves_before_its_bad_frame_is_gone() -> None:
+    """Nothing waits for a chunk that memory has lost meanwhile."""
+    core = make_core(tiers=[disk()])
+    _, deletion = refused_and_stored_again(core)
+    core.manager.reset_cache()
+    core.finish(deletion)
+    assert not core.manager.take_ops()
+    assert not core.manager.has_pending_changes
+    assert not core.lower[0].makes_wait
+
+
+def test_a_chunk_that_comes_back_while_nobody_knows_what_lies_there() -> None:
+    """A write that may have arrived is to be deleted, and that fails: it is tried again some time, for which neither a
+    flush nor an idle engine waits."""
+    core = make_core(tiers=[disk()])
+    (key,) = run(0, 1)
+    core.put([key])
+    core.finish(only(core, Verb.WRITE), OutcomeKind.TIMED_OUT)
+    deletion = only(core, Verb.DELETE)
+    core.manager.reset_cache()
+    core.put([key])
+    assert core.manager.has_pending_changes
+    core.finish(deletion, OutcomeKind.FAILED)
+    assert not core.manager.take_ops()
+    assert not core.manager.has_pending_changes
+    assert not core.lower[0].makes_wait
+    assert core.counters.cascades_dropped == {"disk": 1}
+    core.manager.validate()
+
+
+@pytest.mark.parametrize("verb", [Verb.WRITE, Verb.DELETE])
+def test_nobody_steps_for_a_tier_that_hangs(verb: Verb) -> None:
+    """An idle engine goes on stepping while chunks wait for a tier; for one that is late it would be for ever."""
+    core = make_core(tiers=[disk(queue=1)])
+    keys = run(0, 3)
+    if verb is Verb.DELETE:
+        core.keep_below(keys)
+        core.manager.reset_cache("all")
+        core.begin(1.0)
+    else:
+        core.put(keys)
+    op = only(core, verb)
+    (tier,) = core.lower
+    assert tier.makes_wait
+    late(core, op)
+    late(core, op)
+    assert not tier.makes_wait
+    core.finish(op)
+    assert tier.makes_wait, "it goes on"
+    core.manager.validate()
 
 
 def test_a_late_probe_is_a_no() -> None:

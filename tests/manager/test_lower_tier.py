@@ -162,6 +162,27 @@ def test_what_is_being_written_is_no_victim() -> None:
     assert tier.next_victim() == [old]
 
 
+@pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
+@pytest.mark.parametrize("hindered", ["usable", "emptying", None])
+@pytest.mark.parametrize("suspected", [False, True])
+def test_a_batch_is_wanted_as_its_chunks_are(capabilities: Capabilities, hindered: str | None, suspected: bool) -> None:
+    """Chunks that become readable are looked at in one pass: it must say of each what is said of one alone, or a chunk
+    would be written twice, over its own deletion, or never."""
+    tier = tier_of(capabilities)
+    stored, writing, deleting, reading, absent, suspect = keys = [make_key(b"chunk %d" % i, 0) for i in range(6)]
+    tier.load_index([(key, FRAME_BYTES) for key in (stored, deleting, reading, suspect)])
+    tier.begin_write([writing], FRAME_BYTES)
+    tier.condemn(deleting)
+    tier.begin_read([reading, absent])
+    if suspected:
+        tier.suspect(suspect, 0.0)
+    if hindered:
+        setattr(tier, hindered, hindered == "emptying")
+    chunks = list(enumerate(keys))
+    assert tier.lacking(chunks, 0.0) == [chunk for chunk in chunks if tier.wants(chunk[1], 0.0)]
+    assert (4, absent) in tier.lacking(chunks, 0.0)
+
+
 @given(st.integers(1, 40), st.lists(st.integers(1, FRAME_BYTES), max_size=60))
 def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
     """Whatever lies there, in frames of any size: a frame that fits the capacity fits after the victims are gone; one

@@ -45,6 +45,25 @@ def read_one(core: Core) -> TierOp:
     return only(core, Verb.READ)
 
 
+def test_chunks_that_wait_for_a_tier_are_a_reason_to_step() -> None:
+    """A tier takes a bounded number at once. Nobody but a step hands on the rest, so an engine without requests must
+    know that there is one; and must not step for a tier that is out of service."""
+    core = make_core(tiers=[disk(queue=1)])
+    (tier,) = core.lower
+    assert not tier.makes_wait
+    core.put(run(0, 3))
+    assert tier.makes_wait
+    for waiting in (2, 1, 0):
+        write = only(core, Verb.WRITE)
+        assert len(tier.cascades) == waiting
+        assert tier.makes_wait is (waiting > 0)
+        core.manager.on_completion(TierHealth(0, usable=False))
+        assert not tier.makes_wait
+        core.manager.on_completion(TierHealth(0, usable=True))
+        core.finish(write)
+    assert not tier.makes_wait
+
+
 def test_write_through_to_every_tier() -> None:
     """A chunk that becomes readable goes to all tiers that take writes, in batches that suit each, under the slots'
     leases; written chunks are known there."""

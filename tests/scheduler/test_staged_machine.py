@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core_parts import TierSpec, disk, make_core, objects
-from group_parts import full, window
+from group_parts import full, ssm, window
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,7 +14,8 @@ from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind
 
 DEADLINE_S = 5.0
-WINDOW = 2
+BESIDE = {0: (), 1: (ssm(4),), 2: (window(8),)}
+"""By the number of chunks that a hit needs of it: what stands beside attention."""
 FAMILIES = "abc"
 CHUNKS = 12
 
@@ -26,14 +27,14 @@ class StagedMachine(RuleBasedStateMachine):
         tier=st.sampled_from([disk(write="read_only"), disk(), objects()]),
         slots=st.integers(6, 20),
         share=st.integers(1, 4),
-        windowed=st.booleans(),
+        window=st.sampled_from(sorted(BESIDE)),
     )
-    def open(self, tier: TierSpec, slots: int, share: int, *, windowed: bool) -> None:
+    def open(self, tier: TierSpec, slots: int, share: int, window: int) -> None:
         """A host tier of some slots over one tier that has whatever it is given."""
-        groups = (full(4), window(4 * WINDOW)) if windowed else (full(4),)
+        groups = (full(4), *BESIDE[window])
         reserved = max(len(groups), slots * share // 4)
         self.bed = StagedBed(make_core(slots=slots, reserved=reserved, tiers=[tier], groups=groups), DEADLINE_S)
-        self.windowed = windowed
+        self.window = window
         self.indexed = tier.capabilities.authoritative_index
         self.waiting: dict[str, str] = {}
         self.since: dict[str, float] = {}
@@ -42,7 +43,7 @@ class StagedMachine(RuleBasedStateMachine):
 
     def keys(self, family: str) -> list[tuple[Key, ...]]:
         """Per group, the chunks of a prompt."""
-        return [prefix(CHUNKS, family, group) for group in range(2 if self.windowed else 1)]
+        return [prefix(CHUNKS, family, group) for group in range(2 if self.window else 1)]
 
     @rule(family=st.sampled_from(FAMILIES))
     def arrive(self, family: str) -> None:
@@ -75,8 +76,8 @@ class StagedMachine(RuleBasedStateMachine):
             if number in skip:
                 continue
             groups = self.keys(family)
-            if self.windowed:
-                answer = self.bed.ask_both(request_id, *groups, WINDOW)
+            if self.window:
+                answer = self.bed.ask_both(request_id, *groups, self.window)
             else:
                 answer = self.bed.ask(request_id, groups[0])
             if answer is None:
@@ -85,7 +86,7 @@ class StagedMachine(RuleBasedStateMachine):
                 continue
             self.since.pop(request_id, None)
             if allocates:
-                wanted = groups[0][:answer] + (groups[1][max(0, answer - WINDOW) : answer] if self.windowed else ())
+                wanted = groups[0][:answer] + (groups[1][max(0, answer - self.window) : answer] if self.window else ())
                 self.begin_load(request_id, wanted)
         self.bed.end()
 

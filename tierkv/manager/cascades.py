@@ -17,6 +17,7 @@ from tierkv.types.keys import Key
 
 CASCADES_PER_STEP_MAX = 512
 """Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
+_NO_LEASE = -1, 0
 
 
 class Cascades:
@@ -88,10 +89,12 @@ class Cascades:
 
     def queue(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> None:
         """Those that are due wait for the tier from now on."""
+        generation, waiting = self._host.generation, len(tier.cascades)
+        for slot, key in tier.being_deleted(chunks) if tier.usable else ():  # a write could be undone by the deletion
+            tier.after_deletion[key] = slot, generation(slot)
         due = self.due(tier, chunks, now)
         if not due:
             return
-        generation, waiting = self._host.generation, len(tier.cascades)
         tier.cascades.extend((slot, generation(slot)) for slot, _ in due)
         # Not all that waits is held, so the queue itself needs a bound while a tier does not keep up.
         over = len(tier.cascades) - (self._host.num_slots if tier.usable else waiting)
@@ -113,6 +116,17 @@ class Cascades:
     def out_of_service(self, tier: LowerTier) -> None:
         """A tier takes nothing for a while: what waits for it waits without shelter, until it is dropped."""
         self._shelter.forsake(tier)
+
+    def deletion_ended(self, tier: LowerTier, keys: Iterable[Key], now: float) -> None:
+        """Those that were stored again meanwhile are due now, if the host tier has them still."""
+        for key in keys if tier.after_deletion else ():
+            slot, generation = tier.after_deletion.pop(key, _NO_LEASE)
+            if slot < 0 or not self._host.is_ready(slot, generation):
+                continue
+            if tier.being_deleted([(slot, key)]):  # it failed, and will be tried again some time
+                self.dropped(tier, 1)
+            else:
+                self.queue(tier, [(slot, key)], now)
 
     def written(self, tier: LowerTier, count: int) -> None:
         """A tier has got so many chunks."""

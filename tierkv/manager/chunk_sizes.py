@@ -24,7 +24,8 @@ class ChunkSizes:
 
     def raw(self, keys: Iterable[Key]) -> int:
         """Bytes of these chunks together, before they are framed."""
-        return sum(self._raw[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys)
+        raw = self._raw
+        return sum([raw[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys])
 
     @property
     def frame_bound_max(self) -> int:

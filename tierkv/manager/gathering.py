@@ -101,10 +101,8 @@ class Gathering:
         pins = self._pins.get(owner)
         if pins is not None and key in pins:
             return True
-        if self._held >= self.chunks_max or not self._host.is_readable(key):
-            return False
-        slot = self._host.find(key)
-        if slot is None:
+        slot = self._host.find(key) if self._held < self.chunks_max else None
+        if slot is None or self._host.state(slot) is not ChunkState.READY:
             return False
         self._host.hold((slot,))
         self._held += 1
@@ -134,7 +132,7 @@ class Gathering:
             self._hold_what_is_there(reservation)
         keys, slots = reservation.keys, reservation.slots
         missing: list[tuple[int, LowerTier]] = []
-        spare: int | None = None
+        room = self._host.room
         for position in range(reservation.position, 0 if reservation.complete else len(keys)):
             if slots[position] != NOT_GRANTED:
                 continue
@@ -144,11 +142,10 @@ class Gathering:
             if slot is not None:
                 self._host.hold((slot,))
                 self._add(reservation, position, slot)
+                room = self._host.room
                 continue
-            if self._host.room <= len(missing):
-                spare = self._traffic.admissions.shelter.spare() if spare is None else spare
-                if self._host.room + spare <= len(missing):
-                    break
+            if room <= len(missing) and (room := self._traffic.admissions.room) <= len(missing):
+                break  # also those slots are counted, which takes longer, whose chunks would give way
             tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
@@ -188,8 +185,13 @@ class Gathering:
         for index, wanted in positions.items():
             keys = [reservation.keys[position] for position in wanted]
             slots = self._traffic.promote(keys, tiers[index], reservation.hints)
-            for position, slot in zip(wanted, slots or (), strict=slots is not None):
-                self._add(reservation, position, slot)
+            if slots is None:
+                continue
+            for position, slot in zip(wanted, slots, strict=True):
+                self._host.wait_for(slot, reservation)
+                reservation.grant(position, slot, tiers[index].name)
+            reservation.outstanding += len(slots)
+            self._held += len(slots)
 
     def _add(self, reservation: Reservation, position: int, slot: int) -> None:
         """Count a chunk that is held as granted. What is not readable yet will have come from where it is read."""

@@ -98,6 +98,8 @@ class LowerTier(TierTable):
         self.emptying = False  # was reset; not everything is deleted yet
         self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
+        self.after_deletion: dict[Key, tuple[int, int]] = {}  # leases on chunks that are due when a bad frame is gone
+        self.changes_late = 0  # writes and deletions that run on behind their deadlines
         self.cascades = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
         self.seen = SeenKeys(limits.seen_keys_max) if limits.write is WritePolicy.ON_REUSE else None
         self.deletions: list[Key] = []
@@ -111,6 +113,15 @@ class LowerTier(TierTable):
     def is_told(self) -> bool:
         """Whether events tell what comes and goes here: not once they have said that everything has left."""
         return not (self.leaving or self.emptying)
+
+    @property
+    def makes_wait(self) -> bool:
+        """Whether chunks wait for a later step to be written or deleted here.
+
+        Not while the tier is out of service, or is late with such a call: nobody knows for how long.
+        """
+        waits = self.emptying or len(self.cascades) > 0 or len(self.after_deletion) > 0
+        return waits and self.usable and not self.changes_late
 
     # -- existence ---------------------------------------------------------------------------------------------------
 

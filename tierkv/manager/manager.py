@@ -126,7 +126,7 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
-        if self._terms.lifetimes and self._terms.has_ended(key, self._traffic.now):
+        if self._terms.ever_limited and self._terms.has_ended(key, self._traffic.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         ready = self._host.is_readable(key)

@@ -27,6 +27,7 @@ from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, 
 
 _PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
 """Ends of a write after which the frame may lie in the tier all the same."""
+_CHANGES = (Verb.WRITE, Verb.DELETE)
 
 
 @dataclass(slots=True)
@@ -121,6 +122,7 @@ class OpBook:
             self._announce_late(tier, pending)
             return
         del self._in_flight[news.op_id]
+        tier.changes_late -= pending.announced_late and pending.op.verb in _CHANGES
         self._ended[pending.op.verb](tier, pending, news.outcomes)
 
     def _measure(self, pending: _OpInFlight, news: Completion) -> None:
@@ -137,6 +139,7 @@ class OpBook:
         if pending.announced_late:
             return
         pending.announced_late = True
+        tier.changes_late += pending.op.verb in _CHANGES
         if pending.op.verb is Verb.PROBE:
             for key in pending.op.keys:
                 tier.answered(key, self.now, present=False)
@@ -221,6 +224,7 @@ class OpBook:
         ]
         if tier.is_told:
             self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
+        self._cascades.deletion_ended(tier, pending.op.keys, self.now)
 
     # -- check -------------------------------------------------------------------------------------------------------
 

@@ -31,10 +31,12 @@ class Terms:
 
     Attributes:
         lifetimes: the chunks that end. Empty in most stacks, so that callers look here before they ask.
+        ever_limited: whether there ever was one; for who asks about single chunks, and often.
     """
 
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
+        self.ever_limited = False
         self.lifetimes = KeyOrder()
         self._ends = array("d")
         self._one_shot = KeyOrder()
@@ -81,6 +83,7 @@ class Terms:
                 self._ends[row] = max(self._ends[row], now + hints.ttl_s)
 
     def _limit(self, key: Key, end: float) -> None:
+        self.ever_limited = True
         row = self.lifetimes.put(key)
         if row >= len(self._ends):
             self._ends.extend([0.0] * (self.lifetimes.length - len(self._ends)))

@@ -16,16 +16,17 @@ class TierList:
     """
 
     def __init__(self, tiers: Iterable[LowerTier]) -> None:
-        self._in_service = list(tiers)
-        self._by_index = {tier.index: tier for tier in self._in_service}
+        self.in_service = list(tiers)
+        """What iterating gives; who asks per chunk saves two calls by it. Not to be changed by others."""
+        self._by_index = {tier.index: tier for tier in self.in_service}
 
     def __iter__(self) -> Iterator[LowerTier]:
         """Those in service, in order."""
-        return iter(self._in_service)
+        return iter(self.in_service)
 
     def __len__(self) -> int:
         """How many are in service."""
-        return len(self._in_service)
+        return len(self.in_service)
 
     def __getitem__(self, index: int) -> LowerTier:
         """By number; also one that is leaving."""
@@ -33,7 +34,7 @@ class TierList:
 
     def get(self, name: str) -> LowerTier | None:
         """By name, of those in service."""
-        return next((tier for tier in self._in_service if tier.name == name), None)
+        return next((tier for tier in self.in_service if tier.name == name), None)
 
     def named(self, name: str) -> LowerTier:
         """By name, of those in service.
@@ -43,7 +44,7 @@ class TierList:
         """
         tier = self.get(name)
         if tier is None:
-            names = ", ".join(known.name for known in self._in_service) or "none"
+            names = ", ".join(known.name for known in self.in_service) or "none"
             raise EngineProtocolError(f"there is no lower tier {name!r}; there are: {names}")
         return tier
 
@@ -58,7 +59,7 @@ class TierList:
         Raises:
             EngineProtocolError: some tier holds chunks that are not this stack's to delete.
         """
-        for tier in self._in_service:
+        for tier in self.in_service:
             if not tier.limits.writes or not tier.capabilities.authoritative_index:
                 why = "is shared with others" if tier.limits.writes else "is never written"
                 raise EngineProtocolError(
@@ -68,13 +69,13 @@ class TierList:
 
     def attach(self, tier: LowerTier, before: LowerTier | None = None) -> None:
         """Put a tier in service, ahead of another one, or last."""
-        position = len(self._in_service) if before is None else self._in_service.index(before)
-        self._in_service.insert(position, tier)
+        position = len(self.in_service) if before is None else self.in_service.index(before)
+        self.in_service.insert(position, tier)
         self._by_index[tier.index] = tier
 
     def detach(self, tier: LowerTier) -> None:
         """Take a tier out of service."""
-        self._in_service.remove(tier)
+        self.in_service.remove(tier)
 
     def forget(self, index: int) -> None:
         """Nothing is under way any more in the tier of that number, which was detached."""

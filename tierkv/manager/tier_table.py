@@ -132,10 +132,12 @@ class TierTable:
 
     # -- reads and writes under way: what they use may not be evicted meanwhile -------------------------------------
 
-    def begin_read(self, keys: Iterable[Key]) -> None:
+    def begin_read(self, keys: Sequence[Key]) -> None:
         """A promotion reads these."""
-        for key in keys:
-            self._use(self._row(key))
+        rows = self._rows.numbers(keys)
+        self._lengthen()
+        for row in rows:
+            self._use(row)
 
     def end_read(self, keys: Sequence[Key]) -> None:
         """Undo :meth:`begin_read`."""
@@ -167,6 +169,10 @@ class TierTable:
     def is_writing(self, key: Key) -> bool:
         """Whether a chunk is being written here."""
         return self._flagged(key, WRITING)
+
+    def being_deleted(self, chunks: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
+        """Those of ``chunks``, each a slot and its key, that are being deleted here, or are about to be."""
+        return [chunk for chunk in chunks if self._flagged(chunk[1], DELETING)] if self._num_deleting else []
 
     def _use(self, row: int) -> None:
         if not self._uses[row] and self._is_listed(row):

@@ -52,7 +52,7 @@ class TierTraffic(OpBook):
     def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
         """Whether any lower tier, of those allowed, has ``key``. Stops at the first; asks those that must be asked."""
         answer = LookupResult.MISS
-        for tier in self._tiers:
+        for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
             here = tier.presence(key, self.now)
@@ -71,7 +71,7 @@ class TierTraffic(OpBook):
         trusting: where none is, also one that would have to be asked again: it said yes, some time ago.
         """
         asked = None
-        for tier in self._tiers:
+        for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
             here = tier.presence(key, self.now)
@@ -208,7 +208,8 @@ class TierTraffic(OpBook):
         Not of a tier that leaves, which may hang for ever; and one that is out of service deletes nothing.
         """
         return self._demotions.is_flushing or any(
-            tier.num_writing or tier.cascades or (tier.emptying and tier.usable) for tier in self._tiers
+            tier.num_writing or tier.cascades or (tier.usable and (tier.emptying or tier.after_deletion))
+            for tier in self._tiers
         )
 
     def flush(self) -> None:

@@ -66,12 +66,11 @@ class Lookups:
 
     def loading_ended(self, keys: tuple[Key, ...]) -> None:
         """Undo :meth:`loading_started`."""
+        loading = self._loading
         for key in keys:
-            count = self._loading.get(key, 0)  # what is not there must not be counted
+            count = loading.pop(key, 0)  # a reset may have ended them all
             if count > 1:
-                self._loading[key] = count - 1
-            else:
-                self._loading.pop(key, None)
+                loading[key] = count - 1
 
     @property
     def open_ids(self) -> AbstractSet[str]:

@@ -87,6 +87,8 @@ class Results:
             return set()
         if load.stale or (load.failed and self._geometry.has_windows):
             return set(load.what.block_ids)
+        if not load.failed:
+            return set()
         parts = zip(load.what.keys, chunk_blocks(load.what, self._geometry.blocks_per_chunk), strict=True)
         return {block_id for key, (_, ids) in parts if key in load.failed for block_id in ids}
 

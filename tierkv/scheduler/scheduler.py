@@ -198,8 +198,9 @@ class OffloadScheduler:
                 "part would need a window that was not gathered: take all of them or none"
             )
         if num_external_tokens <= 0:
-            self._close_lookup(record)
-            record.apply(RequestEvent.SCHEDULED)
+            if record.state is not RequestState.RUNNING:  # else its load has ended, and the engine says so once more
+                self._close_lookup(record)
+                record.apply(RequestEvent.SCHEDULED)
             return
         plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
         self._loads.start(record, plan, num_external_tokens)
@@ -222,9 +223,10 @@ class OffloadScheduler:
         record = self._records.get(request.request_id)
         if record is None or record.state is RequestState.FINISHED:
             return False, None
-        self._close_lookup(record)
         if record.state is RequestState.RUNNING:
             self._plan.finished(record)
+        else:
+            self._close_lookup(record)
         self._loads.stop(record)
         for job_id in self._job_ids(record):
             self._fences.put(self._jobs.job(job_id))

@@ -16,6 +16,7 @@ from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.staged_runs import Run
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -37,33 +38,6 @@ def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
     return tuple(rest if window is None else window for window in windows)
 
 
-class _Run:
-    """What was asked of one group since the engine last began there.
-
-    An engine may go over a group several times in one answer, each time up to an earlier end: the last time counts.
-    A group with a window is asked from its end: what a gap cuts off there is not wanted.
-    """
-
-    __slots__ = ("asked", "backwards", "first_end", "last_end", "wanted")
-
-    def __init__(self, end_token: int) -> None:
-        self.asked: set[Key] = set()
-        self.wanted: dict[Key, int] = {}
-        self.first_end = self.last_end = end_token
-        self.backwards = False
-
-    def ask(self, key: Key, end_token: int) -> None:
-        """Note in which direction the engine goes."""
-        self.asked.add(key)
-        self.backwards = end_token < self.last_end
-        self.last_end = end_token
-
-    def missed(self) -> None:
-        """The last chunk asked about is not to be had."""
-        if self.backwards:
-            self.wanted.clear()
-
-
 class _Asker:
     """A request that is asked about.
 
@@ -74,10 +48,12 @@ class _Asker:
 
     __slots__ = (
         "answers", "asked_at_s", "ctx", "expired", "held", "pins", "reservation", "runs", "since_s", "step",
+        "tokens_max",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
+        self.tokens_max = ctx.hints.max_load_tokens
         self.step = -1
         self.asked_at_s = 0.0
         self.since_s: float | None = None
@@ -86,18 +62,29 @@ class _Asker:
         self.reservation: Reservation | None = None
         self.held: set[Key] = set()
         self.answers: dict[Key, LookupResult] = {}
-        self.runs: dict[int, _Run] = {}
+        self.runs: dict[int, Run] = {}
 
     def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
         """What it wants at the end of a step, in prefix order.
 
-        No hit reaches further than the last chunk that is wanted of each group; what other groups were asked about
-        beyond that was asked for nothing.
+        No hit reaches further than the last chunk that is wanted of each group, and there is none where a group has
+        nothing; what other groups were asked about beyond that was asked for nothing.
         """
-        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items() if run.wanted]
-        end_max = min((max(run.wanted.values()) for run, _ in runs), default=0)
+        runs = [(run, chunk_tokens[group]) for group, run in self.runs.items()]
+        end_max = min((max(run.wanted.values(), default=0) for run, _ in runs), default=0)
         ends = {k: end for run, tokens in runs for k, end in run.wanted.items() if end - tokens < end_max}
         return tuple(sorted(ends, key=ends.__getitem__))
+
+    @property
+    def owed(self) -> bool:
+        """Whether a tier has to answer before it is known what the engine wants of some group."""
+        return any(run.owes for run in self.runs.values())
+
+    def is_deferred(self) -> bool:
+        """Whether the engine waits. Not for the chunks of one group, if another group has none."""
+        if self.owed or not all(run.wanted for run in self.runs.values()):
+            return self.owed
+        return bool(self.waits(key for run in self.runs.values() for key in run.wanted))
 
     def waits(self, keys: Iterable[Key]) -> set[LookupResult]:
         """What it was told about these chunks, but for hits."""
@@ -205,7 +192,7 @@ class StagedLookups:
     def _conclude(self, asker: _Asker) -> tuple[Key, ...]:
         """What is to be gathered for a request; nothing if it has its answer, or if a tier still owes one."""
         wanted = asker.wanted(self._chunk_tokens)
-        if not asker.waits(key for run in asker.runs.values() for key in run.wanted):
+        if not asker.is_deferred():
             self._count_wait(asker)
             if not asker.expired:
                 asker.since_s = None  # an answer: what is asked from now on is a new question
@@ -215,7 +202,7 @@ class StagedLookups:
         if asker.since_s is None:
             asker.since_s = self._now_s
         waits = asker.waits(wanted)
-        if not waits or LookupResult.RETRY in waits:  # what is wanted is not known before all of it has been answered
+        if asker.owed or not waits or LookupResult.RETRY in waits:  # what is wanted is known when all has been answered
             self._keep(asker, wanted)
             return ()
         return wanted
@@ -253,17 +240,16 @@ class StagedLookups:
             self._begin(asker)
         run = asker.runs.get(group)
         if run is None or key in run.asked:
-            run = asker.runs[group] = _Run(end_token)
+            run = asker.runs[group] = Run(end_token)
         run.ask(key, end_token)
-        if len(run.wanted) >= self._budgets[group] or self._is_beyond(asker, run, group, end_token):
+        if run.is_full(self._budgets[group]):
+            return _MISS
+        if asker.tokens_max is not None and self._is_beyond(asker.tokens_max, run, group, end_token):
             return _MISS
         answer = asker.answers.get(key)
         if answer is None:
             answer = asker.answers[key] = self._answer(asker, key)
-        if answer is _MISS:
-            run.missed()
-        else:
-            run.wanted[key] = end_token
+        run.heard(key, end_token, answer)
         return answer
 
     def _begin(self, asker: _Asker) -> None:
@@ -284,10 +270,9 @@ class StagedLookups:
         ready = set() if asker.reservation is None else asker.reservation.granted_ready()
         asker.held = asker.pins | ready
 
-    def _is_beyond(self, asker: _Asker, run: _Run, group: int, end_token: int) -> bool:
+    def _is_beyond(self, tokens_max: int, run: Run, group: int, end_token: int) -> bool:
         """Whether the request's hints forbid to load so much. A window reaches no further than the prefix before it."""
-        tokens_max = asker.ctx.hints.max_load_tokens
-        if tokens_max is None or run.backwards:
+        if run.backwards:
             return tokens_max == 0
         return end_token - run.first_end + self._chunk_tokens[group] > tokens_max
 

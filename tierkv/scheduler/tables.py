@@ -78,7 +78,8 @@ class Tables:
     def clear(self, record: RequestRecord) -> None:
         """The request has lost its blocks, or needs them no more."""
         self._leave(record)
-        record.replace_blocks(tuple(() for _ in record.groups), whole_table=True)
+        for group in record.groups:
+            group.block_ids = []
 
     def _leave(self, record: RequestRecord) -> None:
         for group in self._windowed:

@@ -25,6 +25,7 @@ OTHER_IDENTITIES: tuple[dict[str, Any], ...] = (
     {"hash_block_tokens": 8},
     {"rank": 1, "world_size": 2},
     {"epoch": "1"},
+    {"replica": 1},
 )
 """One field of the namespace each: with any of them other, the same key means other bytes."""
 

@@ -79,6 +79,8 @@ class EngineSpec:
     rank, world_size: which share of the model this engine's stack serves, where each rank opens a stack of its own.
     num_workers: workers that share one stack (tensor parallel): a chunk holds the pages of all of them, and a job has
         ended when all have reported it.
+    replica: which of several engines of one description this is (data parallel), from 0. Each has a place of its own in
+        tiers that one process at a time may open, and finds it again under the same number; shared tiers they share.
     """
 
     model: str
@@ -90,6 +92,7 @@ class EngineSpec:
     rank: int = 0
     world_size: int = 1
     num_workers: int = 1
+    replica: int = 0
     capabilities: EngineCapabilities = field(default_factory=EngineCapabilities)
 
 

@@ -23,6 +23,10 @@ class Namespace:
     what it attends to, tokens of its window or None). The last two count because a chunk is stored without the blocks
     that a window has left behind: to a group that attends to more, the zeros in their place would be wrong bytes.
     ``epoch`` is the user's: bump it when weights change under the same name.
+
+    ``replica`` says nothing of the bytes: it keeps apart the places of engines that are alike in all the rest, in tiers
+    that one process at a time may open. The first one's, 0, is left out of what describes the namespace, so that an
+    engine that gets replicas keeps its place.
     """
 
     model: str
@@ -36,10 +40,14 @@ class Namespace:
     world_size: int = 1
     epoch: str = "0"
     kv_format: int = KV_FORMAT_VERSION
+    replica: int = 0
 
     def describe(self) -> dict[str, object]:
         """The fields as plain JSON values, for manifests and messages."""
-        return asdict(self)
+        fields = asdict(self)
+        if not self.replica:
+            del fields["replica"]
+        return fields
 
     def fingerprint(self) -> bytes:
         """Sixteen bytes that stand for all fields. Canonical JSON keeps it equal across versions of Python."""

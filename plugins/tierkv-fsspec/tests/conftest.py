@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,15 @@ def environment() -> Iterator[None]:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_late_listing() -> Iterator[None]:
+    """One server serves all tests: the listing of a tier that a test has closed must not count among the next one's."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.endswith("-warm-up"):
+            thread.join(10)
 
 
 @pytest.fixture(scope="session")

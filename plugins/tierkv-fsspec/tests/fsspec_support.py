@@ -52,6 +52,7 @@ class S3Server:
         self._in_flight = 0
         self._app = DomainDispatcherApplication(create_backend_app)
         self._turn = threading.Lock()
+        self._counting = threading.Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._port = 0
         self.start()
@@ -74,15 +75,17 @@ class S3Server:
     def _serve(self, environ: dict[str, Any], start_response: Any) -> Any:
         self._sockets.add(environ["werkzeug.socket"])
         path = environ["PATH_INFO"]
-        self.requests.append(f"{environ['REQUEST_METHOD']} {path}")
-        self.headers.append(environ)
-        self._in_flight += 1
-        self.in_flight_max = max(self.in_flight_max, self._in_flight)
+        with self._counting:  # threads of the server: without it a peak may be lost, and a test waits for it for ever
+            self.requests.append(f"{environ['REQUEST_METHOD']} {path}")
+            self.headers.append(environ)
+            self._in_flight += 1
+            self.in_flight_max = max(self.in_flight_max, self._in_flight)
         try:
             with self._turn:
                 return self._answer(path, environ, start_response)
         finally:
-            self._in_flight -= 1
+            with self._counting:
+                self._in_flight -= 1
 
     def _answer(self, path: str, environ: dict[str, Any], start_response: Any) -> Any:
         refused = {**self.refuse, **({"": "501 Not Implemented"} if self.refuse_conditions else {})}

@@ -229,7 +229,7 @@ def test_closed_backend_says_so(url: str, options: dict[str, Any]) -> None:
 
 def test_close_waits_for_nobody_but_a_call_for_its_requests(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """Requests in flight write into the caller's buffers: the call may not return before they ended."""
-    backend = open_at(url, concurrent_requests=2, **options)
+    backend = open_at(url, concurrent_requests=2, warm_up_keys_max=0, **options)
     put(backend, {key(n): FRAME for n in range(8)})
     answers: list[object] = []
 

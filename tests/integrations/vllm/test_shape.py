@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 pytest.importorskip("vllm", exc_type=ImportError)
 
 import torch
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -31,6 +34,8 @@ from tierkv.types.engine import GroupKind
 BLOCKS = 8
 HEADS = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.float16}
 FULL = FullAttentionSpec(block_size=16, **HEADS)
+STATE = {"shapes": ((3, 8), (2, 4, 4)), "dtypes": (torch.float16, torch.float32)}
+ALIGNED = MambaSpec(16, mamba_cache_mode="align", **STATE)
 SLIDING = SlidingWindowSpec(block_size=16, sliding_window=64, **HEADS)
 
 
@@ -56,6 +61,7 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
             tensor_parallel_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            data_parallel_index=0,
         ),
         attention_config=SimpleNamespace(backend=None),
         speculative_config=None,
@@ -104,6 +110,43 @@ def test_latent_attention_is_full_attention() -> None:
     assert engine_spec(vllm_config(), kv_cache_config(latent)).groups[0].kind is GroupKind.FULL_ATTENTION
 
 
+def test_layers_that_keep_a_state() -> None:
+    """Of a state a hit needs the last one only; it has no window in tokens."""
+    spec = engine_spec(vllm_config(), kv_cache_config(FULL, ALIGNED))
+    assert [(group.kind, group.window_tokens) for group in spec.groups] == [
+        (GroupKind.FULL_ATTENTION, None),
+        (GroupKind.SSM, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ALIGNED, shapes=((8, 3), (2, 4, 4))),
+        replace(ALIGNED, dtypes=(torch.float16, torch.float16)),
+        replace(ALIGNED, mamba_type=MambaAttentionBackendEnum.GDN_ATTN),
+    ],
+    ids=["convolution transposed", "state in half precision", "another kind"],
+)
+def test_what_a_state_is_changes_the_shape(other: MambaSpec) -> None:
+    """Its pages may be as large as they were, and yet hold something else."""
+    plain = engine_spec(vllm_config(), kv_cache_config(FULL, ALIGNED))
+    assert engine_spec(vllm_config(), kv_cache_config(FULL, ALIGNED)) == plain
+    assert engine_spec(vllm_config(), kv_cache_config(FULL, other)) != plain
+
+
+@pytest.mark.parametrize(
+    ("attention", "hash_block", "words"),
+    [(FULL, 8, ["prefix_match_unit = 8", "of 16 tokens"]), (replace(FULL, block_size=32), 16, ["16 and 32"])],
+)
+def test_states_inside_blocks_are_refused(attention: Any, hash_block: int, words: list[str]) -> None:
+    """A block may then hold the state of another token than its last: bytes under a wrong name."""
+    config = replace(kv_cache_config(attention, ALIGNED), hash_block_size=hash_block)
+    with pytest.raises(ConfigError) as caught:
+        engine_spec(vllm_config(), config)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -123,6 +166,14 @@ def test_what_changes_the_bytes_changes_the_shape(changes: dict[str, Any]) -> No
     plain = engine_spec(vllm_config(), kv_cache_config(FULL))
     assert engine_spec(vllm_config(), kv_cache_config(FULL)) == plain
     assert engine_spec(vllm_config(**changes), kv_cache_config(FULL)) != plain
+
+
+def test_a_data_parallel_replica_has_its_number() -> None:
+    """Replicas get one configuration, and a place each in tiers that one process at a time may open. vLLM's rank says
+    0 in all of them where they need not step together, its index does not."""
+    assert engine_spec(vllm_config(), kv_cache_config(FULL)).replica == 0
+    second = vllm_config(parallel__data_parallel_index=1, parallel__data_parallel_rank=0)
+    assert engine_spec(second, kv_cache_config(FULL)).replica == 1
 
 
 def test_other_layers_in_a_group_change_the_shape() -> None:
@@ -166,7 +217,9 @@ def test_drafts_without_kv_are_served() -> None:
 @pytest.mark.parametrize(
     ("spec", "group", "words"),
     [
-        (MambaSpec(16, shapes=((8,),), dtypes=(torch.float16,)), {}, ["MambaSpec", "'mamba'", "0.a to 0.b"]),
+        (MambaSpec(16, **STATE), {}, ["mamba_cache_mode = 'none'", "layer 0.a", "enable_prefix_caching"]),
+        (MambaSpec(16, mamba_cache_mode="align", num_speculative_blocks=3, **STATE), {}, ["speculative_config"]),
+        (CrossAttentionSpec(16, **HEADS), {}, ["CrossAttentionSpec", "'cross_attention'", "0.a to 0.b"]),
         (RSWASpec(block_size=16, rswa_window=32, **HEADS), {}, ["RSWASpec"]),
         (FULL, {"is_eagle_group": True}, ["speculative_config"]),
         (FULL, {"enable_kv_transfer": False}, ["no other request can use"]),

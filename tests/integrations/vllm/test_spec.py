@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,14 +66,19 @@ def test_resets_overtake_transfers_and_nothing_leaks(
     engine: EngineProcess, plain_tokens: PlainTokens, every: int
 ) -> None:
     """VLLM forgets what is in flight when its cache is reset, and never reports it: no slot may be lost by that, none
-    used again too early, and tokens stay right."""
+    used again too early, tokens stay right, and whoever waits for an answer does not wait for its deadline."""
     asked = prompts("resets", 4)
     expected = plain_tokens("llama", asked, 16)
     engine.call("vllm_scenarios:serve", prompts=asked)
     engine.call("vllm_scenarios:forget")
-    for _ in range(2):
+    before = engine.call("vllm_scenarios:counters")
+    caught = Counter[str]()
+    for _ in range(4):
         told = engine.call("vllm_scenarios:serve_and_reset", prompts=asked, every=every)
         assert tokens_of(told["answers"]) == expected
-        assert told["caught"] > 0
         assert told["room"] == told["slots"]
+        caught.update(told["caught"])
         engine.call("vllm_scenarios:forget")
+    assert caught["stores"] > 0
+    assert caught["loads"] > 0
+    assert engine.call("vllm_scenarios:counters")["deadlines_expired"] == before["deadlines_expired"]

@@ -110,10 +110,12 @@ def test_prompts_are_served_while_the_tier_fails(
     assert cached_of(answers) == [0] * 4
     give()
     engine.call("vllm_scenarios:recover")
-    for _ in range(4):  # what a failed write may have spoiled is stored anew
+    for _ in range(8):  # what a failed write may have spoiled is stored anew; on a busy machine an answer may be late
         engine.call("vllm_scenarios:forget_host")
         again = engine.call("vllm_scenarios:serve", prompts=known)
         assert tokens_of(again) == tokens_of(answers)[:2]
+        if cached_of(again) == [CACHED] * 2:
+            break
     assert cached_of(again) == [CACHED] * 2
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
 from vllm.v1.kv_offload import base
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
@@ -42,12 +46,15 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm import TierKVSpec
 from tierkv.integrations.vllm.spec_manager import TierKVManager
+from tierkv.types.engine import GroupKind
 
 BLOCKS, PAGE, TOKENS = 16, 256, 32
 NO_STEP = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
 
 
-def config_of(stack: dict[str, Any], *, rank: int = 0, **extra: Any) -> OffloadingConfig:
+def config_of(
+    stack: dict[str, Any], *, rank: int = 0, engine_id: str = "nobody", tokens_per_hash: int = TOKENS, **extra: Any
+) -> OffloadingConfig:
     """What vLLM makes of a small model with one group of two layers."""
     names = {"spec_name": "TierKVSpec", "spec_module_path": "tierkv.integrations.vllm", "tierkv": stack}
     return OffloadingConfig(
@@ -55,15 +62,39 @@ def config_of(stack: dict[str, Any], *, rank: int = 0, **extra: Any) -> Offloadi
         worker_kv_bytes_per_block=2 * PAGE,
         enable_kv_cache_events=True,
         extra_config={**names, **extra},
-        engine_id="engine",
+        engine_id=engine_id,
         model=OffloadingModelConfig(name="model", dtype="float32"),
-        cache=OffloadingCacheConfig(tokens_per_hash=TOKENS, blocks_per_chunk=1),
+        cache=OffloadingCacheConfig(tokens_per_hash=tokens_per_hash, blocks_per_chunk=1),
         parallel=OffloadingParallelConfig(
             rank=rank, world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0,
             data_parallel_size=1, data_parallel_rank_local=None, is_parallelism_agnostic=True,
         ),
         kv_cache_layout="LBHNC",
     )  # fmt: skip
+
+
+@dataclass
+class Layer:
+    """As the spec seam sees a layer of the model."""
+
+    spec: KVCacheSpec
+
+    def get_kv_cache_spec(self, vllm_config: object) -> KVCacheSpec:
+        """What it keeps."""
+        return self.spec
+
+
+ATTENTION = FullAttentionSpec(TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
+STATE = MambaSpec(TOKENS, shapes=((3, 8), (2, 4)), dtypes=(torch.float32,) * 2, mamba_cache_mode="align")
+
+
+@pytest.fixture(autouse=True)
+def layers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Layer]:
+    """The layers of the model that vLLM sets up."""
+    layers = {"a": Layer(ATTENTION), "b": Layer(ATTENTION)}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    monkeypatch.setattr("tierkv.integrations.vllm.states.get_current_vllm_config", lambda: config)
+    return layers
 
 
 @pytest.fixture
@@ -76,14 +107,15 @@ def stack(tmp_path: Path) -> dict[str, Any]:
 class Sides:
     """Scheduler's and worker's side of one engine, each with a spec of its own."""
 
-    def __init__(self, stack: dict[str, Any]) -> None:
-        self.manager: TierKVManager = OffloadingSpecFactory.create_spec(config_of(stack)).get_manager()
+    def __init__(self, stack: dict[str, Any], **config_options: Any) -> None:
         self.tensors = [torch.randint(-128, 127, (BLOCKS, PAGE), dtype=torch.int8) for _ in range(2)]
         caches = CanonicalKVCaches(
             [CanonicalKVCacheTensor(tensor, PAGE) for tensor in self.tensors],
             [[CanonicalKVCacheRef(0, PAGE), CanonicalKVCacheRef(1, PAGE)]],
         )
-        self.worker: OffloadingWorker = OffloadingSpecFactory.create_spec(config_of(stack)).get_worker(caches)
+        config = config_of(stack, engine_id=str(uuid.uuid4()), **config_options)
+        self.worker: OffloadingWorker = OffloadingSpecFactory.create_spec(config).get_worker(caches)
+        self.manager: TierKVManager = OffloadingSpecFactory.create_spec(config).get_manager()
         self.jobs = 0
 
     def context(self, name: str, keys: list[Any], **options: Any) -> ReqContext:
@@ -241,6 +273,56 @@ def test_what_033_adds_is_served_by_the_same_objects(sides: Sides) -> None:
     if hasattr(base, "ConfigInfo"):  # 0.33 itself
         with sides.manager.lock:
             assert sides.manager.stack.tier_names == ("disk",)
+
+
+def test_what_workers_keep_makes_the_engine(stack: dict[str, Any], layers: dict[str, Layer]) -> None:
+    """Another number format of a state is another namespace, though vLLM tells the scheduler nothing of it."""
+    seen = []
+    for dtype in (None, torch.float32, torch.bfloat16):
+        kept = ATTENTION if dtype is None else replace(STATE, dtypes=(torch.float32, dtype))
+        layers.update(a=Layer(kept), b=Layer(kept))
+        sides = Sides(stack)
+        seen.append((sides.manager.stack.geometry.groups[0].kind, sides.manager.stack.worker_setup(0).namespace))
+        sides.close()
+    assert [kind for kind, _ in seen] == [GroupKind.FULL_ATTENTION, GroupKind.SSM, GroupKind.SSM]
+    assert len({namespace for _, namespace in seen}) == len(seen)
+
+
+def test_codecs_that_round_are_refused_for_states(stack: dict[str, Any], layers: dict[str, Layer]) -> None:
+    """Values of another format than the attention's, taken for such, would come back as anything."""
+    layers.update(a=Layer(STATE), b=Layer(STATE))
+    stack["tiers"][0].update(codec="int8", lossy=True)
+    with pytest.raises(ConfigError, match="states of SSM layers"):
+        Sides(stack)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (replace(STATE, mamba_cache_mode="none"), "mamba_cache_mode = 'none': layer a keeps a state"),
+        (replace(STATE, num_speculative_blocks=2), "speculative_config: layer a keeps a state"),
+    ],
+)
+def test_states_that_cannot_be_served_are_refused(
+    stack: dict[str, Any], layers: dict[str, Layer], state: MambaSpec, says: str
+) -> None:
+    """By the worker, who alone can see them; vLLM does not start then."""
+    layers["a"] = Layer(state)
+    with pytest.raises(ConfigError, match=says):
+        Sides(stack)
+
+
+def test_states_inside_blocks_are_refused(stack: dict[str, Any], layers: dict[str, Layer]) -> None:
+    """VLLM then asks for chunks that end there; not shown to be right, so not served. Attention alone keeps none."""
+    layers.update(a=Layer(STATE), b=Layer(STATE))
+    with pytest.raises(ConfigError, match="prefix_match_unit = 8 with blocks of 32 tokens"):
+        Sides(stack, tokens_per_hash=8)
+
+
+def test_no_note_is_no_engine(stack: dict[str, Any]) -> None:
+    """Without the worker's word nobody knows whether a page may be rounded, and to whom it may be given."""
+    with pytest.raises(ConfigError, match="use TierKVConnector"):
+        OffloadingSpecFactory.create_spec(config_of(stack)).get_manager()
 
 
 def test_the_stacks_chunk_counts_and_contradictions_are_named(stack: dict[str, Any]) -> None:

@@ -11,11 +11,15 @@ from vllm_served import Json, ServedEngine
 
 from tierkv.manager.host_index import HostIndex
 from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.staged_jobs import StagedJobs
 from tierkv.stack_base import StackBase
 from tierkv.tiers.arena import HostArena
+from tierkv.types.engine import GroupKind
+from tierkv.types.keys import split_key
 
 Prompts = Sequence[Sequence[int]]
 RECOVERY_TRIES = 100
+RESETS_AT_FIRST = 3
 
 
 def serve(served: ServedEngine, prompts: Prompts, **options: Any) -> list[Json]:
@@ -29,6 +33,20 @@ def serve_again(served: ServedEngine, prompts: Prompts, **options: Any) -> list[
     """The same with an empty device: hits can come from the tiers only."""
     served.forget()
     return serve(served, prompts, **options)
+
+
+def settle(served: ServedEngine) -> None:
+    """Take the steps that vLLM wants, though it has no request."""
+    served.settle()
+
+
+def steps_until_idle(served: ServedEngine, steps_max: int = 1000) -> int:
+    """How many steps vLLM still wants."""
+    steps = 0
+    while served.core.scheduler.has_requests() and steps < steps_max:
+        served.engine.step()
+        steps += 1
+    return steps
 
 
 def serve_and_abort(
@@ -67,6 +85,28 @@ def overwrite_host(served: ServedEngine) -> int:
     for slot in range(arena.num_slots):
         arena.payload(slot)[:] = 0x3C
     return arena.num_slots
+
+
+def overwrite_states(served: ServedEngine, start: int, stop: int) -> int:
+    """Put other bytes into a part of each layer's state in the host tier; in how many chunks.
+
+    start, stop: bytes of the page of the chunk's last block.
+    """
+    served.settle()
+    arena, geometry = served.found(HostArena), served.found(StackBase).geometry
+    layers = [len(group.layer_names) for group in served.core.scheduler.kv_cache_config.kv_cache_groups]
+    states = {group.index: group for group in geometry.groups if group.kind is GroupKind.SSM}
+    changed = 0
+    for chunk in served.found(HostIndex).visible():
+        group = states.get(split_key(chunk.key)[1])
+        if group is not None:
+            changed += 1
+            payload = arena.payload(chunk.slot)
+            pages_bytes = group.worker_bytes // layers[group.index]
+            page_bytes = pages_bytes // geometry.blocks_per_chunk
+            for page_end in range(pages_bytes, group.worker_bytes + 1, pages_bytes):
+                payload[page_end - page_bytes + start : page_end - page_bytes + stop] = 0x3F
+    return changed
 
 
 def recover(served: ServedEngine) -> None:
@@ -112,19 +152,25 @@ def serve_only(served: ServedEngine, prompts: Prompts, **options: Any) -> list[J
 
 
 def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **options: Any) -> Json:
-    """Serve them, and empty the connector's cache every so many steps, whatever is in flight then.
+    """Serve them, and empty the connector's cache while they wait for an answer, then while transfers are in flight.
+
+    That is, after the first steps, and after every so many-th step that leaves a transfer in flight. Not after every
+    step: nobody's chunks would ever come together, and all would wait for their deadline.
 
     Returns:
-        The answers, how often something was in flight at a reset, and how many slots of the host tier are free or
-        could be at the end, of how many.
+        The answers, how many stores and loads were in flight at a reset, and how many slots of the host tier are free
+        or could be at the end, of how many.
     """
-    caught = 0
-    stack = served.found(StackBase)
+    caught = {"stores": 0, "loads": 0}
+    jobs, busy = served.found(StagedJobs), 0
 
     def on_step(step: int, names: list[str]) -> None:
-        nonlocal caught
-        if step % every == 0:
-            caught += stack.has_pending_work()
+        nonlocal busy
+        stores, loads = len(jobs._stores), len(jobs._loads)
+        busy += bool(stores or loads)
+        if step <= RESETS_AT_FIRST or ((stores or loads) and busy % every == 0):
+            caught["stores"] += stores
+            caught["loads"] += loads
             assert served.core.scheduler.reset_connector_cache()
 
     answers = serve(served, prompts, on_step=on_step, **options)

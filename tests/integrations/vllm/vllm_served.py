@@ -7,8 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import vllm_cpu_states
 from vllm import EngineArgs, SamplingParams
+from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
+
+if current_platform.is_cpu():
+    vllm_cpu_states.complete()
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ SEAMS: tuple[Seam, ...] = ("connector", "spec")
 MODULE = "tierkv.integrations.vllm"
 BLOCK_TOKENS = 32
 """The smallest that vLLM takes on a CPU."""
+
+OBJECTS_WAIT_S = 60.0
 
 ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",  # no ties between tokens: a batch of another shape must choose the same
@@ -83,6 +86,19 @@ def tokens_of(answers: list[dict[str, Any]]) -> list[list[int]]:
 def cached_of(answers: list[dict[str, Any]]) -> list[int]:
     """How many tokens of each prompt were found."""
     return [answer["cached"] for answer in answers]
+
+
+def objects_in(folder: Path) -> int:
+    """Chunks that lie in the folder of an object tier, whole, for everybody."""
+    return sum(1 for _ in folder.glob("*/??/" + "[0-9a-f]" * 32))
+
+
+def objects_after(folder: Path, count: int) -> int:
+    """How many there are as soon as there are ``count``, or when it makes no sense to wait any longer."""
+    give_up_s = time.monotonic() + OBJECTS_WAIT_S
+    while objects_in(folder) < count and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    return objects_in(folder)
 
 
 def flip_bytes(place: Path) -> int:

@@ -144,7 +144,8 @@ class ConnectorScheduler:
 
         So a server's workers have mapped, and on a GPU pinned, the host tier before its first request comes.
         """
-        return self._to_begin > 0 or bool(self._voided) or self.stack.has_pending_work()
+        pending = self.stack.has_pending_work() or self.stack.has_waiting_writes()
+        return self._to_begin > 0 or bool(self._voided) or pending
 
     @property
     def is_idle(self) -> bool:

@@ -12,16 +12,12 @@ import os
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-from vllm.v1.kv_cache_interface import (
-    KVCacheSpecKind,
-    UniformTypeKVCacheSpecs,
-    get_kv_cache_spec_kind,
-    get_kv_cache_spec_sliding_window,
-)
+from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.pages import group_runs
+from tierkv.integrations.vllm.states import check_states, describe_states, spec_of
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 
 _log = logging.getLogger(__name__)
@@ -32,6 +28,7 @@ _KINDS = {
     KVCacheSpecKind.SLIDING_WINDOW: GroupKind.SLIDING_WINDOW,
     KVCacheSpecKind.SLIDING_WINDOW_MLA: GroupKind.SLIDING_WINDOW,
     KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION: GroupKind.CHUNKED_LOCAL,
+    KVCacheSpecKind.MAMBA: GroupKind.SSM,
 }
 
 
@@ -45,6 +42,8 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     _check_engine(vllm_config)
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         _check_group(index, group)
+    hash_block_tokens = _hash_block_tokens(vllm_config, kv_cache_config)
+    check_states(kv_cache_config.kv_cache_groups, hash_block_tokens)
     model, cache = vllm_config.model_config, vllm_config.cache_config
     runs = group_runs(kv_cache_config)
     return EngineSpec(
@@ -56,8 +55,10 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
             _group_spec(group, tuple(run.page_bytes for run in runs[i]))
             for i, group in enumerate(kv_cache_config.kv_cache_groups)
         ),
-        hash_block_tokens=_hash_block_tokens(vllm_config, kv_cache_config),
+        hash_block_tokens=hash_block_tokens,
         num_workers=vllm_config.parallel_config.world_size,
+        # Not data_parallel_rank: vLLM sets that to 0 where replicas need not step together.
+        replica=vllm_config.parallel_config.data_parallel_index,
         capabilities=EngineCapabilities(
             worker_processes=True, prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching)
         ),
@@ -108,7 +109,7 @@ def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
 
 
 def _check_group(index: int, group: Any) -> None:  # noqa: ANN401 - (the same)
-    spec, kind = _spec_of(group), get_kv_cache_spec_kind(group.kv_cache_spec)
+    spec, kind = spec_of(group), get_kv_cache_spec_kind(group.kv_cache_spec)
     what = f"KV cache group {index} ({type(spec).__name__}, layers {_names(group.layer_names)})"
     cannot = "tierkv cannot serve this model in this engine yet"
     if kind not in _KINDS or type(spec).__name__ == "RSWASpec":
@@ -129,14 +130,8 @@ def _names(layers: list[str]) -> str:
 # -- what makes bytes interchangeable ----------------------------------------------------------------------------------
 
 
-def _spec_of(group: Any) -> Any:  # noqa: ANN401 - (the same)
-    """The group's spec; where its layers have one each, the first, as vLLM's own scheduler side has it."""
-    spec = group.kv_cache_spec
-    return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
-
-
 def _group_spec(group: Any, page_bytes: tuple[int, ...]) -> GroupSpec:  # noqa: ANN401 - (the same)
-    spec = _spec_of(group)
+    spec = spec_of(group)
     kind = _KINDS[get_kv_cache_spec_kind(group.kv_cache_spec)]
     window = None
     if kind is GroupKind.SLIDING_WINDOW:
@@ -170,6 +165,8 @@ def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (t
         "layers": _digest([list(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
         "weights": f"{_dtype_name(model.dtype)}/{model.quantization or 'none'}",
     }
+    if states := describe_states(kv_cache_config.kv_cache_groups):
+        parts["states"] = _digest([states, bool(getattr(cache, "use_replayssm", False))])
     if model.hf_overrides:
         parts["overrides"] = _digest(model.hf_overrides)
     words = [f"{name}={value}" for name, value in parts.items()]

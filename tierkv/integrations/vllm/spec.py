@@ -19,8 +19,10 @@ from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, wit
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
 from tierkv.integrations.vllm.spec_manager import TierKVManager, TierKVTransfer
-from tierkv.integrations.vllm.spec_shape import VLLM_KEYS, chunked, config_labels, offloading_engine
+from tierkv.integrations.vllm.spec_notes import StatesNote, read_states
+from tierkv.integrations.vllm.spec_shape import VLLM_KEYS, check_engine, chunked, config_labels, offloading_engine
 from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
+from tierkv.integrations.vllm.states import check_sizes, layer_states
 from tierkv.plugins import load_plugins
 from tierkv.staged_stack import DESCRIBED
 
@@ -45,7 +47,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
     def __init__(self, config: OffloadingConfig) -> None:
         self._stack_config = read_options(config.extra_config, known=VLLM_KEYS)
         super().__init__(chunked(config, self._stack_config))
-        self._engine = offloading_engine(self.config, device_words())
+        check_engine(self.config)
         self.offload_prompt_only = self._stack_config.store.prompt_only
         self._manager: TierKVManager | None = None
         self._worker: TierKVWorker | None = None
@@ -64,6 +66,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         """The scheduler's side; opens the stack.
 
         Raises:
+            ConfigError: the workers have not told what states they keep, or these cannot be served.
             PluginError: a plugin that the stack asks for is missing or broken.
             BackendError: a tier cannot be opened.
         """
@@ -73,14 +76,24 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
             config = with_events(self._stack_config, enabled=enabled)
             places = localities(resolve(config, registry))
             ids = [group.group_id for group in self.config.groups]
-            stack = open_staged_stack(config, self._engine, group_ids=ids, plugins=registry)
+            states = read_states(self.config.engine_id, len(ids))
+            if any(states):
+                check_sizes(set(self.tokens_per_block), self.tokens_per_hash)
+            engine = offloading_engine(self.config, device_words(), states)
+            stack = open_staged_stack(config, engine, group_ids=ids, plugins=registry)
             self._manager = TierKVManager(stack, places, OffloadingEvents(places) if enabled else None)
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> TierKVWorker:
-        """A worker's side."""
+        """A worker's side. The first worker's tells the scheduler's what states its layers keep.
+
+        Raises:
+            ConfigError: they keep states that cannot be served; names the setting and the fix.
+        """
         if self._worker is None:
-            self._worker = TierKVWorker(_pages(kv_caches), self.config.parallel.rank)
+            rank, states = self.config.parallel.rank, layer_states(self.config.groups)
+            note = StatesNote(self.config.engine_id, states) if rank == 0 else None
+            self._worker = TierKVWorker(_pages(kv_caches), rank, note)
         return self._worker
 
 
@@ -90,10 +103,12 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
     Args:
         pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.
         rank: of this worker.
+        note: closed with it.
     """
 
-    def __init__(self, pages: Sequence[Sequence[torch.Tensor]], rank: int) -> None:
+    def __init__(self, pages: Sequence[Sequence[torch.Tensor]], rank: int, note: StatesNote | None = None) -> None:
         self._worker = SpecWorker(pages, rank)
+        self._note = note
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: TierKVTransfer) -> bool:
         """Begin to copy blocks into the host tier."""
@@ -124,6 +139,8 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
 
     def shutdown(self) -> None:
         """Wait for running copies, and let go."""
+        if self._note is not None:
+            self._note.close()
         self._worker.shutdown()
 
 

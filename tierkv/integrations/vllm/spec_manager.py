@@ -97,14 +97,14 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def has_pending_work(self) -> bool:
         """Whether vLLM should go on stepping without requests."""
-        return self.stack.has_pending_work()
+        return self.stack.has_pending_work() or self.stack.has_waiting_writes()
 
     # -- loads ---------------------------------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether a chunk can be loaded."""
         end_token = req_context.get_offload_key_position(key)
-        return _ANSWERS[self.stack.lookup(req_context.req_id, cast("Key", key), end_token or 0)]
+        return _ANSWERS[self.stack.lookup(req_context.req_id, key, end_token or 0)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """The tier that a chunk of the request's load came from, in vLLM's words."""
@@ -165,7 +165,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """What was counted since the last call."""
-        return self._stats.offloading_stats(idle=not self._open and not self.stack.has_pending_work())
+        return self._stats.offloading_stats(idle=not self._open and not self.has_pending_work())
 
     def config_info(self) -> Sequence[Mapping[str, str | int]]:
         """Static facts for vLLM 0.33's info metric."""

@@ -3,7 +3,8 @@
 The scheduler's side is told the bytes of a block, not how they are spread over layers; and vLLM 0.32 does not tell what
 a group attends to. So each group has one page per block here, of all its bytes, and the workers, who see the tensors,
 fill it. What the pages mean is part of the namespace all the same: the model and its layers by group, the KV layout,
-the number format, the device, and how many workers share a block.
+the number format, what states are (which a worker tells: :mod:`.spec_notes`), the device, and how many workers share a
+block.
 """
 
 from __future__ import annotations
@@ -26,29 +27,36 @@ VLLM_KEYS = frozenset({
 """Keys that vLLM itself reads beside ours in ``kv_connector_extra_config``."""
 
 
-def offloading_engine(config: Any, device: str) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
+def offloading_engine(config: Any, device: str, states: Sequence[str]) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
     """The engine's shape.
 
     Args:
         config: vLLM's ``OffloadingConfig``.
         device: what else the bytes of a page depend on; see :func:`~.device.device_words`.
+        states: per group what its states are, in words; empty: it keeps none. See :mod:`.spec_notes`.
+    """
+    parallel = config.parallel
+    words = ["offloading", f"kv={config.kv_cache_layout or 'unknown'}"]
+    words.append(f"layers={_digest([list(group.layer_names) for group in config.groups])}")
+    if any(states):
+        words.append(f"states={_digest(list(states))}")
+    return EngineSpec(
+        model=config.model.name,
+        dtype=config.model.dtype,
+        layout=" ".join([*words, device]),
+        groups=tuple(_group(group, config, state) for group, state in zip(config.groups, states, strict=True)),
+        hash_block_tokens=config.cache.tokens_per_hash,
+        num_workers=parallel.world_size,
+        replica=parallel.data_parallel_index,
+    )
+
+
+def check_engine(config: Any) -> None:  # noqa: ANN401 - (the same)
+    """Make sure that an engine with this ``OffloadingConfig`` can be served.
 
     Raises:
         ConfigError: the engine is configured in a way that cannot be served correctly; names the setting and the fix.
     """
-    _check(config)
-    parallel = config.parallel
-    return EngineSpec(
-        model=config.model.name,
-        dtype=config.model.dtype,
-        layout=f"offloading kv={config.kv_cache_layout or 'unknown'} layers={_layers(config.groups)} {device}",
-        groups=tuple(_group(group, config) for group in config.groups),
-        hash_block_tokens=config.cache.tokens_per_hash,
-        num_workers=parallel.world_size,
-    )
-
-
-def _check(config: Any) -> None:  # noqa: ANN401 - (the same)
     parallel = config.parallel
     for name in ("pp_size", "pcp_size", "dcp_size"):
         size = getattr(parallel, name)
@@ -63,8 +71,10 @@ def _check(config: Any) -> None:  # noqa: ANN401 - (the same)
         raise ConfigError("vLLM tells no size of a KV block: tierkv cannot serve this model at this seam")
 
 
-def _group(group: Any, config: Any) -> GroupSpec:  # noqa: ANN401 - (the same)
+def _group(group: Any, config: Any, state: str) -> GroupSpec:  # noqa: ANN401 - (the same)
     page_bytes = (config.worker_kv_bytes_per_block,)
+    if state:
+        return GroupSpec(group.tokens_per_block, page_bytes, GroupKind.SSM)
     window = getattr(group, "sliding_window_size_in_chunks", None)  # vLLM 0.33 tells
     if window is None:
         return GroupSpec(group.tokens_per_block, page_bytes)
@@ -72,9 +82,8 @@ def _group(group: Any, config: Any) -> GroupSpec:  # noqa: ANN401 - (the same)
     return GroupSpec(group.tokens_per_block, page_bytes, GroupKind.SLIDING_WINDOW, tokens)
 
 
-def _layers(groups: Sequence[Any]) -> str:
-    text = json.dumps([list(group.layer_names) for group in groups])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def _digest(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 def chunked(config: Any, stack: StackConfig) -> Any:  # noqa: ANN401 - (the same)

@@ -58,4 +58,4 @@ def _scheduled(
 
 
 def _ids(groups: Sequence[Sequence[int]]) -> BlockIds:
-    return tuple(tuple(ids) for ids in groups)
+    return tuple(map(tuple, groups))

@@ -1,0 +1,100 @@
+"""Lookups of engines with states beside attention, which can be far from the end, and at few places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core_parts import Core, TierSpec, disk, make_core, objects
+from group_parts import full, ssm
+from staged_bed import MISS, RETRY, StagedBed, prefix
+
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind, Verb
+
+BLOCK = 4
+CHUNKS = 12
+
+
+def core_of(tier: TierSpec) -> Core:
+    """Attention and states over one tier."""
+    return make_core(groups=(full(BLOCK), ssm(BLOCK)), slots=32, tiers=[tier])
+
+
+def both(family: str = "a") -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+    """The chunks of a prompt: of attention, and of the states."""
+    return prefix(CHUNKS, family, 0), prefix(CHUNKS, family, 1)
+
+
+def answer_probes(it: StagedBed, there: Sequence[Key]) -> int:
+    """The shared tier says what it has, and gives what it is asked for; how many questions it was asked."""
+    questions = 0
+    while ops := it.core.manager.take_ops():
+        for op in ops:
+            kinds = [OutcomeKind.OK if key in there else OutcomeKind.ABSENT for key in op.keys]
+            questions += op.verb is Verb.PROBE
+            it.core.finish(op, kinds)
+    return questions
+
+
+def test_a_tier_is_asked_about_all_places_of_a_state_at_once() -> None:
+    """States are kept at a few places. Asked about two of them per round trip, a tier far away would be asked for
+    seconds; and what it turns out to have is all that is read."""
+    it = StagedBed(core_of(objects()))
+    whole, states = both()
+    there = [*whole, states[3]]
+    it.add("a")
+    steps = 0
+    end: int | None = None
+    while end is None:
+        it.begin(0.01)
+        end = it.ask_both("a", whole, states, 1)
+        it.end()
+        answer_probes(it, there)
+        steps += 1
+        assert steps <= 4
+    assert end == 4
+    assert it.core.ready() == {*whole[:4], states[3]}
+    it.load("a", [*whole[:4], states[3]])
+    assert it.held == 0
+
+
+def test_a_state_behind_a_gap_that_no_tier_speaks_of_costs_the_deadline() -> None:
+    """The tier owes an answer about the last state; a nearer one is known not to be there. The engine waits: so the
+    time has to run, and at its end there is an answer."""
+    it = StagedBed(core_of(objects(write="read_only")), deadline_s=0.05)
+    whole, states = both()
+    it.core.put(whole)
+    it.core.put(states[2:3])
+    it.add("a")
+    assert it.look("a", states[7], 7) is RETRY
+    it.end()
+    (probe,) = it.core.manager.take_ops()
+    it.core.finish(probe, OutcomeKind.ABSENT)
+    for _ in range(4):
+        it.begin(0.01)
+        assert it.ask("a", whole[:9]) == 9
+        assert it.look("a", states[8], 8) is RETRY
+        assert it.look("a", states[7], 7) is MISS
+        it.end()
+    it.begin(0.02)
+    assert it.look("a", states[8], 8) is MISS
+    it.end()
+    assert it.core.counters.deadlines_expired == 1
+
+
+def test_nothing_is_read_where_no_state_was_kept() -> None:
+    """All of the attention is there, most of it below, and not one state: there is no hit, so not a chunk is brought up
+    for it, and none is held."""
+    it = StagedBed(core_of(disk(write="read_only")))
+    whole, states = both()
+    it.core.put(whole[:4])
+    it.core.keep_below(whole[4:])
+    it.add("a")
+    for _ in range(3):
+        assert it.ask("a", whole) is None
+        assert it.ask_window("a", states, 1) == 0
+        it.end()
+        assert not it.core.manager.take_ops()
+        assert it.held == 0
+        it.begin(10.0)
+    assert it.core.counters.deferrals == it.core.counters.deadlines_expired == 0
