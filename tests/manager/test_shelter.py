@@ -247,6 +247,19 @@ def test_a_tier_that_is_out_of_service() -> None:
     assert core.counters.cascades_dropped["disk"] == 7 + 12
 
 
+def test_a_tier_that_is_back_before_its_queue_was_dropped() -> None:
+    """Who still waits for it is sheltered again with the next store."""
+    core, write = waiting_core()
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.manager.on_completion(TierHealth(0, usable=True))
+    assert sheltered(core) == 0
+    core.keep_below(run(60, 1))
+    put(core, run(60, 1))
+    assert sheltered(core) >= 6
+    core.finish(write)
+    check_end(core)
+
+
 def test_a_tier_that_is_detached() -> None:
     """It may hang for ever, and its queue with it: nobody waits for it from then on."""
     core, _ = waiting_core()

@@ -31,6 +31,11 @@ class Admissions:
         self._events = events
         self._counters = counters
 
+    @property
+    def room(self) -> int:
+        """Slots that can be had now, also those whose chunks would give way. Looks at all of these."""
+        return self._host.room + self.shelter.spare()
+
     def let_in(self, keys: list[Key]) -> list[Key]:
         """Those of ``keys`` that the host tier's policy lets in."""
         refused = self._host.refused(keys)
@@ -48,7 +53,7 @@ class Admissions:
         if count > self._host.free:
             self.shelter.take_in()
         if count > self._host.room:
-            if count > self._host.room + self.shelter.spare():
+            if count > self.room:
                 return None
             self.shelter.give_way(count)
         one_shots = self.drop_one_shots(count - self._host.free)
