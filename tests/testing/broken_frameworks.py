@@ -215,6 +215,7 @@ def batches_are_as_long_as_they_are(patch: Patch) -> None:
 @noticed_by("test_what_is_stored_is_not_written_again")
 def everything_is_wanted(patch: Patch) -> None:
     patch.setattr(LowerTier, "wants", lambda self, key, now: not self.is_writing(key))
+    patch.setattr(LowerTier, "lacking", lambda self, chunks, now: [one for one in chunks if self.wants(one[1], now)])
 
 
 @noticed_by("test_an_answer_is_remembered", plugin="SHARED_PLUGIN")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -420,8 +420,15 @@ def nobody_is_sheltered(patch: Patch) -> None:
 
 @breaks("mixed", 20)
 def the_shelter_forgets_who_it_holds(patch: Patch) -> None:
-    patch.setattr(Shelter, "let_out", lambda self, tier, leases: None)
-    patch.setattr(Shelter, "validate", lambda self: None)
+    begin_writes = Shelter.begin_writes
+
+    def forgetful(self: Shelter, tier: LowerTier, slots: Iterable[int]) -> None:
+        taken = list(slots)
+        for slot in taken:
+            self._waits.pop(slot, None)
+        begin_writes(self, tier, taken)
+
+    patch.setattr(Shelter, "begin_writes", forgetful)
 
 
 @breaks("mixed", 20)
