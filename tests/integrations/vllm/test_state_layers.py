@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_crowd import crowd
 from vllm_process import EngineProcess, PlainTokens, StartEngine
 from vllm_setups import BLOCK_TOKENS, EngineSetup, cached_of, flip_bytes, prompts, tokens_of
 
@@ -146,23 +147,7 @@ def test_many_requests_at_once_are_preempted_and_aborted_and_get_their_tokens(
     small: EngineProcess, plain_tokens: PlainTokens
 ) -> None:
     """Blocks of states are handed out again all the time, also as pages of attention, while they are still stored."""
-    asked = prompts("crowd", 12)
-    expected = plain_tokens("granite", asked, 60)
-    for _ in range(2):
-        answers = small.call("vllm_scenarios:serve_again", prompts=asked, tokens=60)
-        assert tokens_of(answers) == expected
-    assert sum(cached_of(answers)) > 0
-    for step in (2, 6):
-        small.call("vllm_scenarios:forget")
-        answers = small.call(
-            "vllm_scenarios:serve_and_abort", prompts=asked, aborted=list(range(0, 12, 2)), at_step=step, tokens=60
-        )
-        assert tokens_of(answers)[1::2] == expected[1::2]
-    counters = small.call("vllm_scenarios:counters")
-    assert counters["evictions"].get("host", 0) > 0
-    assert counters["promotions"].get("disk", 0) > 0
-    assert small.call("vllm_scenarios:preemptions") > 0
-    assert small.call("vllm_scenarios:free_blocks") == small.call("vllm_scenarios:usable_blocks")
+    crowd(small, plain_tokens, "granite")
 
 
 def test_a_prefix_longer_than_the_host_tier_streams_with_its_states(
