@@ -11,10 +11,10 @@ import numpy as np
 
 from benchmarks.core_rig import GEOMETRY
 from tierkv.abc import Capabilities, ReadRequest, ReadResult, WriteRequest, WriteResult
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.errors import BackendUnavailableError
-from tierkv.tiers.arena import HostArena
+from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.memory.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 from tierkv.types.namespace import FINGERPRINT_BYTES

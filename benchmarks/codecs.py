@@ -18,7 +18,7 @@ from benchmarks.measure import Cost, Settings, cpu_ratios, cpu_s_per_gb, medians
 from benchmarks.rows import Row, Target
 from tierkv.abc import CODEC_NOTES_BYTES, Codec, CodecContext, CodecFrame, CodecPlugin
 from tierkv.codecs.aes_gcm import AesGcmCodec
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.types.namespace import Namespace
 
 Values = np.ndarray[tuple[int], np.dtype[np.uint16]]

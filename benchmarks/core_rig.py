@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tierkv.abc import EvictionPolicy
-from tierkv.manager.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.types.engine import EngineSpec, GroupSpec

@@ -34,9 +34,9 @@ from benchmarks.core_rig import (
 )
 from benchmarks.measure import Settings, timed
 from benchmarks.rows import Row, Target
-from tierkv.codecs.frame import frame_bytes
+from tierkv.frames.frame import frame_bytes
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import TierOp

@@ -17,15 +17,15 @@ from typing import Any
 from benchmarks.host_copies import GB, PAGE_BYTES, Layout
 from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
 from benchmarks.rows import Row, Target
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.dispatch.copy_pool import CopyPool
-from tierkv.tiers.arena import HostArena
+from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.memory.arena import HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
 from tierkv.types.namespace import FINGERPRINT_BYTES
 from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
-from tierkv.worker.slot_parts import SlotParts
+from tierkv.worker.rank_slice import SlotParts
 from tierkv.worker.transfers import Copies
 from tierkv.worker.worker import GPU_STAGING_BYTES, Worker
 

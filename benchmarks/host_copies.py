@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.measure import Cost, Settings, cpu_ratios, cpu_s_per_gb, medians, take_turns, timed
 from benchmarks.rows import Row, Target
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
-from tierkv.tiers.arena import Bytes, HostArena
+from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.memory.arena import Bytes, HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key

@@ -16,8 +16,8 @@ from benchmarks.core_rig import Core, batches_of, fill, keys_of, make_core, open
 from benchmarks.measure import Settings
 from benchmarks.rows import Row, Target
 from tierkv.abc import EvictionPolicy
-from tierkv.codecs.frame import frame_bytes
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.frames.frame import frame_bytes
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.types.keys import Key
 
 TARGET = Target("measured", "<=", 200.0)

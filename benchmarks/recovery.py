@@ -19,10 +19,10 @@ from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, 
 from benchmarks.rows import Row, Target
 from benchmarks.tier_rig import NAMESPACE
 from tierkv.abc import BackendContext
-from tierkv.codecs.frame import FrameSealer, frame_bytes
 from tierkv.dispatch import Dispatcher, TierLimits
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
-from tierkv.tiers.arena import HostArena
+from tierkv.frames.frame import FrameSealer, frame_bytes
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.memory.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
 from tierkv_disk.index_log import LOG_NAME, RECORD_BYTES, IndexLog, LogIdentity, Record, RecordKind

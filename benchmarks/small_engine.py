@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, ScheduledRequest, StepOutput
 
 BLOCK_TOKENS = 16

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tierkv.abc import BackendContext, CodecContext
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.config.loading import parse_config
 from tierkv.config.resolving import ResolvedTier, resolve
 from tierkv.dispatch import Dispatcher, TierLimits
-from tierkv.plugins import load_plugins
-from tierkv.tiers.arena import HostArena
+from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.memory.arena import HostArena
+from tierkv.plugins.loading import load_plugins
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key, make_key
 from tierkv.types.namespace import Namespace

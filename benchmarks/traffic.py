@@ -23,9 +23,9 @@ from benchmarks.small_engine import (
     SmallEngine,
     engine_spec,
 )
-from tierkv.assembly import open_stack
-from tierkv.codecs.frame import HEADER_BYTES
-from tierkv.stack import Stack
+from tierkv.frames.frame import HEADER_BYTES
+from tierkv.stack.opening import open_stack
+from tierkv.stack.stack import Stack
 
 MIB = 1 << 20
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tierkv.assembly import open_stack as open_stack
-    from tierkv.stack import Stack as Stack
-    from tierkv.worker_setup import open_worker as open_worker
+from tierkv._version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from tierkv.stack.opening import open_stack as open_stack
+    from tierkv.stack.remote_worker import open_worker as open_worker
+    from tierkv.stack.stack import Stack as Stack
+
 __all__ = ["Stack", "__version__", "open_stack", "open_worker"]
 
-_HOMES = {"open_stack": "tierkv.assembly", "open_worker": "tierkv.worker_setup", "Stack": "tierkv.stack"}
+_HOMES = {
+    "open_stack": "tierkv.stack.opening",
+    "open_worker": "tierkv.stack.remote_worker",
+    "Stack": "tierkv.stack.stack",
+}
 
 
 def __getattr__(name: str) -> object:

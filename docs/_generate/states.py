@@ -14,8 +14,9 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-from tierkv.manager import chunk_state
-from tierkv.scheduler import request_state, stream_state
+from tierkv.manager.host import chunk_state
+from tierkv.scheduler.load import stream_state
+from tierkv.scheduler.requests import request_state
 
 LEAD = """\
 Three state machines carry everything that tierkv remembers: one per chunk in the host tier, one per request, one per

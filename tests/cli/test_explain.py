@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from tierkv.recording.entries import matches, short_key
-from tierkv.recording.story import nearest
+from tierkv.recording.reading import nearest
 from tierkv.types.keys import make_key
 
 Run = Callable[..., Result]

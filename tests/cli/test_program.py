@@ -21,7 +21,7 @@ from tierkv.cli.reference import render_reference
 
 Run = Callable[..., Result]
 
-HEAVY = {"torch", "numpy", "pydantic", "rich", "yaml", "tierkv.plugins", "tierkv.config"}
+HEAVY = {"torch", "numpy", "pydantic", "rich", "yaml", "tierkv.plugins.loading", "tierkv.config"}
 
 
 def python(code: str, **environment: str) -> str:

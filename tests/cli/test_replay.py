@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 
 Run = Callable[..., Result]
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierkv.codecs import CODEC_PLUGINS
-from tierkv.codecs.frame import CODEC_BYTES_MAX, NO_CODEC
 from tierkv.codecs.none import NoneCodec
 from tierkv.codecs.zstd import ZstdCodec, ZstdOptions
 from tierkv.errors import CorruptFrameError
+from tierkv.frames.frame import CODEC_BYTES_MAX, NO_CODEC
 
 # Random bytes, runs and their mix: what shrinks, what does not, and what is in between.
 payloads = st.lists(

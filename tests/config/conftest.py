@@ -12,7 +12,8 @@ import pytest
 
 from tierkv.abc import BackendPlugin, Capabilities, CodecPlugin, PolicyPlugin
 from tierkv.hookspecs import hookimpl
-from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.plugins.loading import load_plugins
+from tierkv.plugins.registry import PluginRegistry
 
 
 def never_opened(*_: object) -> NoReturn:

@@ -10,7 +10,8 @@ import pytest
 
 from tierkv.config import parse_config, resolve
 from tierkv.errors import ConfigError
-from tierkv.plugins import EntryPoint, PluginRegistry, load_plugins
+from tierkv.plugins.loading import load_plugins
+from tierkv.plugins.registry import EntryPoint, PluginRegistry
 
 DISK = {"backend": "disk", "path": "/x", "capacity": "1GiB"}
 

@@ -12,7 +12,7 @@ from dispatch_bench import PATIENCE_S, wait_for
 
 from tierkv.dispatch import CopyPool
 from tierkv.errors import TierKVError
-from tierkv.testing.stepping import ManualClock, Stepper
+from tierkv.testing.manual_clock import ManualClock, Stepper
 
 
 def test_results_and_errors_come_through_futures() -> None:

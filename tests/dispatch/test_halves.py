@@ -16,7 +16,7 @@ from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.lane import IoWorker
 from tierkv.dispatch.spawn import Divisible, start_thread
 from tierkv.dispatch.ticket import Ticket, TicketQueue
-from tierkv.testing.stepping import ManualClock, Stepper
+from tierkv.testing.manual_clock import ManualClock, Stepper
 from tierkv.types.tier_ops import TierOp, Verb
 
 

@@ -20,7 +20,7 @@ from tier_bench import ONCE, Bench, compressible, make_bench
 from tierkv.abc import Capabilities
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.testing import faults
-from tierkv.testing.stepping import Stepper
+from tierkv.testing.manual_clock import Stepper
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
 from tierkv.types.transfers import SlotRef
 

@@ -35,7 +35,7 @@ from markdown_it import MarkdownIt
 
 from tierkv.cli.main import cli
 from tierkv.config import load_config, resolve
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

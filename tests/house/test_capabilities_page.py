@@ -9,9 +9,9 @@ from typing import Any
 import conformance
 import pytest
 
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.testing import BackendConformance
-from tierkv.testing.suite_rules import kit_tests
+from tierkv.testing.conformance.rules import kit_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = "python -m nox -s conformance"

@@ -9,8 +9,9 @@ from types import ModuleType
 import pytest
 import states
 
-from tierkv.manager import chunk_state
-from tierkv.scheduler import request_state, stream_state
+from tierkv.manager.host import chunk_state
+from tierkv.scheduler.load import stream_state
+from tierkv.scheduler.requests import request_state
 
 
 def read_back(drawing: str) -> states.Arrows:

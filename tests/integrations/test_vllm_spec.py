@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tierkv.assembly import open_staged_stack
 from tierkv.config.loading import parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.integrations.vllm.spec_notes import StatesNote, read_states
 from tierkv.integrations.vllm.spec_shape import check_engine, chunked, offloading_engine, with_pages
 from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
-from tierkv.staged_stack import StagedStack
+from tierkv.stack.opening import open_staged_stack
+from tierkv.stack.staged import StagedStack
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key

@@ -5,8 +5,8 @@ from __future__ import annotations
 from core_parts import FRAME_BYTES, disk, make_core
 from edge_moves import late, load, put, run, writes, written
 
-from tierkv.manager.demotions import FLUSHED_PER_STEP_MAX, LEAVING_PER_STEP_MAX
-from tierkv.manager.lower_tier import EMPTIED_PER_STEP_MAX
+from tierkv.manager.lower.lower_tier import EMPTIED_PER_STEP_MAX
+from tierkv.manager.moves.write_back import FLUSHED_PER_STEP_MAX, LEAVING_PER_STEP_MAX
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 
 

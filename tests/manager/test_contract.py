@@ -6,8 +6,8 @@ import pytest
 from core_parts import Core, disk, make_core
 
 from tierkv.errors import EngineProtocolError, IllegalTransitionError
-from tierkv.manager.chunk_state import TRANSITIONS, ChunkEvent, ChunkState, next_state
 from tierkv.manager.contract import RequestContext, StoreGrant
+from tierkv.manager.host.chunk_state import TRANSITIONS, ChunkEvent, ChunkState, next_state
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult

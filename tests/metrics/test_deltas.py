@@ -28,15 +28,15 @@ class Watched:
         self.reads = Histogram(WAIT_BUCKETS)
 
     def tier_stats(self) -> dict[str, dict[str, int]]:
-        """As :meth:`tierkv.stack.Stack.tier_stats`."""
+        """As :meth:`tierkv.stack.stack.Stack.tier_stats`."""
         return {tier: dict(stats) for tier, stats in self.tiers.items()}
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
-        """As :meth:`tierkv.stack.Stack.tier_speeds`."""
+        """As :meth:`tierkv.stack.stack.Stack.tier_speeds`."""
         return self.speeds
 
     def series(self) -> list[Series]:
-        """As :meth:`tierkv.stack.Stack.series`."""
+        """As :meth:`tierkv.stack.stack.Stack.series`."""
         return [Series(READ_SECONDS, ("disk",), self.reads)]
 
 

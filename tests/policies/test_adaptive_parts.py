@@ -8,7 +8,7 @@ import pytest
 
 from tierkv.policies.adaptive.classes import CLASSES, classes_for, is_private
 from tierkv.policies.adaptive.residents import NOBODY, Residents
-from tierkv.policies.adaptive.worths import _LENGTHS, AGES, CLASS_USES_MAX, Worths
+from tierkv.policies.adaptive.value_model import _LENGTHS, AGES, CLASS_USES_MAX, Worths
 from tierkv.types.hints import NO_HINTS
 
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tierkv.abc import EvictionPolicy, WriteAwarePolicy
-from tierkv.plugins import load_plugins
-from tierkv.policies.rings import PASSED_OVER_MAX
+from tierkv.plugins.loading import load_plugins
+from tierkv.structures.rings import PASSED_OVER_MAX
 from tierkv.types.keys import Key, make_key
 
 HANDLES = 40

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.rings import PASSED_OVER_MAX
+from tierkv.structures.rings import PASSED_OVER_MAX
 from tierkv.types.keys import Key
 
 A, B, C = range(3)

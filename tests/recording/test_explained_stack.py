@@ -12,10 +12,9 @@ from click.testing import CliRunner, Result
 from stack_bed import Faults, opened, prompts_of, serve, stack_config
 
 from tierkv.cli.main import cli
-from tierkv.recorded_stack import RecordedStack
 from tierkv.recording.entries import short_key
 from tierkv.recording.reading import read
-from tierkv.stack import Stack
+from tierkv.stack.stack import RecordedStack, Stack
 from tierkv.testing.faults import corrupt, raise_error
 
 pytest.importorskip("torch")

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from tierkv.assembly import open_stack
 from tierkv.reference import Engine, EngineConfig
-from tierkv.stack import Stack
+from tierkv.stack.opening import open_stack
+from tierkv.stack.stack import Stack
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 
 BLOCK = 4

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.abc import EvictionPolicy
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.policies.lru import LruPolicy
 from tierkv.replay.bounds import FifoPolicy, clairvoyant
 from tierkv.replay.replaying import Replayed, replay

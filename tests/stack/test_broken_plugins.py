@@ -13,7 +13,8 @@ import tierkv
 from tierkv.abc import BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.errors import BackendError, PluginError, TierKVError
 from tierkv.hookspecs import hookimpl
-from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.plugins.loading import load_plugins
+from tierkv.plugins.registry import PluginRegistry
 from tierkv.types.engine import EngineSpec, GroupSpec
 
 SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)

@@ -12,8 +12,8 @@ import worker_ranks
 from stack_bed import opened, prompts_of, serve, stack_config
 
 import tierkv
-from tierkv.codecs.frame import HEADER_BYTES, parse_header
 from tierkv.errors import ConfigError
+from tierkv.frames.frame import HEADER_BYTES, parse_header
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
 
 Expected = Callable[..., list[list[int]]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stack_bed import ANSWER, ENGINE, opened, prompts_of, stack_config
 
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.types.block_events import BlockEvent, BlockRemoved, BlockStored
 
 pytest.importorskip("torch")

@@ -12,7 +12,7 @@ import pytest
 from stack_bed import Faults
 
 import tierkv
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.testing.faults import raise_error
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 

@@ -14,10 +14,10 @@ import pytest
 import tierkv
 from tierkv.abc import PolicyPlugin
 from tierkv.hookspecs import hookimpl
-from tierkv.manager.speeds import READINGS_MIN
-from tierkv.plugins import load_plugins
+from tierkv.manager.lower.read_speed import READINGS_MIN
+from tierkv.plugins.loading import load_plugins
 from tierkv.policies.lru import LruPolicy
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, ScheduledRequest, StepOutput
 from tierkv.types.sighting import Sighting, SightingEvent
 

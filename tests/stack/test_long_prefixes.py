@@ -22,7 +22,7 @@ from worker_ranks import Driver, LocalRank, RemoteRank, config_of, remote_ranks,
 
 import tierkv
 from tierkv.reference.engine import Engine
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.testing.faults import Inner, corrupt
 from tierkv.types.keys import Key
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from stack_bed import CHUNK_TOKENS, ENGINE, prompts_of, serve, stack_config
 
-from tierkv.assembly import open_stack, open_staged_stack
 from tierkv.config import parse_config
 from tierkv.errors import BackendUnavailableError, ConfigError
-from tierkv.stack import Stack
+from tierkv.stack.opening import open_stack, open_staged_stack
+from tierkv.stack.stack import Stack
 from tierkv.types.namespace import Namespace
 
 pytestmark = pytest.mark.needs_torch

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from stack_bed import Faults, opened, prompts_of, serve, stack_config
 
 from tierkv.errors import BackendError, EngineProtocolError
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.testing.faults import raise_error
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.engine import StepOutput

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from stack_bed import ENGINE, Faults, opened, prompts_of, serve, stack_config
 
-from tierkv.assembly import open_stack
 from tierkv.errors import PluginError
+from tierkv.stack.opening import open_stack
 from tierkv.testing.faults import FaultyBackend
 
 pytestmark = pytest.mark.needs_torch

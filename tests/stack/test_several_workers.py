@@ -12,9 +12,9 @@ import torch
 from worker_ranks import Driver, LocalRank, RemoteRank, config_of, remote_ranks, spec_of
 
 import tierkv
-from tierkv.codecs.frame import HEADER_BYTES, PARTS_MAX
 from tierkv.errors import ConfigError, EngineProtocolError, TierKVError
-from tierkv.stack import Stack
+from tierkv.frames.frame import HEADER_BYTES, PARTS_MAX
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import StepOutput
 from tierkv.types.transfers import WorkerOutput
 

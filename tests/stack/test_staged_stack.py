@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tierkv.assembly import open_staged_stack
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.staged_stack import StagedStack, StagedTransfer
+from tierkv.stack.opening import open_staged_stack
+from tierkv.stack.remote_worker import open_worker
+from tierkv.stack.staged import StagedStack, StagedTransfer
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.transfers import NO_REQUEST, TransferJob
-from tierkv.worker_setup import open_worker
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.PENDING
 PAGE, BLOCKS, TOKENS = 512, 32, 16

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from stack_bed import ANSWER, ENGINE, opened, prompts_of, serve, stack_config
 
-from tierkv.assembly import open_stack
 from tierkv.errors import ConfigError
 from tierkv.reference.block_pool import Block, BlockPool
 from tierkv.reference.engine import Engine
-from tierkv.stack import Stack
+from tierkv.stack.opening import open_stack
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import Block as AnyBlock
 from tierkv.types.engine import EngineCapabilities
 

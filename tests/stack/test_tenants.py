@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 from stack_bed import ANSWER, ENGINE, SLOT_BYTES, opened, stack_config
 
 from tierkv.errors import ConfigError
-from tierkv.manager.tenants import TenantPolicy
+from tierkv.policies.quotas import TenantPolicy
 from tierkv.reference.engine import Engine
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import StepOutput
 from tierkv.types.keys import NO_TENANT, tenant_of, tenant_of_salt
 

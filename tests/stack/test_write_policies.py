@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from stack_bed import CHUNK_TOKENS, Faults, opened, prompts_of, serve, stack_config
 
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.testing.faults import hang_until
 
 pytestmark = pytest.mark.needs_torch

@@ -19,11 +19,11 @@ from core_truth import TOKEN_BYTES, Audit, BedRequest
 from core_worker import ScriptedWorker
 from group_parts import full
 
-from tierkv.manager.chunk import Chunk
-from tierkv.manager.chunk_state import ChunkState
-from tierkv.manager.lower_tier import LowerTier
+from tierkv.manager.host.chunk import Chunk
+from tierkv.manager.host.chunk_state import ChunkState
+from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
-from tierkv.scheduler.request_state import RequestState
+from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.engine import GroupSpec
 from tierkv.types.geometry import cdiv

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from core_truth import link
 
-from tierkv.scheduler.block_events import BlockEvents
+from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.types.block_events import AllBlocksCleared, BlockRemoved, BlockStored
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import GroupKind

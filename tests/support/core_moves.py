@@ -11,7 +11,7 @@ from core_parts import OBJECTS, TierSpec, disk, objects
 from group_parts import full, local, ssm, window
 
 from tierkv.abc import Capabilities
-from tierkv.manager.lower_tier import LowerTierLimits, WritePolicy
+from tierkv.manager.lower.lower_tier import LowerTierLimits, WritePolicy
 from tierkv.scheduler.limits import StorePolicy
 from tierkv.types.tier_ops import OutcomeKind
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from core_truth import BedRequest, Truth, engine_spec
 
 from tierkv.abc import Capabilities, EvictionPolicy
-from tierkv.manager.chunk_state import ChunkState
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.host.chunk_state import ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
-from tierkv.scheduler.block_events import BlockEvents
+from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.limits import SchedulerLimits
-from tierkv.scheduler.records import RequestRecord
+from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.types.engine import GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry

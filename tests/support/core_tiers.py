@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from core_parts import TierSpec
 from core_truth import Audit, Truth
 
-from tierkv.manager.host_index import HostIndex
+from tierkv.manager.host.host_tier import HostIndex
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 

@@ -17,7 +17,7 @@ from tierkv.policies.adaptive.classes import (
     tail_class,
 )
 from tierkv.policies.adaptive.sightings import LEARN_EVERY
-from tierkv.policies.adaptive.worths import AGES, Worths
+from tierkv.policies.adaptive.value_model import AGES, Worths
 from tierkv.types.hints import NO_HINTS
 from tierkv.types.keys import Key
 from tierkv.types.sighting import Sighting, SightingEvent

@@ -9,7 +9,7 @@ from dataclasses import replace
 from core_parts import Core, TierSpec, disk, make_core
 
 from tierkv.manager.contract import RequestContext
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.types.keys import Key, make_key
 from tierkv.types.tier_ops import TierOp, Verb
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tierkv.scheduler.search import SearchGroup
+from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
 

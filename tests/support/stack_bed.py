@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tierkv.abc import BackendContext, BackendPlugin
-from tierkv.assembly import open_stack
 from tierkv.hookspecs import hookimpl
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.reference.configs import EngineConfig, ModelConfig
-from tierkv.stack import Stack
+from tierkv.stack.opening import open_stack
+from tierkv.stack.stack import Stack
 from tierkv.testing.faults import FaultyBackend
 
 ENGINE = EngineConfig(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from core_parts import Core
 
 from tierkv.manager.contract import RequestContext
-from tierkv.scheduler.staged_lookups import StagedLookups
+from tierkv.scheduler.staged.staged_lookups import StagedLookups
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult

@@ -9,8 +9,8 @@ from core_engine import Whims
 from core_parts import disk
 from core_truth import BedRequest
 
-from tierkv.scheduler.stream import Stream
-from tierkv.scheduler.stream_state import StreamState
+from tierkv.scheduler.load.stream import Stream
+from tierkv.scheduler.load.stream_state import StreamState
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind
 

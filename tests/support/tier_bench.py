@@ -12,10 +12,10 @@ from codec_parts import open_codec
 from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
 
 from tierkv.abc import BackendContext, Capabilities, Codec
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer, checksum
+from tierkv.frames.frame import HEADER_BYTES, FrameSealer, checksum
+from tierkv.memory.arena import HostArena
 from tierkv.testing.faults import FaultyBackend
-from tierkv.testing.stepping import ManualClock
-from tierkv.tiers.arena import HostArena
+from tierkv.testing.manual_clock import ManualClock
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 import torch
 
-from tierkv.assembly import open_stack
 from tierkv.integrations.vllm.connector_scheduler import ConnectorScheduler
 from tierkv.integrations.vllm.connector_worker import ConnectorWorker
 from tierkv.integrations.vllm.pages import group_runs
+from tierkv.stack.opening import open_stack
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 from tierkv.types.transfers import WorkerOutput
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hand_device import HandDevice
 
-from tierkv.codecs.frame import FrameSealer
-from tierkv.tiers.arena import HostArena
+from tierkv.frames.frame import FrameSealer
+from tierkv.memory.arena import HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key

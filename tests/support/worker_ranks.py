@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 import tierkv
-from tierkv.stack import Stack
+from tierkv.stack.remote_worker import WorkerSetup
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.pages import HostPages
 from tierkv.worker.worker import Worker
-from tierkv.worker_setup import WorkerSetup
 
 BLOCK_TOKENS, NUM_BLOCKS = 16, 32
 PAGE_BYTES = (256, 96)

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import simulated_breaks
 
-from tierkv import tier_opening
 from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.dispatcher import Dispatcher
-from tierkv.manager import tier_traffic
-from tierkv.manager.lower_tier import LowerTier
-from tierkv.scheduler.lookups import Lookups
-from tierkv.stack import Stack
-from tierkv.testing import hand_engine, small_stack
-from tierkv.tiers import answers, retry
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.moves import tier_io as tier_traffic
+from tierkv.scheduler.lookup.lookups import Lookups
+from tierkv.stack import tier_factory as tier_opening
+from tierkv.stack.stack import Stack
+from tierkv.testing.engines import hand_engine, small_stack
+from tierkv.tiers import results as answers
+from tierkv.tiers import retry
 from tierkv.tiers.tier import Tier
 
 Patch = pytest.MonkeyPatch

@@ -10,7 +10,7 @@ from broken_frameworks import BREAKS
 from broken_registry import BROKEN
 
 from tierkv.testing import BackendConformance
-from tierkv.testing.suite_rules import kit_tests
+from tierkv.testing.conformance.rules import kit_tests
 
 pytest_plugins = ["pytester"]
 

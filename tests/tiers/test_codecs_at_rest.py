@@ -13,8 +13,8 @@ from codec_parts import aes, open_codec
 from tier_bench import CODECS, PAYLOAD_BYTES, Bench, compressible, make_bench
 
 from tierkv.abc import Capabilities
-from tierkv.codecs.frame import HEADER_BYTES, pack_header, parse_header
-from tierkv.testing.frames import make_key
+from tierkv.frames.frame import HEADER_BYTES, pack_header, parse_header
+from tierkv.testing.conformance.frames import make_key
 from tierkv.tiers.framing import CodecTerms
 from tierkv.types.tier_ops import OutcomeKind
 from tierkv.types.transfers import SlotRef

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tier_bench import Bench
 
-from tierkv.codecs.frame import HEADER_BYTES
 from tierkv.errors import BackendError, BackendUnavailableError, CorruptFrameError, OutOfSpaceError
+from tierkv.frames.frame import HEADER_BYTES
 from tierkv.testing import faults
-from tierkv.testing.frames import make_key
-from tierkv.tiers.answers import ERROR_CHARS_MAX
+from tierkv.testing.conformance.frames import make_key
+from tierkv.tiers.results import ERROR_CHARS_MAX
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 

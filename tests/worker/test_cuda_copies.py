@@ -17,9 +17,9 @@ from worker_bed import CUDA, GEOMETRY, HAND, NUM_BLOCKS, SPEC, Bed, job
 from worker_ranks import config_of, spec_of
 
 import tierkv
-from tierkv.codecs.frame import HEADER_BYTES
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
+from tierkv.frames.frame import HEADER_BYTES
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
@@ -27,7 +27,7 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.cuda_copies import CudaCopies
 from tierkv.worker.cuda_pages import DevicePages
 from tierkv.worker.pages import HostPages
-from tierkv.worker.slot_parts import SlotParts
+from tierkv.worker.rank_slice import SlotParts
 
 
 @pytest.fixture

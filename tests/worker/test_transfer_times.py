@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tierkv.codecs.frame import FrameSealer
+from tierkv.frames.frame import FrameSealer
+from tierkv.memory.arena import HostArena
 from tierkv.metrics.transfer_stats import LOAD, SIZE, STORE, TIME
-from tierkv.tiers.arena import HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_bed import DEVICES, GEOMETRY, NUM_BLOCKS, SPEC, Bed, job
 
-from tierkv.codecs.frame import HEADER_BYTES, FrameSealer
 from tierkv.errors import EngineProtocolError
+from tierkv.frames.frame import HEADER_BYTES, FrameSealer
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
 from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, SlotRef, TransferJob

@@ -15,7 +15,7 @@ import click
 from tierkv.abc import Finding
 from tierkv.cli.output import print_json, print_table, verdict
 from tierkv.config import ResolvedStack, ResolvedTier, format_size, load_config, resolve
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 
 PROBE_DEADLINE_S = 30
 

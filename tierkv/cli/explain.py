@@ -12,9 +12,18 @@ import click
 
 from tierkv.cli.output import print_json
 from tierkv.recording.entries import Entry, matches
-from tierkv.recording.reading import follow, read
-from tierkv.recording.story import Story, StoryOfFailures, StoryOfKey, StoryOfRequest, last, nearest, told
-from tierkv.recording.words import in_words, why_lost
+from tierkv.recording.reading import (
+    Story,
+    StoryOfFailures,
+    StoryOfKey,
+    StoryOfRequest,
+    follow,
+    last,
+    nearest,
+    read,
+    told,
+)
+from tierkv.recording.rendering import in_words, why_lost
 
 KEY_DIGITS_MIN = 4
 LINES = 200

@@ -119,7 +119,7 @@ class _WrongInput(click.ClickException):
 
 
 def _command_of_a_plugin(name: str) -> click.Command | None:
-    from tierkv.plugins import load_plugins  # noqa: PLC0415  imports every plugin
+    from tierkv.plugins.loading import load_plugins  # noqa: PLC0415 - plugins are asked only when a command is unknown
 
     commands, broken = load_plugins().commands(click.Command)
     for plugin in broken:

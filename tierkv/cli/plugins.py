@@ -14,7 +14,8 @@ from tierkv.abc import SPI_VERSION, BackendPlugin, Capabilities, CodecPlugin
 from tierkv.cli.output import BAD, DIM, Cell, console, print_json, print_table
 from tierkv.config.options import describe_options
 from tierkv.errors import PluginError
-from tierkv.plugins import BrokenPlugin, Origin, PluginRegistry, load_plugins
+from tierkv.plugins.loading import load_plugins
+from tierkv.plugins.registry import BrokenPlugin, Origin, PluginRegistry
 
 _FLAGS = ("durable", "shared", "authoritative_index", "scan", "read_only", "bounded")
 

@@ -13,7 +13,8 @@ from tierkv.abc import EvictionPolicy
 from tierkv.cli.output import print_json, print_table
 from tierkv.config.units import parse_size, round_size
 from tierkv.errors import PluginError
-from tierkv.plugins import PluginRegistry, load_plugins
+from tierkv.plugins.loading import load_plugins
+from tierkv.plugins.registry import PluginRegistry
 from tierkv.replay.bounds import FifoPolicy, clairvoyant
 from tierkv.replay.replaying import Replayed, replay
 from tierkv.replay.trace import TraceRequest, read_trace

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from tierkv.config.describing import allowed_values, model_at
 from tierkv.errors import ConfigError
-from tierkv.plugins import nearest_hint
+from tierkv.plugins.registry import nearest_hint
 
 _VALUE_CHARS_MAX = 80
 _SECRET = re.compile(r"secret|password|passphrase|credential|(^|_)key(_env)?$|_token$")

@@ -11,7 +11,7 @@ from tierkv.config.options import make_options
 from tierkv.config.problems import Problem, refuse
 from tierkv.config.schema import StackConfig, TierConfig
 from tierkv.errors import PluginError
-from tierkv.plugins import PluginRegistry, Registered
+from tierkv.plugins.registry import PluginRegistry, Registered
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from typing import Any
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.spawn import Handle, Spawn
 from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
-from tierkv.tiers.answers import explain
+from tierkv.tiers.results import explain
 from tierkv.tiers.retry import TIMED_OUT, Performed
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import Verb

@@ -16,12 +16,11 @@ from tierkv.dispatch.async_lane import AsyncLane, LoopRunner, start_loop
 from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.deadlines import Deadlines
 from tierkv.dispatch.lane import Lane, ThreadLane
-from tierkv.dispatch.limits import TierLimits
-from tierkv.dispatch.line import Line
 from tierkv.dispatch.scanning import ScanResult
 from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.dispatch.stats import DispatchStats, TierStats
 from tierkv.dispatch.ticket import Result, Ticket
+from tierkv.dispatch.tier_state import Line, TierLimits
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import make_key

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tierkv.dispatch.spawn import Handle, OneShot, Spawn
 from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
-from tierkv.tiers.answers import explain
+from tierkv.tiers.results import explain
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import TierOp
 

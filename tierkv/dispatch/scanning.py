@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tierkv.abc.backend import Entry, Scannable
-from tierkv.codecs.frame import KEY_BYTES_MAX
 from tierkv.dispatch.spawn import Handle, OneShot, Spawn, wait_until
 from tierkv.errors import BackendError
-from tierkv.tiers.answers import describe, explain
+from tierkv.frames.frame import KEY_BYTES_MAX
+from tierkv.tiers.results import describe, explain
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 

@@ -13,18 +13,18 @@ from dataclasses import replace
 
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
-from tierkv.manager.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
-from tierkv.manager.gathering import Gathering
-from tierkv.manager.host_index import HostIndex
-from tierkv.manager.lower_tier import LowerTier
-from tierkv.manager.reservation import Reservation
-from tierkv.manager.sightings import SightingFeed
-from tierkv.manager.stream_slots import StreamSlots
-from tierkv.manager.tier_list import TierList
-from tierkv.manager.tier_traffic import TierTraffic
+from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.reservations.reservation import Reservation
+from tierkv.manager.reservations.reservations import Gathering
+from tierkv.manager.reservations.stream_slots import StreamSlots
 from tierkv.metrics.counters import CoreCounters
+from tierkv.policies.request_feed import SightingFeed
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult

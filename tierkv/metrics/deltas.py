@@ -51,7 +51,7 @@ def merge(into: Delta, other: Delta) -> None:
 
 
 class Watched(Speeds, Protocol):
-    """The part of :class:`~tierkv.stack.Stack` that is read."""
+    """The part of :class:`~tierkv.stack.stack.Stack` that is read."""
 
     @property
     def counters(self) -> CoreCounters:

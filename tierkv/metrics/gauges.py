@@ -17,7 +17,7 @@ class Gauge(NamedTuple):
 
 
 class Speeds(Protocol):
-    """The part of :class:`~tierkv.stack.Stack` that is read."""
+    """The part of :class:`~tierkv.stack.stack.Stack` that is read."""
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

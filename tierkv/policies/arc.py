@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkv.policies.ghost import GhostTable, mark_of
-from tierkv.policies.rings import Rings, longer, longer_bytes, numbers
+from tierkv.structures.rings import Rings, longer, longer_bytes, numbers
 from tierkv.types.keys import Key
 
 _ONCE, _OFTEN = 0, 1

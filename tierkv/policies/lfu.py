@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tierkv.policies.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
+from tierkv.structures.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes, numbers
 from tierkv.types.keys import Key
 
 COUNT_MAX = 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierkv.policies.rings import PASSED_OVER_MAX
+from tierkv.structures.rings import PASSED_OVER_MAX
 from tierkv.types.keys import Key
 
 _GROWTH_HANDLES_MIN = 4096

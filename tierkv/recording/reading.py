@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from tierkv.errors import ConfigError
-from tierkv.recording.entries import Entry
+from tierkv.recording.entries import Entry, matches
 
 POLL_S = 0.2
 """How often a record that is followed is looked at."""
@@ -104,3 +106,144 @@ def _entries(lines: BinaryIO) -> Iterator[Entry]:
             continue  # cut short by a kill
         if isinstance(entry, dict) and "is" in entry:
             yield entry
+
+
+NAMES_COMPARED_MAX = 20_000
+"""Names that are looked at to find the nearest."""
+
+
+class Story(Protocol):
+    """Chooses entries, one after the other, in the order of the record."""
+
+    def concerns(self, entry: Entry) -> bool:
+        """Whether the entry belongs to the story."""
+
+
+class StoryOfKey:
+    """Everything that names the key, and the ends of operations and transfers that do."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.found: set[str] = set()
+        self.known: dict[str, None] = {}
+        self._ops: set[int] = set()
+        self._jobs: set[int] = set()
+        self._tiers: set[str] = set()
+
+    def concerns(self, entry: Entry) -> bool:
+        """Whether the entry belongs to the story."""
+        named = self._named(entry)
+        kind = entry["is"]
+        if kind == "record":
+            self._ops.clear()
+            self._jobs.clear()
+            self._tiers.clear()
+        elif kind == "op" and named:
+            self._ops.add(entry["op"])
+        elif kind == "op end" and entry["op"] in self._ops:
+            if not entry["late"]:
+                self._ops.discard(entry["op"])
+            return True
+        elif kind == "job" and named:
+            self._jobs.add(entry["job"])
+        elif kind == "job end" and entry["job"] in self._jobs:
+            self._jobs.discard(entry["job"])
+            return True
+        elif kind == "chunks":
+            if named and entry["event"] == "stored":
+                self._tiers.add(entry["tier"])
+            gone = named if entry["event"] == "removed" else entry["event"] == "cleared"
+            if gone and entry["tier"] in self._tiers:
+                self._tiers.discard(entry["tier"])
+                return True
+        return named
+
+    def _named(self, entry: Entry) -> bool:
+        keys = [key for field in ("keys", "failed", "wanted") for key in entry.get(field, ())]
+        keys += entry.get("bad", ())
+        keys += [entry["missing"]] if "missing" in entry else []
+        mine = [key for key in keys if matches(key, self.key)]
+        self.found.update(mine)
+        for key in keys:
+            self.known[key] = None
+        return bool(mine)
+
+
+class StoryOfRequest:
+    """What the request asked and was given; and what tiers did with the chunks that it waited for."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.is_known = False
+        self.known: dict[str, None] = {}
+        self._wanted: set[str] = set()
+        self._ops: dict[int, list[str]] = {}
+
+    def concerns(self, entry: Entry) -> bool:
+        """Whether the entry belongs to the story."""
+        if "r" in entry:
+            self.known[entry["r"]] = None
+            if entry["r"] != self.request_id:
+                return False
+            self.is_known = True
+            if entry["is"] == "answer":  # what is not ready when a hit is offered comes while it is loaded
+                is_complete = entry["tokens"] is not None and entry["ready"] == entry["chunks"]
+                self._wanted = set() if is_complete else set(entry["wanted"])
+            elif entry["is"] == "request" and entry["before"] == "loading":
+                self._wanted.clear()
+            return True
+        kind = entry["is"]
+        if kind == "op":
+            self._ops.setdefault(entry["op"], []).extend(entry["keys"])
+            return not self._wanted.isdisjoint(entry["keys"])
+        if kind == "op end":  # perhaps of one that began before this request wanted what it brings
+            keys = self._ops.get(entry["op"], []) if entry["late"] else self._ops.pop(entry["op"], [])
+            return not self._wanted.isdisjoint(keys)
+        if kind == "record":
+            self._ops.clear()
+        if kind == "chunks" and entry["event"] == "removed":
+            return not self._wanted.isdisjoint(entry["keys"])
+        return bool(self._wanted) and kind in {"health", "reset"}
+
+
+class StoryOfFailures:
+    """What went wrong."""
+
+    def concerns(self, entry: Entry) -> bool:
+        """Whether the entry belongs to the story."""
+        match entry["is"]:
+            case "op end":
+                harmless = entry["verb"] == "probe" and all(why == "absent" for why in entry["bad"].values())
+                return entry["late"] or (bool(entry["bad"]) and not harmless)
+            case "job end":
+                return bool(entry["failed"])
+            case "health" | "lost":
+                return True
+        return False
+
+
+def told(entries: Iterable[Entry], story: Story) -> Iterator[Entry]:
+    """The entries of a story, and before the first one of each process the line that says which process it was."""
+    opened: Entry | None = None
+    for entry in entries:
+        concerns = story.concerns(entry)
+        if entry["is"] == "record":
+            opened = entry
+        elif concerns:
+            if opened is not None:
+                yield opened
+                opened = None
+            yield entry
+
+
+def last(entries: Iterable[Entry], story: Story, count: int) -> list[Entry]:
+    """The last ``count`` entries of a story."""
+    return list(deque(told(entries, story), maxlen=count))
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Names that are most like ``name``: the same beginning, or else alike."""
+    names = list(known)[-NAMES_COMPARED_MAX:]
+    beginning = name[: max(2, len(name) // 2)]
+    same = [other for other in names if other.startswith(beginning)]
+    return same[:count] or difflib.get_close_matches(name, names, n=count, cutoff=0.3)

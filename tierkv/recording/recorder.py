@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Protocol
 
 from tierkv.recording.entries import KEYS_PER_LINE, Entry, runs, short_key
-from tierkv.scheduler.explaining import AnswerNote
-from tierkv.scheduler.request_state import RequestEvent, RequestState
+from tierkv.scheduler.introspection import AnswerNote
+from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.keys import Key

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
+
+
+def store_policy(kv_transfer_params: Mapping[str, Any], default: StorePolicy) -> StorePolicy:
+    """``do_remote_decode`` true asks for REQUEST_LEVEL: another engine will go on from what this one leaves."""
+    return StorePolicy.REQUEST_LEVEL if kv_transfer_params.get("do_remote_decode") is True else default
+
 
 FINAL_PASSES_MAX = 4
 """Store passes when a request ends, each bounded as in a step: its blocks will not come back, so this is the last
@@ -12,7 +19,7 @@ chance; and still a bounded one, because the engine waits for it. What is left i
 
 
 StorePlanName = Literal["immediate", "eager", "lazy"]
-"""When blocks are stored; see :mod:`tierkv.scheduler.plans`."""
+"""When blocks are stored; see :mod:`tierkv.scheduler.store.plans`."""
 
 
 class StorePolicy(Enum):

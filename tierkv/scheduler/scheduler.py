@@ -12,26 +12,24 @@ from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.accounts import Accounts
-from tierkv.scheduler.block_events import BlockEvents
-from tierkv.scheduler.checking import check_scheduler
-from tierkv.scheduler.explaining import SchedulerView
-from tierkv.scheduler.hint_reader import HintReader
-from tierkv.scheduler.jobs import Fences, JobTable
-from tierkv.scheduler.limits import SchedulerLimits
-from tierkv.scheduler.load_choice import LoadChoice
-from tierkv.scheduler.load_plan import plan_load
-from tierkv.scheduler.loads import Loads
-from tierkv.scheduler.lookups import Lookups
-from tierkv.scheduler.plans import make_store_plan
-from tierkv.scheduler.prefill import PrefillRate
-from tierkv.scheduler.records import RequestRecord
-from tierkv.scheduler.request_state import RequestEvent, RequestState
-from tierkv.scheduler.results import Results
-from tierkv.scheduler.sightings import arrival_of, end_of
-from tierkv.scheduler.store_policy import store_policy
-from tierkv.scheduler.stores import Stores
-from tierkv.scheduler.tables import Tables
+from tierkv.scheduler.events.block_events import BlockEvents
+from tierkv.scheduler.introspection import SchedulerView, check_scheduler
+from tierkv.scheduler.jobs.block_tables import Tables
+from tierkv.scheduler.jobs.completions import Results
+from tierkv.scheduler.jobs.jobs import Fences, JobTable
+from tierkv.scheduler.limits import SchedulerLimits, store_policy
+from tierkv.scheduler.load.load_plan import plan_load
+from tierkv.scheduler.load.loads import Loads
+from tierkv.scheduler.lookup.load_or_recompute import LoadChoice
+from tierkv.scheduler.lookup.lookups import Lookups
+from tierkv.scheduler.lookup.prefill_rate import PrefillRate
+from tierkv.scheduler.requests.accounting import Accounts
+from tierkv.scheduler.requests.hint_reader import HintReader
+from tierkv.scheduler.requests.observations import arrival_of, end_of
+from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
+from tierkv.scheduler.store.plans import make_store_plan
+from tierkv.scheduler.store.stores import Stores
 from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, ScheduledRequest, StepOutput

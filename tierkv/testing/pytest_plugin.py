@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tierkv.testing.report import Report
+    from tierkv.testing.conformance.report import Report
 
-MODULES = (
-    "crash", "hand_engine", "kit", "ledger", "model", "raw", "session", "small_stack", "stack_kit",
-    "suite_async", "suite_batches", "suite_buffers", "suite_contract", "suite_damage", "suite_durability", "suite_keys",
-    "suite_lifecycle", "suite_load", "suite_processes", "suite_reopen", "suite_room", "suite_rules",
-    "suite_stack_data", "suite_stack_faults", "suite_stack_flow", "suite_stack_room", "suite_stack_wedged",
-)  # fmt: skip
-"""Modules with assertions. The package itself is imported already, so it cannot be named."""
-
-pytest.register_assert_rewrite(*(f"tierkv.testing.{module}" for module in MODULES))
+pytest.register_assert_rewrite("tierkv.testing.conformance", "tierkv.testing.engines")
 
 REPORT: pytest.StashKey[Report] = pytest.StashKey()
 SUITES = "tierkv_conformance"
@@ -54,7 +46,7 @@ def pytest_runtest_makereport(
     report = yield
     if not getattr(getattr(item, "cls", None), "is_conformance_kit", False):
         return report
-    from tierkv.testing import report as kit_report  # noqa: PLC0415  # only where a suite runs, see above
+    from tierkv.testing.conformance import report as kit_report  # noqa: PLC0415 - only where a suite runs
 
     kit_report.judge(item, call, report)
     if item.config.getoption("--conformance-report"):
@@ -79,6 +71,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - pytest-xdist's own, which need not be installed
     """A worker has ended: take over what its suites passed."""
     if suites := getattr(node, "workeroutput", {}).get(SUITES):
-        from tierkv.testing import report as kit_report  # noqa: PLC0415  # as above
+        from tierkv.testing.conformance import report as kit_report  # noqa: PLC0415 - as above
 
         node.config.stash.setdefault(REPORT, kit_report.Report()).take(suites)

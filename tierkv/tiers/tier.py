@@ -28,11 +28,11 @@ from tierkv.abc.backend import (
 )
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
-from tierkv.codecs.frame import HEADER_BYTES, NO_CODEC, FrameSealer
 from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, UnreadableFrameError
-from tierkv.tiers.answers import checked, failure
-from tierkv.tiers.arena import HostArena
+from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, FrameSealer
+from tierkv.memory.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, CodecTerms, Framer
+from tierkv.tiers.results import checked, failure
 from tierkv.tiers.retry import Answer, Performed, Retrier, RetryLimits, Timing
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb

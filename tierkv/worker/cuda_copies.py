@@ -27,7 +27,7 @@ from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.cuda_pages import ChunkBlocks, DevicePages
 from tierkv.worker.cuda_runtime import CudaDevice, Device, Event, Stream
 from tierkv.worker.host_copies import log_failure
-from tierkv.worker.slot_parts import SlotParts
+from tierkv.worker.rank_slice import SlotParts
 from tierkv.worker.transfers import CopyResult, Submit, failed_result
 
 _log = logging.getLogger(__name__)

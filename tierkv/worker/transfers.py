@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tierkv.tiers.arena import Bytes
+from tierkv.memory.arena import Bytes
 from tierkv.types.keys import Key
 from tierkv.types.transfers import TransferJob
 

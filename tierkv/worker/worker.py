@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-from tierkv.codecs.frame import FrameSealer
 from tierkv.errors import EngineProtocolError
+from tierkv.frames.frame import FrameSealer
+from tierkv.memory.arena import HostArena
 from tierkv.metrics.transfer_stats import LOAD, STORE, TransferStats
-from tierkv.tiers.arena import HostArena
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.host_copies import HostCopies
 from tierkv.worker.pages import HostPages, check_counts
-from tierkv.worker.slot_parts import SlotParts
+from tierkv.worker.rank_slice import SlotParts
 from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 
 GPU_STAGING_BYTES = 128 << 20
@@ -42,7 +42,7 @@ class Worker:
         clock: seconds, for the time that copies take.
         gpu_staging_bytes: device memory for chunks on their way, where the KV tensors are on a GPU.
         wait_for: waits until futures of ``submit`` are done.
-        staged: see :mod:`tierkv.worker.slot_parts`.
+        staged: see :mod:`tierkv.worker.rank_slice`.
 
     Attributes:
         bytes_stored, bytes_loaded: this worker's parts of chunks that were copied, and checked where that is its work.

@@ -11,8 +11,8 @@ from disk_support import PAGE, OpenDisk, make_namespace, read_log
 
 import tierkv_disk
 from tierkv.abc import BackendContext
-from tierkv.codecs.recognition import frame_at
-from tierkv.testing.session import Session
+from tierkv.frames.recognition import frame_at
+from tierkv.testing.conformance.session import Session
 from tierkv.types.keys import Key
 from tierkv_disk import DiskOptions
 

@@ -13,7 +13,7 @@ import pytest
 import tierkv_disk
 from tierkv.abc import SPI_VERSION
 from tierkv.config import load_config, resolve
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv_disk import DiskOptions
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

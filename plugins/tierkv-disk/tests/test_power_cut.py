@@ -13,10 +13,10 @@ from power_cut import Platter
 
 import tierkv_disk
 from tierkv.abc import BackendContext
-from tierkv.testing.crash import KEYS, random_operations
-from tierkv.testing.frames import make_frame, make_key
-from tierkv.testing.ledger import Ledger
-from tierkv.testing.session import Session
+from tierkv.testing.conformance.crash import KEYS, random_operations
+from tierkv.testing.conformance.crash_ledger import Ledger
+from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.conformance.session import Session
 from tierkv_disk import DiskOptions
 from tierkv_disk.index_log import IndexLog
 

@@ -14,8 +14,8 @@ import pytest
 from disk_support import PAGE, OpenDisk, frames, make_namespace
 
 from tierkv.errors import BackendUnavailableError, ConfigError, OutOfSpaceError
-from tierkv.testing.frames import make_key
-from tierkv.testing.session import Session
+from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.conformance.session import Session
 from tierkv_disk import shared as shared_module
 from tierkv_disk.shared import DIRECTORY_LOCK_NAME, SharedDirectory, SharedLimits, used_bytes
 
@@ -74,7 +74,7 @@ def test_the_limit_counts_all_namespaces(open_disk: OpenDisk, place: Path) -> No
 OTHER = """
 import sys
 from tierkv.abc import BackendContext
-from tierkv.testing.session import Session
+from tierkv.testing.conformance.session import Session
 import tierkv_disk
 from disk_support import PAGE, frames, make_namespace
 place, model, limit, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

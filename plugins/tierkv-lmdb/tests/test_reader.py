@@ -20,7 +20,7 @@ import tierkv_lmdb
 from tierkv.config.loading import parse_config
 from tierkv.config.resolving import resolve
 from tierkv.errors import BackendError, ConfigError, NamespaceMismatchError, TierKVError
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv_lmdb import LmdbReaderOptions
 
 

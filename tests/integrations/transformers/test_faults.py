@@ -13,7 +13,7 @@ import torch
 from hf_models import GREEDY, greedy, make_prompt
 from stack_bed import Faults
 
-from tierkv.codecs.frame import MAGIC
+from tierkv.frames.frame import MAGIC
 from tierkv.integrations.transformers import TieredPrefixCache
 from tierkv.testing.faults import hang_until, raise_error
 
@@ -26,7 +26,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, stack: dict[str, Any]) -> Faults:
     """The disk of the stack, wrapped, and open to rules."""
     found = Faults()
     registry = found.registry()
-    monkeypatch.setattr("tierkv.assembly.load_plugins", lambda: registry)
+    monkeypatch.setattr("tierkv.stack.opening.load_plugins", lambda: registry)
     stack["tiers"][0]["backend"] = "faulty"
     return found
 

@@ -33,9 +33,9 @@ from vllm.v1.kv_offload.base import Locality, Medium, OffloadingKVEventsConfig, 
 from tierkv.config.loading import parse_config
 from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.kv_events import Announced, KVEvents, OffloadingEvents, localities, with_events
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.reference.engine import Engine
-from tierkv.testing.simulation.probe import Probe
+from tierkv.testing.probe import Probe
 from tierkv.types import block_events as ours
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key

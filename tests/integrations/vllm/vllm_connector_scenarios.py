@@ -14,7 +14,7 @@ from vllm_served import Json, ServedEngine
 from tierkv.integrations.vllm.connector_scheduler import ConnectorScheduler
 from tierkv.integrations.vllm.connector_worker import LoadResults
 from tierkv.integrations.vllm.shape import engine_spec
-from tierkv.tiers.arena import HostArena
+from tierkv.memory.arena import HostArena
 
 Prompts = Sequence[Sequence[int]]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from vllm_served import Json, ServedEngine
 
-from tierkv.manager.host_index import HostIndex
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.memory.arena import HostArena
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.staged_jobs import StagedJobs
-from tierkv.stack_base import StackBase
-from tierkv.tiers.arena import HostArena
+from tierkv.scheduler.staged.staged_jobs import StagedJobs
+from tierkv.stack.core import StackBase
 from tierkv.types.engine import GroupKind
 from tierkv.types.keys import split_key
 

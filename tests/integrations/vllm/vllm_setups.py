@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tierkv.codecs.frame import MAGIC
+from tierkv.frames.frame import MAGIC
 
 Seam = Literal["connector", "spec"]
 SEAMS: tuple[Seam, ...] = ("connector", "spec")

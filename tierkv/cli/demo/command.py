@@ -15,7 +15,6 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tierkv.assembly import open_stack
 from tierkv.cli.demo.damage import corrupt_at_rest
 from tierkv.cli.demo.engines import MODELS, TENSOR_PARALLEL_MAX, engine_of
 from tierkv.cli.demo.phases import Phase, PhaseResult
@@ -26,8 +25,9 @@ from tierkv.cli.output import print_json
 from tierkv.config.loading import default_mapping, parse_config
 from tierkv.config.reading import read_mapping
 from tierkv.config.resolving import resolve
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
 from tierkv.reference.configs import EngineConfig
+from tierkv.stack.opening import open_stack
 
 WORKLOAD = WorkloadConfig()
 

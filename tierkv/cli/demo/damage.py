@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tierkv.abc import AsyncBackend, Backend, BackendContext, ReadRequest, WriteRequest
-from tierkv.assembly import namespace_of
-from tierkv.codecs.frame import HEADER_BYTES, frame_bytes
 from tierkv.config.loading import parse_config
 from tierkv.config.resolving import resolve
 from tierkv.errors import TierKVError
-from tierkv.plugins import load_plugins
+from tierkv.frames.frame import HEADER_BYTES, frame_bytes
+from tierkv.plugins.loading import load_plugins
+from tierkv.stack.opening import namespace_of
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key

@@ -21,9 +21,9 @@ import numpy as np
 
 from tierkv.cli.demo.processes import PhaseFailedError
 from tierkv.errors import TierKVError
-from tierkv.stack import Stack
+from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
+from tierkv.stack.stack import Stack
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
-from tierkv.worker_setup import ProcessWorker, WorkerSetup, open_worker
 
 if TYPE_CHECKING:  # a rank's process copies bytes and must not wait for torch
     from torch import Tensor

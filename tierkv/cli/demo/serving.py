@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import torch
 
-from tierkv.assembly import open_stack
 from tierkv.cli.demo.phases import Phase, PhaseResult, Progress, Served
 from tierkv.cli.demo.ranks import RankProcess, rank_processes
 from tierkv.cli.demo.workload import Conversation
 from tierkv.reference.engine import Engine
-from tierkv.stack import Stack
+from tierkv.stack.opening import open_stack
+from tierkv.stack.stack import Stack
 
 
 def run_phase(phase: Phase, progress: Progress) -> PhaseResult:

@@ -14,7 +14,6 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from tierkv.assembly import open_stack
 from tierkv.config import StackConfig, load_config, parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.integrations.transformers.batches import Inputs, answered, batch_of, check_arguments, expansion
@@ -24,7 +23,8 @@ from tierkv.integrations.transformers.layers import Model, ModelCache, check_eva
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
 from tierkv.integrations.transformers.results import Prefix, PromptReport
 from tierkv.integrations.transformers.work import PromptWork
-from tierkv.stack import Stack
+from tierkv.stack.opening import open_stack
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import cdiv
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from tierkv.codecs.frame import frame_bytes
 from tierkv.config import StackConfig
+from tierkv.frames.frame import frame_bytes
 from tierkv.integrations.transformers.identity import Prompt
 from tierkv.integrations.transformers.pages import CachedRow, Pages
 from tierkv.integrations.transformers.results import PromptReport
-from tierkv.stack import Stack
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import NULL_BLOCK_ID, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import GroupGeometry, cdiv
 from tierkv.types.hints import HINTS

@@ -23,7 +23,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from tierkv.assembly import open_stack
 from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.integrations.vllm.connector_meta import StepMeta, WorkerMeta
@@ -33,7 +32,8 @@ from tierkv.integrations.vllm.kv_events import KVEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import StatsFeed, build_kv_connector_stats, build_prom_metrics
 from tierkv.integrations.vllm.options import read_options
 from tierkv.integrations.vllm.shape import check_hashes, engine_spec
-from tierkv.plugins import load_plugins
+from tierkv.plugins.loading import load_plugins
+from tierkv.stack.opening import open_stack
 from tierkv.types.transfers import WorkerOutput
 
 if TYPE_CHECKING:

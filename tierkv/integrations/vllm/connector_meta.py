@@ -8,9 +8,9 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.worker import Worker
-from tierkv.worker_setup import WorkerSetup
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.requests import is_served, view_of
 from tierkv.integrations.vllm.steps import step_output
-from tierkv.stack import Stack
+from tierkv.stack.remote_worker import WorkerSetup
+from tierkv.stack.stack import Stack
 from tierkv.types.engine import BlockTables, LoadReport, StepOutput
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.worker import Worker
-from tierkv.worker_setup import WorkerSetup
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.pages import KVCacheConfig, group_pages
+from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 from tierkv.worker.worker import Worker
-from tierkv.worker_setup import ProcessWorker, WorkerSetup, open_worker
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker, TransferResult
 
-from tierkv.assembly import open_staged_stack
 from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
@@ -23,8 +22,9 @@ from tierkv.integrations.vllm.spec_notes import StatesNote, read_states
 from tierkv.integrations.vllm.spec_shape import VLLM_KEYS, check_engine, chunked, config_labels, offloading_engine
 from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
 from tierkv.integrations.vllm.states import check_sizes, layer_states
-from tierkv.plugins import load_plugins
-from tierkv.staged_stack import DESCRIBED
+from tierkv.plugins.loading import load_plugins
+from tierkv.stack.opening import open_staged_stack
+from tierkv.stack.staged import DESCRIBED
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingMetricMetadata

@@ -25,10 +25,10 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from tierkv.integrations.vllm.metrics import StatsFeed
 from tierkv.integrations.vllm.spec_shape import config_labels
 from tierkv.manager.contract import HOST
-from tierkv.staged_stack import StagedStack, StagedTransfer
+from tierkv.stack.remote_worker import WorkerSetup
+from tierkv.stack.staged import StagedStack, StagedTransfer
 from tierkv.types import lookup as ours
 from tierkv.types.keys import Key
-from tierkv.worker_setup import WorkerSetup
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats

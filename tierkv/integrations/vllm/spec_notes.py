@@ -14,7 +14,7 @@ import mmap
 from collections.abc import Sequence
 
 from tierkv.errors import ConfigError
-from tierkv.tiers.shared_memory import SharedMemory, find_memory
+from tierkv.memory.shared import SharedMemory, find_memory
 
 _ID_BYTES = 16
 

@@ -5,7 +5,7 @@ vLLM cannot hear of a transfer that failed: its own assertion would end the engi
 - a store always "succeeds". What could not be copied has no seal in its slot, and the manager, which looks there, never
   lets it be read;
 - a load is copied as it lies in the host tier, without another look: a chunk is a HIT only after its frame was checked
-  when it arrived there, or was made there, and it stays pinned (:mod:`tierkv.worker.slot_parts`). What could not be
+  when it arrived there, or was made there, and it stays pinned (:mod:`tierkv.worker.rank_slice`). What could not be
   copied at all, which no tier can cause, is told to vLLM as a failure: rather no answer than a wrong one.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 from tierkv.errors import EngineProtocolError
 from tierkv.integrations.vllm.spec_shape import with_pages
 from tierkv.metrics.transfer_stats import LOAD, SIZE, STORE, TIME
-from tierkv.staged_stack import StagedTransfer
+from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
+from tierkv.stack.staged import StagedTransfer
 from tierkv.types.transfers import NO_REQUEST, TransferJob, WorkerOutput
-from tierkv.worker_setup import ProcessWorker, WorkerSetup, open_worker
 
 _log = logging.getLogger(__name__)
 

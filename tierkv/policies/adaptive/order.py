@@ -8,8 +8,8 @@ from heapq import heapify, heappop, heappush
 
 from tierkv.policies.adaptive.classes import LEVEL_WORTH, LEVELS
 from tierkv.policies.adaptive.runs import QUEUES, RunLog
-from tierkv.policies.adaptive.worths import AGES, Worths
-from tierkv.policies.rings import Rings
+from tierkv.policies.adaptive.value_model import AGES, Worths
+from tierkv.structures.rings import Rings
 
 LOOK_EVERY_S = 1.0
 """How long the worth of a queue's ends holds, unless the ends change: no interval of age is shorter than five times."""

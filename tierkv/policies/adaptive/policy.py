@@ -11,9 +11,9 @@ from tierkv.policies.adaptive.order import LeavingOrder
 from tierkv.policies.adaptive.residents import NOBODY, Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.sightings import Watcher
-from tierkv.policies.adaptive.worths import Worths
+from tierkv.policies.adaptive.value_model import Worths
 from tierkv.policies.ghost import marks_of
-from tierkv.policies.rings import PASSED_OVER_MAX, longer_bytes
+from tierkv.structures.rings import PASSED_OVER_MAX, longer_bytes
 from tierkv.types.hints import NO_HINTS
 from tierkv.types.keys import Key
 from tierkv.types.sighting import Sighting

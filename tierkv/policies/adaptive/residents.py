@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from tierkv.policies.rings import longer, longer_bytes, numbers
+from tierkv.structures.rings import longer, longer_bytes, numbers
 
 NOBODY = 0xFFFFFFFF
 _HEADS_MIN = 1 << 10

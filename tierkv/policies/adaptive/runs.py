@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Sequence
 
 from tierkv.policies.adaptive.classes import CLASSES, LEVELS
-from tierkv.policies.adaptive.worths import AGES, Worths
-from tierkv.policies.rings import numbers
+from tierkv.policies.adaptive.value_model import AGES, Worths
+from tierkv.structures.rings import numbers
 
 RUNS_MIN, RUNS_MAX = 1 << 12, 1 << 18
 STEPS_MAX = 1024

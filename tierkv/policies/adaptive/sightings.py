@@ -19,7 +19,7 @@ from tierkv.policies.adaptive.memory import Memory
 from tierkv.policies.adaptive.order import LeavingOrder
 from tierkv.policies.adaptive.residents import Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
-from tierkv.policies.adaptive.worths import Worths
+from tierkv.policies.adaptive.value_model import Worths
 from tierkv.policies.ghost import mark_of, marks_of
 from tierkv.types.keys import Key
 from tierkv.types.sighting import Sighting, SightingEvent

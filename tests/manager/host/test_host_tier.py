@@ -1,0 +1,377 @@
+"""Slots and chunks of the host tier, against a model that is obviously right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tierkv.errors import InvariantError
+from tierkv.manager.host.chunk import Chunk
+from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.policies.lru import LruPolicy
+from tierkv.structures.key_table import SHARD_BYTE
+from tierkv.types.keys import Key, make_key
+from tierkv.types.transfers import SlotRef
+
+SLOTS = 5
+EVENT = {ChunkState.STORING: ChunkEvent.STORED, ChunkState.PROMOTING: ChunkEvent.ARRIVED}
+
+
+def named(name: str) -> Key:
+    """A key that stands for any chunk."""
+    return make_key(name.encode(), 0)
+
+
+keys = st.sampled_from([named(letter) for letter in "abcdefgh"])
+batches = st.lists(keys, min_size=1, max_size=3, unique=True)
+picks = st.integers(0, 50)
+
+
+class HostMachine(RuleBasedStateMachine):
+    """Every history of admissions, I/O, holds, drops and resets, in batches.
+
+    The model: which lease each visible key has, in the order in which chunks may be evicted; leases that I/O fills;
+    and lists of holds taken, of writes below and of others. A slot may only come back when nobody names its lease any
+    more; and a write changes the order of nobody, but that who was passed over for it leaves first when it has ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = HostIndex(SLOTS, LruPolicy(SLOTS))
+        self.visible: dict[Key, SlotRef] = {}
+        self.order: list[SlotRef] = []
+        self.filling: dict[SlotRef, ChunkState] = {}
+        self.holds: list[SlotRef] = []
+        self.writes: list[SlotRef] = []
+        self.passed_over: set[SlotRef] = set()
+        self.given: set[SlotRef] = set()
+
+    def evictable(self) -> list[SlotRef]:
+        return [ref for ref in self.order if ref not in self.holds and ref not in self.writes]
+
+    @rule(batch=batches, promoting=st.booleans())
+    def admit(self, batch: list[Key], promoting: bool) -> None:
+        batch = self.host.missing(batch)
+        room, free = self.host.room, self.host.free
+        evicted = self.host.make_room(len(batch))
+        if evicted is None:
+            assert len(batch) > room, "there was room"
+            assert self.host.free == free, "refused is refused: nothing has left (S18)"
+            return
+        victims = self.evictable()[: max(0, len(batch) - free)]
+        names = {ref: key for key, ref in self.visible.items()}
+        assert evicted == [names[ref] for ref in victims if ref in names]
+        for ref in victims:
+            self.passed_over.update(self.order[: self.order.index(ref)])
+            self.order.remove(ref)
+            self.visible.pop(names.get(ref, named("nobody")), None)
+        state = ChunkState.PROMOTING if promoting else ChunkState.STORING
+        refs = self.host.refs(self.host.admit(batch, state, "disk" if promoting else "host"))
+        assert not self.given.intersection(refs), "a lease is given out twice"
+        self.given.update(refs)
+        self.visible.update(zip(batch, refs, strict=True))
+        self.filling.update(dict.fromkeys(refs, state))
+
+    @precondition(lambda self: self.filling)
+    @rule(number=picks, count=st.integers(1, 3), well=st.booleans())
+    def fill(self, number: int, count: int, well: bool) -> None:
+        state = list(self.filling.values())[number % len(self.filling)]
+        refs = [ref for ref, other in self.filling.items() if other is state][:count]
+        named_now = set(self.visible.values())
+        slots = [ref.slot for ref in refs]
+        if well:
+            done = self.host.filled(slots, EVENT[state])
+            good = [ref for ref in refs if ref in named_now]
+            assert done.slots == [ref.slot for ref in good]
+            assert [self.visible[key] for key in done.keys] == good
+            self.order += good
+        else:
+            self.host.failed(slots)
+            self.visible = {key: ref for key, ref in self.visible.items() if ref not in refs}
+        for ref in refs:
+            del self.filling[ref]
+
+    @rule(batch=batches)
+    def hold(self, batch: list[Key]) -> None:
+        refs = [self.visible[key] for key in batch if key in self.visible]
+        self.host.hold([ref.slot for ref in refs])
+        self.holds += refs
+
+    @precondition(lambda self: self.holds)
+    @rule(number=picks, count=st.integers(1, 4))
+    def release(self, number: int, count: int) -> None:
+        first = number % len(self.holds)
+        refs = self.holds[first : first + count]
+        del self.holds[first : first + count]
+        self.host.release([ref.slot for ref in refs])
+        for ref in dict.fromkeys(reversed(refs)):  # its last place in the batch counts
+            if ref in self.order and ref not in self.holds:
+                self.order.remove(ref)
+        named_now = set(self.visible.values())
+        last = [ref for i, ref in enumerate(refs) if ref not in refs[i + 1 :] and ref not in self.holds]
+        self.order += [ref for ref in last if ref in named_now and ref not in self.filling]
+        self.passed_over.difference_update(last)
+
+    @rule(batch=batches)
+    def begin_writes(self, batch: list[Key]) -> None:
+        refs = [self.visible[key] for key in batch if key in self.visible and self.visible[key] not in self.filling]
+        self.host.hold_to_write([ref.slot for ref in refs])
+        self.writes += refs
+
+    @precondition(lambda self: self.writes)
+    @rule(number=picks, count=st.integers(1, 4))
+    def end_writes(self, number: int, count: int) -> None:
+        first = number % len(self.writes)
+        refs = self.writes[first : first + count]
+        del self.writes[first : first + count]
+        self.host.end_writes([ref.slot for ref in refs])
+        last = [ref for i, ref in enumerate(refs) if ref not in refs[i + 1 :] and ref in self.evictable()]
+        back = [ref for ref in last if ref in self.passed_over]
+        self.order = back + [ref for ref in self.order if ref not in back]
+        self.passed_over.difference_update(back)
+
+    @rule(batch=batches)
+    def drop(self, batch: list[Key]) -> None:
+        refs = [self.visible.pop(key) for key in batch if key in self.visible]
+        self.host.drop([ref.slot for ref in refs])
+        self.order = [ref for ref in self.order if ref not in refs]
+
+    @rule(touched=st.lists(keys, unique=True))
+    def touch(self, touched: list[Key]) -> None:
+        self.host.touch(touched)
+        for key in touched:
+            ref = self.visible.get(key)
+            if ref in self.order:
+                self.order.remove(ref)
+                self.order.append(ref)
+                self.passed_over.discard(ref)
+
+    @rule()
+    def reset(self) -> None:
+        self.host.reset()
+        self.visible.clear()
+        # What nobody holds stays in the order for a while, to be evicted before anything new, and unheard of.
+        self.order = self.evictable()
+
+    @rule(chunks=st.integers(1, 3))
+    def sweep(self, chunks: int) -> None:
+        self.host.sweep(chunks)
+        self.order = [ref for ref in self.order if self.host.leased((ref,))]
+
+    @invariant()
+    def it_is_as_the_model_says(self) -> None:
+        self.host.validate()
+        busy = {*self.filling, *self.holds, *self.writes}
+        assert {chunk.key: chunk.ref for chunk in self.host.visible()} == self.visible
+        for ref in self.given:
+            chunk = self.host.owner(ref)
+            if ref in busy:
+                assert chunk is not None, "its slot was given away under running I/O"
+                assert chunk.holders == (self.holds + self.writes).count(ref) + (ref in self.filling)
+            if chunk is not None and self.visible.get(chunk.key) != ref:
+                assert chunk.state is ChunkState.DOOMED
+            if chunk is not None and ref not in busy:
+                assert ref in self.order
+        owned = sum(bool(self.host.leased((ref,))) for ref in self.given)
+        assert self.host.room == SLOTS - owned + len(self.evictable())
+
+    def teardown(self) -> None:
+        """All I/O ends and everybody lets go: every slot can be had."""
+        while self.filling:
+            self.fill(0, 3, well=False)
+        while self.writes:
+            self.end_writes(0, 4)
+        while self.holds:
+            self.release(0, 4)
+        assert self.host.room == SLOTS
+        self.host.sweep(SLOTS)
+        self.host.validate()
+
+
+TestHostIndex = HostMachine.TestCase
+
+
+def chunk_of(host: HostIndex, name: str = "k") -> Chunk:
+    """A readable chunk that nobody holds."""
+    host.make_room(1)
+    host.filled(host.admit([named(name)], ChunkState.STORING), ChunkEvent.STORED)
+    chunk = host.get(named(name))
+    assert chunk is not None
+    return chunk
+
+
+def test_released_more_often_than_held() -> None:
+    """A release too many is a bug that would free a slot under somebody; it is told with the chunk's story."""
+    host = HostIndex(2, LruPolicy())
+    chunk = chunk_of(host)
+    with pytest.raises(InvariantError, match="admitted -> storing; stored -> ready"):
+        host.release([chunk.slot])
+
+
+def test_admitted_without_room() -> None:
+    """The caller makes room first; who does not is told so instead of getting somebody's slot."""
+    host = HostIndex(1, LruPolicy())
+    chunk_of(host)
+    with pytest.raises(InvariantError, match="without room"):
+        host.admit([named("other")], ChunkState.STORING)
+
+
+def test_i_o_that_does_not_fit_the_state() -> None:
+    """An arrival in a slot that a store fills is a bug: it is told with the chunk's story, not taken for a store."""
+    host = HostIndex(1, LruPolicy())
+    slots = host.admit([named("k")], ChunkState.STORING)
+    with pytest.raises(InvariantError, match=r"storing cannot be arrived.*admitted -> storing"):
+        host.filled(slots, ChunkEvent.ARRIVED)
+
+
+def _free_twice(host: HostIndex, _: Chunk) -> None:
+    host._free.give_back([3])
+    host._free.give_back([3])
+    host._free.fresh = 4
+
+
+def _lost_slot(host: HostIndex, _: Chunk) -> None:
+    host._free.take(1)
+
+
+def _nobody_holds(host: HostIndex, chunk: Chunk) -> None:
+    (slot,) = host.admit([named("new")], ChunkState.STORING)
+    host._holders[slot] = 0
+    assert chunk.holders == 0
+
+
+def _policy_forgot(host: HostIndex, chunk: Chunk) -> None:
+    host._policy.remove([chunk.slot])
+
+
+def _invisible(host: HostIndex, chunk: Chunk) -> None:
+    for shard in host._slots:
+        shard.pop(chunk.key, None)
+
+
+def _not_readable(host: HostIndex, chunk: Chunk) -> None:
+    host._filling.add(chunk.slot)
+
+
+def _doomed_and_visible(host: HostIndex, chunk: Chunk) -> None:
+    host.hold([chunk.slot])
+    host.drop([chunk.slot])
+    host._slots[chunk.key[SHARD_BYTE]][chunk.key] = chunk.slot
+
+
+def _name_without_a_slot(host: HostIndex, _: Chunk) -> None:
+    for number in range(3):
+        host._slots[number][named("nobody")] = number
+
+
+def _miscounted(host: HostIndex, _: Chunk) -> None:
+    host._evictable += 1
+
+
+BREAKAGES = [
+    _free_twice,
+    _lost_slot,
+    _nobody_holds,
+    _policy_forgot,
+    _invisible,
+    _not_readable,
+    _doomed_and_visible,
+    _name_without_a_slot,
+    _miscounted,
+]
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_validate_sees_what_is_broken(breakage: Callable[[HostIndex, Chunk], None]) -> None:
+    """Each invariant is broken once on purpose: a validate() that sees nothing proves nothing."""
+    host = HostIndex(4, LruPolicy())
+    chunk = chunk_of(host)
+    host.validate()
+    breakage(host, chunk)
+    with pytest.raises(InvariantError):
+        host.validate()
+
+
+def test_the_story_is_bounded() -> None:
+    """What is remembered to explain an error does not grow with the uptime."""
+    host = HostIndex(1, LruPolicy())
+    for i in range(5000):
+        chunk_of(host, str(i))
+    assert len(host._story) == 4096
+    assert host.story(named("0")) == "nothing remembered"
+    assert host.story(named("4999")) == "admitted -> storing; stored -> ready"
+
+
+def test_a_long_batch_in_the_story_is_kept_whole() -> None:
+    """A batch that is longer than the bound is still told of, and leaves as one."""
+    host = HostIndex(5000, LruPolicy(5000))
+    batch = [named(str(i)) for i in range(5000)]
+    slots = host.admit(batch, ChunkState.STORING)
+    assert host.story(batch[0]) == "admitted -> storing"
+    host.filled(slots, ChunkEvent.STORED)
+    assert host.story(batch[0]) == "stored -> ready"
+
+
+def test_a_reset_is_paid_in_steps() -> None:
+    """Nothing old is readable from the first moment on; slots come back a bounded number at a time, and whoever needs
+    them sooner has them sooner, without a word about what was evicted: it had been cleared."""
+    host = HostIndex(8, LruPolicy(8))
+    for i in range(8):
+        chunk_of(host, str(i))
+    host.reset()
+    assert not host.visible()
+    assert (host.free, host.room) == (0, 8)
+    host.sweep(3)
+    assert (host.free, host.room) == (3, 8)
+    assert host.make_room(5) == []
+    assert host.free == 5
+    chunk_of(host, "0")
+    host.sweep(100)
+    assert (host.free, host.room) == (7, 8)
+    assert [chunk.key for chunk in host.visible()] == [named("0")]
+    host.validate()
+
+
+def test_two_holds_on_a_chunk_of_before_a_reset_end_in_one_batch() -> None:
+    """It is dropped once. A random history found it dropped twice, and the policy counted one chunk too few."""
+    host = HostIndex(2, LruPolicy())
+    slot = chunk_of(host).slot
+    host.hold([slot])
+    host.hold([slot])
+    host.reset()
+    host.release([slot, slot])
+    host.validate()
+    assert (host.free, len(host._policy)) == (2, 0)
+
+
+def test_a_remembered_prefix_is_forgotten_when_a_chunk_leaves() -> None:
+    """The answer to a question is kept for the one that follows. A chunk that was evicted, dropped or reset in between
+    must not be held by its old slot, where another chunk's bytes are."""
+    for leave in ("evicted", "dropped", "reset"):
+        host = HostIndex(2, LruPolicy())
+        prefix = (named("a"), named("b"))
+        slots = [chunk_of(host, "a").slot, chunk_of(host, "b").slot]
+        assert host.ready_prefix(prefix) == slots == host.ready_prefix(prefix)
+        if leave == "evicted":
+            host.make_room(1)
+        elif leave == "dropped":
+            host.drop(slots[:1])
+        else:
+            host.reset()
+        assert host.ready_prefix(prefix) == []
+
+
+def test_what_is_being_filled_ends_a_readable_prefix() -> None:
+    """A chunk that has its slot and not yet its bytes is not readable, however the prefix around it is."""
+    host = HostIndex(3, LruPolicy())
+    first = chunk_of(host, "a")
+    slots = host.admit([named("b")], ChunkState.STORING)
+    last = chunk_of(host, "c")
+    prefix = (named("a"), named("b"), named("c"))
+    assert host.ready_prefix(prefix) == [first.slot]
+    host.filled(slots, ChunkEvent.STORED)
+    assert host.ready_prefix(prefix) == [first.slot, *slots, last.slot]

@@ -1,0 +1,248 @@
+"""What is known about a lower tier, for how long, and how it keeps its room."""
+
+from __future__ import annotations
+
+import pytest
+from core_parts import DISK, FRAME_BYTES, OBJECTS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.abc import Capabilities
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.policies.lru import LruPolicy
+from tierkv.policies.quotas import Quotas, TenantPolicy
+from tierkv.types.keys import make_key
+from tierkv.types.lookup import LookupResult
+
+HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
+A, B, C, D = (make_key(b"key %d" % i, 0) for i in range(4))
+
+
+def tier_of(
+    capabilities: Capabilities = DISK, *, frames: float | None = None, keys_max: int = 1_000_000, probe_max: int = 1024
+) -> LowerTier:
+    """A tier with room for ``frames`` frames of the largest size."""
+    capacity = None if frames is None else int(frames * FRAME_BYTES)
+    limits = LowerTierLimits(capacity, WritePolicy.THROUGH, 100, presence_keys_max=keys_max, probe_keys_max=probe_max)
+    return LowerTier(0, "tier", capabilities, limits, LruPolicy())
+
+
+def filled(frames: float, *sizes: int) -> LowerTier:
+    """A tier with frames of these sizes, oldest first."""
+    tier = tier_of(frames=frames)
+    tier.load_index([(make_key(b"old %d" % i, 0), size) for i, size in enumerate(sizes)])
+    return tier
+
+
+def test_an_index_answers_at_once() -> None:
+    """Nothing is asked of a tier whose every chunk we know."""
+    tier = tier_of()
+    tier.load_index([(A, 10)])
+    assert [tier.presence(key, 0.0) for key in (A, B)] == [HIT, MISS]
+    assert tier.used_bytes == 10
+
+
+def test_a_shared_tier_is_asked_and_believed_for_a_while() -> None:
+    """A yes holds for 30 s, a no for one; then it is asked again."""
+    tier = tier_of(OBJECTS)
+    assert tier.presence(A, 0.0) is RETRY
+    tier.answered(A, 0.0, present=True)
+    tier.answered(B, 0.0, present=False)
+    assert [tier.presence(key, 0.9) for key in (A, B)] == [HIT, MISS]
+    assert [tier.presence(key, 1.0) for key in (A, B)] == [HIT, RETRY]
+    assert tier.presence(A, 30.0) is RETRY
+
+
+def test_an_answer_that_is_believed_for_no_time_holds_in_its_own_step() -> None:
+    """With `absence_ttl_s = 0` every no would otherwise be forgotten before the request that waits for it is asked
+    about, and each lookup would be deferred until its deadline."""
+    limits = LowerTierLimits(None, WritePolicy.THROUGH, 100, presence_ttl_s=0.0, absence_ttl_s=0.0)
+    tier = LowerTier(0, "tier", OBJECTS, limits, LruPolicy())
+    tier.answered(A, 5.0, present=True)
+    tier.answered(B, 5.0, present=False)
+    assert [tier.presence(key, 5.0) for key in (A, B)] == [HIT, MISS]
+    assert [tier.presence(key, 5.001) for key in (A, B)] == [RETRY, RETRY]
+
+
+def test_a_scan_passes_over_what_is_being_deleted() -> None:
+    """A frame whose write did not end well may be found again before its deletion is confirmed: taken onto the account,
+    its bytes would count twice, and it would be a hit that is gone a moment later."""
+    tier = tier_of()
+    assert tier.doubt(A, 10)
+    tier.load_index([(A, 10), (B, 10)])
+    assert [tier.presence(key, 0.0) for key in (A, B)] == [MISS, HIT]
+    assert (tier.used_bytes, tier.reserved_bytes) == (10, 10)
+    tier.validate()
+    assert not tier.deleted(A, ok=True, now=0.0)
+    assert tier.reserved_bytes == 0
+    tier.validate()
+
+
+def test_one_probe_at_a_time_in_order() -> None:
+    """Keys are asked for once, in the order in which they were wanted (prefix first), and the next batch waits for this
+    one: a slow tier is not flooded."""
+    tier = tier_of(OBJECTS, probe_max=2)
+    for key in (B, A, B, C):
+        tier.ask(key)
+    assert tier.take_probe() == (B, A), "over the bound the third waits for a later step"
+    tier.ask(A)
+    tier.ask(C)
+    assert tier.take_probe() == ()
+    tier.answered(A, 0.0, present=True)
+    assert tier.take_probe() == ()
+    tier.answered(B, 0.0, present=False)
+    assert tier.take_probe() == (C,)
+
+
+def test_an_unusable_tier_has_nothing() -> None:
+    """While its breaker is open its chunks are misses; afterwards they are there again."""
+    tier = tier_of()
+    tier.load_index([(A, 10)])
+    tier.usable = False
+    assert tier.presence(A, 0.0) is MISS
+    tier.usable = True
+    assert tier.presence(A, 0.0) is HIT
+
+
+@pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
+def test_a_suspect_is_absent_for_a_while(capabilities: Capabilities) -> None:
+    """A chunk whose read failed is not read again in every step, and not given up for ever."""
+    tier = tier_of(capabilities)
+    tier.stored([(A, 10)], 0.0)
+    tier.suspect(A, 0.0)
+    assert tier.presence(A, 4.9) is MISS
+    assert tier.presence(A, 5.0) is (HIT if capabilities is DISK else RETRY)
+
+
+@pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
+def test_a_deletion_that_fails(capabilities: Capabilities) -> None:
+    """The frame was bad, and the tier refuses to delete it (read-only, or broken). Read again at once it would be bad
+    again, once per step, so it counts as absent for a while. What an index accounts for stays on account."""
+    tier = tier_of(capabilities)
+    tier.stored([(A, 10)], 0.0)
+    tier.condemn(A)
+    assert tier.presence(A, 0.0) is MISS
+    tier.deleted(A, ok=False, now=0.0)
+    assert tier.presence(A, 4.9) is MISS
+    assert tier.used_bytes == (10 if capabilities is DISK else 0)
+
+
+def test_remembered_answers_are_bounded() -> None:
+    """Oldest first: a shared tier can hold more chunks than we have memory for."""
+    tier = tier_of(OBJECTS, keys_max=2)
+    for key in (A, B, C):
+        tier.answered(key, 0.0, present=True)
+    assert [tier.presence(key, 0.0) for key in (A, B, C)] == [RETRY, HIT, HIT]
+
+
+def test_what_is_being_read_is_no_victim() -> None:
+    """A promotion reads the oldest chunk: the next one is deleted instead. Two readers hold it until both are done."""
+    tier = filled(2, FRAME_BYTES, FRAME_BYTES)
+    old = make_key(b"old 0", 0)
+    tier.begin_read([old])
+    tier.begin_read([old])
+    tier.end_read([old])
+    assert old not in tier.victims(FRAME_BYTES)
+    tier.end_read([old])
+    assert tier.next_victim() == [old]
+
+
+def test_what_is_being_written_is_no_victim() -> None:
+    """A chunk that is thought to be bad is written anew while its old frame is still on account. Were it chosen as a
+    victim now, the deletion could hit the new frame, or leave it there with nobody who knows of it."""
+    tier = filled(2, FRAME_BYTES, FRAME_BYTES)
+    old = make_key(b"old 0", 0)
+    tier.suspect(old, 0.0)
+    assert tier.wants(old, 0.0)
+    tier.begin_write([old], FRAME_BYTES)
+    assert old not in tier.victims(FRAME_BYTES)
+    assert tier.next_victim() == []
+    tier.end_write([old], FRAME_BYTES)
+    tier.stored([(old, FRAME_BYTES)], 0.0)
+    assert tier.next_victim() == [old]
+
+
+@pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
+@pytest.mark.parametrize("hindered", ["usable", "emptying", None])
+@pytest.mark.parametrize("suspected", [False, True])
+def test_a_batch_is_wanted_as_its_chunks_are(capabilities: Capabilities, hindered: str | None, suspected: bool) -> None:
+    """Chunks that become readable are looked at in one pass: it must say of each what is said of one alone, or a chunk
+    would be written twice, over its own deletion, or never."""
+    tier = tier_of(capabilities)
+    stored, writing, deleting, reading, absent, suspect = keys = [make_key(b"chunk %d" % i, 0) for i in range(6)]
+    tier.load_index([(key, FRAME_BYTES) for key in (stored, deleting, reading, suspect)])
+    tier.begin_write([writing], FRAME_BYTES)
+    tier.condemn(deleting)
+    tier.begin_read([reading, absent])
+    if suspected:
+        tier.suspect(suspect, 0.0)
+    if hindered:
+        setattr(tier, hindered, hindered == "emptying")
+    chunks = list(enumerate(keys))
+    assert tier.lacking(chunks, 0.0) == [chunk for chunk in chunks if tier.wants(chunk[1], 0.0)]
+    assert (4, absent) in tier.lacking(chunks, 0.0)
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, FRAME_BYTES), max_size=60))
+def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
+    """Whatever lies there, in frames of any size: a frame that fits the capacity fits after the victims are gone; one
+    that does not costs nobody his place."""
+    tier = filled(tenths / 10, *sizes)
+    capacity = tier.limits.capacity_bytes
+    assert capacity is not None
+    victims = tier.victims(FRAME_BYTES)
+    for key in victims:
+        tier.deleted(key, ok=True, now=0.0)
+    assert tier.has_room(FRAME_BYTES) == (capacity >= FRAME_BYTES)
+    if capacity < FRAME_BYTES:
+        assert not victims
+    tier.validate()
+
+
+def test_victims_are_counted_until_they_are_gone() -> None:
+    """Bytes of a deletion under way are neither free yet nor chosen twice."""
+    tier = filled(4, *[FRAME_BYTES] * 4)
+    first = tier.victims(FRAME_BYTES)
+    assert first
+    assert not tier.has_room(FRAME_BYTES)
+    assert tier.victims(FRAME_BYTES) == []
+    assert tier.may_get_room(FRAME_BYTES)
+    for key in first:
+        tier.deleted(key, ok=True, now=0.0)
+    assert tier.has_room(FRAME_BYTES)
+
+
+def test_a_replaced_frame_is_counted_once() -> None:
+    """A second write of a key replaces the first one's bytes on the account."""
+    tier = tier_of(frames=2)
+    tier.stored([(A, 100)], 0.0)
+    tier.stored([(A, 70)], 0.0)
+    assert tier.used_bytes == 70
+    assert tier.forget(A, 0.0)
+    assert tier.used_bytes == 0
+    assert not tier.forget(A, 0.0)
+
+
+def test_a_replaced_frame_counts_for_its_tenant_as_it_is_now() -> None:
+    """A quota that counted the first frame's bytes for ever would trim too much, or too little."""
+    tenants = TenantPolicy(LruPolicy, Quotas(1 << 20, None, {}), FRAME_BYTES)
+    limits = LowerTierLimits(1 << 20, WritePolicy.THROUGH, 100, presence_keys_max=100, probe_keys_max=100)
+    tier = LowerTier(0, "tier", DISK, limits, tenants)
+    tier.stored([(A, 100), (B, 10)], 0.0)
+    tier.stored([(A, 70), (C, 5), (C, 6)], 0.0)
+    assert sum(tenants.usage().values()) == tier.used_bytes == 70 + 10 + 6
+    for key in (A, B, C):
+        assert tier.forget(key, 0.0)
+    assert not tenants.usage()
+    assert tier.used_bytes == 0
+
+
+def test_a_chunk_that_vanishes_while_it_is_deleted() -> None:
+    """A read finds nothing where a deletion is under way: its bytes leave the account once, not twice."""
+    tier = filled(1, FRAME_BYTES)
+    (victim,) = tier.victims(FRAME_BYTES)
+    assert tier.forget(victim, 0.0)
+    tier.validate()
+    assert not tier.deleted(victim, ok=True, now=0.0)
+    tier.validate()
+    assert (tier.used_bytes, len(tier), tier.is_quiet) == (0, 0, True)

@@ -1,0 +1,326 @@
+"""What waits to be written below, and who leaves the host tier while it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from core_parts import Core, disk, make_core
+from edge_moves import late, load, put, run
+from paced_tier import PacedRun
+
+from tierkv.errors import InvariantError
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.moves.dirty_pins import SHELTERED_MAX
+from tierkv.plugins.loading import load_plugins
+from tierkv.policies.lru import LruPolicy
+from tierkv.policies.quotas import Quotas, TenantPolicy
+from tierkv.structures.rings import PASSED_OVER_MAX
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind, TierHealth, TierOp, Verb
+
+WHO = RequestContext("a")
+SLOTS = 16
+POLICIES = sorted(load_plugins([], entry_points=lambda **_: ()).policies)
+
+
+def put_each(core: Core, keys: Sequence[Key]) -> None:
+    """Store chunks one by one, so that the first is the oldest."""
+    for key in keys:
+        put(core, [key])
+
+
+def begun(core: Core, verb: Verb = Verb.WRITE) -> TierOp:
+    """This step's single instruction."""
+    (op,) = core.manager.take_ops()
+    assert op.verb is verb
+    return op
+
+
+def sheltered(core: Core) -> int:
+    """How many chunks are."""
+    core.manager.validate()
+    return len(core.manager._traffic.admissions.shelter.slots)
+
+
+def check_end(core: Core) -> None:
+    """Everything ends: nothing is held, nobody is sheltered."""
+    core.finish_all()
+    assert sheltered(core) == 0
+    assert core.host.room == core.host.num_slots
+
+
+@pytest.mark.parametrize("slots", [16, 64])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_is_lost_that_a_tier_would_have_taken(policy: str, slots: int) -> None:
+    """A tier that is fast enough, but not for each burst. Of 984 chunks (64 slots) that came so, before the end of a
+    write stopped being a use, LRU and the adaptive policy lost 80, ARC and S3-FIFO 240, LFU 128; before what waits was
+    sheltered, ARC and S3-FIFO 160, LFU 80. What is lost is computed again."""
+    paced = PacedRun(policy, slots)
+    paced.play(10)
+    assert paced.core.counters.chunks_stored > 14 * slots
+    assert paced.lost == 0
+    assert paced.core.counters.stores_refused == 0
+
+
+def test_the_end_of_a_write_is_no_use() -> None:
+    """Chunks 2 and 3 were written long ago, 0 and 1 just now: who was stored first leaves first all the same."""
+    core = make_core(slots=4, tiers=[disk()])
+    core.keep_below(run(2, 2))
+    put_each(core, run(0, 4))
+    core.finish(begun(core))
+    assert core.host.make_room(4) == run(0, 4)
+
+
+def test_a_use_during_a_write_counts() -> None:
+    """A request loads what is still being written: it is the newest then, also when the write ends after the load."""
+    core = make_core(slots=4, tiers=[disk()])
+    put_each(core, run(0, 4))
+    write = begun(core)
+    load(core, run(0, 1))
+    core.finish(write)
+    assert core.host.make_room(4) == [*run(1, 3), *run(0, 1)]
+
+
+def test_passed_over_for_a_write_it_leaves_next() -> None:
+    """While chunk 0 is written, chunk 1 has to leave instead; then chunk 0 is the oldest again, not the newest."""
+    core = make_core(slots=4, tiers=[disk()])
+    core.keep_below(run(1, 9))
+    put_each(core, run(0, 4))
+    write = begun(core)
+    put_each(core, run(5, 1))
+    assert core.ready() == {*run(0, 1), *run(2, 2), *run(5, 1)}
+    core.finish(write)
+    put_each(core, run(6, 1))
+    assert core.ready() == {*run(2, 2), *run(5, 2)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_has_a_copy_below_leaves_before_what_waits(policy: str) -> None:
+    """Under every policy, also where newcomers leave first: six chunks wait, all others are at rest below, older and
+    newer, used and not. Ten chunks come, and some of those leave that are at rest."""
+    opened = load_plugins().require_policy(policy).plugin.open(SLOTS)
+    core = make_core(slots=SLOTS, tiers=[disk(queue=1)], host_policy=opened)
+    core.keep_below(run(0, 5))
+    core.keep_below(run(11, 30))
+    put_each(core, run(0, SLOTS))
+    for _ in range(2):
+        core.manager.touch(run(0, 5))
+    put(core, run(20, 4))
+    put_each(core, run(24, 6))
+    assert core.ready().issuperset(run(5, 6))
+    assert sheltered(core) == 6
+    check_end(core)
+    assert core.counters.cascades == {"disk": 6}
+    assert not core.counters.cascades_dropped
+
+
+def test_a_store_takes_the_oldest_when_only_waiting_ones_are_left() -> None:
+    """Promise 2: no store waits for a tier. Those go that have waited longest, and are counted as ever."""
+    core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
+    put_each(core, run(0, SLOTS))
+    write = begun(core)
+    put(core, run(20, 7))
+    assert sheltered(core) == SLOTS // 2
+    assert core.ready() == {*run(0, 9), *run(20, 7)}, "the second half of those that wait is not sheltered"
+    put(core, run(30, 10))
+    assert core.ready().issuperset([*run(0, 1), *run(30, 10)]), "what is being written stays, and the store is granted"
+    assert not core.ready().intersection(run(1, 3)), "the oldest of those that were sheltered have left"
+    core.finish(write)
+    check_end(core)
+    assert core.counters.cascades["disk"] + core.counters.cascades_dropped["disk"] == SLOTS + 17
+    assert core.counters.stores_refused == 0
+
+
+def test_a_load_takes_them_too() -> None:
+    """What a request waits for gets slots of the shelter as a store does: it must not wait for writes."""
+    core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
+    core.keep_below(run(20, SLOTS - 1))
+    put_each(core, run(0, SLOTS))
+    begun(core)
+    put(core, run(50, 2))
+    assert sheltered(core)
+    reservation = core.manager.reserve(tuple(run(20, SLOTS - 1)), WHO)
+    for op in core.manager.take_ops():
+        core.finish(op)
+    assert reservation.ready
+
+
+def test_used_chunks_keep_a_quarter() -> None:
+    """A tier hangs, half of the host tier is being written to it, and more waits: a quarter of the slots still has what
+    is used, not what cannot be written."""
+    core = make_core(slots=SLOTS, tiers=[disk(queue=SLOTS // 2)])
+    core.keep_below(run(100, 4))
+    put_each(core, run(0, SLOTS // 2))
+    core.manager.take_ops()
+    put_each(core, run(100, 4))
+    for first in range(200, 240):
+        put_each(core, run(first, 1))
+        core.manager.touch(run(100, 4))
+        core.manager.take_ops()
+        assert sheltered(core) <= SLOTS // 4
+    assert core.ready().issuperset(run(100, 3))
+    assert core.counters.stores_refused == 0
+
+
+def test_a_choice_can_pass_over_all_that_are_sheltered() -> None:
+    """In a large host tier the shelter is bounded by what one choice passes over: else stores would be refused."""
+    slots = 4 * SHELTERED_MAX
+    core = make_core(slots=slots, tiers=[disk(queue=1)])
+    assert SHELTERED_MAX < PASSED_OVER_MAX
+    core.keep_below(run(slots - 100, 200))
+    for first in range(0, slots, 128):
+        put(core, run(first, 128))
+    for _ in range(3):
+        put(core, run(core.counters.chunks_stored, 100))
+    assert sheltered(core) == SHELTERED_MAX
+    assert core.counters.stores_refused == 0
+
+
+def test_who_has_left_takes_no_place() -> None:
+    """The queue also has chunks that were evicted before there was room for them: those behind them come in instead."""
+    core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
+    put_each(core, run(0, SLOTS))
+    write = begun(core)
+    put(core, run(20, 7))
+    assert core.ready() == {*run(0, 9), *run(20, 7)}
+    core.finish(write)
+    write = begun(core)
+    assert sheltered(core) == SLOTS // 2 - 1
+    put(core, run(50, 1))
+    assert sheltered(core) == SLOTS // 2
+    core.finish(write)
+    check_end(core)
+
+
+def test_it_waits_for_the_last_of_two_tiers() -> None:
+    """Written to the disk, not yet to the bucket: the chunk stays until both have it, and is held once."""
+    core = make_core(slots=SLOTS, tiers=[disk(name="fast", queue=1), disk(name="slow", queue=1)])
+    for tier in range(2):
+        core.keep_below(run(2, 90), tier)
+    put_each(core, run(0, SLOTS))
+    fast, slow = core.manager.take_ops()
+    put_each(core, run(20, 1))
+    assert sheltered(core) == 1
+    core.finish(fast)
+    core.finish(begun(core))
+    put_each(core, run(30, 20))
+    assert core.ready().issuperset(run(1, 1)), "the slow one has not taken it yet"
+    core.finish(slow)
+    core.finish(begun(core))
+    assert sheltered(core) == 0
+    put_each(core, run(60, 2))
+    assert not core.ready().intersection(run(0, 2))
+    assert not core.counters.cascades_dropped
+
+
+def test_tenants_with_quotas_have_no_shelter() -> None:
+    """Who floods the cache evicts its own chunks, also those that wait: else others would lose theirs for them."""
+    quotas = Quotas(capacity_bytes=SLOTS)
+    core = make_core(slots=SLOTS, tiers=[disk(queue=1)], host_policy=TenantPolicy(LruPolicy, quotas, 1))
+    put(core, run(0, SLOTS))
+    put(core, run(20, 4))
+    assert sheltered(core) == 0
+
+
+def waiting_core() -> tuple[Core, TierOp]:
+    """Seven chunks are sheltered behind one that is being written."""
+    core = make_core(slots=SLOTS, tiers=[disk(queue=1)])
+    core.keep_below(run(8, 20))
+    put_each(core, run(0, SLOTS))
+    write = begun(core)
+    put(core, run(20, 4))
+    assert sheltered(core) == 7
+    return core, write
+
+
+def test_a_tier_that_is_out_of_service() -> None:
+    """What waited for it is dropped and counted, and nobody holds it any more; what comes now is not sheltered."""
+    core, write = waiting_core()
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.manager.take_ops()
+    assert sheltered(core) == 0
+    put_each(core, run(50, 12))
+    assert sheltered(core) == 0
+    core.finish(write, OutcomeKind.FAILED)
+    check_end(core)
+    assert core.counters.cascades_dropped["disk"] == 7 + 12
+
+
+def test_a_tier_that_is_back_before_its_queue_was_dropped() -> None:
+    """Who still waits for it is sheltered again with the next store."""
+    core, write = waiting_core()
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.manager.on_completion(TierHealth(0, usable=True))
+    assert sheltered(core) == 0
+    core.keep_below(run(60, 1))
+    put(core, run(60, 1))
+    assert sheltered(core) >= 6
+    core.finish(write)
+    check_end(core)
+
+
+def test_a_tier_that_is_detached() -> None:
+    """It may hang for ever, and its queue with it: nobody waits for it from then on."""
+    core, _ = waiting_core()
+    core.manager.detach("disk")
+    assert sheltered(core) == 0
+    assert core.host.room == SLOTS - 1, "only what is being written is held"
+
+
+@pytest.mark.parametrize("scope", ["host", "all"])
+def test_a_reset(scope: str) -> None:
+    """Slots of chunks of before are not kept by anybody who waits for a tier, which may take its time to be empty."""
+    core, _ = waiting_core()
+    core.manager.reset_cache(scope)  # type: ignore[arg-type]  # it is one of both
+    assert sheltered(core) == 0
+    assert core.host.room == SLOTS - 1
+    core.manager.begin_step(1.0)
+    put(core, run(100, SLOTS - 1))
+    assert core.ready() == set(run(100, SLOTS - 1))
+
+
+def test_a_sheltered_chunk_is_found_damaged() -> None:
+    """It is gone for everybody at once; its slot comes back with its turn in the queue, or when slots are short."""
+    core, _ = waiting_core()
+    grant = core.manager.prepare_load(run(3, 1), WHO)
+    core.manager.complete_load(grant.slots, failed=frozenset(run(3, 1)))
+    core.manager.validate()
+    assert not core.ready().intersection(run(3, 1))
+    put(core, run(100, SLOTS - 1))
+    assert core.counters.stores_refused == 0
+    core.manager.validate()
+
+
+def test_a_write_that_is_late_and_fails() -> None:
+    """However and whenever a write ends: who was passed over for it is the next to leave, not the newest."""
+    core = make_core(slots=4, tiers=[disk()])
+    core.keep_below(run(1, 9))
+    put_each(core, run(0, 4))
+    write = begun(core)
+    late(core, write)
+    put_each(core, run(5, 1))
+    core.finish(write, OutcomeKind.FAILED)
+    assert core.host.make_room(1) == run(0, 1)
+
+
+def test_a_chunk_that_waits_twice_is_held_once() -> None:
+    """A lease can be in a queue a second time (its chunk was kept for one use, and is used again)."""
+    core = make_core(slots=4, tiers=[disk(queue=1)])
+    core.keep_below(run(2, 9))
+    put_each(core, run(0, 2))
+    write = begun(core)
+    queue = core.lower[0].cascades
+    queue.extend(queue.first(1))
+    put_each(core, run(2, 4))
+    assert sheltered(core) == 1
+    core.finish(write)
+    check_end(core)
+
+
+def test_who_is_sheltered_and_does_not_wait_is_found() -> None:
+    """A hold that nobody ends is a slot that is lost: validate() says so."""
+    core, _ = waiting_core()
+    core.lower[0].cascades.pop_front(3)
+    with pytest.raises(InvariantError, match="nobody is to write it"):
+        core.manager.validate()

@@ -1,0 +1,111 @@
+"""The books of chunks kept on terms: bounded, cheap, and never in the way of a chunk that somebody holds."""
+
+from __future__ import annotations
+
+import pytest
+from core_parts import disk, make_core
+
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.moves import retention as module
+from tierkv.manager.moves.retention import HELD_SKIPPED_MAX, SWEPT_PER_STEP_MAX, Terms
+from tierkv.types.hints import NO_HINTS, RequestHints
+from tierkv.types.keys import Key, make_keys
+
+KEYS = make_keys([i.to_bytes(8, "big") for i in range(300)], 0)
+ONE_SHOT = RequestHints(one_shot=True)
+
+
+def nowhere(key: Key) -> bool:
+    """No lower tier has it."""
+    return False
+
+
+def test_empty_books_are_not_looked_into() -> None:
+    """A stack without hints pays nothing: there is nothing in the books, however much is stored and used."""
+    terms = Terms(8)
+    terms.stored(KEYS, NO_HINTS, 0.0, nowhere)
+    terms.used(KEYS, NO_HINTS, 0.0)
+    assert not terms.any
+
+
+def test_one_step_sweeps_a_bounded_number() -> None:
+    """A thousand chunks that end at once must not end in one step; but all of them end."""
+    terms = Terms(8)
+    terms.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
+    gone: list[Key] = []
+
+    def remove(key: Key) -> bool:
+        gone.append(key)
+        return True
+
+    terms.sweep(0.9, remove)
+    assert not gone
+    terms.sweep(1.0, remove)
+    assert len(gone) == SWEPT_PER_STEP_MAX
+    for _ in range(len(KEYS) // SWEPT_PER_STEP_MAX):
+        terms.sweep(1.0, remove)
+    assert sorted(gone) == sorted(KEYS)
+    assert not terms.any
+
+
+def test_one_that_cannot_go_does_not_hold_up_the_others() -> None:
+    """A chunk that is read for an hour waits at the end of the line."""
+    terms = Terms(8)
+    terms.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
+    stuck = set(KEYS[:SWEPT_PER_STEP_MAX])
+    for _ in range(20):
+        terms.sweep(1.0, lambda key: key not in stuck)
+    assert set(terms.lifetimes) == stuck
+
+
+def test_lifetimes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the bound the oldest is forgotten: memory does not grow with the number of chunks ever stored."""
+    monkeypatch.setattr(module, "LIFETIMES_MAX", 10)
+    terms = Terms(8)
+    terms.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
+    assert set(terms.lifetimes) == set(KEYS[-10:])
+
+
+def test_one_shot_marks_are_bounded() -> None:
+    """No more marks than slots: the rest have left already."""
+    terms = Terms(8)
+    terms.stored(KEYS, ONE_SHOT, 0.0, nowhere)
+    taken = [terms.take_one_shot(lambda _: True) for _ in range(9)]
+    assert taken == [*KEYS[-8:], None]
+
+
+def test_held_chunks_are_passed_over_within_a_bound() -> None:
+    """A search for a slot looks at few held chunks, and they keep their marks for later."""
+    terms = Terms(100)
+    terms.stored(KEYS[:100], ONE_SHOT, 0.0, nowhere)
+    looked: list[Key] = []
+
+    def held(key: Key) -> bool:
+        looked.append(key)
+        return False
+
+    assert terms.take_one_shot(held) is None
+    assert len(looked) == HELD_SKIPPED_MAX
+    assert terms.take_one_shot(lambda _: None) is None, "all are gone"
+    assert not terms.any
+
+
+def test_a_chunk_that_a_load_holds_outlives_its_time() -> None:
+    """Never wrong bytes: what is being copied to the GPU when its time ends is deleted after the copy."""
+    core = make_core(tiers=[disk()])
+    ctx = RequestContext("a", hints=RequestHints(ttl_s=1.0))
+    grant = core.manager.prepare_store([(KEYS[0], 0)], ctx)
+    assert grant is not None
+    core.manager.complete_store(grant.slots)
+    core.finish_all()
+    load = core.manager.prepare_load(KEYS[:1], ctx)
+    core.begin(2.0)
+    core.manager.take_ops()
+    assert core.host.get(KEYS[0]) is not None
+    core.manager.complete_load(load.slots)
+    core.begin(3.0)
+    core.finish_all()
+    core.begin(4.0)
+    assert core.host.get(KEYS[0]) is None
+    assert not core.lower[0].holds(KEYS[0])
+    core.manager.validate()

@@ -1,0 +1,417 @@
+"""What moves between the host tier and the tiers below, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core_parts import DISK, FRAME_BYTES, OBJECTS, Core, TierSpec, disk, make_core, objects, with_limits
+
+from tierkv.abc import Capabilities
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.host.chunk_state import ChunkState
+from tierkv.manager.lower.chunk_sizes import ChunkSizes, frame_bytes_bound
+from tierkv.manager.lower.lower_tier import LowerTierLimits, WritePolicy
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.keys import Key, make_key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
+
+WHO = RequestContext("a")
+GONE_WRONG = [OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED]
+
+
+def run(first: int, count: int) -> list[Key]:
+    """Keys of a prefix."""
+    return [make_key(b"chunk %d" % i, 0) for i in range(first, first + count)]
+
+
+def ops(core: Core, verb: Verb) -> list[TierOp]:
+    """This step's instructions of one kind; there must be no others."""
+    taken = core.manager.take_ops()
+    assert {op.verb for op in taken} <= {verb}
+    return taken
+
+
+def only(core: Core, verb: Verb) -> TierOp:
+    """This step's single instruction."""
+    (op,) = ops(core, verb)
+    return op
+
+
+def read_one(core: Core) -> TierOp:
+    """A request wants chunk 0, which lies below: the read."""
+    core.manager.reserve(tuple(run(0, 1)), WHO)
+    return only(core, Verb.READ)
+
+
+def test_chunks_that_wait_for_a_tier_are_a_reason_to_step() -> None:
+    """A tier takes a bounded number at once. Nobody but a step hands on the rest, so an engine without requests must
+    know that there is one; and must not step for a tier that is out of service."""
+    core = make_core(tiers=[disk(queue=1)])
+    (tier,) = core.lower
+    assert not tier.makes_wait
+    core.put(run(0, 3))
+    assert tier.makes_wait
+    for waiting in (2, 1, 0):
+        write = only(core, Verb.WRITE)
+        assert len(tier.cascades) == waiting
+        assert tier.makes_wait is (waiting > 0)
+        core.manager.on_completion(TierHealth(0, usable=False))
+        assert not tier.makes_wait
+        core.manager.on_completion(TierHealth(0, usable=True))
+        core.finish(write)
+    assert not tier.makes_wait
+
+
+def test_write_through_to_every_tier() -> None:
+    """A chunk that becomes readable goes to all tiers that take writes, in batches that suit each, under the slots'
+    leases; written chunks are known there."""
+    small = replace(OBJECTS, preferred_batch=2)
+    core = make_core(tiers=[disk(), TierSpec("objects", small), disk(write="read_only", name="frozen")])
+    keys = run(0, 3)
+    core.put(keys)
+    writes = ops(core, Verb.WRITE)
+    assert [(op.tier, len(op.keys)) for op in writes] == [(0, 3), (1, 2), (1, 1)]
+    for op in writes:
+        assert [core.host.owner(ref).key for ref in op.slots] == list(op.keys)  # type: ignore[union-attr]  # leased
+        core.finish(op)
+    assert core.counters.cascades == {"disk": 3, "objects": 3}
+    assert [tier.presence(keys[0], 0.0) for tier in core.lower] == [
+        LookupResult.HIT, LookupResult.HIT, LookupResult.MISS,
+    ]  # fmt: skip
+    assert not core.manager.has_pending_changes
+
+
+def test_reads_in_smaller_batches_than_writes() -> None:
+    """A tier that prefers so gets its promotions in more operations, which its threads share; but not one by one."""
+    eager = replace(DISK, preferred_batch=8, preferred_read_batch=1)
+    core = make_core(tiers=[TierSpec("disk", eager)])
+    keys = run(0, 6)
+    core.put(keys)
+    (write,) = ops(core, Verb.WRITE)
+    assert len(write.keys) == 6
+    core.finish(write)
+    core.manager.reset_cache()
+    core.manager.reserve(tuple(keys), WHO)
+    assert [len(op.keys) for op in ops(core, Verb.READ)] == [4, 2]
+
+
+def test_what_is_there_is_not_written_again() -> None:
+    """A chunk that came from a tier goes to the tiers that lack it, and not back where it came from."""
+    core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
+    keys = run(0, 2)
+    core.keep_below(keys, tier=1)
+    core.manager.reserve(tuple(keys), WHO)
+    core.finish(only(core, Verb.READ))
+    assert [op.tier for op in ops(core, Verb.WRITE)] == [0]
+
+
+def test_deadlines_follow_the_verb() -> None:
+    """Each instruction says until when somebody waits for it, on the stack's clock."""
+    limits = LowerTierLimits(
+        None, WritePolicy.THROUGH, 10, probe_deadline_s=1.0, read_deadline_s=2.0, write_deadline_s=3.0
+    )
+    core = make_core(tiers=[TierSpec("objects", OBJECTS, limits)])
+    core.begin(100.0)
+    assert core.manager.lookup(run(0, 1)[0], WHO) is LookupResult.RETRY
+    probe = only(core, Verb.PROBE)
+    core.finish(probe)
+    read = read_one(core)
+    core.put(run(9, 1))
+    assert (probe.deadline_s, read.deadline_s, only(core, Verb.WRITE).deadline_s) == (101.0, 102.0, 103.0)
+
+
+def test_loads_come_before_stores() -> None:
+    """Of one step's instructions to a tier, those that somebody waits for come first."""
+    core = make_core(tiers=[disk()])
+    core.keep_below(run(0, 1))
+    core.put(run(9, 1))
+    core.manager.reserve(tuple(run(0, 1)), WHO)
+    assert [op.verb for op in core.manager.take_ops()] == [Verb.READ, Verb.WRITE]
+
+
+def test_cascades_hold_few_slots() -> None:
+    """Only what is being written is held; what waits behind it may be evicted, and is then counted as dropped."""
+    core = make_core(slots=4, tiers=[disk(queue=1)])
+    core.put(run(0, 4))
+    write = only(core, Verb.WRITE)
+    assert len(write.keys) == 1
+    assert core.host.room == 3
+    core.put(run(10, 3))
+    core.finish(write)
+    core.finish_all()
+    assert core.counters.cascades["disk"] + core.counters.cascades_dropped["disk"] == 7
+    assert core.counters.cascades_dropped["disk"] >= 3
+    assert not core.manager.has_pending_changes
+
+
+def test_a_tier_that_does_not_keep_up_has_a_short_queue() -> None:
+    """Promise 6: chunks that wait for a hung tier are remembered only as far as the host tier can still hold them."""
+    core = make_core(slots=4, tiers=[disk(queue=1)])
+    for i in range(100):
+        core.put(run(i, 1))
+        core.manager.take_ops()
+    assert len(core.lower[0].cascades) <= 4
+    assert core.counters.cascades_dropped["disk"] >= 90
+
+
+def test_an_unusable_tier_gets_nothing() -> None:
+    """Its chunks are dropped and counted, also those that waited when it broke; afterwards it gets chunks again."""
+    core = make_core(tiers=[disk(queue=1)])
+    core.put(run(0, 3))
+    write = only(core, Verb.WRITE)
+    core.manager.on_completion(TierHealth(0, usable=False))
+    core.finish(write, OutcomeKind.REFUSED)
+    core.put(run(5, 1))
+    assert not core.manager.take_ops()
+    assert core.counters.cascades_dropped == {"disk": 3}
+    assert not core.manager.has_pending_changes
+    core.manager.on_completion(TierHealth(0, usable=True))
+    core.put(run(6, 1))
+    assert only(core, Verb.WRITE).keys == tuple(run(6, 1))
+
+
+@pytest.mark.parametrize("kind", GONE_WRONG)
+def test_a_write_that_fails(kind: OutcomeKind) -> None:
+    """The tier does not have the chunk, its neighbour in the batch it has; slots and reserved bytes come back."""
+    core = make_core(tiers=[disk(frames=10)])
+    keys = run(0, 2)
+    core.put(keys)
+    write = only(core, Verb.WRITE)
+    assert core.lower[0].reserved_bytes == 2 * FRAME_BYTES
+    core.finish(write, [kind if key == keys[0] else OutcomeKind.OK for key in write.keys])
+    assert [core.lower[0].presence(key, 0.0) for key in keys] == [LookupResult.MISS, LookupResult.HIT]
+    assert core.counters.writes_failed == {"disk": 1}
+    if kind is not OutcomeKind.REFUSED:  # it may lie there all the same: see the next test
+        core.finish(only(core, Verb.DELETE))
+    assert core.lower[0].reserved_bytes == 0
+    assert core.host.room == core.host.num_slots
+    assert core.ready() == set(keys)
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.FAILED, OutcomeKind.TIMED_OUT])
+def test_a_write_that_failed_may_lie_there_all_the_same(kind: OutcomeKind) -> None:
+    """Its reply was lost, or it came too late. Until its deletion is confirmed its bytes count, nobody reads it, and it
+    is not written again; a deletion that fails is tried again later. Otherwise a tier would outgrow its capacity by
+    frames that nobody accounts for."""
+    core = make_core(tiers=[disk(frames=1)])
+    first, second = run(0, 2)
+    core.put([first])
+    core.finish(only(core, Verb.WRITE), kind)
+    core.put([second])
+    deletion = only(core, Verb.DELETE)
+    assert deletion.keys == (first,)
+    assert core.manager.lookup(second, WHO) is LookupResult.HIT
+    core.finish(deletion, OutcomeKind.FAILED)
+    assert not ops(core, Verb.DELETE), "not again at once, and there is no room for the other chunk"
+    assert core.lower[0].presence(first, 0.0) is LookupResult.MISS
+    core.manager.validate()
+    core.begin(6.0)
+    core.finish(only(core, Verb.DELETE))
+    assert only(core, Verb.WRITE).keys == (second,)
+    assert not [event for event in core.manager.take_events() if event.tier == "disk"]
+    core.manager.validate()
+
+
+def test_a_failed_write_to_a_shared_tier_is_not_followed_up() -> None:
+    """Its room is not ours to keep, and another engine may have written the same chunk well."""
+    core = make_core(tiers=[objects()])
+    core.put(run(0, 1))
+    core.finish(only(core, Verb.WRITE), OutcomeKind.FAILED)
+    assert not core.manager.take_ops()
+
+
+def test_the_place_itself_is_full() -> None:
+    """The disk has less room than its configured capacity: each refusal deletes one chunk, oldest first, and counts."""
+    core = make_core(tiers=[disk()])
+    core.keep_below(run(0, 2))
+    core.put(run(5, 1))
+    core.finish(only(core, Verb.WRITE), OutcomeKind.NO_SPACE)
+    delete = only(core, Verb.DELETE)
+    assert delete.keys == tuple(run(0, 1))
+    core.finish(delete)
+    assert core.lower[0].presence(run(0, 1)[0], 0.0) is LookupResult.MISS
+    assert core.counters.evictions == {"disk": 1}
+    assert CacheEvent(CacheEventKind.REMOVED, "disk", tuple(run(0, 1))) in core.manager.take_events()
+
+
+def test_capacity_is_never_exceeded() -> None:
+    """Room is made before anything is written: the deletion goes out, the write waits for it; at no time do bytes at
+    rest and bytes under way exceed the capacity."""
+    core = make_core(tiers=[disk(frames=2)])
+    core.keep_below(run(0, 2))
+    core.put(run(5, 1))
+    delete = only(core, Verb.DELETE)
+    assert delete.keys == tuple(run(0, 1))
+    assert not core.manager.take_ops()
+    core.finish(delete)
+    core.finish(only(core, Verb.WRITE))
+    core.manager.validate()
+    assert core.lower[0].used_bytes == 2 * FRAME_BYTES
+
+
+def test_compressed_frames_do_not_stop_a_small_tier() -> None:
+    """Frames at rest are smaller than their bound: a tier that is neither full nor has room for one more frame of the
+    largest size must still go on, by evicting."""
+    core = make_core(tiers=[disk(frames=2)])
+    core.lower[0].load_index([(key, FRAME_BYTES * 7 // 10) for key in run(0, 2)])
+    core.put(run(5, 1))
+    written = [op for op in core.finish_all() if op.verb is Verb.WRITE]
+    assert [op.keys for op in written] == [tuple(run(5, 1))]
+
+
+def test_a_frame_that_can_never_fit() -> None:
+    """It is dropped and counted, and evicts nobody."""
+    core = make_core(tiers=[disk(frames=1)])
+    core.keep_below(run(0, 1))
+    chunk_bytes = 3 * FRAME_BYTES
+    core.manager._traffic._cascades.sizes = ChunkSizes([chunk_bytes])
+    core.put(run(5, 1))
+    assert not core.manager.take_ops()
+    assert core.counters.cascades_dropped == {"disk": 1}
+    assert core.lower[0].presence(run(0, 1)[0], 0.0) is LookupResult.HIT
+
+
+def test_a_corrupt_frame_is_deleted_so_that_it_can_be_written_again() -> None:
+    """Found bad, counted, absent from that moment; the deletion frees its place, and the next store writes it anew."""
+    core = make_core(tiers=[disk()])
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    core.finish(read_one(core), OutcomeKind.CORRUPT)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    assert core.counters.chunks_corrupt == {"disk": 1}
+    core.finish(only(core, Verb.DELETE))
+    core.put([key])
+    core.finish(only(core, Verb.WRITE))
+    assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
+
+
+def test_a_corrupt_frame_that_cannot_be_deleted() -> None:
+    """A read-only tier keeps its bad frame: it is left alone for a while instead of being read again every step."""
+    frozen = Capabilities(shared=True, read_only=True, bounded=False)
+    core = make_core(tiers=[TierSpec("frozen", frozen, LowerTierLimits(None, WritePolicy.READ_ONLY, 1))])
+    (key,) = run(0, 1)
+    core.lower[0].answered(key, 0.0, present=True)
+    core.finish(read_one(core), OutcomeKind.CORRUPT)
+    core.finish(only(core, Verb.DELETE), OutcomeKind.FAILED)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    core.begin(4.9)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+
+
+def test_a_chunk_deleted_behind_our_back() -> None:
+    """A read that finds nothing corrects the index: the false hit is not repeated, and observers are told."""
+    core = make_core(tiers=[disk()])
+    (key,) = run(0, 1)
+    core.keep_below([key])
+    core.finish(read_one(core), OutcomeKind.ABSENT)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+    assert core.lower[0].used_bytes == 0
+    assert CacheEvent(CacheEventKind.REMOVED, "disk", (key,)) in core.manager.take_events()
+
+
+@pytest.mark.parametrize("kind", [k for k in OutcomeKind if k not in (OutcomeKind.OK, OutcomeKind.ABSENT)])
+def test_a_probe_that_fails_is_a_no(kind: OutcomeKind) -> None:
+    """A tier that cannot say counts as one that has nothing, for a short while: no lookup hangs on it."""
+    core = make_core(tiers=[objects()])
+    (key,) = run(0, 1)
+    core.manager.lookup(key, WHO)
+    core.finish(only(core, Verb.PROBE), kind)
+    assert core.manager.lookup(key, WHO) is LookupResult.MISS
+
+
+def test_all_shared_tiers_are_asked_at_once() -> None:
+    """Two shared tiers cost one round, not two; what the nearer one lacks is fetched from the farther one."""
+    core = make_core(tiers=[objects(name="near"), objects(name="far")])
+    (key,) = run(0, 1)
+    assert core.manager.lookup(key, WHO) is LookupResult.RETRY
+    near, far = ops(core, Verb.PROBE)
+    core.finish(near, OutcomeKind.ABSENT)
+    assert core.manager.lookup(key, WHO) is LookupResult.RETRY
+    core.finish(far)
+    assert core.manager.lookup(key, WHO) is LookupResult.HIT
+    core.manager.reserve((key,), WHO)
+    assert only(core, Verb.READ).tier == 1
+
+
+def test_news_of_unknown_instructions_is_ignored() -> None:
+    """A completion that comes twice, or of an instruction nobody gave, changes nothing."""
+    core = make_core(tiers=[disk()])
+    core.put(run(0, 1))
+    write = only(core, Verb.WRITE)
+    core.finish(write)
+    core.finish(write)
+    core.manager.on_completion(Completion(12345, (Outcome(OutcomeKind.OK),)))
+    core.manager.validate()
+    assert core.counters.cascades == {"disk": 1}
+
+
+def test_a_promoted_chunk_that_nobody_wants_any_more() -> None:
+    """Its reader went away: the chunk arrives, is readable and evictable, and cascades like any other."""
+    core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
+    core.keep_below(run(0, 1), tier=1)
+    core.manager.reserve(tuple(run(0, 1)), WHO)
+    core.manager.release(WHO)
+    core.finish_all()
+    assert core.ready() == set(run(0, 1))
+    assert core.host.room == core.host.num_slots
+    assert core.counters.cascades == {"fast": 1}
+
+
+def test_a_chunk_that_is_dropped_while_it_is_written() -> None:
+    """A reset makes it invisible; the write ends on memory that is still its own, and the tier has the chunk."""
+    core = make_core(slots=1, tiers=[disk()])
+    core.put(run(0, 1))
+    write = only(core, Verb.WRITE)
+    core.manager.reset_cache()
+    owner = core.host.owner(write.slots[0])
+    assert owner is not None
+    assert owner.state is ChunkState.DOOMED
+    core.finish(write)
+    assert core.host.owner(write.slots[0]) is None
+    assert core.manager.lookup(run(0, 1)[0], WHO) is LookupResult.HIT
+
+
+def test_probes_are_bounded() -> None:
+    """A long prompt asks a shared tier for so many keys at a time."""
+    core = make_core(tiers=[with_limits(objects(), probe_keys_max=4)])
+    keys = run(0, 10)
+    for key in keys:
+        core.manager.lookup(key, WHO)
+    assert only(core, Verb.PROBE).keys == tuple(keys[:4])
+
+
+@pytest.mark.parametrize(("raw", "bound"), [(1, 8192), (4096, 8192), (4097, 12288)])
+def test_frame_bound(raw: int, bound: int) -> None:
+    """A header page, and the payload in whole pages (decision 3)."""
+    assert frame_bytes_bound(raw) == bound
+
+
+def test_what_has_no_room_beside_its_own_batch_waits_for_it() -> None:
+    """Three chunks for a tier of two: the third finds no room that could come about but by the two, which are written
+    in the same step. It waits for them; dropped, it would be lost below, though the next step could write it."""
+    core = make_core(tiers=[disk(frames=2)])
+    core.put(run(0, 3))
+    (write,) = core.manager.take_ops()
+    assert len(write.keys) == 2
+    assert core.counters.cascades_dropped == {}
+    core.finish(write)
+    written = [key for op in core.finish_all() if op.verb is Verb.WRITE for key in op.keys]
+    assert len(written) == 1
+    assert core.counters.cascades_dropped == {}
+
+
+def test_a_chunk_that_waits_twice_is_written_once() -> None:
+    """Nothing keeps the queue of a tier that is written through from naming a chunk twice; counted twice, its bytes
+    would stay on the tier's account for ever."""
+    core = make_core(tiers=[disk(frames=4)])
+    (key,) = run(0, 1)
+    core.put([key])
+    (tier,) = core.manager.tables
+    tier.cascades.extend([tier.cascades.front()])
+    (write,) = core.manager.take_ops()
+    assert write.keys == (key,)
+    core.finish(write)
+    core.manager.validate()
+    assert tier.reserved_bytes == 0

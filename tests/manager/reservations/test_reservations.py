@@ -1,0 +1,262 @@
+"""Reservations: who gets slots when they are short (decision 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core_parts import Core, disk, make_core
+
+from tierkv.errors import InvariantError
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.reservations.reservation import Reservation
+from tierkv.manager.reservations.reservations import Gathering
+from tierkv.types.keys import Key, make_key
+from tierkv.types.tier_ops import OutcomeKind
+
+
+def run(first: int, count: int) -> tuple[Key, ...]:
+    """Keys of a prefix."""
+    return tuple(make_key(b"chunk %d" % i, 0) for i in range(first, first + count))
+
+
+def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
+    """What a waiting request does once per step."""
+    return core.manager.reserve(keys, RequestContext(owner))
+
+
+def release(core: Core, owner: str) -> None:
+    """The request loads, or lets go."""
+    core.manager.release(RequestContext(owner))
+
+
+def with_chunks_below(*runs: tuple[Key, ...], slots: int, reserved: int | None = None) -> Core:
+    """A host tier over a tier that has all of ``runs``."""
+    core = make_core(slots=slots, reserved=reserved, tiers=[disk(write="read_only")])
+    for keys in runs:
+        core.keep_below(keys)
+    return core
+
+
+def test_slots_are_granted_in_order_of_arrival() -> None:
+    """Two want four slots each and there are six: the older has all of its own, the younger the rest; it gets what is
+    missing when the older lets go, also if a third, still younger one asks first."""
+    a, b, c = run(0, 4), run(10, 4), run(20, 4)
+    core = with_chunks_below(a, b, c, slots=6)
+    older, younger = reserve(core, "a", a), reserve(core, "b", b)
+    assert (older.complete, younger.num_granted) == (True, 2)
+    third = reserve(core, "c", c)
+    core.finish_all()
+    assert older.ready
+    release(core, "a")
+    assert not reserve(core, "c", c).num_granted
+    assert reserve(core, "b", b).complete
+    core.finish_all()
+    assert younger.ready
+    release(core, "b")
+    assert reserve(core, "c", c).complete
+    assert third.complete
+
+
+def test_who_needs_no_slot_does_not_wait() -> None:
+    """A younger request whose chunks are all readable takes nothing from the older one, and is served at once."""
+    a, b = run(0, 6), run(10, 2)
+    core = with_chunks_below(a, slots=6)
+    core.put(b)
+    busy = core.manager.prepare_load(b, RequestContext("x"))
+    assert not reserve(core, "a", a).complete
+    assert reserve(core, "b", b).ready
+    core.manager.complete_load(busy.slots)
+
+
+def test_what_was_granted_is_never_taken_away() -> None:
+    """Stores press, younger requests press: a gathered chunk stays until its owner lets go."""
+    a = run(0, 4)
+    core = with_chunks_below(a, run(10, 8), slots=8, reserved=6)
+    gathered = reserve(core, "a", a)
+    core.finish_all()
+    for i in range(100, 120):
+        core.put([make_key(b"other %d" % i, 0)])
+        reserve(core, "b", run(10, 8))
+        core.finish_all()
+    assert gathered.ready
+    assert set(a) <= core.ready()
+
+
+def test_the_cap_leaves_room_for_stores() -> None:
+    """Reserved chunks together stay under the cap, whether they are fetched or were there, and stores go on."""
+    a, b = run(0, 3), run(10, 3)
+    core = with_chunks_below(a, slots=6, reserved=4)
+    core.put(b)
+    assert reserve(core, "a", a).complete
+    assert reserve(core, "b", b).num_granted == 1
+    core.manager.validate()
+    core.put(run(50, 1))
+
+
+def test_own_chunks_are_held_before_slots_are_taken() -> None:
+    """G3: the head is below, the tail is here and would be the next victim."""
+    keys = run(0, 4)
+    core = with_chunks_below(keys[:2], slots=4)
+    core.put(keys[2:])
+    core.put(run(90, 2))
+    reservation = reserve(core, "a", keys)
+    assert reservation.complete
+    assert {key for op in core.finish_all() for key in op.keys} == set(keys[:2])
+    assert reservation.sources() == ["disk", "disk", "host", "host"]
+
+
+def test_a_chunk_that_another_is_fetching_is_shared() -> None:
+    """Two requests want the same chunks: one read, both are told, and both say where the bytes came from."""
+    keys = run(0, 3)
+    core = with_chunks_below(keys, slots=8)
+    first, second = reserve(core, "a", keys), reserve(core, "b", keys)
+    (read,) = core.manager.take_ops()
+    assert second.complete
+    core.finish(read)
+    assert first.ready
+    assert second.ready
+    assert set(second.sources()) == {"disk"}
+
+
+def test_one_lost_chunk_fails_the_reservation_only() -> None:
+    """A chunk that does not arrive is told to everybody who waits for it; the others stay held."""
+    keys = run(0, 3)
+    core = with_chunks_below(keys, slots=8)
+    reservation = reserve(core, "a", keys)
+    (read,) = core.manager.take_ops()
+    core.finish(read, [OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.OK])
+    assert reservation.failed
+    assert not reservation.ready
+    shorter = reserve(core, "a", keys[:1])
+    assert shorter.ready
+    assert core.host.room == core.host.num_slots - 1
+
+
+def test_a_failed_reservation_does_not_block_the_others() -> None:
+    """Its owner may never come back to ask again."""
+    a, b = run(0, 2), run(10, 2)
+    core = with_chunks_below(b, slots=4)
+    assert reserve(core, "a", a).failed
+    assert reserve(core, "b", b).complete
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_other_wishes_keep_what_is_still_wanted(start: int) -> None:
+    """The engine's own prefix grew, so the front is not wanted any more: the rest is neither fetched nor queued for
+    again, although it has not arrived yet and an older request waits for slots."""
+    a, b = run(0, 6), run(10, 4)
+    core = with_chunks_below(a, b, slots=6)
+    reserve(core, "a", a[:2])
+    reserve(core, "b", b)
+    reads = core.manager.take_ops()
+    assert not reserve(core, "a", a).complete
+    reservation = reserve(core, "b", b[start:])
+    assert reservation.complete
+    assert not core.manager.take_ops()
+    for read in reads:
+        core.finish(read)
+    assert reservation.ready
+    core.manager.validate()
+
+
+def test_released_chunks_are_evicted_tail_first() -> None:
+    """S54: what a request gathered and let go leaves the host tier from its tail on."""
+    keys = run(0, 3)
+    core = with_chunks_below(keys, slots=3)
+    reserve(core, "a", keys)
+    core.finish_all()
+    release(core, "a")
+    core.put(run(50, 1))
+    assert core.ready() == {*keys[:2], *run(50, 1)}
+
+
+def _miscounted(core: Core) -> None:
+    core.manager._gathering._held += 1
+
+
+def _over_the_cap(core: Core) -> None:
+    core.manager._gathering.chunks_max = 1
+
+
+def _unwanted(core: Core) -> None:
+    core.manager._gathering._by_owner["a"].keys = run(0, 1)
+
+
+def _not_held(core: Core) -> None:
+    slot = core.host.find(run(1, 1)[0])
+    assert slot is not None
+    core.host.release([slot])
+
+
+def _waits_for_nothing(core: Core) -> None:
+    core.manager._gathering._by_owner["a"].outstanding += 1
+
+
+@pytest.mark.parametrize("breakage", [_miscounted, _over_the_cap, _unwanted, _not_held, _waits_for_nothing])
+def test_validate_sees_what_is_broken(breakage: Callable[[Core], None]) -> None:
+    """Each invariant is broken once on purpose."""
+    core = make_core()
+    core.put(run(0, 2))
+    reserve(core, "a", run(0, 2))
+    core.manager.validate()
+    breakage(core)
+    with pytest.raises(InvariantError):
+        core.manager.validate()
+
+
+def test_many_reservations_end_in_steps() -> None:
+    """A reset ends every reservation, and they can fill the host tier: so many chunks are let go in one call, the rest
+    in the next steps; until then their slots stay held, and are counted as reserved."""
+    core = make_core(slots=8)
+    gathering = Gathering(core.host, core.manager._traffic, 8, let_go_per_step_max=3)
+    core.put(run(0, 8))
+    assert gathering.reserve("a", run(0, 5)).ready
+    assert gathering.reserve("b", run(5, 2)).ready
+    gathering.release_all()
+    gathering.validate()
+    assert (core.host.room, gathering._held) == (4, 4)
+    gathering.begin_step()
+    assert (core.host.room, gathering._held) == (7, 1)
+    gathering.begin_step()
+    gathering.validate()
+    assert (core.host.room, gathering._held) == (8, 0)
+    core.host.validate()
+
+
+def test_pins_count_under_the_cap_and_are_let_go_with_the_owner() -> None:
+    """Chunks that are held one by one keep the same bound as reservations, stay while stores press, and are evictable
+    again when their owner lets go of some, or of all."""
+    keys = run(0, 5)
+    core = make_core(slots=8, reserved=4)
+    core.put(keys)
+    who = RequestContext("a")
+    assert [core.manager.pin(key, who) for key in keys] == [True] * 4 + [False]
+    assert core.manager.pin(keys[0], who), "held already"
+    assert not core.manager.pin(run(90, 1)[0], who), "not there"
+    core.manager.validate()
+    for i in range(100, 120):
+        core.put([make_key(b"other %d" % i, 0)])
+    assert set(keys[:4]) <= core.ready()
+    core.manager.unpin(who, keys[:1])
+    assert core.host.room == core.host.num_slots - 1
+    release(core, "a")
+    assert core.host.room == core.host.num_slots
+    core.manager.validate()
+
+
+def test_pins_and_a_reservation_are_handed_over_together() -> None:
+    """A request holds two chunks one by one, and two others by a reservation: its load gets all four, and nothing is
+    counted as reserved any more."""
+    keys = run(0, 4)
+    core = with_chunks_below(keys[2:], slots=6)
+    core.put(keys[:2])
+    who = RequestContext("a")
+    assert all(core.manager.pin(key, who) for key in keys[:2])
+    assert reserve(core, "a", keys[2:]).complete
+    core.finish_all()
+    grant = core.manager.prepare_load(keys, who)
+    assert grant.sources == ("host", "host", "disk", "disk")
+    core.manager.validate()
+    core.manager.complete_load(grant.slots)
+    assert core.host.room == core.host.num_slots

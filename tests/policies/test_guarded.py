@@ -1,0 +1,238 @@
+"""Policies of plugins: what they may decide, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import pytest
+from core_parts import DISK, FRAME_BYTES
+
+from tierkv.abc import AdmissionPolicy, SightingPolicy
+from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
+from tierkv.policies.guarded import GuardedPolicy, guarded
+from tierkv.policies.lru import LruPolicy
+from tierkv.types.keys import Key, make_key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.sighting import Sighting
+from tierkv.types.tier_ops import Verb
+
+WHO = RequestContext("a")
+CHUNK_BYTES = 4096
+
+
+def run(first: int, count: int) -> list[Key]:
+    """Keys of a prefix."""
+    return [make_key(b"chunk %d" % i, 0) for i in range(first, first + count)]
+
+
+class Breakable(LruPolicy):
+    """Good, until a verb of it is replaced."""
+
+
+class SecondSight(LruPolicy):
+    """Lets in what it is asked about for the second time, or what costs nobody his place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[Key] = set()
+
+    def refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:
+        refused = [i for i, key in enumerate(keys) if i >= free and key not in self.seen]
+        self.seen.update(keys)
+        return refused
+
+
+class Listener(LruPolicy):
+    """Hears of requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Sighting] = []
+
+    def sighted(self, sighting: Sighting) -> None:
+        self.heard.append(sighting)
+
+
+def manager_over(policy: LruPolicy, slots: int, *lower: LowerTier) -> OffloadManager:
+    """A manager whose host tier has a plugin's policy."""
+    counters = CoreCounters()
+    host = HostIndex(slots, GuardedPolicy(policy, HOST, counters))
+    return OffloadManager(host, lower, [CHUNK_BYTES], slots, counters)
+
+
+def store(manager: OffloadManager, keys: Sequence[Key]) -> tuple[Key, ...]:
+    """Make chunks readable; those that were let in."""
+    grant = manager.prepare_store([(key, 0) for key in keys], WHO)
+    assert grant is not None
+    manager.complete_store(grant.slots)
+    manager.validate()
+    return grant.keys
+
+
+class Unaware(Breakable):
+    """Has never heard of writes below."""
+
+    put_back = None  # type: ignore[assignment]  # as if it were not there
+
+
+def raising(*_: object) -> Sequence[int]:
+    """A verb with a bug."""
+    raise ZeroDivisionError
+
+
+def held(count: int, holds: Sequence[int]) -> Sequence[int]:
+    """Chooses what is held: its bytes would be overwritten while they are read."""
+    return [handle for handle in range(4) if holds[handle]][:count]
+
+
+def the_same_twice(count: int, holds: Sequence[int]) -> Sequence[int]:
+    """Chooses one chunk for two."""
+    return [3] * count
+
+
+def unknown(count: int, holds: Sequence[int]) -> Sequence[int]:
+    """Chooses slots that do not exist."""
+    return range(10**6, 10**6 + count)
+
+
+def too_few(count: int, holds: Sequence[int]) -> Sequence[int]:
+    """Chooses fewer than asked for, and not none."""
+    return [3] * (count - 1)
+
+
+def nonsense(count: int, holds: Sequence[int]) -> Sequence[int]:
+    """Chooses something else."""
+    return ["3"] * count  # type: ignore[list-item]  # that is the point
+
+
+WRONG = [raising, held, the_same_twice, unknown, too_few, nonsense]
+
+
+@pytest.mark.parametrize("evict", WRONG)
+def test_a_policy_that_chooses_wrongly(evict: Callable[[int, Sequence[int]], Sequence[int]]) -> None:
+    """Promises 1 and 3: a chunk that is being loaded keeps its slot, the store gets others, and it is counted, once."""
+    policy = Breakable()
+    manager = manager_over(policy, 4)
+    store(manager, run(0, 4))
+    load = manager.prepare_load(run(0, 1), WHO)
+    policy.evict = evict  # type: ignore[method-assign]  # a bug that comes with time
+    assert store(manager, run(10, 2)) == tuple(run(10, 2))
+    assert store(manager, run(20, 2)) == tuple(run(20, 2))
+    assert manager.lookup(run(0, 1)[0], WHO) is LookupResult.HIT
+    assert manager.counters.policies_failed == {HOST: 1}
+    manager.complete_load(load.slots)
+    store(manager, run(30, 4))
+    assert manager.prepare_load(run(30, 4), WHO)
+
+
+@pytest.mark.parametrize("policy", [Breakable(), Unaware()])
+def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy) -> None:
+    """Who cannot tell it from a use is told a use: it must get back what it passed over, or a slot is lost for ever."""
+    counters = CoreCounters()
+    host = HostIndex(2, GuardedPolicy(policy, HOST, counters))
+    slots = [host.filled(host.admit([key], ChunkState.STORING), ChunkEvent.STORED).slots[0] for key in run(0, 2)]
+    host.hold_to_write(slots[:1])
+    assert host.make_room(1) == run(1, 1)
+    host.filled(host.admit(run(1, 1), ChunkState.STORING), ChunkEvent.STORED)
+    host.end_writes(slots[:1])
+    assert host.make_room(1) == (run(1, 1) if isinstance(policy, Unaware) else run(0, 1))
+    assert host.make_room(2)
+    assert not counters.policies_failed
+
+
+def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
+    """Promise 3, as for every other verb."""
+    policy, counters = Breakable(), CoreCounters()
+    policy.put_back = raising  # type: ignore[assignment]  # a bug that comes with time
+    host = HostIndex(2, GuardedPolicy(policy, HOST, counters))
+    slots = host.filled(host.admit(run(0, 2), ChunkState.STORING), ChunkEvent.STORED).slots
+    host.hold_to_write(slots)
+    host.end_writes(slots)
+    assert counters.policies_failed == {HOST: 1}
+    assert host.make_room(2)
+
+
+@pytest.mark.parametrize("verb", ["add", "touch", "release", "remove"])
+def test_a_policy_that_raises(verb: str) -> None:
+    """Promise 3: whichever verb it is, the engine does not hear of it, and every chunk can still be evicted."""
+    policy = Breakable()
+    manager = manager_over(policy, 3)
+    store(manager, run(0, 1))
+    setattr(policy, verb, raising)
+    store(manager, run(1, 2))
+    manager.touch(run(0, 3))
+    load = manager.prepare_load(run(0, 2), WHO)
+    manager.complete_load(load.slots, frozenset(run(1, 1)))
+    store(manager, run(10, 3))
+    assert manager.counters.policies_failed == {HOST: 1}
+    manager.reset_cache()
+    manager.begin_step(1.0)
+    manager.validate()
+
+
+def test_a_policy_that_says_not_now() -> None:
+    """None of as many as asked for: the store is refused, nothing has changed (S18), and it is no failure."""
+    policy = Breakable()
+    manager = manager_over(policy, 2)
+    store(manager, run(0, 2))
+    manager.take_events()
+    policy.evict = lambda _count, _holds: []  # type: ignore[method-assign]  # its right
+    assert manager.prepare_store([(run(9, 1)[0], 0)], WHO) is None
+    assert not manager.take_events()
+    assert [manager.lookup(key, WHO) for key in run(0, 2)] == [LookupResult.HIT] * 2
+    assert (manager.counters.stores_refused, manager.counters.policies_failed) == (1, {})
+    manager.validate()
+
+
+def test_a_policy_may_refuse_newcomers() -> None:
+    """Under pressure a store is granted only in part; what was refused is let in the next time."""
+    manager = manager_over(SecondSight(), 2)
+    assert store(manager, run(0, 3)) == tuple(run(0, 2))
+    assert manager.counters.admissions_refused == {HOST: 1}
+    assert store(manager, run(2, 1)) == tuple(run(2, 1))
+
+
+def test_a_policy_below_may_refuse_newcomers() -> None:
+    """A lower tier is not written what its policy does not let in."""
+    limits = LowerTierLimits(2 * FRAME_BYTES, write=WritePolicy.THROUGH, queue_chunks_max=10)
+    lower = LowerTier(0, "disk", DISK, limits, SecondSight())
+    lower.load_index([(key, FRAME_BYTES) for key in run(90, 2)])
+    manager = manager_over(LruPolicy(), 8, lower)
+    store(manager, run(0, 3))
+    assert not manager.take_ops()
+    assert manager.counters.admissions_refused == {"disk": 3}
+    manager.reset_cache()
+    store(manager, run(1, 1))
+    (delete,) = manager.take_ops()
+    assert delete.verb is Verb.DELETE, "room is made for the one that was seen again"
+
+
+def test_a_refusal_that_fails_refuses_nobody() -> None:
+    """Neither an exception nor an answer of another kind keeps chunks out."""
+    policy = SecondSight()
+    manager = manager_over(policy, 4)
+    policy.refuse = lambda _keys, _free: 7  # type: ignore[method-assign,assignment,return-value]  # that is the point
+    assert store(manager, run(0, 2)) == tuple(run(0, 2))
+    policy.refuse = raising  # type: ignore[method-assign]  # that is the point
+    assert store(manager, run(2, 2)) == tuple(run(2, 2))
+    assert manager.counters.policies_failed == {HOST: 1}
+
+
+def test_a_guard_has_the_abilities_of_its_policy() -> None:
+    """They are found by their methods: one more would be asked in vain, one less would never be."""
+    counters = CoreCounters()
+    plain, strict, curious = (GuardedPolicy(made, HOST, counters) for made in (Breakable(), SecondSight(), Listener()))
+    assert [isinstance(guard, AdmissionPolicy) for guard in (plain, strict, curious)] == [False, True, False]
+    assert [isinstance(guard, SightingPolicy) for guard in (plain, strict, curious)] == [False, False, True]
+
+
+def test_our_own_policies_need_no_guard() -> None:
+    """Their tests are here, and a guard costs time."""
+    own = LruPolicy()
+    assert guarded(own, HOST, CoreCounters()) is own
+    assert isinstance(guarded(Breakable(), HOST, CoreCounters()), GuardedPolicy)

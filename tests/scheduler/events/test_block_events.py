@@ -1,0 +1,422 @@
+"""Events that describe themselves (spec, section 14): snapshots, fan-out, and what is kept for how long.
+
+That a replay of described events gives exactly what lies in each tier, whatever happens in whatever order, is checked
+by :class:`core_mirror.BlockMirror` after every move of tests/scheduler/test_machine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from core_parts import Core, disk, make_core, objects
+from core_truth import BedRequest, engine_spec, link
+
+from tierkv.errors import EngineProtocolError
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.events.block_events import BlockEvents, take_snapshot
+from tierkv.scheduler.events.event_queue import EventQueue
+from tierkv.scheduler.store.candidates import Candidate
+from tierkv.types.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.engine import GroupKind, GroupSpec
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key, make_key
+from tierkv.types.tier_ops import OutcomeKind, Verb
+
+STORED, REMOVED, CLEARED = CacheEventKind.STORED, CacheEventKind.REMOVED, CacheEventKind.CLEARED
+GEOMETRY = Geometry.of(engine_spec((16,), 16), blocks=4)
+"""One group: chunks of 64 tokens, four hashes each."""
+
+
+@dataclass
+class Bench:
+    """Block events alone, with what they said."""
+
+    geometry: Geometry = GEOMETRY
+    active: bool = True
+    snapshots_max: int = 100
+    warnings: list[str] = field(default_factory=list)
+    counters: CoreCounters = field(default_factory=CoreCounters)
+
+    def __post_init__(self) -> None:
+        self.events = BlockEvents(
+            self.geometry, self.counters, self.warnings.append, active=self.active, snapshots_max=self.snapshots_max
+        )
+
+    def key(self, request: BedRequest, index: int, group: int = 0) -> Key:
+        per_chunk = self.geometry.groups[group].hashes_per_chunk
+        return make_key(request.block_hashes[(index + 1) * per_chunk - 1], group)
+
+    def grant(self, request: BedRequest, *indices: int, group: int = 0) -> list[Key]:
+        """A store of these chunks begins."""
+        keys = [self.key(request, i, group) for i in indices]
+        size = self.geometry.groups[group].chunk_tokens
+        self.events.granted(
+            request, [Candidate(key, group, i, (i + 1) * size) for key, i in zip(keys, indices, strict=True)]
+        )
+        return keys
+
+    def drain(self, *events: tuple[CacheEventKind, str, Sequence[Key]]) -> list[BlockEvent]:
+        described = self.events.describe(CacheEvent(kind, tier, tuple(keys)) for kind, tier, keys in events)
+        self.events.settle()
+        return described
+
+
+def request_of(tokens: int = 256, hash_block_tokens: int = 16) -> BedRequest:
+    """A request with tokens 0, 1, 2, ..."""
+    return BedRequest("a", range(tokens), hash_block_tokens)
+
+
+def chain(tokens: Sequence[int]) -> list[bytes]:
+    """The hash after each token, by hand."""
+    hashes: list[bytes] = []
+    for token in tokens:
+        hashes.append(link(hashes[-1] if hashes else b"", token))
+    return hashes
+
+
+def test_s96_disabled_keeps_nothing_and_gives_placeholders() -> None:
+    """Who did not ask for payloads pays nothing for them, and still gets events, without a word of warning."""
+    bench = Bench(active=False)
+    (key,) = bench.grant(request_of(), 0)
+    bench.events.ended([key])
+    stored, removed = bench.drain((STORED, "host", [key]), (REMOVED, "host", [key]))
+    assert stored == BlockStored((key[:-4],), None, (), 0, None, None, None, 0, None, None, "host")
+    assert removed == BlockRemoved((key[:-4],), 0, "host")
+    assert not len(bench.events)
+    assert not bench.events._ended
+    assert not bench.warnings
+    assert not bench.counters.events_undescribed
+
+
+@pytest.mark.parametrize(("index", "parent"), [(0, None), (2, 127)])
+def test_s97_a_stored_chunk_is_told_whole(index: int, parent: int | None) -> None:
+    """A router rebuilds the prefix tree from this: hashes in order, tokens, block size, and where it hangs."""
+    bench = Bench()
+    request = request_of()
+    request.lora_id, request.lora_name = 7, "french"
+    keys = bench.grant(request, index)
+    (event,) = bench.drain((STORED, "host", keys))
+    hashes = chain(range(256))
+    first = index * 64
+    assert event == BlockStored(
+        block_hashes=tuple(hashes[i] for i in range(first + 15, first + 64, 16)),
+        parent_block_hash=None if parent is None else hashes[parent],
+        token_ids=tuple(range(first, first + 64)),
+        block_size=16,
+        lora_id=7,
+        lora_name="french",
+        extra_keys=None,
+        group_idx=0,
+        kind="full_attention",
+        window=None,
+        medium="host",
+    )
+    assert event.block_hashes[-1] == keys[0][:-4]
+
+
+def test_s98_stored_twice_removed_once() -> None:
+    """The payload is read, not used up; its removal names all hashes once, and then it is forgotten."""
+    bench = Bench()
+    keys = bench.grant(request_of(), 0)
+    first, second, removed = bench.drain((STORED, "host", keys), (STORED, "host", keys), (REMOVED, "host", keys))
+    assert first == second
+    assert isinstance(first, BlockStored)
+    assert removed == BlockRemoved(first.block_hashes, 0, "host")
+    bench.events.ended(keys)
+    assert bench.drain() == []
+    assert bench.drain((REMOVED, "host", keys)) == [BlockRemoved((keys[0][:-4],), 0, "host")]
+    assert not len(bench.events)
+
+
+def test_s99_a_removal_over_two_groups_is_two_events() -> None:
+    """A consumer keeps groups apart; which group comes first is as in the raw event."""
+    bench = Bench(Geometry.of(engine_spec((16, 32), 16), blocks=2))
+    request = request_of()
+    one, two = bench.grant(request, 0, 1, group=1)
+    (other,) = bench.grant(request, 0, group=0)
+    (stored,) = bench.drain((STORED, "host", [one]))
+    assert isinstance(stored, BlockStored)
+    removed = bench.drain((REMOVED, "host", [two, other, one]))
+    assert [(event.group_idx, len(event.block_hashes)) for event in removed if isinstance(event, BlockRemoved)] == [
+        (1, 8),
+        (0, 2),
+    ]
+    assert removed[0] == BlockRemoved(tuple(chain(range(128))[i] for i in (*range(79, 128, 16), *range(15, 64, 16))), 1,
+                                      "host")  # fmt: skip
+
+
+def test_s100_a_windowed_group_has_placeholders() -> None:
+    """The chunks of a window do not make up a prefix, so a payload would promise what is not there."""
+    full = engine_spec((16,), 16).groups[0]
+    window = GroupSpec(16, (64,), GroupKind.SLIDING_WINDOW, window_tokens=64)
+    bench = Bench(Geometry.of(replace(engine_spec((16,), 16), groups=(full, window)), blocks=4))
+    request = request_of()
+    keys = bench.grant(request, 0, group=1) + bench.grant(request, 0)
+    placeholder, whole = bench.drain((STORED, "host", keys))
+    assert isinstance(placeholder, BlockStored)
+    assert isinstance(whole, BlockStored)
+    assert (placeholder.group_idx, placeholder.token_ids, len(placeholder.block_hashes)) == (1, (), 1)
+    assert len(whole.token_ids) == 64
+    assert list(bench.events.keys()) == [keys[1]]
+
+
+def stored_in(core: Core, request: BedRequest, tokens: int) -> int:
+    """Compute a request and hand its store to the worker; gives the job's id."""
+    blocks = tokens // 4
+    meta = core.schedule(request, computed=0, scheduled=tokens, ids=[range(1, blocks + 1)])
+    return meta.stores[0].job_id
+
+
+def test_s101_a_finished_request_leaves_its_payload() -> None:
+    """The store ends after its request, and the engine reads events later still: the tokens are there all the same."""
+    core = make_core()
+    request = core.arrive(8)
+    job = stored_in(core, request, 8)
+    core.scheduler.request_finished(request, [[1, 2]])
+    tokens = list(request.all_token_ids)
+    request.all_token_ids.clear()
+    core.report(job)
+    assert not core.scheduler._records
+    events = core.block_events.describe(core.scheduler.take_events())
+    core.block_events.settle()
+    payloads = {event.token_ids for event in events if isinstance(event, BlockStored)}
+    assert payloads == {tuple(tokens[:4]), tuple(tokens[4:])}
+
+
+class Hasty(BedRequest):
+    """An engine's request whose tokens or hashes lag behind what it says is computed."""
+
+    tokens_told = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return 64
+
+
+def test_s102_too_few_tokens_or_hashes_is_an_error() -> None:
+    """A payload that is cut short would make a router match a prefix that is not there."""
+    group = GEOMETRY.groups[0]
+    request = request_of(64)
+    request.all_token_ids.pop()
+    with pytest.raises(EngineProtocolError, match="63 of 64 tokens of chunk 0"):
+        take_snapshot(request, group, 0)
+    request = request_of(64)
+    request.hashes_withheld = 1
+    with pytest.raises(EngineProtocolError, match="3 of 4 hashes"):
+        take_snapshot(request, group, 0)
+    with pytest.raises(EngineProtocolError, match="all_token_ids"):
+        take_snapshot(_Bare("a"), group, 0)  # type: ignore[arg-type]  # a request as the plain protocol has it
+
+
+@dataclass
+class _Bare:
+    request_id: str
+
+
+def test_s102_the_error_is_told_once_and_costs_no_step() -> None:
+    """Promise 3: an engine without tokens gets placeholders, one warning that says what to do, and its stores."""
+    core = make_core()
+    request = core.arrive(8)
+    request.all_token_ids.clear()
+    job = stored_in(core, request, 8)
+    core.report(job)
+    (event, _) = core.block_events.describe(core.scheduler.take_events())
+    assert isinstance(event, BlockStored)
+    assert event.token_ids == ()
+    bench = Bench()
+    for _ in range(3):
+        blank = request_of()
+        blank.all_token_ids.clear()
+        bench.grant(blank, 0, 1)
+    assert len(bench.warnings) == 1
+    assert "all_token_ids" in bench.warnings[0]
+
+
+def test_s103_reset_empties() -> None:
+    """With nothing below the host tier, a reset leaves nothing that a payload could serve; stores in flight go too."""
+    core = make_core()
+    request = core.arrive(16)
+    job = stored_in(core, request, 16)
+    core.report(job)
+    core.block_events.describe(core.scheduler.take_events())
+    core.block_events.settle()
+    assert len(core.block_events) == 4
+    core.schedule(request, computed=16, scheduled=0, ids=[()], whole=False)
+    core.scheduler.reset_cache()
+    assert core.block_events.describe(core.scheduler.take_events()) == [AllBlocksCleared("host")]
+    core.block_events.settle()
+    assert not len(core.block_events)
+
+
+def test_s103_a_reset_of_the_host_tier_keeps_what_lies_below() -> None:
+    """Our reset empties the host tier alone, so payloads of chunks on disk must outlive it: they will come back."""
+    bench = Bench()
+    here, below = bench.grant(request_of(), 0, 1)
+    bench.events.ended([here, below])
+    bench.drain((STORED, "host", [here, below]), (STORED, "disk", [below]), (CLEARED, "host", ()))
+    assert list(bench.events.keys()) == [below]
+    (again,) = bench.drain((STORED, "host", [below]))
+    assert isinstance(again, BlockStored)
+    assert again.token_ids == tuple(range(64, 128))
+
+
+def test_s104_removed_and_stored_again_in_one_drain() -> None:
+    """The engine reads events once per step; a chunk may go and come back in between."""
+    bench = Bench()
+    request = request_of()
+    keys = bench.grant(request, 0)
+    bench.events.ended(keys)
+    bench.drain((STORED, "host", keys))
+    bench.grant(request, 0)  # evicted meanwhile, and granted anew
+    bench.events.ended(keys)
+    removed, stored = bench.drain((REMOVED, "host", keys), (STORED, "host", keys))
+    assert isinstance(removed, BlockRemoved)
+    assert isinstance(stored, BlockStored)
+    assert removed.block_hashes == stored.block_hashes
+    assert stored.token_ids == tuple(range(64))
+    assert len(bench.events) == 1
+
+
+def test_a_payload_serves_every_tier_until_the_last_one_lets_go() -> None:
+    """The disk's copy outlives the host's: its removal must name the same hashes."""
+    bench = Bench()
+    keys = bench.grant(request_of(), 0)
+    bench.events.ended(keys)
+    bench.drain((STORED, "host", keys), (STORED, "disk", keys))
+    (first,) = bench.drain((REMOVED, "host", keys))
+    (last,) = bench.drain((REMOVED, "disk", keys))
+    assert isinstance(first, BlockRemoved)
+    assert last == replace(first, medium="disk")
+    assert len(first.block_hashes) == 4
+    assert not len(bench.events)
+
+
+def test_chunks_that_share_hash_blocks_share_their_removal() -> None:
+    """Two prompts part in the middle of a chunk: the blocks before the fork are there until both chunks are gone, or a
+    router with a plain set of blocks would forget a prefix that is still cached."""
+    bench = Bench()
+    (one,) = bench.grant(BedRequest("a", range(64), 16), 0)
+    (two,) = bench.grant(BedRequest("b", [*range(32), *range(900, 932)], 16), 0)
+    first, second = bench.drain((STORED, "host", [one, two]))
+    assert isinstance(first, BlockStored)
+    assert isinstance(second, BlockStored)
+    assert first.block_hashes[:2] == second.block_hashes[:2]
+    assert bench.drain((REMOVED, "host", [one])) == [BlockRemoved(first.block_hashes[2:], 0, "host")]
+    assert bench.drain((REMOVED, "host", [two])) == [BlockRemoved(second.block_hashes, 0, "host")]
+    assert not any(bench.events._sharing.values())
+
+
+def test_a_failed_store_leaves_no_payload() -> None:
+    """No event will ever come for it, so nothing but the end of the store can tell."""
+    core = make_core()
+    request = core.arrive(8)
+    job = stored_in(core, request, 8)
+    assert len(core.block_events) == 2
+    core.report(job, failed={job: frozenset(core.record(request).groups[0].keys)})
+    assert core.block_events.describe(core.scheduler.take_events()) == []
+    core.block_events.settle()
+    assert not len(core.block_events)
+
+
+def test_payloads_are_bounded() -> None:
+    """Promise 6: a shared tier never tells what others deleted, so residency alone is no bound; the oldest go."""
+    bench = Bench(snapshots_max=3)
+    keys = bench.grant(request_of(), 0, 1, 2, 3)
+    assert list(bench.events.keys()) == keys[1:]
+    assert bench.counters.payloads_forgotten == 1
+
+
+def test_warnings_come_once_per_kind() -> None:
+    """A cache left by an earlier process brings thousands of chunks that nobody can describe."""
+    bench = Bench()
+    request = request_of()
+    keys = [bench.key(request, i) for i in range(4)]
+    for _ in range(3):
+        bench.drain((STORED, "host", keys), (REMOVED, "host", keys))
+    assert len(bench.warnings) == 2
+    assert bench.counters.events_undescribed == 24
+
+
+class TestQueue:
+    """Events between the step that made them and the engine that takes them."""
+
+    def test_taken_once_in_either_form(self) -> None:
+        """The two calls are two views of one list: nobody gets an event twice, none is lost."""
+        bench = Bench()
+        queue = EventQueue(bench.events, bench.counters)
+        (key,) = bench.grant(request_of(), 0)
+        event = CacheEvent(STORED, "host", (key,))
+        queue.put([event])
+        assert queue.take() == [event]
+        assert queue.take_described() == []
+        queue.put([event])
+        (described,) = queue.take_described()
+        assert isinstance(described, BlockStored)
+        assert described.token_ids
+        assert queue.take() == []
+
+    def test_an_engine_that_never_takes_them(self) -> None:
+        """Promise 6: the oldest go, and are counted; what the payloads know does not depend on who reads."""
+        bench = Bench()
+        queue = EventQueue(bench.events, bench.counters, events_max=3)
+        keys = bench.grant(request_of(), 0)
+        bench.events.ended(keys)
+        for _ in range(50):
+            queue.put([CacheEvent(STORED, "host", (keys[0],)), CacheEvent(REMOVED, "host", (keys[0],))])
+        assert len(queue.take()) == 5
+        assert bench.counters.events_dropped == 95
+        assert not len(bench.events)
+
+    def test_disabled_events_are_not_kept(self) -> None:
+        """Who does not want events must not pay for a list that nobody reads."""
+        bench = Bench(active=False)
+        queue = EventQueue(bench.events, bench.counters, kept=False)
+        assert queue.needs_every_step
+        queue.put([CacheEvent(STORED, "host", (Key(b"12345"),))])
+        assert queue.take() == []
+        assert not bench.counters.events_dropped
+
+
+def test_g16_the_disk_tier_tells_what_it_lost() -> None:
+    """A removal that nobody tells leaves routers with ghosts: eviction of a full disk, here, and in full."""
+    core = make_core(tiers=(disk(frames=8),), slots=16)
+    request = core.arrive(40)
+    removed: set[bytes] = set()
+    stored: set[bytes] = set()
+    for first in range(0, 40, 8):
+        ids = [range(1, 3)] if not first else [range(1 + first // 4, 3 + first // 4)]
+        meta = core.schedule(request, computed=first, scheduled=8, ids=ids, whole=not first)
+        core.report(*(job.job_id for job in meta.stores))
+        core.finish_all()
+        for event in core.block_events.describe(core.scheduler.take_events()):
+            if event.medium == "disk" and isinstance(event, BlockRemoved):
+                removed |= set(event.block_hashes)
+            elif event.medium == "disk" and isinstance(event, BlockStored):
+                assert event.token_ids
+                stored |= set(event.block_hashes)
+        core.block_events.settle()
+    assert removed
+    assert {key[:-4] for key in core.lower[0]} == stored - removed
+
+
+def test_g16_an_object_tier_tells_what_it_lost() -> None:
+    """Of a shared tier too: a frame that failed its check is deleted, and that is a removal with all hashes."""
+    core = make_core(tiers=(objects(),))
+    request = core.arrive(8)
+    core.report(stored_in(core, request, 8))
+    core.scheduler.request_finished(request, [[1, 2]])
+    core.finish_all()
+    core.scheduler.reset_cache()
+    core.block_events.describe(core.scheduler.take_events())
+    core.block_events.settle()
+    again = core.arrive(8, "b")
+    assert core.ask(again) is None
+    while ops := core.manager.take_ops():
+        for op in ops:
+            core.finish(op, OutcomeKind.CORRUPT if op.verb is Verb.READ else OutcomeKind.OK)
+    removed = [event for event in core.block_events.describe(core.scheduler.take_events())
+               if isinstance(event, BlockRemoved) and event.medium == "objects"]  # fmt: skip
+    assert {block_hash for event in removed for block_hash in event.block_hashes} == set(request.block_hashes)

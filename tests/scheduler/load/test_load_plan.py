@@ -1,0 +1,343 @@
+"""What is loaded where, once the engine has allocated blocks (spec, section 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from core_parts import Core, disk, make_core
+from core_pool import BedBlock, blocks
+from core_truth import BedRequest
+from group_parts import attended, first_block, full, local, ssm, window
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tierkv.errors import EngineProtocolError
+from tierkv.scheduler.load.load_plan import plan_load
+from tierkv.scheduler.lookup.search import wanted_keys
+from tierkv.types.engine import GroupSpec, ScheduledRequest, StepOutput
+from tierkv.types.geometry import cdiv
+from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
+
+
+def offered(core: Core, request: BedRequest, computed: int = 0) -> int:
+    """Make all chunks of a request readable in the host tier, and ask."""
+    for group in core.geometry.groups:
+        core.put(core.truth.keys(request, group.index))
+    answer = core.ask(request, computed)
+    assert answer is not None
+    return answer
+
+
+def load(core: Core, request: BedRequest, tables: Sequence[list[BedBlock]], tokens: int) -> TransferJob:
+    """Allocate, and take this step's only load."""
+    core.scheduler.update_state_after_alloc(request, tables, tokens)
+    return only_load(core.scheduler.build_connector_meta(StepOutput()))
+
+
+def only_load(meta: ConnectorMeta) -> TransferJob:
+    """The one load of a step."""
+    (job,) = meta.loads
+    return job
+
+
+def test_a_plain_load() -> None:
+    """From nothing: each chunk once, in order, to the first blocks of the table."""
+    core = make_core()
+    request = core.request(12)
+    assert offered(core, request) == 12
+    job = load(core, request, [blocks([7, 8, 9])], 12)
+    assert job.keys == tuple(core.truth.keys(request))
+    assert (job.block_ids, job.group_sizes, job.block_indices) == ((7, 8, 9), (3,), (0,))
+
+
+def test_s56_a_group_that_has_everything() -> None:
+    """S56: the GPU has all blocks of one group: it takes no part, and the other's blocks are told from its own."""
+    core = make_core(block_tokens=(4, 4))
+    request = core.request(8)
+    assert offered(core, request) == 8
+    job = load(core, request, [blocks([1, 2], filled=2), blocks([3, 4])], 8)
+    assert (job.group_sizes, job.block_ids, job.chunk_groups) == ((0, 2), (3, 4), (1, 1))
+    assert job.keys == tuple(core.truth.keys(request, 1))
+
+
+def test_s57_a_chunk_is_loaded_from_its_middle() -> None:
+    """S57: F=4 and six blocks on the GPU: from the second chunk on, and that one is entered at its third block."""
+    core = make_core(factor=4)
+    request = core.request(48)
+    assert offered(core, request, computed=24) == 24
+    job = load(core, request, [blocks(range(1, 13), filled=6)], 24)
+    assert job.keys == tuple(core.truth.keys(request)[1:])
+    assert (job.block_ids, job.group_sizes, job.block_indices) == (tuple(range(7, 13)), (6,), (6,))
+    assert chunk_blocks(job, 4) == [(2, (7, 8)), (0, (9, 10, 11, 12))]
+
+
+def test_s37_windowed_model_all_chunks_are_loaded() -> None:
+    """S37: 16 of 16 tokens are there, 15 are answered, and all four chunks are loaded; of the window its last two."""
+    core = make_core(groups=[full(), window(8)])
+    request = core.request(16)
+    assert offered(core, request) == 15
+    job = load(core, request, [blocks([1, 2, 3, 4]), blocks([0, 0, 7, 8])], 15)
+    assert job.keys == (*core.truth.keys(request, 0), *core.truth.keys(request, 1)[2:])
+    assert (job.block_ids, job.group_sizes, job.block_indices) == ((1, 2, 3, 4, 7, 8), (4, 2), (0, 2))
+
+
+def test_s58_leading_placeholders_are_skipped() -> None:
+    """S58: a window's table begins with null blocks: they get nothing, and no chunk of theirs is loaded."""
+    core = make_core(groups=[window(8)])
+    request = core.request(17)
+    assert offered(core, request) == 16
+    job = load(core, request, [blocks([0, 0, 5, 6, 0])], 16)
+    assert (job.block_ids, job.block_indices) == ((5, 6), (2,))
+    assert job.keys == tuple(core.truth.keys(request)[2:4])
+
+
+def test_s58_a_window_is_entered_in_the_middle_of_a_chunk() -> None:
+    """S58: F=4 and a window of two blocks: of its last chunk only the second half is loaded."""
+    core = make_core(factor=4, groups=[window(8)])
+    request = core.request(33)
+    assert offered(core, request) == 32
+    job = load(core, request, [blocks([0, 0, 0, 0, 0, 0, 5, 6, 0])], 32)
+    assert job.keys == (core.truth.keys(request)[1],)
+    assert (job.block_ids, job.block_indices) == ((5, 6), (6,))
+    assert chunk_blocks(job, 4) == [(2, (5, 6))]
+
+
+def test_a_window_with_too_many_blocks_is_refused() -> None:
+    """A window of two chunks of two blocks that begins inside a block has five. With six the engine and we disagree
+    about the window, and would load what nobody asked for."""
+    core = make_core(factor=2, groups=[full(), window(16)])
+    request = core.request(33)
+    assert offered(core, request) == 32
+    rest = blocks(range(1, 10))
+    with pytest.raises(EngineProtocolError, match=r"'a', group 1: 6 blocks are to be loaded.* needs 5 at most"):
+        core.scheduler.update_state_after_alloc(request, [rest, blocks([0, 0, 13, 14, 15, 16, 17, 18, 0])], 32)
+    job = load(core, request, [rest, blocks([0, 0, 0, 0, 15, 16, 17, 18, 0])], 32)
+    assert job.group_sizes == (8, 4)
+
+
+def test_a_hole_in_a_window_is_refused() -> None:
+    """A placeholder behind a real block: a load would write into the block that everybody shares and nobody owns."""
+    core = make_core(groups=[window(12)])
+    request = core.request(17)
+    assert offered(core, request) == 16
+    with pytest.raises(EngineProtocolError, match="block 2 is the null block, but block 1 before it"):
+        core.scheduler.update_state_after_alloc(request, [blocks([0, 5, 0, 6, 7])], 16)
+    assert load(core, request, [blocks([0, 4, 5, 6, 7])], 16).block_ids == (4, 5, 6)
+
+
+@pytest.mark.parametrize(("group", "taken"), [(window(4), 8), (window(4), 14), (ssm(), 8), (ssm(), 15)])
+def test_a_part_of_a_windowed_offer_is_refused(group: GroupSpec, taken: int) -> None:
+    """A shorter hit needs an earlier window, or another state, which was not asked for and need not be there: the
+    engine takes all that was offered or nothing, also where the part ends in the last chunk and all its blocks could be
+    filled. It is told so, and nothing has changed."""
+    core = make_core(groups=[full(), group], tiers=[disk()])
+    request = core.request(17)
+    core.put([*core.truth.keys(request, 0), core.truth.keys(request, 1)[3]])
+    assert core.ask(request) == 16
+    with pytest.raises(EngineProtocolError, match=f"'a': {taken} of 16 offered tokens .* take all of them or none"):
+        core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4]), blocks([0, 5, 6, 7])], taken)
+    assert len(load(core, request, [blocks([1, 2, 3, 4, 9]), blocks([0, 0, 0, 7, 8])], 16).keys) == 5
+
+
+@st.composite
+def allocations(draw: st.DrawFn) -> tuple[list[GroupSpec], int, int, int]:
+    """Any groups, blocks per chunk, C in whole coarsest blocks, and the end of a hit."""
+    sizes, windows = st.sampled_from([2, 4, 6]), st.integers(1, 30)
+    kinds = st.builds(full, sizes) | st.builds(ssm, sizes) | st.builds(window, windows, sizes)
+    groups = draw(st.lists(kinds | st.builds(local, windows, sizes), min_size=1, max_size=3))
+    return groups, draw(st.integers(1, 3)), 12 * draw(st.integers(0, 4)), draw(st.integers(1, 100))
+
+
+@given(allocations())
+def test_s58_what_is_wanted_is_what_the_blocks_need(allocation: tuple[list[GroupSpec], int, int, int]) -> None:
+    """The search and the engine each know the window: for every hit that the search allows, the chunks that the
+    engine's blocks ask for are among those that were gathered, and hold all that the next token attends to."""
+    groups, factor, computed, end = allocation
+    core = make_core(groups=groups, factor=factor, hash_block_tokens=2)
+    record = core.record(core.request(101))
+    assume(end > computed)
+    assume(all(group.window_chunks is None or group.allowed_end(end) == end for group in record.search_groups))
+    assume(all(end <= len(group.keys) * group.chunk_tokens for group in record.search_groups))
+    tables = []
+    for group in groups:
+        kept = range(first_block(group, end), cdiv(end + 1, group.block_tokens))
+        ids = [i + 1 if i in kept else 0 for i in range(kept.stop)]
+        tables.append(blocks(ids, filled=computed // group.block_tokens))
+    plan = plan_load(record, core.geometry, tables, computed, end - computed)
+    assert set(plan.keys) <= set(wanted_keys(record.search_groups, computed, end - computed))
+    for index, group in enumerate(groups):
+        keys = record.groups[index].keys
+        for token in attended(group, end):
+            assert token < computed or keys[token // (group.block_tokens * factor)] in plan.keys
+
+
+def test_s59_a_placeholder_behind_computed_blocks() -> None:
+    """S59: computed, computed, null, then the first block to fill."""
+    core = make_core()
+    record = core.record(core.request(16))
+    plan = plan_load(record, core.geometry, [blocks([3, 4, 0, 6], filled=2)], 8, 8)
+    assert (plan.block_ids, plan.block_indices, plan.keys) == ((6,), (3,), (record.groups[0].keys[3],))
+
+
+def test_s59_what_is_local_is_not_loaded() -> None:
+    """S59: blocks before C are computed, also where an engine without a prefix cache gives them no hash."""
+    core = make_core()
+    record = core.record(core.request(16))
+    plan = plan_load(record, core.geometry, [blocks([3, 4, 5, 6])], 8, 8)
+    assert (plan.block_ids, plan.block_indices, plan.keys) == ((5, 6), (2,), tuple(record.groups[0].keys[2:]))
+
+
+def test_s63_groups_keep_their_order() -> None:
+    """S63: keys, blocks and sizes of all groups come in group order, so that each byte lands in its group."""
+    core = make_core(block_tokens=(2, 4), factor=2)
+    request = core.request(16)
+    assert offered(core, request) == 16
+    job = load(core, request, [blocks(range(1, 9)), blocks(range(11, 15))], 16)
+    assert job.chunk_groups == (0, 0, 0, 0, 1, 1)
+    assert job.keys == (*core.truth.keys(request, 0), *core.truth.keys(request, 1))
+    assert job.block_ids == (*range(1, 9), *range(11, 15))
+    assert job.group_sizes == (8, 4)
+
+
+def test_fewer_tokens_than_offered() -> None:
+    """The engine may take a shorter part; what it does not take is let go, not loaded."""
+    core = make_core()
+    request = core.request(16)
+    assert offered(core, request) == 16
+    job = load(core, request, [blocks([1, 2])], 8)
+    assert job.keys == tuple(core.truth.keys(request)[:2])
+    core.report(job.job_id)
+    assert core.host.room == core.host.num_slots
+
+
+def test_blocks_computed_since_the_question() -> None:
+    """More of the prefix turned up on the GPU between question and allocation: only the rest is loaded."""
+    core = make_core()
+    request = core.request(16)
+    assert offered(core, request) == 16
+    job = load(core, request, [blocks([1, 2, 3, 4], filled=3)], 16)
+    assert (job.keys, job.block_ids, job.block_indices) == ((core.truth.keys(request)[3],), (4,), (3,))
+
+
+def test_all_computed_since_the_question() -> None:
+    """Nothing is left to load: the engine waits for the load all the same, so there is an empty one."""
+    core = make_core()
+    request = core.request(8)
+    assert offered(core, request) == 8
+    job = load(core, request, [blocks([1, 2], filled=2)], 8)
+    assert (job.keys, job.block_ids, job.group_sizes) == ((), (), (0,))
+    assert core.scheduler.update_connector_output(WorkerOutput({job.job_id: 1})).finished == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "tokens", "complaint"),
+    [
+        pytest.param([blocks([1, 2])], 16, "2 blocks for 16 tokens, 4 are needed", id="short table"),
+        pytest.param([blocks([1, 2, 3, 4, 5, 6])], 20, "20 external tokens, but 16 were offered", id="too many"),
+    ],
+)
+def test_an_engine_that_errs_is_told(tables: list[list[BedBlock]], tokens: int, complaint: str) -> None:
+    """A wrong call is refused with its numbers, before anything has changed: the right call still works."""
+    core = make_core()
+    request = core.request(16)
+    assert offered(core, request) == 16
+    with pytest.raises(EngineProtocolError, match=complaint):
+        core.scheduler.update_state_after_alloc(request, tables, tokens)
+    assert len(load(core, request, [blocks([1, 2, 3, 4])], 16).keys) == 4
+
+
+def test_computed_tokens_in_an_unfilled_block() -> None:
+    """C <= b0 * block must hold: loading over half a computed block would leave its other half stale."""
+    core = make_core()
+    request = core.request(16)
+    offered(core, request, computed=6)
+    with pytest.raises(EngineProtocolError, match="block 1 is unfilled, but 6 tokens are said to be computed"):
+        core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4], filled=1)], 10)
+
+
+def test_nothing_external_loads_nothing() -> None:
+    """0 external tokens: no job, and what was offered is let go."""
+    core = make_core()
+    request = core.request(8)
+    offered(core, request)
+    assert core.host.room < core.host.num_slots
+    core.scheduler.update_state_after_alloc(request, [blocks([1, 2])], 0)
+    assert core.host.room == core.host.num_slots
+    assert not core.scheduler.build_connector_meta(StepOutput()).loads
+
+
+def test_s62_a_load_beside_own_stores_is_refused() -> None:
+    """S62: invariant I1: a request never has a load and a store in flight; the error is named, nothing is corrupted."""
+    core = make_core()
+    request = core.request(16)
+    core.scheduler.on_new_request(request)
+    (store,) = core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]).stores
+    assert core.ask(request) is None
+    with pytest.raises(EngineProtocolError, match="'a'"):
+        core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4])], 16)
+    core.report(store.job_id)
+    assert core.ask(request) == 8
+
+
+def test_s62_deferred_tokens_cannot_be_loaded() -> None:
+    """S62's twin: while an answer is deferred nothing was offered, so nothing can be loaded."""
+    core = make_core(tiers=[disk()])
+    request = core.request(16)
+    core.keep_below(core.truth.keys(request))
+    assert core.ask(request) is None
+    with pytest.raises(EngineProtocolError, match="0 were offered"):
+        core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4])], 16)
+    core.finish_all()
+    assert core.ask(request) == 16
+
+
+def test_tokens_are_accounted_to_the_tier_they_came_from() -> None:
+    """The demo and the metrics say which tier served what: two chunks were here, two came from below."""
+    core = make_core(tiers=[disk()])
+    request = core.request(16)
+    keys = core.truth.keys(request)
+    core.put(keys[:2])
+    core.keep_below(keys[2:])
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request) == 16
+    load(core, request, [blocks([1, 2, 3, 4])], 16)
+    assert core.counters.tokens_loaded == {"host": 8, "disk": 8}
+
+
+@pytest.mark.parametrize(
+    ("groups", "served"),
+    [
+        pytest.param([window(4), full()], {"host": 4, "disk": 12}, id="by-full-attention"),
+        pytest.param([window(4), window(8)], {"host": 12, "disk": 4}, id="by-the-widest-window"),
+    ],
+)
+def test_tokens_of_windowed_models_are_accounted(groups: list[GroupSpec], served: dict[str, int]) -> None:
+    """Each token counts once, for the tier that served it; what lies before all windows was saved by the first chunk
+    that was loaded."""
+    core = make_core(groups=groups, tiers=[disk()])
+    request = core.request(17)
+    keys = core.truth.keys(request, 1)
+    core.put([keys[2]])
+    core.keep_below([*core.truth.keys(request, 0), *keys[:2], keys[3]])
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request) == 16
+    tables = [blocks([i + 1 if i >= first_block(group, 16) else 0 for i in range(5)]) for group in groups]
+    load(core, request, tables, 16)
+    assert core.counters.tokens_loaded == served
+
+
+def test_prefix_hits_are_not_stored_again() -> None:
+    """What was just loaded is in the tiers: the first chunk offered is the first computed one."""
+    core = make_core()
+    request = core.request(16)
+    core.put(core.truth.keys(request)[:2])
+    assert core.ask(request) == 8
+    job = load(core, request, [blocks([1, 2])], 8)
+    core.report(job.job_id)
+    core.manager.reset_cache()  # also where the host tier has lost them since
+    entry = ScheduledRequest("a", 8, 8, ((1, 2, 3, 4),), replaces_table=True)
+    (store,) = core.scheduler.build_connector_meta(StepOutput((entry,))).stores
+    assert store.keys == tuple(core.truth.keys(request)[2:])

@@ -1,0 +1,452 @@
+"""Loads that stream: a prefix of any length passes a host tier of any size, leg by leg, each chunk read once.
+
+The engine of the bed looks at every byte that it computes from, its worker at the order of a load's jobs.
+"""
+
+from __future__ import annotations
+
+import pytest
+from core_engine import Whims
+from core_parts import TierSpec, disk, make_core, objects
+from core_pool import blocks
+from group_parts import full, window
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stream_parts import (
+    ALL,
+    FAILURES,
+    arrive,
+    computed,
+    finish,
+    lose,
+    stream_bed,
+    the_stream,
+    turn,
+    until,
+    until_stream,
+)
+
+from tierkv.errors import IllegalTransitionError
+from tierkv.manager.lower.read_speed import READINGS_MIN
+from tierkv.scheduler.load.stream_state import STREAM_TRANSITIONS, StreamEvent, StreamState, next_stream_state
+from tierkv.scheduler.requests.request_state import RequestState
+from tierkv.types.engine import StepOutput
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind, Verb
+from tierkv.types.transfers import VOID_SLOT
+
+# -- any length through any size -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [64, 8, 3, 2, 1])
+@pytest.mark.parametrize("tier", [disk(write="read_only"), objects(write="read_only")], ids=["disk", "objects"])
+def test_g1_a_hundred_chunks_pass(slots: int, tier: TierSpec) -> None:
+    """G1, the livelock of vLLM 0.33: 100 chunks through a host tier of 64 slots, of 8, and of one alone: all of them
+    come, each is read once, the engine computes one token, and no deadline passes."""
+    bed = stream_bed(slots, tiers=(tier,))
+    request = arrive(bed, 100)
+    finish(bed)
+    counters = bed.core.counters
+    assert counters.tokens_loaded == {tier.name: 400}
+    assert (counters.loads_streamed, counters.loads_given_up, counters.deadlines_expired) == (1, 0, 0)
+    assert bed.tiers.reads == dict.fromkeys(bed.core.truth.keys(request), 1)
+    assert computed(bed) == 1
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("slots", [64, 8, 3, 1])
+def test_several_streams_at_once(count: int, slots: int) -> None:
+    """Streams that share a host tier neither wait for each other for ever nor read a chunk twice."""
+    bed = stream_bed(slots, deadline_s=50.0)
+    for family in range(count):
+        arrive(bed, 70, family)
+    finish(bed, 3000)
+    assert bed.core.counters.tokens_loaded == {"disk": count * 280}
+    assert bed.core.counters.loads_streamed == count
+    assert bed.core.counters.loads_given_up == 0
+    assert len(bed.tiers.reads) == count * 70
+    assert set(bed.tiers.reads.values()) == {1}
+
+
+def test_small_hits_do_not_wait_for_a_long_stream() -> None:
+    """Fair: while a thousand chunks pass, others with two chunks each are answered within a few steps of arriving."""
+    bed = stream_bed(8)
+    arrive(bed, 1000, 0)
+    until(bed, lambda: bool(bed.engine.loading))
+    for family in range(1, 6):
+        arrive(bed, 2, family)
+        steps = until(bed, lambda: not bed.engine.waiting)
+        assert steps <= 4
+        assert the_stream(bed).num_to_come > 500
+    finish(bed, 2000)
+    assert bed.core.counters.tokens_loaded == {"disk": 4040}
+
+
+def test_what_was_offered_waits_for_blocks_and_the_stream_for_slots() -> None:
+    """A request that was offered a hit holds slots until the GPU has blocks, which a stream holds until it has had
+    slots: half of the slots are the streams' own, so this resolves without any deadline."""
+    bed = stream_bed(8, gpu_blocks=104)
+    arrive(bed, 100, 0)
+    until(bed, lambda: bool(bed.engine.loading))
+    for family in range(1, 4):
+        arrive(bed, 4, family)
+    finish(bed)
+    assert bed.core.counters.loads_given_up == 0
+    assert bed.core.counters.deadlines_expired == 0
+
+
+def test_what_fits_is_loaded_by_one_job() -> None:
+    """Up to the cap nothing has changed: one job, which ends the load."""
+    bed = stream_bed(8)
+    arrive(bed, 8)
+    turn(bed)
+    bed.step(ALL)
+    (job,) = bed.worker.running.values()
+    assert (len(job.keys), job.ends_load) == (8, True)
+    finish(bed)
+    assert bed.core.counters.loads_streamed == 0
+
+
+def test_legs_follow_each_other() -> None:
+    """The first leg is half of what may be reserved; the next one is read while it is copied, and goes out when that
+    has ended; the last one says so. Between two legs the engine must go on stepping."""
+    bed = stream_bed(8)
+    request = arrive(bed, 10)
+    keys = bed.core.truth.keys(request)
+    turn(bed)
+    sent: list[tuple[tuple[Key, ...], bool]] = []
+    while bed.engine.waiting or bed.engine.loading:
+        bed.step(ALL)
+        sent += [(job.keys, job.ends_load) for job in bed.worker.running.values()]
+        assert bed.core.scheduler.has_pending_work or not bed.engine.loading
+        bed.run_io()
+        bed.run_transfers()
+    assert sent == [(tuple(keys[:4]), False), (tuple(keys[4:8]), False), (tuple(keys[8:]), True)]
+
+
+def test_a_leg_is_sent_with_the_slots_that_there_are() -> None:
+    """A hung tier keeps slots that are being written to it for ever. A stream does with the one that is left."""
+    bed = stream_bed(4, tiers=(disk(write="read_only"), disk(name="hung", queue=3)))
+    arrive(bed, 40)
+    while bed.engine.seats:
+        bed.step(ALL)
+        bed.check()
+        for op in [op for op in bed.tiers.pending.values() if op.verb is not Verb.WRITE]:
+            bed.tiers.complete(op.op_id)
+        bed.run_transfers()
+    assert sum(len(op.keys) for op in bed.tiers.pending.values()) == 3
+    assert bed.core.counters.tokens_loaded == {"disk": 160}
+    assert bed.core.counters.loads_given_up == 0
+
+
+# -- what is there already -------------------------------------------------------------------------------------------
+
+
+def test_what_the_host_tier_has_goes_first() -> None:
+    """A prefix that passes again and again: what is still in the host tier is loaded before later legs evict it, so
+    only the rest is read. (In the order of the prefix each chunk would be evicted just before its turn, every time.)"""
+    bed = stream_bed(64, reserved=51)
+    arrive(bed, 100)
+    finish(bed)
+    reads = dict(bed.tiers.reads)
+    request = arrive(bed, 100)
+    here = bed.core.ready() & set(bed.core.truth.keys(request))
+    assert len(here) == 64
+    finish(bed)
+    again = {key for key, count in bed.tiers.reads.items() if count > reads.get(key, 0)}
+    assert len(again) <= 100 - 51
+    account = bed.core.scheduler.request_account(request.request_id)
+    assert account is not None
+    assert account.loaded_tokens["host"] >= 51 * 4
+
+
+def test_a_hit_with_enough_in_the_host_tier_is_offered_at_once() -> None:
+    """Half of what may be reserved is there: no deferral, the rest is read while that is copied."""
+    core = make_core(slots=16, tiers=[disk(write="read_only")])
+    request = core.arrive(121)
+    keys = core.truth.keys(request)
+    core.keep_below(keys)
+    core.put(keys[5:13])
+    assert core.ask(request) == 120
+    assert core.manager._gathering.granted("a").keys() == set(keys[5:13])
+
+
+def test_two_with_one_prefix_wait_for_each_other() -> None:
+    """S49 for all legs: a second request that wants what a stream will bring, even its last chunk, waits for it and
+    finds it on the GPU, instead of reading it once more."""
+    bed = stream_bed(8, gpu_caching=True, deadline_s=500.0)
+    arrive(bed, 40)
+    until(bed, lambda: bool(bed.engine.loading))
+    twin = arrive(bed, 40)
+    finish(bed)
+    assert set(bed.tiers.reads.values()) == {1}
+    account = bed.core.scheduler.request_account(twin.request_id)
+    assert account is not None
+    assert account.local_tokens == 160
+
+
+def test_the_account_tells_all_legs() -> None:
+    """Tokens and bytes by tier add up over all jobs of a load, and so does what policies are told."""
+    bed = stream_bed(8, tiers=(disk(write="read_only"), objects(write="read_only")))
+    request = arrive(bed, 30, below=False)
+    bed.fill_below(request, 0, range(20))
+    bed.fill_below(request, 1, range(20, 30))
+    finish(bed)
+    account = bed.core.scheduler.request_account(request.request_id)
+    assert account is not None
+    assert account.loaded_tokens == {"disk": 80, "objects": 40}
+    assert account.loaded_bytes == {"disk": 320, "objects": 160}
+    assert bed.core.counters.chunks_hit == {"disk": 20, "objects": 10}
+
+
+def test_sources_of_a_hit_that_streams() -> None:
+    """What policies are told of a request's arrival counts every chunk of its hit, gathered or not."""
+    core = make_core(slots=8, tiers=[disk(write="read_only"), disk(write="read_only", name="second")])
+    request = core.arrive(81)
+    keys = core.truth.keys(request)
+    core.put(keys[:6])
+    core.keep_below(keys[:12], 0)
+    core.keep_below(keys[12:], 1)
+    assert core.ask(request) == 80
+    record = core.record(request)
+    assert record.will_stream
+    assert core.scheduler._lookups.sources(record) == {"host": 6, "disk": 6, "second": 8}
+
+
+def test_an_answer_of_a_shared_tier_need_not_be_fresh() -> None:
+    """A stream may outlast the time for which a shared tier's yes is believed: its chunks are read all the same."""
+    bed = stream_bed(4, tiers=(objects(write="read_only"),))
+    arrive(bed, 60)
+    until(bed, lambda: bool(bed.engine.loading))
+    until(bed, lambda: the_stream(bed).num_to_come < 50)
+    turn(bed, seconds=40.0)
+    finish(bed)
+    assert bed.core.counters.tokens_loaded == {"objects": 240}
+    assert bed.core.counters.loads_given_up == 0
+
+
+# -- what the engine and its users want ------------------------------------------------------------------------------
+
+
+def test_hints_hold_for_streams() -> None:
+    """How much may be loaded, and from where, is said once for all legs."""
+    bed = stream_bed(4, tiers=(disk(write="read_only"), disk(write="read_only", name="second")))
+    most = arrive(bed, 30, 0, tierkv={"max_load_tokens": 60})
+    bed.fill_below(most, 1)
+    second = arrive(bed, 30, 1, tierkv={"load_tiers": ["second"]})
+    bed.fill_below(second, 1)
+    finish(bed)
+    told = [bed.core.scheduler.request_account(request.request_id) for request in (most, second)]
+    assert [account and account.loaded_tokens for account in told] == [{"disk": 60}, {"second": 120}]
+
+
+def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
+    """Load or recompute weighs all of a hit, not its first leg: 100 chunks take longer than computing them."""
+    bed = stream_bed(8, prefill_tokens_per_s=1000.0)
+    bed.tiers.elapsed_s[0] = 5.0
+    arrive(bed, 4 * READINGS_MIN, 1)
+    finish(bed)
+    arrive(bed, 100, 0)
+    finish(bed)
+    assert bed.core.counters.hits_shortened == 1
+    assert bed.core.counters.tokens_shortened > 300
+
+
+@pytest.mark.parametrize(("accepts", "jobs"), [(3, 1), (50, 0)])
+def test_a_part_of_an_offer(accepts: int, jobs: int) -> None:
+    """An engine that takes less than was gathered loads it with one job; with more, the load streams that far."""
+    bed = stream_bed(8)
+    arrive(bed, 100)
+    turn(bed)
+    bed.step(Whims(budget=100_000, accepts=accepts))
+    assert bed.core.counters.loads_streamed == 1 - jobs
+    finish(bed)
+    assert bed.core.counters.tokens_loaded == {"disk": 4 * accepts}
+
+
+def test_the_engine_has_come_to_have_the_first_leg() -> None:
+    """Blocks of the first leg are on the GPU by the time of the allocation: the load begins with the second."""
+    core = make_core(slots=4, tiers=[disk(write="read_only")])
+    request = core.arrive(41)
+    keys = core.truth.keys(request)
+    core.keep_below(keys)
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request) == 40
+    core.scheduler.update_state_after_alloc(request, [blocks(range(1, 12), filled=2)], 40)
+    assert not core.scheduler.build_connector_meta(StepOutput()).loads
+    core.scheduler.validate()
+    assert core.scheduler.has_pending_work
+    core.finish_all()
+    (job,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    assert (job.keys, job.block_indices) == (tuple(keys[2:4]), (2,))
+
+
+def test_half_of_the_deadline_for_the_whole_length() -> None:
+    """A shared tier that tells of few chunks at a time does not cost a request its hit: when half of its deadline has
+    passed, and it is still not known how long the whole hit is, the part that can be gathered is the answer."""
+    core = make_core(slots=8, tiers=[objects(write="read_only", probe_keys_max=10)])
+    request = core.arrive(401)
+    assert core.ask(request) is None
+    core.finish_all()
+    assert core.ask(request) is None, "20 of 100 are known, or being asked for"
+    core.begin(2.4)
+    assert core.ask(request) is None
+    core.begin(2.6)
+    assert core.ask(request) is None, "8 of them are gathered"
+    core.finish_all()
+    assert core.ask(request) == 32
+    assert core.counters.deadlines_expired == 0
+
+
+def test_what_has_gone_while_the_first_leg_came_is_not_offered() -> None:
+    """Only the first leg is held before the answer: the rest is looked up again when it has come."""
+    core = make_core(slots=8, tiers=[disk(write="read_only")])
+    request = core.arrive(161)
+    keys = core.truth.keys(request)
+    core.keep_below(keys)
+    assert core.ask(request) is None
+    core.finish_all()
+    core.lower[0].forget(keys[20], core.now)
+    assert core.ask(request) == 80
+
+
+# -- groups and workers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("block_tokens", "factor"), [((4,), 2), ((4, 8), 1), ((2, 3), 2), ((8, 2, 4), 1)])
+def test_several_groups(block_tokens: tuple[int, ...], factor: int) -> None:
+    """Groups of one size and of several, chunks of one block and of more: every group's chunks pass, in the order in
+    which they end."""
+    bed = stream_bed(8, block_tokens=block_tokens, factor=factor, hash_block_tokens=1)
+    request = arrive(bed, 60)
+    finish(bed)
+    truth, groups = bed.core.truth, bed.core.geometry.groups
+    assert bed.core.counters.loads_streamed == 1
+    assert bed.core.counters.loads_given_up == 0
+    loaded = sum(bed.core.counters.tokens_loaded.values())
+    assert loaded > 240 - 4 * max(group.chunk_tokens for group in groups)
+    wanted = {key for group in groups for key in truth.keys(request, group.index)[: -(-loaded // group.chunk_tokens)]}
+    assert bed.tiers.reads == dict.fromkeys(wanted, 1)
+
+
+def test_windows_come_first() -> None:
+    """A hit with windows is of use whole or not at all, so their chunks are in the first leg, whatever may become of
+    them later; then the prefix follows."""
+    bed = stream_bed(16, groups=(full(), window(8)))
+    request = arrive(bed, 60)
+    recent = set(bed.core.truth.keys(request, 1)[-2:])
+    turn(bed)
+    bed.step(ALL)
+    (job,) = bed.worker.running.values()
+    assert recent < set(job.keys)
+    finish(bed)
+    assert bed.core.counters.tokens_loaded == {"disk": 240}
+    assert len(bed.tiers.reads) == 62
+
+
+def test_with_windows_a_failure_costs_the_whole_load() -> None:
+    """It was loaded for one end only: the engine goes on from what it had before."""
+    bed = stream_bed(16, groups=(full(), window(8)))
+    request = arrive(bed, 60)
+    bad = bed.core.truth.keys(request, 0)[30]
+    while bed.engine.seats:
+        bed.step(ALL)
+        bed.check()
+        for op in list(bed.tiers.pending.values()):
+            bed.tiers.complete(op.op_id, lose(op.keys, bad, OutcomeKind.FAILED))
+        bed.run_transfers()
+    assert computed(bed) == 241
+    bed.settle()
+    bed.check_end()
+
+
+def test_a_leg_ends_when_all_workers_say_so() -> None:
+    """Three ranks report when they like: the next leg waits for the last of them."""
+    bed = stream_bed(8, num_workers=3)
+    arrive(bed, 40)
+    while bed.engine.seats:
+        bed.step(ALL, reports_max=1)
+        bed.check()
+        bed.run_io()
+        bed.run_transfers()
+    assert bed.core.counters.tokens_loaded == {"disk": 160}
+    bed.settle()
+    bed.check_end()
+
+
+# -- all of it at random ---------------------------------------------------------------------------------------------
+
+
+@given(
+    slots=st.integers(1, 12), chunks=st.integers(2, 40), count=st.integers(1, 4),
+    resident=st.sets(st.integers(0, 39), max_size=6), bad=st.none() | st.integers(0, 39),
+    kind=st.sampled_from(FAILURES),
+)  # fmt: skip
+@settings(deadline=None)
+def test_whatever_the_sizes(
+    slots: int, chunks: int, count: int, resident: set[int], bad: int | None, kind: OutcomeKind
+) -> None:
+    """Any number of chunks, some of them in the host tier, one of them perhaps bad, for several requests at once: all
+    are answered, no chunk is read twice for want of slots, and what was not bad need not be computed."""
+    bed = stream_bed(slots, deadline_s=1000.0)
+    requests = [arrive(bed, chunks, family) for family in range(count)]
+    keys = bed.core.truth.keys(requests[0])
+    for i in sorted(resident)[: min(slots, chunks)]:
+        if i < chunks:
+            bed.core.put([keys[i]])
+            chunk = bed.core.host.get(keys[i])
+            assert chunk is not None
+            bed.memory[chunk.slot] = bed.core.truth.payloads[keys[i]]
+    for _ in range(20 * chunks * count + 20):
+        bed.step(ALL)
+        bed.check()
+        for op in list(bed.tiers.pending.values()):
+            faults = [kind if bad is not None and bad < chunks and key == keys[bad] else None for key in op.keys]
+            bed.tiers.complete(op.op_id, faults)
+        bed.run_transfers()
+        if not bed.engine.seats:
+            break
+    assert not bed.engine.seats
+    good = 4 * min(chunks, chunks if bad is None else bad)
+    assert computed(bed) <= count + 4 * chunks - good
+    for request in requests[1:]:
+        assert all(bed.tiers.reads.get(key) == 1 for key in bed.core.truth.keys(request))
+    bed.settle()
+    bed.check_end()
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_whole() -> None:
+    """Every state can be reached and left, but for the last; what the table does not list is told with its story."""
+    assert set(STREAM_TRANSITIONS.values()) | {StreamState.GATHERING} == set(StreamState)
+    assert {before for before, _ in STREAM_TRANSITIONS} == set(StreamState) - {StreamState.ENDED}
+    for state in StreamState:
+        for event in StreamEvent:
+            if (state, event) in STREAM_TRANSITIONS:
+                assert next_stream_state("r", state, event) is STREAM_TRANSITIONS[state, event]
+            else:
+                with pytest.raises(IllegalTransitionError, match="what it did"):
+                    next_stream_state("r", state, event, lambda: "what it did")
+
+
+def test_a_void_slot_is_nobodys() -> None:
+    """Whatever a job says of chunks that do not come, no slot of the host tier is touched by it."""
+    core = make_core(slots=2)
+    core.put([Key(b"one" + bytes(6)), Key(b"two" + bytes(6))])
+    assert core.host.leased([VOID_SLOT]) == []
+    core.manager.complete_load([VOID_SLOT], frozenset(core.ready()))
+    core.manager.validate()
+    assert len(core.ready()) == 2
+
+
+def test_the_request_stays_loading_between_legs() -> None:
+    """Nobody may take it for one that runs: it is asked about again, and scheduled, only when its load has ended."""
+    bed = stream_bed(8)
+    request = arrive(bed, 40)
+    until_stream(bed, StreamState.GATHERING)
+    assert bed.states() == {RequestState.LOADING: 1}
+    assert bed.core.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    finish(bed)

@@ -1,0 +1,346 @@
+"""Load or recompute, through the scheduler: tiers and steps are scripted, no time passes."""
+
+from __future__ import annotations
+
+import pytest
+from core_parts import Core, TierSpec, disk, make_core, objects
+from core_truth import BedRequest
+from group_parts import full, window
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.manager.lower.read_speed import READINGS_MIN, REMEASURE_S
+from tierkv.scheduler.limits import SchedulerLimits
+from tierkv.scheduler.lookup.lookups import Lookups
+from tierkv.scheduler.lookup.prefill_rate import SAMPLES_MIN
+from tierkv.types.engine import GroupSpec
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import OutcomeKind, Verb
+
+TOKENS_PER_S = 1000.0
+"""Prefill: a chunk of 4 tokens in 4 ms."""
+SLOW_S, FAST_S = 2.0, 0.001
+"""What a read takes."""
+
+
+def core_of(*tiers: TierSpec, auto: bool = True, rate: float | None = TOKENS_PER_S, floor: int = 0) -> Core:
+    """A core that knows its prefill rate."""
+    limits = SchedulerLimits(
+        lookup_deadline_s=100.0, weighs_recompute=auto, load_tokens_min=floor, prefill_tokens_per_s=rate
+    )
+    return make_core(slots=256, tiers=tiers, limits=limits)
+
+
+def teach(core: Core, elapsed_s: float, tier: int = 0, count: int = READINGS_MIN) -> None:
+    """Some reads of a tier, of one chunk each."""
+    for _ in range(count):
+        speed = core.manager._traffic.speeds[tier]
+        speed.measured(16, elapsed_s)
+
+
+def below(core: Core, tokens: int, request_id: str = "a", tier: int = 0) -> BedRequest:
+    """A request that a lower tier has wholly."""
+    request = core.arrive(range(1000 * ord(request_id[0]), 1000 * ord(request_id[0]) + tokens), request_id)
+    core.keep_below(core.truth.keys(request), tier)
+    return request
+
+
+def test_a_slow_tier_is_not_used_where_recompute_is_faster() -> None:
+    """As in sglang #26305: a hit that takes 2 s to load beside 64 ms of prefill is answered as a miss, and counted."""
+    core = core_of(disk())
+    teach(core, SLOW_S)
+    request = below(core, 64)
+    assert core.ask(request) == 0
+    assert core.ask(request) == 0
+    assert (core.counters.hits_shortened, core.counters.tokens_shortened) == (1, 64), "once per question"
+    account = core.scheduler.request_account("a")
+    assert account is not None
+    assert account.shortened_tokens == 64
+
+
+def test_a_fast_tier_is_used() -> None:
+    """1 ms per chunk and queue beside 64 ms of prefill: load."""
+    core = core_of(disk())
+    teach(core, FAST_S)
+    assert core.ask(below(core, 64)) is None
+    core.finish_all()
+    assert core.ask(core.scheduler._records["a"].request) == 64
+    assert not core.counters.hits_shortened
+
+
+def test_off_loads_everything() -> None:
+    """Who says off gets every hit, however slow."""
+    core = core_of(disk(), auto=False)
+    teach(core, SLOW_S)
+    assert core.ask(below(core, 64)) is None
+    assert not core.counters.hits_shortened
+
+
+def test_without_a_prefill_rate_everything_is_loaded() -> None:
+    """Auto is off until both numbers are known: a guess must not cost hits."""
+    core = core_of(disk(), rate=None)
+    teach(core, SLOW_S)
+    assert core.ask(below(core, 64)) is None
+
+
+def test_a_tier_that_was_never_measured_is_used() -> None:
+    """That is how it gets measured."""
+    core = core_of(disk())
+    assert core.ask(below(core, 64)) is None
+    for op in core.manager.take_ops()[:READINGS_MIN]:
+        assert core.manager.read_costs()[0] is None
+        core.finish(op, elapsed_s=SLOW_S)
+    assert core.manager.read_costs()[0] is not None
+
+
+def test_chunks_on_their_way_from_a_slow_tier_are_not_free() -> None:
+    """Another request is waiting for them: who would have to wait for the same reads computes instead."""
+    core = core_of(disk())
+    first = below(core, 64)
+    assert core.ask(first) is None
+    assert core.manager.take_ops()
+    teach(core, SLOW_S)
+    second = core.arrive(range(97000, 97064), "second")
+    assert core.truth.keys(second) == core.truth.keys(first)
+    assert core.ask(second) == 0
+    assert not core.manager.take_ops(), "what is being read is not read again"
+
+
+def test_a_slow_tail_is_cut_off() -> None:
+    """What is in the host tier is nearly free and is answered; the slow rest is computed."""
+    core = core_of(disk())
+    teach(core, SLOW_S)
+    request = below(core, 64)
+    core.put(core.truth.keys(request)[:10])
+    core.finish_all()
+    assert core.ask(request) == 40
+    assert core.counters.tokens_shortened == 24
+
+
+def test_a_slow_middle_cuts_the_rest() -> None:
+    """Three slow chunks between those of the host tier: waiting for them costs more than computing all behind them."""
+    core = core_of(disk())
+    teach(core, SLOW_S)
+    request = below(core, 64)
+    keys = core.truth.keys(request)
+    core.put([*keys[:5], *keys[8:]])
+    core.finish_all()
+    assert core.ask(request) == 20
+
+
+def test_a_slow_middle_is_worth_it_when_much_lies_behind_it() -> None:
+    """The same three chunks unlock six seconds of prefill: 2 s of waiting are well spent."""
+    core = core_of(disk(), rate=100.0)
+    teach(core, SLOW_S)
+    request = below(core, 640)
+    keys = core.truth.keys(request)
+    core.put([*keys[:5], *keys[8:]])
+    core.finish_all()
+    assert core.ask(request) is None
+
+
+@pytest.mark.parametrize(("fine_in_host", "answer"), [(1, 0), (2, 4), (3, 6)])
+def test_a_cut_is_a_hit_of_the_search(fine_in_host: int, answer: int) -> None:
+    """S44: chunks of 2 and 4 tokens; a cut after the first fine chunk is shorter than a coarse one, so it is none."""
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    core = make_core(block_tokens=(2, 4), slots=256, tiers=[disk(write="read_only")], limits=limits)
+    teach(core, SLOW_S)
+    request = core.arrive(32)
+    fine = core.truth.keys(request, 0)
+    core.put([*fine[:fine_in_host], *core.truth.keys(request, 1)])
+    core.keep_below(fine[fine_in_host:])
+    assert core.ask(request) == answer
+
+
+@pytest.mark.parametrize(("windows", "answer"), [([16], 0), ([9, 16], 40), ([4, 16], 20)])
+def test_a_shorter_hit_of_a_window_is_weighed_again(windows: list[int], answer: int) -> None:
+    """The window at the end of the long hit is in the host tier, the prefix's tail is slow: the hit is cut, and now it
+    needs another window. Where all others are slow, too, nothing is loaded; where one is in the host tier, the hit ends
+    with it."""
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    core = make_core(groups=[full(), window(4)], slots=256, tiers=[disk(write="read_only")], limits=limits)
+    teach(core, SLOW_S)
+    request = core.arrive(69)
+    prefix, ends = core.truth.keys(request, 0), core.truth.keys(request, 1)
+    core.put([*prefix[:10], *[ends[i] for i in windows]])
+    core.keep_below([*prefix[10:], *[key for i, key in enumerate(ends) if i not in windows]])
+    assert core.ask(request) == answer
+
+
+def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
+    """S44: a cut hit needs a window of which nothing is known yet; it is asked for, and the answer is the one that
+    would have been given had it been known at once."""
+    limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
+    answers: list[int | None] = []
+    for asked_before in (False, True):
+        tiers = [disk(write="read_only"), objects(write="read_only")]
+        core = make_core(groups=[full(), window(4)], slots=256, tiers=tiers, limits=limits)
+        teach(core, SLOW_S, tier=0)
+        teach(core, FAST_S, tier=1)
+        request = core.arrive(69)
+        prefix, ends = core.truth.keys(request, 0), core.truth.keys(request, 1)
+        core.put([*prefix[:10], ends[-1]])
+        core.keep_below(prefix[10:])
+        present = {ends[9]}
+
+        def probe(core: Core = core, present: set[Key] = present) -> None:
+            for op in core.manager.take_ops():
+                kinds = [OutcomeKind.OK if key in present or op.verb is Verb.READ else OutcomeKind.ABSENT
+                         for key in op.keys]  # fmt: skip
+                core.finish(op, kinds)
+
+        if asked_before:
+            for key in ends:
+                core.manager.lookup(key, core.record(request).ctx)
+            probe()
+        answer = core.ask(request)
+        assert asked_before or answer is None
+        for _ in range(8):
+            if answer is not None:
+                break
+            probe()
+            answer = core.ask(request)
+        answers.append(answer)
+    assert answers == [40, 40]
+
+
+def test_a_fast_tier_before_a_slow_one() -> None:
+    """The disk's part is loaded, the objects' part is not."""
+    core = core_of(disk(), objects(write="read_only"))
+    teach(core, FAST_S, tier=0)
+    teach(core, SLOW_S, tier=1)
+    request = core.arrive(64)
+    core.keep_below(core.truth.keys(request)[:8])
+    assert core.ask(request) is None
+    (probe,) = core.manager.take_ops()
+    assert probe.verb is Verb.PROBE
+    core.finish(probe)
+    assert core.ask(request) is None
+    reads = core.finish_all()
+    assert {op.tier for op in reads if op.keys[0] in core.truth.keys(request)[:8]} == {0}
+    assert core.ask(request) == 32
+
+
+def test_a_tier_that_recovers_is_used_again() -> None:
+    """It is not read any more, so nothing would ever show that it has recovered: one chunk is read now and then, for
+    which nobody waits, and a few of those bring it back."""
+    core = core_of(disk(write="read_only"))
+    teach(core, SLOW_S, count=3)
+    request, answer, reads = below(core, 64), 0, 0
+    for step in range(20):
+        core.begin(step * (REMEASURE_S + 1))
+        answer = core.ask(request)
+        if answer is None:
+            break
+        ops = core.manager.take_ops()
+        assert sum(len(op.keys) for op in ops) <= 1
+        reads += len(ops)
+        for op in ops:
+            core.finish(op, elapsed_s=FAST_S)
+        core.scheduler.request_finished(request, [[]])
+        request = below(core, 64, chr(ord("b") + step))
+    assert answer is None, "the whole hit is loaded again"
+    assert 1 < reads < 12
+
+
+def test_a_slow_tier_is_not_measured_all_the_time() -> None:
+    """A tier that stays slow costs one read in ten seconds, whatever the load."""
+    core = core_of(disk(write="read_only"))
+    teach(core, SLOW_S)
+    reads = 0
+    for i in range(20):
+        core.begin(100.0 + i * REMEASURE_S / 10)
+        assert core.ask(below(core, 64, chr(ord("a") + i))) == 0
+        ops = core.manager.take_ops()
+        reads += len(ops)
+        for op in ops:
+            core.finish(op, elapsed_s=SLOW_S)
+    assert reads == 2
+
+
+def test_answers_do_not_flap() -> None:
+    """A tier about as fast as prefill: measurements that swing by a tenth change nobody's mind."""
+    core = core_of(disk(write="read_only"))
+    changes, last = 0, None
+    for i in range(20):
+        core.begin(float(i))
+        teach(core, 0.064 * (1.1 if i % 2 else 0.9), count=4)
+        core.manager._traffic.speeds[0].s_per_byte = 1e-9
+        request = below(core, 64, chr(ord("a") + i))
+        loaded = core.ask(request) is None
+        core.scheduler.request_finished(request, [[]])
+        changes += last is not None and loaded is not last
+        last = loaded
+    assert changes <= 1
+
+
+def test_a_fixed_floor() -> None:
+    """Hits shorter than the floor are computed, whatever tier they are in; others are loaded whole."""
+    core = core_of(floor=16)
+    short, long = core.arrive(12, "s"), core.arrive(range(100, 116), "l")
+    core.put([*core.truth.keys(short), *core.truth.keys(long)])
+    assert core.ask(short) == 0
+    assert core.ask(long) == 16
+    assert core.counters.tokens_shortened == 12
+
+
+def test_the_rate_is_measured_from_steps() -> None:
+    """An engine that gives no figure is measured: after some steps of prefill its slow tier is left out."""
+    core = core_of(disk(), rate=None)
+    teach(core, SLOW_S)
+    runner = core.arrive(600 * SAMPLES_MIN, "r", max_offload_tokens=0)
+    for i in range(SAMPLES_MIN):
+        core.begin(i * 0.6)
+        assert core.scheduler._prefill.tokens_per_s is None
+        core.schedule(runner, computed=600 * i, scheduled=600, ids=[range(150 * i + 1, 150 * i + 151)], whole=not i)
+    core.begin(SAMPLES_MIN * 0.6)
+    assert core.scheduler._prefill.tokens_per_s == 1000.0
+    assert core.ask(below(core, 64)) == 0
+
+
+GROUPS = [[full(2), full(4)], [full(4), window(8, 2)], [full(2), window(4, 4), window(12, 2)], [window(8), window(4)]]
+
+where = st.lists(st.sampled_from(["host", "host", "disk", "disk", "both", "none"]), max_size=16)
+"""Per chunk, where it is."""
+
+
+@given(
+    groups=st.sampled_from(GROUPS), places=st.tuples(where, where, where), computed=st.integers(0, 5),
+    elapsed_s=st.sampled_from([0.0005, 0.004, 0.03, 1.0]), own_tokens=st.integers(0, 5),
+)  # fmt: skip
+def test_auto_is_feasible_and_never_longer_than_off(
+    groups: list[GroupSpec], places: tuple[list[str], ...], computed: int, elapsed_s: float, own_tokens: int
+) -> None:
+    """Whatever is where, windows or not: with auto the answer is a hit that the search itself would give under some
+    cap, and not longer than without."""
+    sizes = [group.block_tokens for group in groups]
+    count = max(size * len(run) for size, run in zip(sizes, places, strict=False))
+    answers: list[int] = []
+    feasible: set[int] = set()
+    for auto in (False, True):
+        limits = SchedulerLimits(weighs_recompute=auto, prefill_tokens_per_s=TOKENS_PER_S)
+        core = make_core(groups=groups, slots=256, tiers=[disk(write="read_only")], limits=limits)
+        teach(core, elapsed_s)
+        request = core.arrive(count + own_tokens)
+        local = 4 * computed
+        for group, run in zip(range(len(groups)), places, strict=False):
+            for key, place in zip(core.truth.keys(request, group), run, strict=False):
+                if place in ("host", "both"):
+                    core.put([key])
+                if place in ("disk", "both"):
+                    core.keep_below([key])
+        record = core.record(request)
+        record.computed_tokens = local
+        lookups: Lookups = core.scheduler._lookups
+        if not auto:
+            feasible = {
+                lookups._find(record, local, cap, expired=False).tokens for cap in range(request.num_tokens + 1)
+            }
+        answer = core.ask(request, computed=local)
+        while answer is None:
+            for op in core.manager.take_ops():
+                core.finish(op, OutcomeKind.OK)
+            answer = core.ask(request, computed=local)
+        answers.append(answer)
+    assert answers[1] <= answers[0]
+    assert answers[1] in feasible

@@ -1,0 +1,180 @@
+"""The search against an oracle that tries every answer: any groups, sizes, windows, start, cap and unknown chunks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_book import Book, keys_of, needed, oracle
+
+from tierkv.scheduler.lookup import search
+from tierkv.scheduler.lookup.search import Hit, SearchGroup, find_hit, no_shortcut, tokens_covered, wanted_keys
+from tierkv.types.keys import split_key
+
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
+WINDOWS = st.none() | st.integers(1, 5)
+ALPHABETS = {"nearly all": "TTTTTTTTF", "some unknown": "TTTTTTPNM", "mixed": "TTNNMF", "unknown": "NM"}
+"""What is near the truth is mostly there: with everything random no window would ever be full."""
+
+COUNTS = st.integers(1, 4)
+ANY_ALPHABET = st.sampled_from(sorted(ALPHABETS.values()))
+
+EACH = settings().max_examples if settings().max_examples >= 1000 else 20
+"""Cases per number of groups and alphabet: 320 in all by default, 32,000 in the nightly profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A search: ``letters`` per group as in :data:`search_book.LETTERS`."""
+
+    groups: list[SearchGroup]
+    letters: list[str]
+    computed: int
+    tokens_max: int
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    sizes: st.SearchStrategy[int] = SIZES,
+    counts: st.SearchStrategy[int] = COUNTS,
+    alphabets: st.SearchStrategy[str] = ANY_ALPHABET,
+) -> Case:
+    """Any search."""
+    groups, letters = [], []
+    alphabet = draw(alphabets)
+    for index in range(draw(counts)):
+        size, chunks = draw(sizes), draw(WINDOWS)
+        slack = None if chunks is None else draw(st.sampled_from([None, 0, 1, size]))
+        count = draw(st.integers(0, 48)) // size
+        groups.append(SearchGroup(size, keys_of(index, count), chunks, slack))
+        letters.append("".join(draw(st.lists(st.sampled_from(alphabet), min_size=count, max_size=count))))
+    tokens = max(group.chunk_tokens * len(group.keys) for group in groups)
+    return Case(groups, letters, draw(st.integers(0, 16)), draw(st.sampled_from([tokens, tokens - 1, tokens // 2, 99])))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+@settings(max_examples=EACH)
+@given(data=st.data(), shortcut=st.booleans(), rng=st.randoms(use_true_random=False))
+def test_s44_the_answer_is_the_oracles_now_or_later(
+    alphabet: str, count: int, data: st.DataObject, shortcut: bool, rng: random.Random
+) -> None:
+    """S44: exactly the longest servable hit, with mixed sizes and windows too. Unknown chunks become known one by one,
+    in any order: as long as they could change the answer it is deferred, and asks for something that is unknown; as
+    soon as they cannot it is given, and it is the one that would have been given at once."""
+    case = data.draw(cases(counts=st.just(count), alphabets=st.just(ALPHABETS[alphabet])))
+    book = Book(*case.letters)
+    expected = oracle(case.groups, case.computed, case.tokens_max, book.present())
+    hit = search.DEFERRED
+    while hit.deferred:
+        book.calls.clear()
+        resident = book.resident_prefix if shortcut else no_shortcut
+        hit = find_hit(case.groups, case.computed, case.tokens_max, book, resident)
+        least, most = (
+            oracle(case.groups, case.computed, case.tokens_max, book.present(unknown=unknown))
+            for unknown in (False, True)
+        )
+        assert hit.deferred == (least != most), f"between {least} and {most} tokens are certain"
+        if hit.deferred:
+            asked = sorted(book.asked())
+            assert asked, "deferred, but nobody was asked: it would stay so for ever"
+            for key in rng.sample(asked, rng.randint(1, len(asked))):
+                book.become_known(key)
+    assert hit == Hit(expected)
+
+
+@given(cases(sizes=st.just(4)), st.integers(0, 3))
+def test_s44_one_chunk_size_as_an_engine_has_it(case: Case, more: int) -> None:
+    """S44 to the letter: with one chunk size and the engine's own cap, where hits may end makes no difference."""
+    tokens = max(len(group.keys) for group in case.groups) * 4 + more
+    cap = tokens - any(group.window_chunks is not None for group in case.groups)
+    book = Book(*(letters.replace("N", "T").replace("M", "F") for letters in case.letters))
+    anywhere = [SearchGroup(4, group.keys, group.window_chunks) for group in case.groups]
+    as_windows_are = [SearchGroup(4, group.keys, group.window_chunks, 1) for group in case.groups]
+    expected = oracle(anywhere, case.computed, cap, book.present())
+    assert find_hit(anywhere, case.computed, cap, book) == Hit(expected)
+    assert find_hit(as_windows_are, case.computed, cap, book) == Hit(expected)
+
+
+@contextmanager
+def counted_turns(ends: list[int]) -> Iterator[None]:
+    """Note the end that each turn of each group was given."""
+
+    def counting(reach: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+        def counted(walk: Any, end: int) -> int:
+            ends.append(end)
+            return reach(walk, end)
+
+        return counted
+
+    with ExitStack() as patches:
+        for walk in (search._PrefixWalk, search._WindowWalk):
+            patches.enter_context(patch.object(walk, "reach", counting(walk.reach)))
+        yield
+
+
+@given(cases())
+def test_s45_the_search_is_short(case: Case) -> None:
+    """S45: no more passes than the hit has different lengths, and one to see that it stays; no chunk is looked up
+    twice, none that C covers, and none of a prefix behind its first miss."""
+    book, ends = Book(*case.letters), list[int]()
+    with counted_turns(ends):
+        find_hit(case.groups, case.computed, case.tokens_max, book)
+    assert len(ends) <= len(case.groups) * (1 + len(set(ends)))
+    assert len(book.calls) == len(set(book.calls))
+    for index, group in enumerate(case.groups):
+        looked_at = sorted(group.keys.index(key) for key in book.calls if split_key(key)[1] == index)
+        assert all(i >= case.computed // group.chunk_tokens for i in looked_at)
+        if group.window_chunks is None:
+            assert all(case.letters[index][i] != "F" for i in looked_at[:-1])
+
+
+@given(cases(), st.integers(0, 40))
+def test_a_smaller_cap_gives_the_largest_hit_under_it(case: Case, tokens_max: int) -> None:
+    """Whoever shortens a hit (a user's wish, or because computing is faster) gets the longest that the rule allows."""
+    book = Book(*case.letters)
+    expected = oracle(case.groups, case.computed, tokens_max, book.present(unknown=True))
+    hit = find_hit(case.groups, case.computed, tokens_max, book)
+    assert hit.tokens in ({0} if hit.deferred else {expected})
+
+
+def slots(groups: list[SearchGroup], computed: int, end: int) -> int:
+    """Chunks that a hit to ``end`` needs, counted one by one."""
+    return sum(len(needed(group, computed, end)) for group in groups)
+
+
+@given(cases(), st.integers(0, 60))
+def test_the_cap_of_slots_is_kept_and_used(case: Case, chunks_max: int) -> None:
+    """A hit under the cap never needs more slots than there are, or it would be gathered for ever (G1); and the cap is
+    the largest one in whole coarsest chunks."""
+    groups, computed = case.groups, case.computed
+    bound = min(case.tokens_max, *(len(group.keys) * group.chunk_tokens for group in groups))
+    end = tokens_covered(groups, computed, case.tokens_max, chunks_max)
+    assert all(slots(groups, computed, shorter) <= chunks_max for shorter in range(computed + 1, end + 1))
+    step = max(group.chunk_tokens for group in groups)
+    for longer in {bound, *range(step, bound + 1, step)}:
+        assert longer <= max(end, computed) or slots(groups, computed, longer) > chunks_max
+
+
+@given(cases(), st.integers(1, 40))
+def test_wanted_are_exactly_the_chunks_of_the_hit(case: Case, tokens: int) -> None:
+    """All that a load will need is gathered, and nothing that it will not; what ends first comes first."""
+    groups = [SearchGroup(g.chunk_tokens, keys_of(i, 60), g.window_chunks) for i, g in enumerate(case.groups)]
+    wanted = wanted_keys(groups, case.computed, tokens)
+    expected = [
+        (i + 1) * group.chunk_tokens for group in groups for i in needed(group, case.computed, case.computed + tokens)
+    ]
+    ends = []
+    for key in wanted:
+        chunk_hash, group = split_key(key)
+        ends.append((int(chunk_hash.rsplit(maxsplit=1)[-1]) + 1) * groups[group].chunk_tokens)
+    assert len(set(wanted)) == len(wanted)
+    assert ends == sorted(expected)

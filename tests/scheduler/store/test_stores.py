@@ -1,0 +1,387 @@
+"""What is offered for storing, from which blocks, and when again (spec, section 10)."""
+
+from __future__ import annotations
+
+import pytest
+from core_parts import Core, make_core
+from core_pool import blocks
+from group_parts import window
+from hypothesis import given
+from hypothesis import strategies as st
+from store_parts import chunk_indices, only_store
+
+from tierkv.manager.contract import RequestContext, StoreGrant
+from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits, StorePlanName
+from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.store.candidates import Candidate, candidates, source_blocks
+from tierkv.types.engine import StepOutput
+
+
+def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
+    """A record with these block ids."""
+    record = core.record(core.request(tokens))
+    record.replace_blocks(tuple(map(tuple, tables)), whole_table=True)
+    return record
+
+
+def test_s14_no_chunk_is_offered_twice() -> None:
+    """S14: each group's cursor counts whole chunks of its own size and never goes back, also when the engine computes
+    again from an earlier token (a load failed elsewhere, or it was preempted)."""
+    core = make_core(block_tokens=(2, 4), hash_block_tokens=2)
+    request = core.arrive(16)
+    ids = [range(1, 9), range(11, 15)]
+    core.schedule(request, computed=0, scheduled=10, ids=ids)
+    assert [group.next_stored for group in core.record(request).groups] == [5, 2]
+    assert not core.schedule(request, computed=0, scheduled=4, ids=ids).stores
+    assert [group.next_stored for group in core.record(request).groups] == [5, 2]
+
+
+def test_s64_decode_crosses_a_boundary() -> None:
+    """S64: token by token nothing is offered, until one completes a chunk: then exactly that chunk."""
+    core = make_core()
+    request = core.arrive(6)
+    assert chunk_indices(core, request, core.schedule(request, computed=0, scheduled=6, ids=[[1, 2]])) == [0]
+    offered = []
+    for computed in range(6, 12):
+        request.extend([computed])
+        new = [[3]] if computed == 8 else [[]]
+        meta = core.schedule(request, computed=computed, scheduled=1, ids=new, whole=False)
+        offered.append(chunk_indices(core, request, meta))
+    assert offered == [[], [1], [], [], [], [2]]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_s65_chunked_prefill(parts: list[int]) -> None:
+    """S65: however a prompt is cut into steps, each chunk is offered once, in order, without gaps."""
+    core = make_core(block_tokens=(2,), factor=2)
+    total = sum(parts)
+    request = core.arrive(total)
+    offered, computed, known = [], 0, 0
+    for part in parts:
+        needed = -(-(computed + part) // 2)
+        ids = list(range(known + 1, needed + 1))
+        meta = core.schedule(request, computed=computed, scheduled=part, ids=[ids], whole=known == 0)
+        offered += chunk_indices(core, request, meta)
+        computed, known = computed + part, needed
+    assert offered == list(range(total // 4))
+
+
+def test_s66_prompt_only() -> None:
+    """S66: a chunk with one generated token in it is never offered, not even much later."""
+    core = make_core(limits=SchedulerLimits(prompt_only=True))
+    request = core.arrive(10)
+    assert chunk_indices(core, request, core.schedule(request, computed=0, scheduled=10, ids=[[1, 2, 3]])) == [0, 1]
+    request.extend(range(30))
+    meta = core.schedule(request, computed=10, scheduled=30, ids=[list(range(4, 11))], whole=False)
+    assert not meta.stores
+
+
+def test_s67_max_offload_tokens() -> None:
+    """S67: 100 tokens allowed, chunks of 16: six."""
+    core = make_core(block_tokens=(16,))
+    request = core.arrive(160, max_offload_tokens=100)
+    meta = core.schedule(request, computed=0, scheduled=160, ids=[range(1, 11)])
+    assert chunk_indices(core, request, meta) == list(range(6))
+
+
+def test_s67_zero_stores_nothing() -> None:
+    """S67, S12: a request that must not be cached leaves no chunk."""
+    core = make_core()
+    request = core.arrive(16, max_offload_tokens=0)
+    assert not core.schedule(request, computed=0, scheduled=16, ids=[range(1, 5)]).stores
+
+
+def test_s69_a_chunk_is_judged_by_its_last_block() -> None:
+    """S69: F=3: the representatives of [1 5 6 | 7 2 4 | 9 3 8] are 6, 4 and 8; a null one drops its chunk alone."""
+    core = make_core(factor=3)
+    ids = [1, 5, 6, 7, 2, 4, 9, 3, 8]
+    assert [c.number for c in candidates(record_of(core, ids, tokens=36), core.geometry, 36, 99)] == [0, 1, 2]
+    for chunk, place in enumerate((2, 5, 8)):
+        holed = [0 if i == place else block_id for i, block_id in enumerate(ids)]
+        found = candidates(record_of(core, holed, tokens=36), core.geometry, 36, 99)
+        assert [c.number for c in found] == [i for i in range(3) if i != chunk]
+
+
+def test_s70_null_blocks_before_the_first_real_one() -> None:
+    """S70: F=3, [0 0 6] and a window of one block: the chunk is offered with its one block, and the index points at
+    it."""
+    core = make_core(groups=[window(4)], factor=3)
+    record = record_of(core, [0, 0, 6], tokens=12)
+    (candidate,) = candidates(record, core.geometry, 12, 99)
+    (sources,) = source_blocks(record, core.geometry, [candidate])
+    assert (sources.block_ids, sources.group_sizes, sources.block_indices) == ((6,), (1,), (2,))
+
+
+def test_s71_no_room_twice_then_room() -> None:
+    """S71: a store that found no room is offered again, whole; nothing is lost."""
+    core = make_core(slots=8)
+    others = core.request(range(100, 132), "others")
+    (blocker,) = [core.manager.prepare_store([(k, 0) for k in core.truth.keys(others)], RequestContext("others"))]
+    assert blocker is not None
+    request = core.arrive(12)
+    assert not core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]).stores
+    assert not core.schedule(request, computed=8, scheduled=4, ids=[[3]], whole=False).stores
+    assert core.counters.stores_refused == 2
+    core.manager.complete_store(blocker.slots)
+    offered = []
+    for _ in range(2):  # at most a quarter of the host tier in one step
+        meta = core.schedule(request, computed=12, scheduled=0, ids=[[]], whole=False)
+        offered += chunk_indices(core, request, meta)
+    assert offered == [0, 1, 2]
+
+
+def test_s72_a_chunk_in_the_middle_is_there_already() -> None:
+    """S72: what the host tier has is left out of ids and sizes, and its neighbours come from their own blocks."""
+    core = make_core(factor=2)
+    request = core.arrive(24)
+    keys = core.truth.keys(request)
+    core.put([keys[1]])
+    job = only_store(core.schedule(request, computed=0, scheduled=24, ids=[[1, 2, 3, 4, 5, 6]]))
+    assert (job.keys, job.block_ids, job.group_sizes) == ((keys[0], keys[2]), (1, 2, 5, 6), (4,))
+
+
+def test_s73_preempted_and_resumed() -> None:
+    """S73: the new table replaces the old one, what was offered stays offered, and no chunk comes from an old block."""
+    core = make_core()
+    request = core.arrive(16)
+    store = only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2, 3]]))
+    core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
+    core.report(store.job_id)
+    assert core.ask(request) == 8
+    core.scheduler.update_state_after_alloc(request, [blocks([7, 8, 9, 10], filled=2)], 0)
+    job = only_store(core.schedule(request, computed=8, scheduled=8, ids=[[7, 8, 9, 10]]))
+    assert (job.keys, job.block_ids) == (tuple(core.truth.keys(request)[2:]), (9, 10))
+
+
+def test_s73_asked_again_without_notice_of_preemption() -> None:
+    """S73: a running request that is asked about has lost its blocks, whatever the engine forgot to say: its stores are
+    flushed before anybody fills those blocks, and an abort stores nothing from them."""
+    core = make_core()
+    request = core.arrive(16)
+    store = only_store(core.schedule(request, computed=0, scheduled=12, ids=[[1, 2, 3]]))
+    core.ask(request)
+    meta = core.scheduler.build_connector_meta(StepOutput())
+    assert meta.jobs_to_flush == {store.job_id}
+    core.report(store.job_id)
+    core.manager.reset_cache()
+    assert core.ask(request) == 0
+    core.scheduler.update_state_after_alloc(request, [blocks([7, 8, 9, 10])], 0)
+    core.scheduler.request_finished(request, [[7, 8, 9, 10]])
+    assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+def test_s73_aborted_before_it_ran_again() -> None:
+    """S73: preempted, given new blocks, aborted before a step was scheduled: what it could still store would be read
+    from blocks that are somebody else's by now."""
+    core = make_core()
+    request = core.arrive(16)
+    request.hashes_withheld = 4
+    core.schedule(request, computed=0, scheduled=12, ids=[[1, 2, 3]])
+    request.hashes_withheld = 0
+    core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
+    assert core.ask(request, computed=8) == 0
+    core.scheduler.update_state_after_alloc(request, [blocks([7, 8, 9, 10], filled=2)], 0)
+    core.scheduler.request_finished(request, [[7, 8, 9, 10]])
+    assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+def test_the_end_of_a_request_is_its_last_use() -> None:
+    """Recency is applied once, when a request ends (spec, section 8, as of 0.33): the chunks of one that decoded for
+    long outlive those that were stored after them, and among them the head outlives the tail (S54)."""
+    core = make_core(slots=8)
+    request = core.arrive(8)
+    core.report(only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])).job_id)
+    core.put(core.truth.keys(core.request(range(100, 124), "others")))
+    core.scheduler.request_finished(request, [[1, 2]])
+    core.put(core.truth.keys(core.request(range(200, 224), "newer")))
+    assert set(core.truth.keys(request)) < core.ready()
+    core.put(core.truth.keys(core.request(range(300, 304), "newest")))
+    assert core.truth.keys(request)[0] in core.ready()
+    assert core.truth.keys(request)[1] not in core.ready()
+
+
+def test_s74_a_group_whose_blocks_are_placeholders() -> None:
+    """S74: it takes part with size 0."""
+    core = make_core(block_tokens=(4, 4))
+    request = core.arrive(8)
+    job = only_store(core.schedule(request, computed=0, scheduled=8, ids=[[0, 0], [5, 6]]))
+    assert (job.group_sizes, job.block_indices, job.chunk_groups) == ((0, 2), (0, 0), (1, 1))
+
+
+def test_s75_groups_advance_by_themselves() -> None:
+    """S75: groups with different chunks have cursors of their own."""
+    core = make_core(block_tokens=(2, 6), hash_block_tokens=2)
+    request = core.arrive(12)
+    first = core.schedule(request, computed=0, scheduled=5, ids=[[1, 2, 3], [11]])
+    assert (chunk_indices(core, request, first, 0), chunk_indices(core, request, first, 1)) == ([0, 1], [])
+    second = core.schedule(request, computed=5, scheduled=7, ids=[[4, 5, 6], [12]], whole=False)
+    assert (chunk_indices(core, request, second, 0), chunk_indices(core, request, second, 1)) == ([2, 3, 4, 5], [0, 1])
+
+
+def test_s76_two_stores_of_one_request() -> None:
+    """S76: a store does not wait for the one before it."""
+    core = make_core()
+    request = core.arrive(8)
+    first = only_store(core.schedule(request, computed=0, scheduled=4, ids=[[1]]))
+    second = only_store(core.schedule(request, computed=4, scheduled=4, ids=[[2]], whole=False))
+    core.report(second.job_id)
+    core.report(first.job_id)
+    assert core.ready() == set(core.truth.keys(request))
+
+
+def test_s77_d5_the_last_chunk_of_a_finished_request() -> None:
+    """S77, D5: the chunk that the last step completes is stored although the request ends with that step; the token
+    that was sampled last is not computed, so its chunk is not offered."""
+    core = make_core()
+    request = core.arrive(7)
+    core.report(only_store(core.schedule(request, computed=0, scheduled=7, ids=[[1, 2]])).job_id)
+    request.extend([7])
+    last = only_store(core.schedule(request, computed=7, scheduled=1, ids=[[3]], whole=False))
+    request.extend([8, 9, 10, 11])
+    core.scheduler.request_finished(request, [[1, 2, 3]])
+    assert not core.scheduler.build_connector_meta(StepOutput()).stores
+    core.report(last.job_id)
+    assert core.ready() == set(core.truth.keys(request)[:2])
+
+
+def test_s77_hashes_that_come_late() -> None:
+    """S77: hashes that were not known in the last step are known at its end: those chunks are stored then, and their
+    blocks are fenced at once."""
+    core = make_core()
+    request = core.arrive(8)
+    request.hashes_withheld = 1
+    core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
+    request.hashes_withheld = 0
+    core.scheduler.request_finished(request, [[1, 2]])
+    other = core.arrive([9] * 8, "b")
+    meta = core.schedule(other, computed=0, scheduled=4, ids=[[2]])
+    last = next(job for job in meta.stores if job.request_id == "a")
+    assert (last.block_ids, last.job_id in meta.jobs_to_flush) == ((2,), True)
+
+
+def test_s77_an_aborted_request_stores_what_is_computed() -> None:
+    """S77: an abort in the middle of a prompt keeps what was computed, and offers nothing of the rest."""
+    core = make_core()
+    request = core.arrive(16)
+    meta = core.schedule(request, computed=0, scheduled=9, ids=[[1, 2, 3]])
+    core.scheduler.request_finished(request, [[1, 2, 3]])
+    assert chunk_indices(core, request, meta) == [0, 1]
+    assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+def test_s77_a_long_prompt_that_ends_at_once() -> None:
+    """S77: what one step's bound left over of a local prefix is stored at the end, in a bounded number of further jobs;
+    and what is lost all the same is counted, once."""
+    core = make_core(slots=40, limits=SchedulerLimits(store_chunks_per_step_max=3))
+    request = core.arrive(4 * 20)
+    meta = core.schedule(request, computed=76, scheduled=4, ids=[list(range(1, 21))])
+    assert chunk_indices(core, request, meta) == [0, 1, 2]
+    core.scheduler.request_finished(request, [list(range(1, 21))])
+    last = core.scheduler.build_connector_meta(StepOutput())
+    assert len(last.stores) == FINAL_PASSES_MAX
+    assert [len(job.keys) for job in last.stores] == [3] * FINAL_PASSES_MAX
+    assert {job.job_id for job in last.stores} <= last.jobs_to_flush
+    assert core.counters.chunks_not_stored == 20 - 3 * (1 + FINAL_PASSES_MAX)
+
+
+@pytest.mark.parametrize("plan", ["immediate", "eager"])
+def test_what_a_step_completes_is_stored_however_much_it_is(plan: StorePlanName) -> None:
+    """A long prompt is computed in few large steps: with a bound below one step's chunks its end would be lost, and
+    nobody would be told."""
+    core = make_core(slots=200, limits=SchedulerLimits(store_chunks_per_step_max=3, store_plan=plan))
+    request = core.arrive(4 * 100)
+    stored: list[int] = []
+    for step in range(5):
+        ids = list(range(1 + 20 * step, 21 + 20 * step))
+        meta = core.schedule(request, computed=80 * step, scheduled=80, ids=[ids], whole=not step)
+        stored.append(sum(len(job.keys) for job in meta.stores))
+    assert stored == ([20] * 5 if plan == "immediate" else [0] + [20] * 4)
+    core.scheduler.request_finished(request, [])
+    last = core.scheduler.build_connector_meta(StepOutput())
+    assert sum(len(job.keys) for job in last.stores) == 100 - sum(stored)
+    assert core.counters.chunks_not_stored == 0
+
+
+def test_chunks_that_a_full_host_tier_never_took_are_counted() -> None:
+    """A request that ends while the host tier has no room loses what it computed: that must show somewhere."""
+    core = make_core(slots=8)
+    others = core.request(range(1000, 1028), "others")
+    assert core.manager.prepare_store([(key, 0) for key in core.truth.keys(others)], RequestContext("others"))
+    request = core.arrive(16)
+    assert not core.schedule(request, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
+    core.scheduler.request_finished(request, [])
+    assert core.counters.chunks_not_stored == 3
+
+
+def test_d3_a_request_that_never_ran() -> None:
+    """D3: queued, asked about, aborted: no table, no crash, nothing kept."""
+    core = make_core()
+    request = core.arrive(16)
+    core.put(core.truth.keys(request))
+    assert core.ask(request) == 16
+    assert core.scheduler.request_finished(request, []) == (False, None)
+    assert not core.scheduler._records
+    assert core.host.room == core.host.num_slots
+
+
+def test_d3_fewer_blocks_than_tokens() -> None:
+    """D3: a request that is aborted has more keys than blocks, or no block yet: only what has blocks is offered."""
+    core = make_core()
+    request, queued = core.arrive(16), core.arrive(16, "queued")
+    meta = core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
+    assert chunk_indices(core, request, meta) == [0, 1]
+    for one in (request, queued):
+        core.scheduler.request_finished(one, [])
+    assert not core.scheduler.build_connector_meta(StepOutput()).stores
+
+
+def test_a_large_prompt_takes_several_steps() -> None:
+    """One request must not flush the whole host tier at once: a part per step, front first over all groups."""
+    core = make_core(block_tokens=(2, 4), hash_block_tokens=2, slots=16)
+    request = core.arrive(16)
+    ids = [range(1, 9), range(11, 15)]
+    first = core.schedule(request, computed=0, scheduled=16, ids=ids)
+    assert (chunk_indices(core, request, first, 0), chunk_indices(core, request, first, 1)) == ([0, 1, 2], [0])
+    later: list[list[int]] = [[], []]
+    for _ in range(2):
+        meta = core.schedule(request, computed=16, scheduled=0, ids=[[], []], whole=False)
+        for group in range(2):
+            later[group] += chunk_indices(core, request, meta, group)
+    assert later == [[3, 4, 5, 6, 7], [1, 2, 3]]
+
+
+class NoisyGrant:
+    """Stands before a manager and refuses every second request for room."""
+
+    def __init__(self, core: Core) -> None:
+        self.offered: list[list[bytes]] = []
+        self._prepare = core.manager.prepare_store
+
+    def __call__(self, keys: list[tuple[bytes, int]], ctx: RequestContext) -> StoreGrant | None:
+        self.offered.append([key for key, _ in keys])
+        return None if len(self.offered) % 2 else self._prepare(keys, ctx)  # type: ignore[arg-type]  # keys are Keys
+
+
+def test_s71_refusals_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S71, I2: with every other offer refused each chunk is stored once, from its own block."""
+    core = make_core()
+    request = core.arrive(32)
+    gate = NoisyGrant(core)
+    monkeypatch.setattr(core.manager, "prepare_store", gate)
+    stored = []
+    for step in range(10):
+        scheduled = 4 if step < 8 else 0
+        ids = [[step + 1]] if step < 8 else [[]]
+        meta = core.schedule(request, computed=min(4 * step, 32), scheduled=scheduled, ids=ids, whole=step == 0)
+        for job in meta.stores:
+            stored += list(zip(job.keys, job.block_ids, strict=True))
+    assert stored == list(zip(core.truth.keys(request), range(1, 9), strict=True))
+
+
+def test_candidates_are_sorted_by_group_and_cut_by_token() -> None:
+    """The cut keeps what is nearest to the start in every group, so that each group's cursor stays gapless."""
+    core = make_core(block_tokens=(2, 3), hash_block_tokens=1)
+    record = record_of(core, [1, 2, 3], [4, 5], tokens=6)
+    found = candidates(record, core.geometry, 6, 3)
+    assert [(c.group, c.number, c.end_token) for c in found] == [(0, 0, 2), (0, 1, 4), (1, 0, 3)]
+    assert all(isinstance(c, Candidate) for c in found)

@@ -1,0 +1,87 @@
+"""``python -m nox -s simulate``: play seeds, and tell which broke a promise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from simulation.report import story, summary, total
+from simulation.runner import STEPS, Outcome, simulate
+from simulation.scenarios import SCENARIOS
+
+SEEDS = 200
+
+EXAMPLES = """\
+examples:
+  python -m nox -s simulate                   200 seeds, from 0 on
+  python -m nox -s simulate -- --seed 4711            one seed, as a failure says it
+  python -m nox -s simulate -- --seeds 2000 --first 1000 --scenario storm
+  python -m nox -s simulate -- --seeds 50 --json > outcomes.json
+
+scenarios:
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    rows = "\n".join(f"  {scenario.name:12} {scenario.summary}" for scenario in SCENARIOS.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m nox -s simulate --",
+        description="Play a day of faults per seed: a real stack under simulated time, with every byte checked.",
+        epilog=EXAMPLES + rows,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=_positive, default=None, metavar="N", help=f"how many seeds ({SEEDS})")
+    parser.add_argument("--seed", type=int, default=None, metavar="S", help="one seed, or the first of --seeds")
+    parser.add_argument("--first", type=int, default=None, metavar="S", help="the first seed (0)")
+    parser.add_argument("--steps", type=_positive, default=STEPS, metavar="N", help=f"steps of trouble ({STEPS})")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="what to stress; left out, each seed chooses")
+    parser.add_argument("--json", action="store_true", help="one JSON object with every outcome, on stdout")
+    parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program. Returns 0 if all held, else 1."""
+    options = _parser().parse_args(arguments)
+    first = options.seed if options.seed is not None else (options.first or 0)
+    count = options.seeds or (1 if options.seed is not None else SEEDS)
+    errors = Console(stderr=True)
+    outcomes: list[Outcome] = []
+    with _progress(errors, quiet=options.json or count == 1) as progress:
+        bar = progress.add_task("simulating", total=count)
+        for seed in range(first, first + count):
+            outcome = simulate(seed, steps=options.steps, scenario=options.scenario)
+            outcomes.append(outcome)
+            progress.advance(bar)
+            if outcome.finding is not None:
+                errors.print(story(outcome), markup=False, highlight=False, soft_wrap=True)
+                if options.fail_fast:
+                    break
+    failed = [outcome.seed for outcome in outcomes if outcome.finding is not None]
+    if options.json:
+        told = {"failed": failed, "totals": total(outcomes), "outcomes": [outcome.as_dict() for outcome in outcomes]}
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    else:
+        sys.stdout.write(summary(outcomes) + "\n")
+    return 1 if failed else 0
+
+
+def _progress(console: Console, *, quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=quiet)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What must hold after every step, after a restart, and when everything has come to rest (spec, section 18)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simulation.engine import SimEngine
+from simulation.evictions import EvictionChecks
+from simulation.exception_guard import guarded
+from simulation.failure import Violation, demand
+from simulation.kv_memory import WRONG_BYTES
+from simulation.monitor import EVENTS, HOST, JOBS, PROGRESS, RESET, Watch
+from simulation.quotas import QuotaChecks
+from simulation.run_spec import Setup
+from simulation.storage import Place
+from simulation.trace import Trace
+from tierkv.errors import InvariantError
+from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
+from tierkv.testing.probe import Probe
+from tierkv.types.keys import Key
+
+INSIDE = "the stack's own invariants"
+CAPACITY = "a tier keeps within its capacity"
+BOUNDED = "queues are bounded"
+DURABLE = "what was acknowledged stays"
+LEFTOVERS = "nothing is left over"
+POLICIES = "no policy of our own fails"
+
+JOB_S_MAX = 60.0
+"""No transfer is under way for longer: copies do not hang here."""
+
+STEPS_MAX = 1200
+"""No request is in the engine for longer while tiers misbehave."""
+
+
+class Checks:
+    """Everything that is looked at from outside one process."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        probe: Probe,
+        watch: Watch,
+        engine: SimEngine,
+        places: Mapping[str, Place],
+    ) -> None:
+        self._setup = setup
+        self._probe = probe
+        self._watch = watch
+        self._engine = engine
+        self._places = places
+        self._indexed = {tier.name for tier in setup.tiers if tier.capabilities.authoritative_index}
+        self._owed: dict[str, set[Key]] = {}
+        self.quotas = QuotaChecks(setup, probe)
+        self._evictions = EvictionChecks(setup, probe)
+
+    def opened(self) -> None:
+        """A new process has learned what lies in its tiers."""
+        for name in self._indexed:
+            self._watch.residents[name] = self._probe.resident(name)
+
+    # -- tiers that come and go --------------------------------------------------------------------------------------
+
+    @property
+    def _in_service(self) -> list[str]:
+        """Tiers that are, and whose contents we know."""
+        return [name for name in self._probe.tiers() if name in self._indexed]
+
+    def departs(self, name: str) -> None:
+        """A tier is about to be detached: what it has must be there when it comes back."""
+        if name in self._indexed:
+            self._hear()
+            self._owed[name] = self._owed_by(name)
+
+    def was_emptied(self, name: str) -> None:
+        """Nothing of this tier is owed to anybody."""
+        self._owed.pop(name, None)
+
+    def comes(self, name: str) -> None:
+        """A tier has learned what lies in its place, and will be in service: what was lost meanwhile is not owed."""
+        self._owed.get(name, set()).difference_update(self._places[name].suspects)
+
+    def arrived(self, name: str) -> None:
+        """A tier was attached, and has learned what lies in its place."""
+        self.quotas.forget(name)
+        if name in self._indexed:
+            self._hear()
+            self._watch.residents[name] = self._probe.resident(name)
+            self.demand_found({name: self._owed.pop(name, set()) - self._probe.leaving(name)})
+
+    def _owed_by(self, name: str) -> set[Key]:
+        return self._watch.residents[name] - self._places[name].suspects - self._probe.leaving(name)
+
+    # -- after every step --------------------------------------------------------------------------------------------
+
+    def after_step(self, trace: Trace, *, take_events: bool) -> None:
+        """Look at everything."""
+        try:
+            self._probe.scheduler.validate()
+        except InvariantError as error:
+            raise Violation(INSIDE, str(error)) from error
+        if take_events:
+            self._hear()
+            self._check_residents()
+        self._check_bounds()
+        self._check_policies()
+        self.quotas.after_step()
+        self._evictions.after_step()
+        self._check_jobs(trace)
+
+    def _hear(self) -> None:
+        """Take the stack's events."""
+        with guarded("take_events"):
+            events = self._probe.take_events()
+        self._watch.replay(events, {HOST, *self._indexed})
+
+    def _check_residents(self) -> None:
+        told = self._watch.residents
+        listed = {key for key, _ in self._probe.ready_slots()}
+        readable = self._probe.readable(listed | told[HOST])
+        demand(told[HOST] == readable, EVENTS, f"host: {_difference(told[HOST], readable)}")
+        for name in self._in_service:
+            resident = self._probe.resident(name)
+            demand(told[name] == resident, EVENTS, f"{name}: {_difference(told[name], resident)}")
+            self._check_kept(name, resident - self._probe.leaving(name))
+        for name in told.keys() - self._probe.tiers().keys() - {HOST}:
+            demand(not told[name], EVENTS, f"{name}: {_difference(told[name], set())}, but it was detached")
+
+    def _check_bounds(self) -> None:
+        for place in self._places.values():
+            if place.verdict is not None:
+                raise place.verdict
+            demand(not place.over_capacity, CAPACITY, place.over_capacity)
+        for name in self._probe.tiers():
+            waiting = self._probe.waiting_writes(name)
+            demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {name}")
+        served = [self._setup.tier(name) for name in self._probe.served()]
+        limit = sum(tier.options["queue_ops_max"] + tier.capabilities.preferred_concurrency for tier in served)
+        pending = self._probe.pending_io()
+        demand(pending <= limit + self._probe.undrained(), BOUNDED, f"{pending} operations are in flight, not {limit}")
+
+    def _check_policies(self) -> None:
+        failed = {name: count for name, count in self._probe.manager.counters.policies_failed.items() if count}
+        demand(not failed, POLICIES, f"policies of {', '.join(failed)} raised, or chose what is held")
+
+    def _check_jobs(self, trace: Trace) -> None:
+        live = self._watch.jobs
+        # The stack may know of more: of stores that it will hand out with the next step.
+        demand(not live or self._probe.has_pending_work(), JOBS, f"jobs {sorted(live)} are live, the stack has no work")
+        now_s = trace.clock()
+        for job_id, job in live.items():
+            demand(now_s - job.since_s < JOB_S_MAX, JOBS, f"job {job_id} is under way for {now_s - job.since_s:g} s")
+        for seat in self._engine.seats:
+            age = trace.step - seat.born_step
+            demand(age < STEPS_MAX, PROGRESS, f"{seat.request.request_id} has not finished after {age} steps")
+
+    # -- a restart ---------------------------------------------------------------------------------------------------
+
+    def owed_after_restart(self, *, new_weights: bool) -> dict[str, set[Key]]:
+        """Per durable tier with an index, what was acknowledged and must be found again.
+
+        Args:
+            new_weights: what was stored by other weights is owed to nobody.
+        """
+        self._hear()
+        if new_weights:
+            for place in self._places.values():
+                place.suspects.update(place.frames)
+            return {}
+        return {**self._owed, **{name: self._owed_by(name) for name in self._in_service}}
+
+    def demand_found(self, owed: dict[str, set[Key]]) -> None:
+        """The new process, or the new tier, knows of it, unless its place could not tell."""
+        for name, keys in owed.items():
+            place = self._places[name]
+            if not place.index_lost:
+                lost = [key.hex() for key in keys - place.suspects if not self._probe.is_known(name, key)]
+                demand(not lost, DURABLE, f"{name} has forgotten {lost}")
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def at_rest(self) -> None:
+        """All requests ended and all I/O is done: nothing is left, and all that is kept is right."""
+        left = self._probe.leftovers()
+        demand(not left, LEFTOVERS, str(left))
+        demand(self._probe.slots_at_rest(), LEFTOVERS, "a slot is neither free nor evictable")
+        free, blocks = self._engine.tables.pool.num_free, self._engine.tables.pool.num_blocks
+        demand(free == blocks, LEFTOVERS, f"{blocks - free} GPU blocks are still held")
+        for key, slot in self._probe.ready_slots():
+            self._watch.check_slot(key, slot, "at rest")
+        for place in self._places.values():
+            self._check_frames(place)
+            stale = place.stale & place.frames.keys() - place.suspects - place.orphans
+            demand(not stale, RESET, f"{len(stale)} chunks of before lie in {place.name} for ever")
+        for name in self._in_service:
+            place = self._places[name]
+            if not place.index_lost:
+                self._check_kept(name, self._probe.resident(name))
+                sure = place.frames.keys() - place.suspects - place.orphans
+                unknown = sure - self._probe.resident(name)
+                demand(not unknown, CAPACITY, f"{name} holds {len(unknown)} frames that nobody accounts for")
+                self.quotas.check_frames(name, {key: len(place.frames[key]) for key in sure})
+
+    def _check_kept(self, tier: str, said: set[Key]) -> None:
+        """What a tier is said to hold lies there, if no fault has touched it."""
+        place = self._places[tier]
+        lost = said - place.frames.keys() - place.suspects
+        demand(not lost, DURABLE, f"{place.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
+
+    def _check_frames(self, place: Place) -> None:
+        """What lies in a tier is right, if no fault has touched it."""
+        for key, frame in place.frames.items():
+            if key in place.suspects:
+                continue
+            header = parse_header(memoryview(frame))
+            right = self._watch.truth.payloads.get(key)
+            if right is not None and header.codec == NO_CODEC:
+                found = frame[HEADER_BYTES : HEADER_BYTES + len(right)]
+                demand(
+                    self._watch.truth.is_right(key, found),
+                    WRONG_BYTES,
+                    f"{place.name} holds foreign bytes as chunk {key.hex()}",
+                )
+
+
+def _difference(told: set[Key], found: set[Key]) -> str:
+    extra, missing = told - found, found - told
+    return f"told and not there {[key.hex() for key in extra]}, there and not told {[key.hex() for key in missing]}"

@@ -1,0 +1,41 @@
+"""Whether what has a copy below leaves the host tier before what waits to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from simulation.failure import demand
+from simulation.feature_draw import has_quotas
+from simulation.run_spec import Setup
+from tierkv.manager.moves.dirty_pins import SHELTERED_SHARE, UNWRITTEN_SHARE
+from tierkv.testing.probe import Probe
+
+WAITING = "what waits to be written leaves last"
+
+
+class EvictionChecks:
+    """Sees every choice of victims in the host tier of one process.
+
+    Not where tenants have quotas, who evict their own chunks, nor where a tier is written back to: there a chunk can
+    begin to wait while it leaves.
+    """
+
+    def __init__(self, setup: Setup, probe: Probe) -> None:
+        self._probe = probe
+        self._slots = setup.host_slots
+        self._broken = ""
+        if not has_quotas(setup.host) and all(tier.options["write"] != "back" for tier in setup.tiers):
+            probe.listen_to_evictions(self._evicted)
+
+    def _evicted(self, waited: set[int], victims: Iterable[int]) -> None:
+        """These ``victims`` have left; ``waited``: the slots of chunks that waited before."""
+        lost = waited.intersection(victims)
+        others = self._probe.idle_slots() - waited
+        being_written = sum(tier.num_writing for tier in self._probe.tiers().values())
+        bound = min(int(self._slots * SHELTERED_SHARE), int(self._slots * UNWRITTEN_SHARE) - being_written)
+        if lost and others and len(self._probe.sheltered()) < bound:
+            self._broken = f"{len(lost)} chunks are lost for a tier, and {len(others)} others could have left"
+
+    def after_step(self) -> None:
+        """Say what was seen."""
+        demand(not self._broken, WAITING, self._broken)

@@ -1,0 +1,53 @@
+"""The third promise, watched: no exception reaches the engine, and none is swallowed into a log."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from simulation.failure import Violation, demand
+from tierkv.tiers.results import explain
+
+FATAL = "never fatal"
+LOGS = "no error is hidden in a log"
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Everything that a stack does on behalf of ``what``.
+
+    Raises:
+        Violation: an exception came out of it, or an error was logged. Nothing that tiers do is an error.
+    """
+    errors = _Errors()
+    logger = logging.getLogger("tierkv")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(errors)
+    try:
+        yield
+    except Violation:
+        raise
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error)[-6:])
+        raise Violation(FATAL, f"{what} raised {explain(error)}\n{trace}") from error
+    finally:
+        logger.removeHandler(errors)
+        logger.propagate = propagate
+    demand(not errors.texts, LOGS, "; ".join(errors.texts))
+
+
+class _Errors(logging.Handler):
+    """Collects what is logged as an error, and keeps the rest from the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[0]:
+                text += f": {record.exc_info[0].__name__}: {record.exc_info[1]}"
+            self.texts.append(text)

@@ -1,0 +1,157 @@
+"""Simulated time and threads: everything that a stack would run elsewhere happens here, one thing after the other.
+
+A simulated thread takes something to do, time passes, then it does it: so an operation can be under way while its
+deadline passes, as on a real thread. How long things take comes from outside. Nothing here starts a thread or reads
+the computer's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Any
+
+from simulation.failure import Violation
+from tierkv.dispatch.async_lane import LoopRunner
+from tierkv.dispatch.lane import IoWorker
+from tierkv.dispatch.spawn import Divisible, Runner
+from tierkv.testing.manual_clock import ManualClock
+from tierkv.types.tier_ops import TierOp
+
+QUANTUM_S = 0.004
+"""Event loops turn this often."""
+
+PAUSE_MIN_S = 0.03
+"""How often the engine's thread looks again while it waits for the end of something at open or close."""
+
+TURNS_MAX = 64
+"""Turns of the event loop while time moves on to one moment; a long wait gets longer quanta."""
+
+IDLE_TURNS = 4
+"""After so many turns without a task an event loop has nothing left to do."""
+
+WAIT_MAX_S = 120.0
+"""No copy takes that long: a wait for one that does is a wait for ever."""
+
+
+class SimThread:
+    """A runner, and when it is done with what it has taken. ``due_s`` is None while it has nothing to do."""
+
+    __slots__ = ("_divisible", "due_s", "name", "runner")
+
+    def __init__(self, name: str, runner: Runner) -> None:
+        self.name = name
+        self.runner = runner
+        self._divisible = runner if isinstance(runner, Divisible) else None
+        self.due_s: float | None = None
+
+    def is_alive(self) -> bool:
+        """See :class:`tierkv.dispatch.spawn.Handle`."""
+        return not self.runner.done
+
+    def begin(self) -> bool:
+        """Take something to do. What cannot be cut in two halves is taken when it is started."""
+        return not self.runner.done if self._divisible is None else self._divisible.begin()
+
+    def finish(self) -> None:
+        """Do it."""
+        self.due_s = None
+        if self._divisible is None:
+            self.runner.step()
+        else:
+            self._divisible.finish()
+
+
+class Executor:
+    """All threads of one stack, and the clock. Its methods are what :class:`tierkv.dispatch.runtime.Runtime` asks for.
+
+    Args:
+        clock: simulated time; moved here alone.
+        duration: seconds that the thread of this name needs for what it has just taken; ``math.inf``: it hangs.
+    """
+
+    def __init__(self, clock: ManualClock, duration: Callable[[str], float]) -> None:
+        self.clock = clock
+        self.threads: list[SimThread] = []
+        self.loops: list[LoopRunner] = []
+        self._duration = duration
+
+    def spawn(self, name: str, runner: Runner) -> SimThread:
+        """Start a thread."""
+        thread = SimThread(name, runner)
+        if isinstance(runner, LoopRunner):
+            vars(runner.loop)["time"] = self.clock  # its timers read simulated time
+            self.loops.append(runner)
+        else:
+            self.threads.append(thread)
+        return thread
+
+    def pause(self, seconds: float) -> None:
+        """The engine's thread waits, the others go on. It looks again less often than a real one: nobody notices."""
+        self.run_until(self.clock.now_s + max(seconds, PAUSE_MIN_S))
+
+    def nap(self, seconds: float) -> None:
+        """An I/O thread waits between two tries: what it does happens at one moment, so this takes no time."""
+
+    def wait(self, futures: Collection[Future[Any]]) -> None:
+        """The engine's thread waits for copies."""
+        give_up_s = self.clock.now_s + WAIT_MAX_S
+        while not all(future.done() for future in futures):
+            if self.clock.now_s >= give_up_s:
+                raise Violation("never in the way", f"the engine has waited {WAIT_MAX_S:g} s for copies")
+            self.run_until(self.clock.now_s + QUANTUM_S)
+
+    def run_until(self, time_s: float) -> None:
+        """Let time pass, and everything happen that is due meanwhile, in its order."""
+        quantum_s = max(QUANTUM_S, (time_s - self.clock.now_s) / TURNS_MAX)
+        while True:
+            self._turn()
+            now_s = self.clock.now_s
+            if now_s >= time_s:
+                return
+            due_s = min((thread.due_s for thread in self.threads if thread.due_s is not None), default=math.inf)
+            step_s = quantum_s if self.loops else math.inf
+            self.clock.now_s = min(time_s, now_s + step_s, max(due_s, now_s))
+
+    def _turn(self) -> None:
+        """All that is due at this moment."""
+        now_s = self.clock.now_s
+        due = [thread for thread in self.threads if thread.due_s is not None and thread.due_s <= now_s]
+        for thread in sorted(due, key=lambda thread: thread.due_s or 0.0):
+            thread.finish()
+        for thread in self.threads:
+            if thread.due_s is None and thread.is_alive() and thread.begin():
+                # Never at the same moment: time must move for the next thing to happen.
+                thread.due_s = now_s + max(1e-6, self._duration(thread.name))
+        for loop in self.loops:
+            if not loop.done:
+                loop.step()
+        self.threads = [thread for thread in self.threads if thread.is_alive() or thread.due_s is not None]
+
+    def release(self, prefix: str) -> None:
+        """What hangs on threads of this name ends now."""
+        for thread in self.threads:
+            if thread.due_s == math.inf and thread.name.startswith(prefix):
+                thread.due_s = self.clock.now_s
+
+    def ops_under_way(self, prefix: str) -> list[TierOp]:
+        """What threads of this name have begun and not done yet."""
+        runners = [thread.runner for thread in self.threads if thread.name.startswith(prefix)]
+        return [runner.under_way for runner in runners if isinstance(runner, IoWorker) and runner.under_way is not None]
+
+    def halt(self) -> None:
+        """The process has died: nothing of this ever runs again."""
+        self.threads.clear()
+        for loop in self.loops:
+            idle = 0
+            while idle < IDLE_TURNS:  # each call that ends lets the next one in
+                tasks = asyncio.all_tasks(loop.loop)
+                idle = 0 if tasks else idle + 1
+                for task in tasks:
+                    task.cancel()
+                loop.step()
+            loop.stop()
+            loop.step()
+        self.loops.clear()

@@ -1,0 +1,159 @@
+"""What the bytes of a run must be: a pure function of the tokens before them, the group, the worker and the weights.
+
+So anybody can say of any piece of KV memory whether it is right, and nothing has to be remembered but tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key, make_key, make_scope, split_key
+
+TOKEN_BYTES = 4
+"""KV bytes of one token in one tensor of one worker."""
+
+PARTS_MAX = 64 // TOKEN_BYTES
+"""Tensors of all workers together: what one digest yields."""
+
+
+class Who(NamedTuple):
+    """Whose request it is, and which adapter computes it. Others' bytes for the same tokens are other bytes."""
+
+    cache_salt: str | None = None
+    lora_name: str | None = None
+
+
+NOBODY = Who()
+
+
+class SimRequest:
+    """A request; satisfies :class:`tierkv.types.engine.Request`.
+
+    Args:
+        scoped_hashes: the engine's hashes tell apart who asks. If not, tierkv must.
+
+    Attributes:
+        tokens: prompt, then what was generated.
+        chain: one digest per token, over it, all before it, and who asks.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        hash_block_tokens: int,
+        params: Mapping[str, Any] | None,
+        who: Who = NOBODY,
+        *,
+        scoped_hashes: bool = True,
+    ) -> None:
+        self.request_id = request_id
+        self.num_prompt_tokens = len(tokens)
+        self.kv_transfer_params = params
+        self.cache_salt, self.lora_name = self.who = who
+        self.scope = make_scope(*who)
+        self.block_hashes: list[bytes] = []
+        self.tokens: list[int] = []
+        self.chain: list[bytes] = []
+        self._last_hash = self._last_link = b"root"
+        if who != NOBODY:
+            self._last_link += repr(tuple(who)).encode()
+        if scoped_hashes:
+            self._last_hash = self._last_link
+        self._hash_block_tokens = hash_block_tokens
+        self.extend(tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        for token in tokens:
+            same = self._last_hash == self._last_link
+            self._last_link = _next_link(self._last_link, token)
+            self._last_hash = self._last_link if same else _next_link(self._last_hash, token)
+            self.chain.append(self._last_link)
+            self.tokens.append(token)
+            if len(self.tokens) % self._hash_block_tokens == 0:
+                self.block_hashes.append(self._last_hash)
+
+    def next_token(self) -> int:
+        """What the model says next: the same for the same tokens."""
+        return self.chain[-1][0] % 5
+
+
+def _next_link(link: bytes, token: int) -> bytes:
+    return hashlib.blake2b(link + token.to_bytes(4, "big"), digest_size=16).digest()
+
+
+def _without_front(payload: bytes, parts: int, missing: int) -> bytes:
+    """A payload whose parts lack so many bytes at their front."""
+    size = len(payload) // parts
+    return b"".join(bytes(missing) + payload[i * size + missing : (i + 1) * size] for i in range(parts))
+
+
+class Truth:
+    """The right bytes.
+
+    Args:
+        geometry: sizes.
+        epoch: which weights: other ones give other bytes for the same tokens.
+    """
+
+    def __init__(self, geometry: Geometry, epoch: str) -> None:
+        self.geometry = geometry
+        self.epoch = epoch
+        self.payloads: dict[Key, bytes] = {}
+        self._digests: dict[tuple[bytes, int], bytes] = {}
+        self._salt = hashlib.blake2b(epoch.encode(), digest_size=16).digest()
+
+    def tensor_bytes(self, request: SimRequest, group: int, part: int, start: int, stop: int) -> bytes:
+        """KV bytes of tokens ``start`` to ``stop``. ``part`` counts tensors over all workers, worker by worker."""
+        place = slice(part * TOKEN_BYTES, (part + 1) * TOKEN_BYTES)
+        return b"".join(self._digest(link, group)[place] for link in request.chain[start:stop])
+
+    def _digest(self, link: bytes, group: int) -> bytes:
+        digest = self._digests.get((link, group))
+        if digest is None:
+            text = link + group.to_bytes(2, "big")
+            digest = self._digests[link, group] = hashlib.blake2b(text, key=self._salt, digest_size=64).digest()
+        return digest
+
+    def keys(self, request: SimRequest, group: int) -> list[Key]:
+        """The keys of a request's whole chunks."""
+        per_chunk = self.geometry.groups[group].hashes_per_chunk
+        hashes = request.block_hashes[per_chunk - 1 :: per_chunk]
+        return [make_key(block_hash, group, request.scope) for block_hash in hashes]
+
+    def is_right(self, key: Key, found: bytes) -> bool:
+        """Whether these bytes are the payload of a chunk.
+
+        Of a window, the front blocks of a chunk may be missing, and are zeros then: no token attends to them any more.
+        """
+        right = self.payloads[key]
+        if found == right:
+            return True
+        group = self.geometry.groups[split_key(key)[1]]
+        blocks = self.geometry.blocks_per_chunk
+        if group.window_chunks is None or blocks == 1:
+            return False
+        parts = len(group.page_bytes) * self.geometry.num_workers
+        block_bytes = len(right) // parts // blocks
+        return any(_without_front(right, parts, skip * block_bytes) == found for skip in range(1, blocks))
+
+    def learn(self, request: SimRequest) -> None:
+        """Take in the payloads of all chunks that a request has by now."""
+        for group in self.geometry.groups:
+            tensors = len(group.page_bytes)
+            for i, key in enumerate(self.keys(request, group.index)):
+                if key not in self.payloads:
+                    start, stop = i * group.chunk_tokens, (i + 1) * group.chunk_tokens
+                    self.payloads[key] = b"".join(
+                        self.tensor_bytes(request, group.index, part, start, stop)
+                        for part in range(tensors * self.geometry.num_workers)
+                    )

@@ -1,0 +1,200 @@
+"""More promises broken on purpose: tiers that come and go, resets of all tiers, tenants, what is installed, loads
+that stream.
+
+Importing this module adds them to :data:`~simulation.simulated_breaks.BREAKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from simulation.simulated_breaks import BREAKS, Break, breaks
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.manager.host.chunk import Evicted
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.manager import OffloadManager
+from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.policies.quotas import Quotas
+from tierkv.policies.s3_fifo import S3FifoPolicy
+from tierkv.scheduler.load.loads import Loads
+from tierkv.scheduler.load.stream import Stream
+from tierkv.stack.tier_lifecycle import TierChanges
+from tierkv.tiers.framing import Framer
+from tierkv.types.keys import make_scope
+from tierkv.types.transfers import TransferJob
+
+Patch = pytest.MonkeyPatch
+
+__all__ = ["BREAKS", "Break"]
+
+# -- tiers that come and go ------------------------------------------------------------------------------------------
+
+
+@breaks("changes", 20)
+def a_detached_tier_still_answers(patch: Patch) -> None:
+    """It stays in the list that lookups and writes go through."""
+
+    def detach(self: TierTraffic, tier: LowerTier) -> None:
+        self._events.cleared(tier.name)
+        self.version += 1
+
+    patch.setattr(TierTraffic, "detach", detach)
+
+
+@breaks("changes", 20)
+def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
+    finish = Dispatcher._finish
+
+    def lossy(self: Dispatcher, line: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
+        if line.leave_by_s is None:
+            finish(self, line, ticket, outcomes, now_s)
+        else:
+            self._end(line, ticket)
+
+    patch.setattr(Dispatcher, "_finish", lossy)
+
+
+@breaks("changes", 20)
+def a_tier_has_left_while_its_calls_hang(patch: Patch) -> None:
+    patch.setattr("tierkv.dispatch.tier_state.Line.has_left", property(lambda self: self.close_began))
+
+
+@breaks("changes", 20)
+def a_detached_tier_is_never_closed(patch: Patch) -> None:
+    patch.setattr(Dispatcher, "_close_backend", staticmethod(lambda line: setattr(line, "close_began", True)))
+
+
+@breaks("changes", 20)
+def an_attached_tier_forgets_what_it_held(patch: Patch) -> None:
+    patch.setattr(TierChanges, "_scan", lambda self, tier, timeout_s: [])
+
+
+@breaks("changes", 20)
+def deletions_in_a_detached_tier_are_told(patch: Patch) -> None:
+    patch.setattr(LowerTier, "is_told", property(lambda self: not self.emptying))
+
+
+# -- whole cache -----------------------------------------------------------------------------------------------------
+
+
+@breaks("resets", 20)
+def a_reset_of_all_leaves_lower_tiers_readable(patch: Patch) -> None:
+    reset = OffloadManager.reset_cache
+    patch.setattr(OffloadManager, "reset_cache", lambda self, scope="host": reset(self, "host"))
+
+
+@breaks("resets", 20)
+def an_emptied_tier_is_in_use_before_it_is_empty(patch: Patch) -> None:
+    empty = LowerTier.empty
+
+    def hasty(self: LowerTier) -> list[Any]:
+        victims = empty(self)
+        self.emptying = False
+        return victims
+
+    patch.setattr(LowerTier, "empty", hasty)
+
+
+@breaks("resets", 20)
+def a_shared_tier_is_emptied_with_the_others(patch: Patch) -> None:
+    patch.setattr(TierList, "check_ours", lambda self: None)
+
+
+# -- tenants ---------------------------------------------------------------------------------------------------------
+
+
+def _scopes(patch: Patch, scope: Callable[[str | None, str | None], bytes]) -> None:
+    """The truth makes its keys in the same wrong way, so only bytes can tell."""
+    patch.setattr("tierkv.scheduler.requests.record.make_scope", scope)
+    patch.setattr("simulation.expected_bytes.make_scope", scope)
+
+
+@breaks("tenants", 20)
+def keys_do_not_say_whose_they_are(patch: Patch) -> None:
+    _scopes(patch, lambda cache_salt, adapter: make_scope(None, adapter))
+
+
+@breaks("tenants", 20)
+def an_adapter_is_not_in_the_keys(patch: Patch) -> None:
+    _scopes(patch, lambda cache_salt, adapter: make_scope(cache_salt, None))
+
+
+@breaks("tenants", 20)
+def quotas_are_not_kept_in_the_host_tier(patch: Patch) -> None:
+    patch.setattr(HostIndex, "trim", lambda self: Evicted((), []))
+
+
+@breaks("tenants", 20)
+def quotas_are_not_kept_below(patch: Patch) -> None:
+    patch.setattr(LowerTier, "trim", lambda self: [])
+
+
+@breaks("tenants", 40)
+def named_quotas_are_ignored(patch: Patch) -> None:
+    patch.setattr(
+        Quotas,
+        "of",
+        lambda self, tenant: self.capacity_bytes if self.each is None else min(self.each, self.capacity_bytes),
+    )
+
+
+# -- what is installed -----------------------------------------------------------------------------------------------
+
+
+@breaks("calm", 30)
+def a_chunk_that_gets_no_shorter_is_written_in_the_clear(patch: Patch) -> None:
+    pytest.importorskip("cryptography")
+    encode = Framer._encode
+
+    def lazy(self: Framer, codec: Any, slot: memoryview, header: Any, staging: memoryview) -> int:
+        return 0 if self._terms.conceals else encode(self, codec, slot, header, staging)
+
+    patch.setattr(Framer, "_encode", lazy)
+
+
+@breaks("mixed", 40)
+def a_policy_evicts_what_is_held(patch: Patch) -> None:
+    """The guard sees it and asks the policy no more: an engine would not notice, and nobody would mend the policy."""
+    evict = S3FifoPolicy.evict
+    patch.setattr(S3FifoPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
+
+
+# -- loads that stream -----------------------------------------------------------------------------------------------
+
+
+@breaks("tiny-host", 12)
+def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
+    """Only the blocks of jobs in flight become invalid, not those of the jobs of the same load that had ended."""
+
+    def reset(self: Loads) -> None:
+        for stream in self._streams.values():
+            stream.cut_short()
+            self._drop_void(stream)
+
+    patch.setattr(Loads, "reset", reset)
+
+
+@breaks("tiny-host", 12)
+def the_last_job_overtakes_a_leg(patch: Patch) -> None:
+    """A worker that goes by it would call the load over while a leg is still being copied."""
+    step = Loads.step
+    patch.setattr(Loads, "step", lambda self, *, is_last: step(self, is_last=True))
+
+
+@breaks("tiny-host", 12)
+def what_does_not_come_is_not_said(patch: Patch) -> None:
+    """A load that was given up ends as if all of it had come."""
+    send = Stream.send
+
+    def hopeful(self: Stream, *what: Any) -> TransferJob:
+        void, self._void = self._void, []
+        job = send(self, *what)
+        self._void = void
+        return job
+
+    patch.setattr(Stream, "send", hopeful)

@@ -1,0 +1,116 @@
+"""What a seed draws beside engine and tiers: users and their quotas, eviction policies, codecs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from simulation.expected_bytes import NOBODY, Who
+from simulation.scenarios import Scenario
+from tierkv.plugins.loading import load_plugins
+from tierkv.types.keys import Tenant, tenant_of_salt
+
+SLOT_BYTES = 8192
+"""A header page and a page of payload: what every chunk takes here, so that tiers can be counted in chunks."""
+
+ENCRYPTED = "aes-256-gcm"
+KEY_ENV = "TIERKV_SIMULATION_KEY"
+_KEY = bytes(range(32)).hex()
+
+CAN_ENCRYPT = importlib.util.find_spec("cryptography") is not None
+
+CODECS: tuple[str | dict[str, Any], ...] = (
+    "none", "none", "none", "zstd",
+    {"name": ENCRYPTED, "key_env": KEY_ENV}, {"name": ENCRYPTED, "key_env": KEY_ENV, "inner": "zstd"},
+)  # fmt: skip
+"""Exact ones: of what a lossy one gives back nobody could say whether it is right."""
+
+USERS = (NOBODY, Who("a"), Who("b"), Who("c"), Who("a", "adapter"), Who(None, "adapter"))
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """users: who asks. quotas: whether tiers have some, and they can be held to them. blind: see :class:`Scenario`.
+
+    host, tenants: more for these tables of the stack's description.
+    """
+
+    users: tuple[Who, ...]
+    quotas: bool
+    blind: bool
+    host: Mapping[str, Any]
+    tenants: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"{len(self.users)} users{' with quotas' if self.quotas else ''}"
+
+
+def policies() -> list[str]:
+    """The eviction policies that come with tierkv."""
+    return sorted(load_plugins([], entry_points=lambda **_: ()).policies)
+
+
+def draw_features(rng: Random, plan: Scenario, host_slots: int) -> Features:
+    """What a seed chooses."""
+    policy = rng.choice(("lru", rng.choice(policies())))
+    told_apart = rng.choice((None, None, None, None, 1, 2))  # None: all; else several share a quota
+    blind = rng.random() < plan.blind
+    users = rng.sample(USERS, rng.randint(2, len(USERS)))
+    if rng.random() >= plan.tenants:
+        return Features((NOBODY,), quotas=False, blind=False, host={"policy": policy}, tenants={})
+    return Features(
+        tuple(users),
+        quotas=True,
+        blind=blind,
+        host={"policy": policy, **_draw_quotas(rng, host_slots * SLOT_BYTES)},
+        tenants={} if told_apart is None else {"told_apart_max": told_apart},
+    )
+
+
+def draw_tier_features(rng: Random, features: Features, capacity_bytes: int | None) -> dict[str, Any]:
+    """More keys for the table of a lower tier."""
+    codec = rng.choice(CODECS)
+    policy = rng.choice(("lru", rng.choice(policies())))
+    quotas = {} if capacity_bytes is None or not features.quotas else _draw_quotas(rng, capacity_bytes)
+    return {"codec": codec if isinstance(codec, str) or CAN_ENCRYPT else "none", "policy": policy, **quotas}
+
+
+def _draw_quotas(rng: Random, capacity_bytes: int) -> dict[str, Any]:
+    def some() -> int:
+        return max(1, int(capacity_bytes * rng.choice((0.1, 0.3, 0.5, 1.0)) / SLOT_BYTES)) * SLOT_BYTES
+
+    each = rng.choice((None, some(), some()))
+    named = {salt: some() for salt in rng.sample(("", "a", "b"), rng.randint(0 if each else 1, 3))}
+    return {"tenant_quotas": named} if each is None else {"tenant_quota": each, "tenant_quotas": named}
+
+
+def quota_of(table: Mapping[str, Any], tenant: Tenant) -> int | None:
+    """What a tier's table says that a tenant may fill; None: it says nothing."""
+    named = {tenant_of_salt(salt or None): quota for salt, quota in table.get("tenant_quotas", {}).items()}
+    found: int | None = named.get(tenant, table.get("tenant_quota"))
+    return found
+
+
+def has_quotas(table: Mapping[str, Any]) -> bool:
+    """Whether a tier keeps tenants within quotas."""
+    return table.get("tenant_quota") is not None or bool(table.get("tenant_quotas"))
+
+
+@contextmanager
+def key_at_hand() -> Iterator[None]:
+    """While it lasts, an encrypted tier can be opened."""
+    before = os.environ.get(KEY_ENV)
+    os.environ[KEY_ENV] = _KEY
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[KEY_ENV]
+        else:
+            os.environ[KEY_ENV] = before

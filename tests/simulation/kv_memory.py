@@ -1,0 +1,83 @@
+"""The simulated engine's KV memory: real bytes in numpy arrays, checked against the truth before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from simulation.expected_bytes import TOKEN_BYTES, SimRequest, Truth
+from simulation.failure import Violation, demand
+from tierkv.types.engine import NULL_BLOCK_ID, EngineSpec
+from tierkv.types.geometry import cdiv
+
+Bytes = npt.NDArray[np.uint8]
+
+WRONG_BYTES = "never wrong bytes"
+"""The first promise."""
+
+ENGINE = "the simulated engine does its part"
+
+
+class KvMemory:
+    """Per worker and group its tensors ``[num_blocks, page_bytes]``. Groups share block ids, not memory."""
+
+    def __init__(self, spec: EngineSpec, truth: Truth, num_blocks: int) -> None:
+        self._truth = truth
+        self._groups = spec.groups
+        self._tensors: list[list[list[Bytes]]] = [
+            [[np.full((num_blocks, size), 0xEE, np.uint8) for size in group.page_bytes] for group in spec.groups]
+            for _ in range(spec.num_workers)
+        ]
+        # Tensors of all workers, worker by worker: how the truth counts them.
+        self._parts = [
+            [tensor for worker in self._tensors for tensor in worker[index]] for index in range(len(spec.groups))
+        ]
+
+    def caches(self, worker: int) -> list[list[Bytes]]:
+        """What a worker registers."""
+        return self._tensors[worker]
+
+    def garble(self, group: int, block_ids: Iterable[int], filling: int) -> None:
+        """These blocks have a new owner, who writes into them: nothing of what was there stays."""
+        for block_id in block_ids:
+            for tensor in self._parts[group]:
+                tensor[block_id] = filling
+
+    def verify(self, request: SimRequest, group: int, table: Sequence[int], start: int, stop: int) -> None:
+        """Read tokens ``start`` to ``stop`` as attention would.
+
+        Raises:
+            Violation: a byte is wrong.
+        """
+        if start >= stop:
+            return
+        size = self._groups[group].block_tokens
+        first = start // size
+        ids = table[first : cdiv(stop, size)]
+        demand(NULL_BLOCK_ID not in ids, ENGINE, f"request {request.request_id} has freed a block that it needs")
+        place = slice((start - first * size) * TOKEN_BYTES, (stop - first * size) * TOKEN_BYTES)
+        for part, tensor in enumerate(self._parts[group]):
+            right = self._truth.tensor_bytes(request, group, part, start, stop)
+            found = tensor[ids].reshape(-1)[place].tobytes()
+            if found != right:
+                bad = next(i for i, (one, other) in enumerate(zip(found, right, strict=True)) if one != other)
+                token = start + bad // TOKEN_BYTES
+                raise Violation(
+                    WRONG_BYTES,
+                    f"request {request.request_id} would compute from wrong bytes: group {group}, tensor {part}, "
+                    f"token {token}, in GPU block {ids[token // size - first]}",
+                )
+
+    def compute(self, request: SimRequest, group: int, table: Sequence[int], start: int, stop: int) -> None:
+        """Write tokens ``start`` to ``stop``, as a forward pass does."""
+        size = self._groups[group].block_tokens
+        for i in range(start // size, cdiv(stop, size)):
+            if table[i] == NULL_BLOCK_ID:
+                continue
+            begin, end = max(start, i * size), min(stop, (i + 1) * size)
+            place = slice((begin - i * size) * TOKEN_BYTES, (end - i * size) * TOKEN_BYTES)
+            for part, tensor in enumerate(self._parts[group]):
+                right = self._truth.tensor_bytes(request, group, part, begin, end)
+                tensor[table[i], place] = np.frombuffer(right, np.uint8)

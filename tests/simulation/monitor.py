@@ -1,0 +1,348 @@
+"""Looks at every word that passes between engine, stack and tiers, and at the bytes behind it, as it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from simulation.expected_bytes import Truth
+from simulation.failure import Violation, demand
+from simulation.feature_draw import ENCRYPTED
+from simulation.kv_memory import WRONG_BYTES
+from simulation.run_spec import Setup
+from simulation.sequences import Seat
+from simulation.storage import DETACHED, Place
+from simulation.trace import Trace
+from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
+from tierkv.testing.probe import Probe
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.engine import LoadReport
+from tierkv.types.geometry import cdiv
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb
+from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, TransferJob, WorkerOutput
+
+PROGRESS = "always progress"
+SLOTS = "no slot is written by two at once"
+JOBS = "every job ends exactly once"
+EVENTS = "events replayed give the resident set"
+OFFERS = "what is offered is readable"
+RESET = "a reset forgets everything"
+CONCEALED = "nothing lies in the clear where it is encrypted"
+HOST = "host"
+
+_NOT_TAKEN = (OutcomeKind.CORRUPT, OutcomeKind.REFUSED, OutcomeKind.NO_SPACE)
+
+
+@dataclass(slots=True)
+class SlotUse:
+    """Who reads and who writes each slot of the host tier at present."""
+
+    readers: dict[int, set[str]] = field(default_factory=dict)
+    writers: dict[int, str] = field(default_factory=dict)
+
+    def begin(self, slots: Iterable[int], who: str, *, writes: bool) -> None:
+        """``who`` uses these slots from now on."""
+        for slot in slots:
+            writer, readers = self.writers.get(slot), self.readers.get(slot)
+            demand(writer is None, SLOTS, f"{who} uses slot {slot} while {writer} writes it")
+            demand(not (writes and readers), SLOTS, f"{who} writes slot {slot} while {readers} read it")
+            if writes:
+                self.writers[slot] = who
+            else:
+                self.readers.setdefault(slot, set()).add(who)
+
+    def end(self, slots: Iterable[int], who: str, *, writes: bool) -> None:
+        """Undo :meth:`begin`."""
+        for slot in slots:
+            if writes:
+                self.writers.pop(slot, None)
+            else:
+                self.readers.get(slot, set()).discard(who)
+
+
+@dataclass(slots=True)
+class LiveJob:
+    """A transfer that workers were told of, and those that have not reported it yet."""
+
+    job: TransferJob
+    left: set[int]
+    since_s: float
+    failed: set[Key] = field(default_factory=set)
+
+
+class Watch:
+    """Satisfies :class:`simulation.engine.Watch`; also hears instructions to tiers.
+
+    Attributes:
+        residents: per tier what events say is readable there.
+        truth: the right bytes.
+        rotten: slots of the host tier that were damaged on purpose, with what they have held since.
+        offers, deferrals: answers so far.
+        left: numbers of tiers that were detached.
+        not_written: chunks whose slot was bad, for which too much waited, or which a place had no room for that holds
+            more than the stack was told of.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        probe: Probe,
+        truth: Truth,
+        trace: Trace,
+        places: Mapping[str, Place],
+    ) -> None:
+        self.residents: dict[str, set[Key]] = {HOST: set()}
+        self.rotten: dict[int, bytes] = {}
+        self.offers = 0
+        self.deferrals = 0
+        self.jobs: dict[int, LiveJob] = {}
+        self._probe = probe
+        self.truth = truth
+        self._trace = trace
+        self._deadline_s = setup.deadline_s
+        self._workers = setup.engine.num_workers
+        self._places = places
+        self._slots = SlotUse()
+        self._ops: dict[int, TierOp] = {}
+        self._last_job = 0
+        self._stale: set[int] = set()
+        self._void: list[tuple[Key, int]] = []
+        self._stale_loads: dict[str, set[int]] = {}
+        self._loaded: dict[str, set[int]] = {}
+        self._aborted: set[str] = set()
+        self._stale_reads: set[int] = set()
+        self.left: set[int] = set()
+        self.not_written = 0
+        probe.listen(self.submitted, self.drained, self.handed_out, self.reported)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def answered(self, seat: Seat, local: int, answer: int | None) -> None:
+        """A deferral ends within its deadline, and an offer is readable to the byte."""
+        request_id, now_s = seat.request.request_id, self._trace.clock()
+        self._trace.note("answer", request_id, f"local {local}:", answer)
+        if answer is None:
+            self.deferrals += 1
+            if any(live.job.request_id == request_id for live in self.jobs.values()):
+                return  # it waits for a worker, not for a tier
+            seat.deferred_since_s = now_s if seat.deferred_since_s is None else seat.deferred_since_s
+            waited_s = now_s - seat.deferred_since_s
+            demand(
+                waited_s < self._deadline_s,
+                PROGRESS,
+                f"{request_id} is deferred for {waited_s:g} s, the deadline is {self._deadline_s:g} s",
+            )
+            return
+        seat.deferred_since_s = None
+        demand(0 <= answer <= seat.request.num_tokens - local, OFFERS, f"{request_id}: {answer} tokens beyond {local}")
+        if answer:
+            self.offers += 1
+            self._check_offer(seat, local, answer)
+
+    def _check_offer(self, seat: Seat, local: int, answer: int) -> None:
+        held = self._probe.offered_slots(seat.request.request_id)
+        streamed = self._probe.streamed_keys(seat.request.request_id)
+        for group in self.truth.geometry.groups:
+            keys = self.truth.keys(seat.request, group.index)
+            last = cdiv(local + answer, group.chunk_tokens)
+            first = local // group.chunk_tokens
+            if group.window_chunks is not None:
+                first = max(first, last - group.window_chunks)
+            for key in keys[first:last]:
+                demand(
+                    key in held or key in streamed,
+                    OFFERS,
+                    f"{seat.request.request_id}: chunk {key.hex()} is not held for it",
+                )
+        for key, slot in held.items():
+            self.check_slot(key, slot, f"offered to {seat.request.request_id}")
+
+    def check_slot(self, key: Key, slot: int, why: str) -> None:
+        """A slot holds the right bytes of its chunk, or was damaged on purpose."""
+        found = bytes(self._probe.arena.payload(slot)[: len(self.truth.payloads[key])])
+        if not self.truth.is_right(key, found) and self.rotten.get(slot) != self.slot_bytes(slot):
+            raise Violation(WRONG_BYTES, f"slot {slot} holds foreign bytes as chunk {key.hex()}, {why}")
+
+    def slot_bytes(self, slot: int) -> bytes:
+        """All of a slot."""
+        return bytes(self._probe.arena.slot(slot))
+
+    # -- transfers ---------------------------------------------------------------------------------------------------
+
+    def handed_out(self, meta: ConnectorMeta) -> None:
+        """New jobs begin to use their slots."""
+        for job in (*meta.loads, *meta.stores):
+            self._trace.note(
+                "store" if job.is_store else "load", job.job_id, f"of {job.request_id}:", job.keys, "slots",
+                [ref.slot for ref in job.slots], "blocks", job.block_ids,
+            )  # fmt: skip
+            demand(job.job_id > self._last_job, JOBS, f"job id {job.job_id} was given after {self._last_job}")
+            self._slots.begin(_slots(job), _name(job), writes=job.is_store)
+            if not job.is_store:
+                self._check_load(job, meta.jobs_to_flush)
+            self.jobs[job.job_id] = LiveJob(job, set(range(self._workers)), self._trace.clock())
+        if meta.loads or meta.stores:
+            self._last_job = max(job.job_id for job in (*meta.loads, *meta.stores))
+        if meta.jobs_to_flush:
+            self._trace.note("flush", sorted(meta.jobs_to_flush))
+
+    def _check_load(self, job: TransferJob, flushed: frozenset[int]) -> None:
+        """A load has jobs one after the other; the last one says so, and what does not come."""
+        loading = self._loaded.setdefault(job.request_id, set())
+        void = VOID_SLOT in job.slots
+        demand(
+            not void or job.ends_load, JOBS, f"{_name(job)} of {job.request_id} is not its last, and leaves out some"
+        )
+        before = [live.job.job_id for live in self.jobs.values() if live.job.request_id == job.request_id]
+        demand(
+            flushed.issuperset(before), JOBS, f"{_name(job)} of {job.request_id} was given before {before} had ended"
+        )
+        again = loading.intersection(job.block_ids)
+        demand(not again, JOBS, f"{_name(job)} of {job.request_id} fills blocks {sorted(again)} once more")
+        loading.update(job.block_ids)
+
+    def reported(self, worker: int, output: WorkerOutput) -> None:
+        """Jobs end; what they copied is looked at before the stack goes on with it."""
+        for job_id in output.finished:
+            live = self.jobs.get(job_id)
+            if live is None or worker not in live.left:
+                raise Violation(JOBS, f"worker {worker} reports job {job_id}, which it does not have")
+            live.left.discard(worker)
+            live.failed |= output.failed_keys.get(job_id, frozenset())
+            if not live.left:
+                self._ended(live)
+                del self.jobs[job_id]
+
+    def _ended(self, live: LiveJob) -> None:
+        job = live.job
+        self._trace.note("ended", job.job_id, "failed:" if live.failed else "", sorted(live.failed))
+        for key, ref in zip(job.keys, job.slots, strict=True):
+            if ref == VOID_SLOT:
+                demand(key in live.failed, JOBS, f"{_name(job)} of {job.request_id}: a void chunk was copied")
+            elif key not in live.failed:
+                self.check_slot(key, ref.slot, f"{_name(job)} of {job.request_id} copied it")
+            elif job.is_store or self.rotten.get(ref.slot) != self.slot_bytes(ref.slot):
+                raise Violation(OFFERS, f"{_name(job)} of {job.request_id}: chunk {key.hex()} could not be copied")
+        self._slots.end(_slots(job), _name(job), writes=job.is_store)
+        if job.job_id in self._stale and job.is_store:
+            self._void += [(key, ref.slot) for key, ref in zip(job.keys, job.slots, strict=True)]
+        elif job.job_id in self._stale:
+            self._stale_loads.setdefault(job.request_id, set()).update(job.block_ids)
+
+    def heard(self, report: LoadReport) -> None:
+        """What a reset has overtaken counts for nothing: blocks that were loaded, chunks that were stored."""
+        for request_id in report.finished:
+            self._loaded.pop(request_id, None)
+            stale = self._stale_loads.pop(request_id, set())
+            wrong = set() if request_id in self._aborted else stale - report.invalid_block_ids
+            self._aborted.discard(request_id)
+            demand(not wrong, RESET, f"blocks {sorted(wrong)} were loaded before the reset, and are called valid")
+        void = {place for place in self._void if place in self._probe.ready_slots()}
+        demand(not void, RESET, f"slots {sorted(slot for _, slot in void)} hold what is from before the reset")
+        self._void.clear()
+
+    def aborted(self, request_id: str) -> None:
+        """A request's load goes on without it: nobody reads its blocks."""
+        self._aborted.add(request_id)
+
+    def was_reset(self, tiers: Iterable[str]) -> None:
+        """The host tier and these below it were emptied just now."""
+        self._stale |= self.jobs.keys()
+        for request_id, block_ids in self._loaded.items():  # by jobs that have ended, too
+            self._stale_loads.setdefault(request_id, set()).update(block_ids)
+        self._stale_reads |= {op_id for op_id, op in self._ops.items() if op.verb is Verb.READ}
+        left = self._probe.ready_slots()
+        demand(not left, RESET, f"slots {[slot for _, slot in left]} are still readable")
+        for name in tiers:
+            writes = [op for op in self._ops.values() if op.verb is Verb.WRITE and self._probe.name_of(op.tier) == name]
+            place = self._places[name]
+            place.was_emptied(key for op in writes for key in op.keys)
+            known = [key.hex() for key in place.stale if self._probe.is_known(name, key)]
+            demand(not known, RESET, f"{name} still answers {known}")
+
+    # -- tiers -------------------------------------------------------------------------------------------------------
+
+    def submitted(self, op: TierOp) -> None:
+        """An instruction goes to a tier."""
+        self._trace.note(op.verb.value, op.op_id, f"tier {op.tier}:", op.keys, "slots", [ref.slot for ref in op.slots])
+        name = self._probe.name_of(op.tier)
+        if op.verb is Verb.READ:
+            stale = [key.hex() for key in op.keys if key in self._places[name].stale]
+            demand(not stale, RESET, f"{name} is to read {stale}, which are from before the cache was emptied")
+        alone = op.tier not in self.left or op.verb is Verb.DELETE  # of what it was late to write
+        demand(alone, DETACHED, f"{op.verb.value} of {len(op.keys)} chunks goes to {name}, which was detached")
+        self._ops[op.op_id] = op
+        self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
+
+    def drained(self, news: list[Completion | TierHealth]) -> None:
+        """A tier answers; what it brought is looked at before the manager hears of it."""
+        for word in news:
+            if isinstance(word, TierHealth):
+                self._trace.note("health", f"tier {word.tier}", word.usable, word.reason)
+                continue
+            op = self._ops[word.op_id]
+            kinds = [outcome.kind.value for outcome in word.outcomes]
+            self._trace.note("done" if word.ended else "late", f"op {op.op_id}", kinds)
+            if not word.ended:
+                continue
+            del self._ops[word.op_id]
+            self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
+            place = self._places[self._probe.name_of(op.tier)]
+            if op.verb is Verb.WRITE:
+                place.stale_writes.difference_update(op.keys)
+                self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in word.outcomes)
+            if op.op_id in self._stale_reads:
+                self._void += [(key, ref.slot) for key, ref in zip(op.keys, op.slots, strict=True)]
+            for i, (key, outcome) in enumerate(zip(op.keys, word.outcomes, strict=True)):
+                if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
+                    self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
+                elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
+                    place.suspects.add(key)  # it may be gone all the same
+
+    def judge(self, codec: str, key: Key, frame: memoryview) -> bool:
+        """A stack writes a frame to a tier with that codec: it must be the right one.
+
+        Returns:
+            False where it was damaged on purpose.
+        """
+        raw = bytes(frame)
+        if any(rotten[: len(raw)] == raw for rotten in self.rotten.values()):
+            return False
+        header = parse_header(frame)
+        demand(header.key == key, WRONG_BYTES, f"the frame of {header.key.hex()} is written as {key.hex()}")
+        clear = header.codec != ENCRYPTED or self.truth.payloads[key] in raw
+        demand(not (clear and codec == ENCRYPTED), CONCEALED, f"chunk {key.hex()} is written with {header.codec}")
+        if header.codec == NO_CODEC:
+            found = raw[HEADER_BYTES : HEADER_BYTES + len(self.truth.payloads[key])]
+            demand(self.truth.is_right(key, found), WRONG_BYTES, f"foreign bytes are written as chunk {key.hex()}")
+        return True
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def replay(self, events: Iterable[CacheEvent], indexed: set[str]) -> None:
+        """Take in what the stack says became available or left."""
+        for event in events:
+            self._trace.note("event", event.kind.value, event.tier, event.keys)
+            residents = self.residents.setdefault(event.tier, set())
+            match event.kind:
+                case CacheEventKind.STORED:
+                    residents.update(event.keys)
+                case CacheEventKind.REMOVED:
+                    known = event.tier not in indexed or residents.issuperset(event.keys)
+                    demand(known, EVENTS, f"{event.tier} lost {[key.hex() for key in event.keys]}, not all of it there")
+                    residents.difference_update(event.keys)
+                case CacheEventKind.CLEARED:
+                    residents.clear()
+
+
+def _slots(job: TransferJob) -> list[int]:
+    """The slots that a job copies from or to."""
+    return [ref.slot for ref in job.slots if ref != VOID_SLOT]
+
+
+def _name(job: TransferJob) -> str:
+    return f"{'store' if job.is_store else 'load'} {job.job_id}"
+
+
+__all__ = ["HOST", "LiveJob", "SlotUse", "Watch"]

@@ -1,0 +1,151 @@
+"""One process: an engine and a stack over the places, from its start to its end, orderly or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from random import Random
+
+from simulation.backends import plugin_of, registry_of
+from simulation.checks import Checks
+from simulation.engine import SimEngine
+from simulation.exception_guard import guarded
+from simulation.executor import Executor
+from simulation.expected_bytes import Truth
+from simulation.failure import demand
+from simulation.feature_draw import key_at_hand
+from simulation.monitor import PROGRESS, Watch
+from simulation.run_spec import Setup, codec_name
+from simulation.storage import Place
+from simulation.trace import Trace
+from tierkv.abc import WriteRequest
+from tierkv.dispatch.runtime import Runtime
+from tierkv.stack.opening import open_stack
+from tierkv.testing.manual_clock import ManualClock
+from tierkv.testing.probe import Probe
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Verb
+
+CLOSE_S = 0.2
+"""How long a stack may take to write what waits when it is closed."""
+
+CLOSE_AT_REST_S = 60.0
+"""What it is given when all tiers are well: enough to write a whole host tier back, chunk by chunk."""
+
+CLOSE_GRACE_S = 8.0
+"""What closing may take beyond that: threads, backends and the event loop have a second each, and copies theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """number: counts the processes of a run. epoch: counts the weights that they have had."""
+
+    number: int = 0
+    epoch: int = 0
+
+
+class Process:
+    """See the module.
+
+    Args:
+        setup: what it is made of.
+        places: where its tiers keep their frames.
+        clock: simulated time.
+        trace: hears of everything.
+        duration: see :class:`Executor`.
+        era: which of the run's processes this is.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        places: Mapping[str, Place],
+        clock: ManualClock,
+        trace: Trace,
+        duration: Callable[[str], float],
+        era: Era,
+    ) -> None:
+        self._places = places
+        self._clock = clock
+        self.trace = trace
+        self.executor = Executor(clock, duration)
+        plugins = [
+            plugin_of(f"sim-{tier.name}", tier.capabilities, places[tier.name], asynchronous=tier.asynchronous)
+            for tier in setup.tiers
+        ]
+        runtime = Runtime(
+            clock=clock,
+            pause=self.executor.pause,
+            nap=self.executor.nap,
+            wait=self.executor.wait,
+            spawn=self.executor.spawn,
+            rng=Random(f"jitter {setup.seed} {era.number}"),
+        )
+        trace.note("open", f"process {era.number}, epoch {era.epoch}")
+        for place in places.values():
+            place.was_told()
+            place.index_lost = place.is_asked = True  # until it is scanned
+        with guarded("open_stack"), key_at_hand():
+            self.stack = open_stack(
+                setup.config(str(era.epoch)), setup.engine, plugins=registry_of(plugins), runtime=runtime
+            )
+        self.truth = Truth(self.stack.geometry, str(era.epoch))
+        self.probe = Probe(self.stack)
+        self.watch = Watch(setup, self.probe, self.truth, trace, places)
+        for tier in setup.tiers:
+            place = places[tier.name]
+            place.is_asked = False
+            place.judge = partial(self.watch.judge, codec_name(tier))
+        self.engine = SimEngine(setup, self.stack, self.truth, self.watch, self.pass_time)
+        if setup.engine.capabilities.shows_free_blocks:
+            self.stack.register_free_queue(self.engine.tables.pool, setup.token_budget)
+        self.checks = Checks(setup, self.probe, self.watch, self.engine, places)
+        self.checks.opened()
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and I/O and copies go on."""
+        with guarded("I/O"):
+            self.executor.run_until(self._clock() + seconds)
+
+    def kill(self) -> None:
+        """The process dies: what was under way may have happened, or not, or in part."""
+        self.trace.note("killed")
+        for place in self._places.values():
+            requests: list[WriteRequest] = list(chain.from_iterable(place.under_way.values()))
+            deletes: list[Key] = list(chain.from_iterable(place.deletes_under_way.values()))
+            for op in self.executor.ops_under_way(f"tierkv-{place.name}-"):
+                if op.verb is Verb.DELETE:
+                    deletes += op.keys
+                elif op.verb is Verb.WRITE:
+                    slots = [self.probe.arena.slot(ref.slot) for ref in op.slots]
+                    requests += [WriteRequest(key, slot) for key, slot in zip(op.keys, slots, strict=True)]
+            place.power_cut(requests, deletes)
+        self.vanish()
+
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """The process ends in order, whatever state its tiers are in. Returns whether all was written.
+
+        Raises:
+            Violation: it raised, or took longer than its bound.
+        """
+        self.trace.note("closing")
+        started_s = self._clock()
+        with guarded("close"):
+            flushed = self.stack.close(timeout_s)
+        took_s = self._clock() - started_s
+        demand(
+            took_s <= timeout_s + CLOSE_GRACE_S, PROGRESS, f"closing took {took_s:g} s, it was given {timeout_s:g} s"
+        )
+        self.vanish()
+        return flushed
+
+    def vanish(self) -> None:
+        """Whatever still runs ends here, and the computer gets its memory back."""
+        self.executor.halt()
+        self.probe.arena.close()
+        for place in self._places.values():
+            place.under_way.clear()
+            place.deletes_under_way.clear()
+            place.opening = None

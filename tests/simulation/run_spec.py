@@ -1,0 +1,265 @@
+"""What one run is made of: an engine, a stack and its troubles, all drawn from one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from simulation.expected_bytes import TOKEN_BYTES, Who
+from simulation.fault_schedule import Trouble
+from simulation.feature_draw import SLOT_BYTES, Features, draw_features, draw_tier_features
+from simulation.scenarios import SCENARIOS, Scenario
+from tierkv.abc import Capabilities
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TierSetup:
+    """One lower tier. ``options`` is its table in the stack's description; the rest is for its place and weather.
+
+    asynchronous: its backend runs on the event loop, where the reply may travel for a while after the deed.
+    """
+
+    name: str
+    capabilities: Capabilities
+    capacity_bytes: int | None
+    options: Mapping[str, Any]
+    menu: Sequence[Trouble]
+    healthy_s: float
+    trouble_s: float
+    usual_s: Sequence[float]
+    tail: float
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that is fixed for a run. Equal seeds give equal setups.
+
+    gpu_blocks: with the placeholder. token_budget: tokens per engine step. running_max: requests in the engine at once.
+    frees_early: the engine reuses the blocks of a load that was aborted at once, trusting fences alone.
+    caching: the engine finds computed blocks again. prompt_tokens_max: no prompt is longer.
+    """
+
+    seed: int
+    scenario: Scenario
+    engine: EngineSpec
+    chunk_blocks: int
+    gpu_blocks: int
+    token_budget: int
+    running_max: int
+    frees_early: bool
+    caching: bool
+    host_slots: int
+    prompt_tokens_max: int
+    deadline_s: float
+    host: Mapping[str, Any]
+    lookup: Mapping[str, Any]
+    store: Mapping[str, Any]
+    events: Mapping[str, Any]
+    features: Features
+    tiers: tuple[TierSetup, ...] = field(default=())
+
+    @property
+    def users(self) -> tuple[Who, ...]:
+        """Who uses the engine."""
+        return self.features.users
+
+    @property
+    def scoped_hashes(self) -> bool:
+        """Whether the engine's hashes tell users apart: they must, where it finds blocks of its own by them."""
+        return self.caching or not self.features.blind
+
+    def tier(self, name: str) -> TierSetup:
+        """By name."""
+        return next(tier for tier in self.tiers if tier.name == name)
+
+    def config(self, epoch: str) -> dict[str, Any]:
+        """The stack's description."""
+        return {
+            "namespace": {"epoch": epoch},
+            "chunk": {"blocks": self.chunk_blocks},
+            "host": {"capacity": self.host_slots * SLOT_BYTES, **self.host},
+            "lookup": {"deadline_s": self.deadline_s, **self.lookup},
+            "store": dict(self.store),
+            "events": dict(self.events),
+            "tenants": dict(self.features.tenants),
+            "tiers": [dict(tier.options) for tier in self.tiers],
+        }
+
+    def describe(self) -> str:
+        """In a line."""
+        groups = ", ".join(
+            f"{group.kind.value}/{group.block_tokens}"
+            + (f" window {group.window_tokens}" if group.window_tokens else "")
+            for group in self.engine.groups
+        )
+        tiers = ", ".join(
+            f"{tier.name}[{'any' if tier.capacity_bytes is None else tier.capacity_bytes // SLOT_BYTES}, "
+            f"{tier.options['write']}, {codec_name(tier)}, {tier.options.get('policy', 'lru')}]"
+            for tier in self.tiers
+        )
+        return (
+            f"scenario {self.scenario.name}; groups {groups}; chunks of {self.chunk_blocks} blocks; "
+            f"{self.engine.num_workers} worker(s); {self.gpu_blocks} GPU blocks; {self.host_slots} host slots; "
+            f"policy {self.host['policy']}; store plan {self.store['plan']}; tiers {tiers or 'none'}; "
+            f"deadline {self.deadline_s:g} s; {self.features.describe()}"
+            f"{'' if self.scoped_hashes else ', whom hashes do not tell apart'}"
+        )
+
+
+def codec_name(tier: TierSetup) -> str:
+    """What a tier writes with."""
+    codec = tier.options["codec"]
+    return str(codec if isinstance(codec, str) else codec["name"])
+
+
+def draw_setup(seed: int, scenario: str | None = None) -> Setup:
+    """The setup of a seed; with a scenario named, that one instead of the one the seed would choose."""
+    rng = Random(f"setup {seed}")
+    chosen = rng.choice(sorted(SCENARIOS))
+    plan = SCENARIOS[scenario or chosen]
+    engine = _draw_engine(rng, plan)
+    lazy = engine.capabilities.shows_free_blocks
+    chunk_blocks = 1 if lazy else rng.choice((1, 1, 2, 3))
+    chunk_tokens = max(group.block_tokens for group in engine.groups) * chunk_blocks
+    host_slots = rng.randint(*plan.host_slots)
+    # A prompt may be longer than the host tier: what fits must be answered.
+    chunks_per_token = sum(1 / (group.block_tokens * chunk_blocks) for group in engine.groups)
+    prompt_tokens_max = max(3 * chunk_tokens, int(host_slots / chunks_per_token * rng.uniform(*plan.prompt_share)))
+    blocks = sum(-(-(prompt_tokens_max + 16) // group.block_tokens) for group in engine.groups)
+    tiers = rng.choice(plan.tiers)
+    features = draw_features(Random(f"features {seed}"), plan, host_slots)
+    return Setup(
+        seed=seed,
+        scenario=plan,
+        engine=engine,
+        chunk_blocks=chunk_blocks,
+        gpu_blocks=2 + int(blocks * rng.uniform(*plan.gpu_share)),
+        token_budget=rng.choice((8, 24, 64, 64)),
+        running_max=rng.choice((2, 4, 8)),
+        frees_early=rng.random() < 0.6 and not engine.capabilities.holds_blocks_of_finished,
+        caching=engine.capabilities.prefix_caching,
+        host_slots=host_slots,
+        prompt_tokens_max=prompt_tokens_max,
+        deadline_s=rng.choice((0.3, 1.0, 3.0)),
+        host={
+            "reserved_share": rng.choice((0.5, 0.8, 1.0)),
+            "copy_threads": rng.choice((1, 2, 4)),
+            **features.host,
+        },
+        lookup={"completions_per_step_max": rng.choice((1, 8, 256, 256))},
+        store={
+            "chunks_per_step_max": rng.choice((1, 4, 256, 256)),
+            "prompt_only": rng.random() < 0.15,
+            "plan": "lazy" if lazy else rng.choice(("immediate", "immediate", "eager")),
+            "policy": rng.choice(("block_level", "block_level", "request_level")),
+        },
+        events={"self_describing": rng.random() < 0.3},
+        features=features,
+        tiers=tuple(
+            _with_features(
+                _draw_tier(rng, plan, f"{kind}{i}", kind, host_slots, Random(f"write {seed} {i}").choice(plan.writes)),
+                Random(f"features {seed} {i}"),
+                features,
+            )
+            for i, kind in enumerate(tiers)
+        ),
+    )
+
+
+_FULL, _WINDOW, _LOCAL, _STATE = (
+    GroupKind.FULL_ATTENTION,
+    GroupKind.SLIDING_WINDOW,
+    GroupKind.CHUNKED_LOCAL,
+    GroupKind.SSM,
+)
+
+MODELS: tuple[tuple[tuple[GroupKind, int, int | None], ...], ...] = (
+    ((_FULL, 4, None),),
+    ((_FULL, 4, None),),
+    ((_FULL, 2, None), (_FULL, 4, None)),
+    ((_FULL, 2, None), (_FULL, 6, None)),
+    ((_FULL, 4, None), (_WINDOW, 4, 10)),
+    ((_FULL, 4, None), (_WINDOW, 2, 5), (_WINDOW, 4, 16)),
+    ((_WINDOW, 4, 7),),
+    ((_FULL, 4, None), (_LOCAL, 4, 8)),
+    ((_FULL, 4, None), (_STATE, 8, None)),
+    ((_FULL, 8, None), (_WINDOW, 2, 6)),
+)
+"""Kind, tokens per block and window of each group."""
+
+
+def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
+    model = rng.choice(MODELS)
+    groups = tuple(
+        GroupSpec(size, (size * TOKEN_BYTES,) * rng.choice((1, 2)), kind, window) for kind, size, window in model
+    )
+    sizes = [group.block_tokens for group in groups]
+    lazy = rng.random() < plan.lazy
+    return EngineSpec(
+        model="simulated",
+        dtype="bytes",
+        groups=groups,
+        hash_block_tokens=rng.choice((2, min(sizes))) if all(size % 4 == 0 for size in sizes) else 2,
+        num_workers=rng.choice((1, 1, 2, 3)),
+        capabilities=EngineCapabilities(
+            # What has no content to be found by is never stored lazily.
+            prefix_caching=lazy or rng.random() < plan.caching,
+            holds_blocks_of_finished=rng.random() < 0.2,
+            shows_free_blocks=lazy,
+            prefill_tokens_per_s=(None, 30.0, 300.0)[sum(sizes) % 3],  # by model: whether slow tiers are left out
+        ),
+    )
+
+
+def _with_features(tier: TierSetup, rng: Random, features: Features) -> TierSetup:
+    return replace(tier, options={**tier.options, **draw_tier_features(rng, features, tier.capacity_bytes)})
+
+
+def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: int, write: str) -> TierSetup:
+    shared = kind == "objects"
+    capabilities = Capabilities(
+        durable=True,
+        shared=shared,
+        authoritative_index=not shared,
+        scan=not shared,
+        bounded=not shared,
+        preferred_batch=rng.choice((1, 2, 8, 8)),
+        preferred_concurrency=rng.choice((1, 2, 3)),
+    )
+    frames = max(2, int(host_slots * rng.choice(plan.disk_share)))
+    capacity = None if shared else frames * SLOT_BYTES
+    options: dict[str, Any] = {
+        "name": name,
+        "backend": f"sim-{name}",
+        "write": "read_only" if shared and rng.random() < 0.15 else write,
+        "probe_deadline_s": rng.choice((0.1, 0.5)),
+        "read_deadline_s": rng.choice((0.3, 2.0)),
+        "write_deadline_s": rng.choice((0.5, 3.0)),
+        "queue_ops_max": rng.choice((2, 8, 4096, 4096)),
+        "queue_bytes_max": rng.choice((2, 1000, 1000)) * SLOT_BYTES,
+        "retries": rng.choice((0, 2)),
+        "breaker_failures": rng.choice((1, 3, 5)),
+        "breaker_cooldown_s": rng.choice((0.2, 1.0)),
+        "probe_keys_max": rng.choice((3, 1024)),
+        "presence_ttl_s": rng.choice((0.5, 5.0, 30.0)),
+        "absence_ttl_s": rng.choice((0.0, 0.5, 1.0, 5.0)),
+        "presence_keys_max": rng.choice((8, 100, 1_000_000, 1_000_000)),
+    }
+    if capacity is not None:
+        options["capacity"] = capacity
+    return TierSetup(
+        name=name,
+        capabilities=capabilities,
+        capacity_bytes=capacity,
+        options=options,
+        menu=plan.menu,
+        healthy_s=plan.healthy_s,
+        trouble_s=plan.trouble_s,
+        usual_s=rng.choice(plan.paces),
+        tail=plan.tail,
+        asynchronous=shared or rng.random() < 0.5,
+    )

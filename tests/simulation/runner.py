@@ -1,0 +1,92 @@
+"""Runs seeds and says what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from simulation.failure import Violation
+from simulation.run_spec import Setup, draw_setup
+from simulation.trace import Trace
+from simulation.world import World
+from tierkv.testing.manual_clock import ManualClock
+
+STEPS = 200
+"""Engine steps in which things go wrong; after them everything goes well until the run has come to rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken promise. invariant: its name. step: when it was seen. trace: what happened before, oldest first."""
+
+    invariant: str
+    detail: str
+    step: int
+    trace: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one seed.
+
+    setup: what it was made of, in a line. steps: engine steps in all. digest: of everything that happened; equal runs
+    have equal ones. totals: counts of what was reached. finding: None where everything held.
+    """
+
+    seed: int
+    scenario: str
+    setup: str
+    steps: int
+    simulated_s: float
+    digest: str
+    totals: Mapping[str, int]
+    finding: Finding | None
+
+    @property
+    def reproduce(self) -> str:
+        """The command that plays this run again."""
+        return f"python -m nox -s simulate -- --seed {self.seed} --scenario {self.scenario}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "reproduce": self.reproduce}
+
+
+def simulate(seed: int, *, steps: int = STEPS, scenario: str | None = None) -> Outcome:
+    """Play one run: ``steps`` engine steps of trouble, then peace until nothing is left to do.
+
+    Args:
+        seed: decides everything.
+        steps: engine steps with trouble.
+        scenario: one of :data:`~simulation.scenarios.SCENARIOS`; None: the one that the seed chooses.
+    """
+    setup = draw_setup(seed, scenario)
+    clock = ManualClock(0.0)
+    trace = Trace(clock)
+    world: World | None = None
+    finding: Finding | None = None
+    try:
+        world = World(setup, clock, trace)
+        for _ in range(steps):
+            world.step()
+        world.settle()
+    except Violation as violation:
+        finding = Finding(violation.invariant, violation.detail, trace.step, tuple(trace.lines()))
+    finally:
+        if world is not None:
+            world.abandon()
+    return _outcome(setup, trace, {} if world is None else world.totals, finding)
+
+
+def _outcome(setup: Setup, trace: Trace, totals: Mapping[str, int], finding: Finding | None) -> Outcome:
+    return Outcome(
+        seed=setup.seed,
+        scenario=setup.scenario.name,
+        setup=setup.describe(),
+        steps=trace.step,
+        simulated_s=trace.clock(),
+        digest=trace.digest,
+        totals=totals,
+        finding=finding,
+    )

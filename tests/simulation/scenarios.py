@@ -1,0 +1,150 @@
+"""Kinds of days: what a run stresses. A seed chooses one; ``--scenario`` names one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulation.fault_schedule import Trouble
+
+_T = Trouble
+_ALL = tuple(trouble for trouble in Trouble if trouble is not Trouble.NONE)
+_STACKS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("disk",),
+    ("objects",),
+    ("disk", "objects"),
+    ("disk", "objects"),
+    ("objects", "disk"),
+    ("disk", "disk", "objects"),
+)
+
+
+_QUICK = (0.0001, 0.0005, 0.002, 0.01)
+_STEADY = (0.0002, 0.001, 0.005, 0.02, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Chances are per engine step.
+
+    tiers: kinds of lower tiers to choose from. menu: what can go wrong with them. healthy_s, trouble_s: how long spells
+    last on average. host_slots, prompt_share, gpu_share: ranges; prompts as a share of the host tier, GPU blocks as a
+    share of what the longest request needs. families: how many unrelated prefixes there may be. burst_max: requests
+    that arrive at once. kill, close: the process dies, or ends in order, and a new stack is opened. new_weights: then
+    the weights have changed. rot: a slot of the host tier or a frame at rest is damaged. lose: somebody deletes frames.
+    paces: how long tiers usually need for a call, in seconds; each tier has one of these. tail: of the calls, how many
+    take long although nothing is wrong. disk_share: frames that a bounded tier takes, as multiples of the host tier's
+    slots. writes: write policies to choose from. back: of the requests, how many go on with an earlier one. crowd: of
+    the bursts, how many ask for the same prefix. others: another engine writes to shared tiers. idle: nothing happens
+    for seconds. shy: the engine leaves an offer unused. lazy, caching: of the seeds, how many store what the engine is
+    about to reuse, and how many find computed blocks in the GPU again. tenants: of the seeds, how many have several
+    users and quotas. blind: of the engines that may, how many have hashes that do not tell users apart. reset_all: of
+    the resets, how many are to empty all tiers. changes: somebody attaches or detaches a tier.
+    """
+
+    name: str
+    summary: str
+    tiers: Sequence[tuple[str, ...]] = _STACKS
+    menu: Sequence[Trouble] = ()
+    healthy_s: float = 3.0
+    trouble_s: float = 1.5
+    host_slots: tuple[int, int] = (24, 64)
+    prompt_share: tuple[float, float] = (0.15, 0.5)
+    gpu_share: tuple[float, float] = (1.0, 1.4)
+    paces: Sequence[Sequence[float]] = (_QUICK, _QUICK, _STEADY)
+    tail: float = 0.02
+    disk_share: Sequence[float] = (0.2, 1.0, 2.0, 5.0)
+    writes: Sequence[str] = ("through", "through", "through", "on_reuse", "back")
+    families: Sequence[int] = (2, 2, 5)
+    back: float = 0.5
+    crowd: float = 0.4
+    arrive: float = 0.25
+    burst_max: int = 3
+    abort: float = 0.02
+    preempt: float = 0.03
+    reset: float = 0.005
+    kill: float = 0.004
+    close: float = 0.002
+    new_weights: float = 0.2
+    rot: float = 0.01
+    lose: float = 0.01
+    others: float = 0.02
+    idle: float = 0.02
+    shy: float = 0.1
+    lazy: float = 0.1
+    caching: float = 0.3
+    tenants: float = 0.3
+    blind: float = 0.7
+    reset_all: float = 0.5
+    changes: float = 0.01
+
+
+def _scenarios() -> list[Scenario]:
+    rows = _STACKS[1:]
+    return [
+        Scenario("calm", "Nothing goes wrong, nobody is in a hurry.", kill=0.0, rot=0.0, lose=0.0),
+        Scenario("mixed", "A bit of everything.", menu=_ALL),
+        Scenario("storm", "Everything goes wrong all the time.", rows, _ALL, healthy_s=0.5, trouble_s=1.0),
+        Scenario(
+            "tiny-host", "Prefixes longer than the host tier; eight requests over a full one.", rows,
+            host_slots=(4, 8), prompt_share=(1.1, 3.0), gpu_share=(1.0, 4.0), burst_max=8,
+        ),
+        Scenario(
+            "returning", "Conversations come back long after their GPU blocks were given to others.",
+            (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW,), healthy_s=6.0, gpu_share=(1.0, 1.2),
+            disk_share=(2.0, 5.0), back=0.8, kill=0.0, lazy=0.0, shy=0.0,
+        ),
+        Scenario(
+            "cramped", "Small disks that make room all the time, for what they have just deleted.",
+            (("disk",), ("disk", "disk")), host_slots=(8, 24), prompt_share=(0.5, 1.5), disk_share=(0.3, 0.6, 1.0),
+            kill=0.0, close=0.0, rot=0.0, lose=0.0,
+        ),
+        Scenario(
+            "rotten", "Disks from which much is read again, and of which much is bad.",
+            (("disk",),), host_slots=(8, 20), prompt_share=(0.3, 0.6), gpu_share=(1.0, 1.2),
+            paces=(_QUICK,), tail=0.2, disk_share=(8.0,), families=(3, 6), caching=0.0, lazy=0.0,
+            rot=0.5, lose=0.0, kill=0.0, close=0.0,
+        ),
+        Scenario(
+            "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), trouble_s=3.0
+        ),
+        Scenario("flapping", "Tiers come and go.", rows, (_T.FLAPPING, _T.RAISING, _T.PARTIAL), healthy_s=1.0),
+        Scenario(
+            "liars", "Tiers return other bytes than they were given, or none.", rows,
+            (_T.BAD_READS, _T.FALSE_PRESENCE, _T.FORGETFUL, _T.BABBLING), healthy_s=1.0, rot=0.05, lose=0.05,
+        ),
+        Scenario("full", "Tiers have no room.", rows, (_T.FULL, _T.LOST_REPLIES), healthy_s=1.0),
+        Scenario(
+            "restarts", "The process dies and comes back, sometimes with other weights.", rows, (_T.SLOW, _T.RAISING),
+            kill=0.03, close=0.01,
+        ),
+        Scenario(
+            "demotions", "Tiers get what the host tier evicts, or what is used again, and fail.",
+            rows, (_T.SLOW, _T.HUNG, _T.RAISING, _T.FULL, _T.FLAPPING), host_slots=(8, 40), healthy_s=4.0,
+            gpu_share=(1.0, 1.2), writes=("back", "back", "on_reuse", "on_reuse", "through"), close=0.01, caching=0.0,
+        ),
+        Scenario(
+            "resets", "The cache is emptied all the time.", (("disk",), ("disk", "disk"), ("disk", "objects")),
+            (_T.SLOW,), host_slots=(12, 40), gpu_share=(1.0, 1.2), disk_share=(1.0, 2.0, 5.0), reset=0.02,
+            reset_all=0.7, changes=0.0, caching=0.1,
+        ),
+        Scenario(
+            "changes", "Tiers are attached and detached in every state, hung ones too, and come back.",
+            rows, (_T.HUNG, _T.STUCK, _T.SLOW, _T.RAISING, _T.LOST_REPLIES), healthy_s=2.0, host_slots=(12, 40),
+            gpu_share=(1.0, 1.2), changes=0.12, reset=0.002, caching=0.1, lose=0.0,
+        ),
+        Scenario(
+            "tenants", "Several users with quotas, who ask for the same and must get nothing of each other's.",
+            (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW, _T.PARTIAL), host_slots=(16, 48),
+            gpu_share=(1.0, 1.2), disk_share=(1.0, 2.0, 5.0), tenants=1.0, blind=1.0, caching=0.1, lazy=0.05,
+        ),
+        Scenario(
+            "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
+            gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, shy=0.3,
+        ),
+    ]  # fmt: skip
+
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
+"""By name."""

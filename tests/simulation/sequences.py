@@ -1,0 +1,172 @@
+"""Requests in the simulated engine and the blocks that they hold.
+
+A group with a window keeps the blocks that its next token attends to; before them its table has the null block. What a
+window has left is freed when the next step is scheduled, and may be handed out anew in that very step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from simulation.blocks import BlockPool, SimBlock
+from simulation.expected_bytes import SimRequest
+from simulation.run_spec import Setup
+from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec
+from tierkv.types.geometry import cdiv
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """One request in the engine.
+
+    arrival: counts requests. born_step: when it came. tables: per group, its blocks. told: how many of them the stack
+    knows of. computed: tokens whose KV is there. load_end: end of the tokens being loaded. fresh: (group, block) handed
+    out since its last forward pass. deferred_since_s: since when its lookup is unanswered.
+    """
+
+    request: SimRequest
+    new_tokens: int
+    arrival: int
+    born_step: int
+    tables: list[list[int]] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    computed: int = 0
+    generated: int = 0
+    load_end: int = 0
+    fresh: list[tuple[int, int]] = field(default_factory=list)
+    deferred_since_s: float | None = None
+
+
+def first_attended(group: GroupSpec, position: int) -> int:
+    """The first token that the one at ``position`` attends to, as models define it; of a state, the one before it."""
+    match group.kind:
+        case GroupKind.FULL_ATTENTION:
+            return 0
+        case GroupKind.SSM:
+            return max(0, position - 1)
+        case GroupKind.SLIDING_WINDOW:
+            return max(0, position - (group.window_tokens or 1) + 1)
+        case GroupKind.CHUNKED_LOCAL:
+            return position // (group.window_tokens or 1) * (group.window_tokens or 1)
+
+
+class TableKeeper:
+    """Hands blocks to seats and takes them back."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.pool = BlockPool(setup.gpu_blocks, caching=setup.caching)
+        self.align_tokens = math.lcm(*(group.block_tokens for group in setup.engine.groups))
+        self.groups = setup.engine.groups
+        self._caching = setup.caching
+        self._hash_block_tokens = setup.engine.hash_block_tokens
+
+    def local_prefix(self, request: SimRequest) -> tuple[list[list[int]], int]:
+        """Blocks that the GPU still has, and the tokens after which a request can go on with them.
+
+        At least one token is computed. Nothing is taken.
+        """
+        tokens = (request.num_tokens - 1) // self.align_tokens * self.align_tokens if self._caching else 0
+        while tokens:
+            tables = [self._find(request, group, tokens) for group in range(len(self.groups))]
+            if None not in tables:
+                return [table or [] for table in tables], tokens
+            tokens -= self.align_tokens
+        return [[] for _ in self.groups], 0
+
+    def _find(self, request: SimRequest, group: int, tokens: int) -> list[int] | None:
+        size = self.groups[group].block_tokens
+        first = self._first_block(group, tokens)
+        table = [NULL_BLOCK_ID] * first
+        for i in range(first, tokens // size):
+            block_id = self.pool.find(group, self._block_hash(request, group, i))
+            if block_id is None:
+                return None
+            table.append(block_id)
+        return table
+
+    def _first_block(self, group: int, position: int) -> int:
+        return first_attended(self.groups[group], position) // self.groups[group].block_tokens
+
+    def _block_hash(self, request: SimRequest, group: int, index: int) -> bytes:
+        per_block = self.groups[group].block_tokens // self._hash_block_tokens
+        return request.block_hashes[per_block * (index + 1) - 1]
+
+    def open(self, seat: Seat, prefix: list[list[int]], start: int, tokens: int) -> bool:
+        """Blocks for ``tokens`` tokens, for a seat that will go on from ``start``; False if there are too few.
+
+        Those behind the prefix that was found, up to ``start``, will be filled by a load.
+        """
+        start = min(start, seat.request.num_tokens - 1)
+        seat.tables = []
+        for group, found in enumerate(prefix):
+            first = self._first_block(group, start)
+            seat.tables.append([NULL_BLOCK_ID] * first + found[first:])
+        for block_id in _real(seat.tables):
+            self.pool.hold(block_id)
+        seat.told = [0] * len(prefix)
+        if not self.extend(seat, tokens):
+            self.free(seat)
+            return False
+        return True
+
+    def extend(self, seat: Seat, tokens: int) -> bool:
+        """More blocks, up to ``tokens`` tokens; False if there are too few, and then nothing is taken."""
+        needs = [cdiv(tokens, spec.block_tokens) for spec in self.groups]
+        missing = [max(0, need - len(table)) for need, table in zip(needs, seat.tables, strict=True)]
+        if sum(missing) > self.pool.num_free:
+            return False
+        for group, count in enumerate(missing):
+            new = [self.pool.take() for _ in range(count)]
+            seat.tables[group] += new
+            seat.fresh += [(group, block_id) for block_id in new]
+        return True
+
+    def leave_behind(self, seat: Seat) -> None:
+        """Free what windows have left, now that the next token is about to be computed."""
+        for group, table in enumerate(seat.tables):
+            for i in range(min(self._first_block(group, seat.computed), len(table))):
+                self.pool.release(table[i])
+                table[i] = NULL_BLOCK_ID
+
+    def cut(self, seat: Seat, tokens: int) -> None:
+        """Give back all blocks behind the first ``tokens``, the tail first."""
+        for spec, table in zip(self.groups, seat.tables, strict=True):
+            stop = cdiv(tokens, spec.block_tokens)
+            for block_id in reversed(table[stop:]):
+                self.pool.release(block_id)
+            del table[stop:]
+
+    def free(self, seat: Seat) -> None:
+        """Give all blocks back."""
+        if seat.tables:
+            self.cut(seat, 0)
+        seat.tables, seat.told, seat.fresh = [], [], []
+
+    def register(self, seat: Seat, tokens: int) -> None:
+        """Whole blocks within ``tokens`` may be found by others."""
+        for group, table in enumerate(seat.tables):
+            for i in range(tokens // self.groups[group].block_tokens):
+                self.pool.register(group, self._block_hash(seat.request, group, i), table[i])
+
+    def views(self, seat: Seat) -> list[list[SimBlock]]:
+        """The tables as tierkv sees them."""
+        return [[self.pool.view(block_id) for block_id in table] for table in seat.tables]
+
+    def usable_tokens(self, seat: Seat, tokens: int, invalid: Collection[int]) -> int:
+        """After how many of its first ``tokens`` a seat can go on, if some of its blocks are invalid."""
+        return next(end for end in range(tokens, -1, -1) if self._is_usable(seat, end, invalid))
+
+    def _is_usable(self, seat: Seat, tokens: int, invalid: Collection[int]) -> bool:
+        position = min(tokens, seat.request.num_tokens - 1)
+        for group, table in enumerate(seat.tables):
+            needed = table[self._first_block(group, position) : cdiv(tokens, self.groups[group].block_tokens)]
+            if any(block_id == NULL_BLOCK_ID or block_id in invalid for block_id in needed):
+                return False
+        return True
+
+
+def _real(tables: Sequence[Sequence[int]]) -> list[int]:
+    """All blocks but the placeholder, which nobody holds."""
+    return [block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID]

@@ -1,0 +1,454 @@
+"""Promises broken on purpose: each is one careless line in tierkv, and what a simulation must make of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.frames.frame import FrameSealer
+from tierkv.manager.event_log import EventLog
+from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.residency import DELETING, WRITING
+from tierkv.manager.manager import OffloadManager
+from tierkv.manager.moves.dirty_pins import Shelter
+from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.reservations.reservation import Reservation
+from tierkv.policies.lru import LruPolicy
+from tierkv.scheduler.jobs.completions import Results
+from tierkv.scheduler.jobs.jobs import Fences, JobTable
+from tierkv.scheduler.lookup.lookups import Lookups
+from tierkv.scheduler.lookup.search import SearchGroup, find_hit
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.scheduler.store.stores import Stores
+from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.lookup import LookupResult
+from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import OutcomeKind, Verb
+from tierkv.types.transfers import SlotRef, TransferJob
+from tierkv.worker.worker import Worker
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A broken promise. scenario: where it is looked for. seeds: how many may pass before it is found."""
+
+    name: str
+    apply: Callable[[Patch], None]
+    scenario: str
+    seeds: int
+
+
+BREAKS: list[Break] = []
+
+
+def breaks(scenario: str, seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Register a break."""
+
+    def register(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BREAKS.append(Break(apply.__name__, apply, scenario, seeds))
+        return apply
+
+    return register
+
+
+# -- fences and slots ------------------------------------------------------------------------------------------------
+
+
+@breaks("churn", 20)
+def fences_are_not_looked_at(patch: Patch) -> None:
+    patch.setattr(Fences, "crossed", lambda self, block_ids: set())
+
+
+@breaks("churn", 20)
+def preemption_does_not_flush(patch: Patch) -> None:
+    patch.setattr(OffloadScheduler, "_job_ids", staticmethod(lambda record: ()))
+
+
+@breaks("churn", 20)
+def the_worker_does_not_wait_for_flushes(patch: Patch) -> None:
+    patch.setattr(Worker, "wait", lambda self, job_ids: None)
+
+
+@breaks("mixed", 20)
+def stores_run_before_the_forward_pass(patch: Patch) -> None:
+    start = Worker.start_step
+
+    def eager(self: Worker, meta: Any) -> None:
+        start(self, meta)
+        for job in meta.stores:
+            if job.job_id not in self._running:
+                self._start(job)
+
+    patch.setattr(Worker, "start_step", eager)
+    patch.setattr(Worker, "queue_stores", lambda self, meta: None)
+
+
+@breaks("hung", 20)
+def a_slot_is_reused_although_somebody_uses_it(patch: Patch) -> None:
+    drop = HostIndex.drop
+
+    def hasty(self: HostIndex, slots: Sequence[int]) -> None:
+        visible = [slot for slot in slots if self.state(slot) is not ChunkState.DOOMED]
+        drop(self, slots)
+        self._free.give_back([slot for slot in visible if self.state(slot) is ChunkState.DOOMED])
+
+    patch.setattr(HostIndex, "drop", hasty)
+    patch.setattr(HostIndex, "validate", lambda self: None)
+
+
+@breaks("hung", 20)
+def a_late_read_gives_its_slot_back(patch: Patch) -> None:
+    late = TierTraffic._announce_late
+
+    def forgetful(self: TierTraffic, tier: LowerTier, pending: Any) -> None:
+        was_late = pending.announced_late
+        late(self, tier, pending)
+        if pending.op.verb is Verb.READ and not was_late:
+            tier.end_read(pending.op.keys)
+            self._host.failed(pending.slots)
+            self._in_flight.pop(pending.op.op_id)
+
+    patch.setattr(TierTraffic, "_announce_late", forgetful)
+
+
+@breaks("hung", 20)
+def generations_are_ignored(patch: Patch) -> None:
+    def leased(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if self._states[slot]]
+
+    def being_stored(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if slot in self._filling and slot not in self._origins]
+
+    patch.setattr(HostIndex, "leased", leased)
+    patch.setattr(HostIndex, "being_stored", being_stored)
+    drop = HostIndex.drop
+
+    def loose(self: HostIndex, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._holders[slot] = 0
+        drop(self, slots)
+
+    patch.setattr(HostIndex, "drop", loose)
+    patch.setattr(HostIndex, "validate", lambda self: None)
+
+
+@breaks("mixed", 20)
+def eviction_takes_what_is_held(patch: Patch) -> None:
+    evict = LruPolicy.evict
+    patch.setattr(LruPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
+    patch.setattr(HostIndex, "validate", lambda self: None)
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@breaks("liars", 20)
+def checksums_are_not_compared(patch: Patch) -> None:
+    init = FrameSealer.__init__
+    patch.setattr(FrameSealer, "__init__", lambda self, namespace, *, verify=True: init(self, namespace, verify=False))
+
+
+@breaks("liars", 20)
+def frames_are_not_asked_for_their_key(patch: Patch) -> None:
+    examine = FrameSealer.examine
+
+    def trusting(self: FrameSealer, frame: memoryview, key: bytes, *, payload: bool = True) -> Any:
+        size = int.from_bytes(frame[48:50], "little") if len(frame) > 50 else 0
+        return examine(self, frame, bytes(frame[50 : 50 + size]) or key, payload=payload)
+
+    patch.setattr(FrameSealer, "examine", trusting)
+
+
+@breaks("restarts", 20)
+def all_weights_share_a_namespace(patch: Patch) -> None:
+    patch.setattr(Namespace, "fingerprint", lambda self: b"0123456789abcdef")
+
+
+@breaks("liars", 20)
+def a_failed_read_becomes_readable(patch: Patch) -> None:
+    failed = HostIndex.failed
+
+    def hopeful(self: HostIndex, slots: Sequence[int]) -> None:
+        reads = [slot for slot in slots if self.state(slot) is ChunkState.PROMOTING]
+        self.filled(reads, ChunkEvent.ARRIVED)
+        failed(self, [slot for slot in slots if slot not in reads])
+
+    patch.setattr(HostIndex, "failed", hopeful)
+
+
+@breaks("mixed", 60)
+def failed_loads_are_not_told(patch: Patch) -> None:
+    patch.setattr(Results, "_invalid_blocks", lambda self, status: set())
+
+
+@breaks("resets", 20)
+def a_reset_leaves_loads_valid(patch: Patch) -> None:
+    patch.setattr(JobTable, "mark_stale", lambda self: None)
+
+
+# -- completions, deadlines, progress --------------------------------------------------------------------------------
+
+
+@breaks("flapping", 20)
+def some_completions_are_lost(patch: Patch) -> None:
+    finish = Dispatcher._finish
+    count = [0]
+
+    def lossy(self: Dispatcher, line: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
+        count[0] += 1
+        if count[0] % 20:
+            finish(self, line, ticket, outcomes, now_s)
+        else:
+            self._end(line, ticket)
+
+    patch.setattr(Dispatcher, "_finish", lossy)
+
+
+@breaks("hung", 20)
+def lookups_have_no_deadline(patch: Patch) -> None:
+    init = Lookups.__init__
+
+    def patient(self: Lookups, manager: Any, deadline_s: float, *others: Any, **options: Any) -> None:
+        init(self, manager, math.inf, *others, **options)
+
+    patch.setattr(Lookups, "__init__", patient)
+
+
+@breaks("flapping", 20)
+def a_breaker_never_closes(patch: Patch) -> None:
+    patch.setattr("tierkv.dispatch.breaker.Breaker.trial_is_due", lambda self, now_s: False)
+
+
+@breaks("flapping", 20)
+def an_error_of_a_backend_reaches_the_engine(patch: Patch) -> None:
+    submit = Dispatcher.submit
+
+    def direct(self: Dispatcher, op: Any) -> None:
+        tier = self._tiers[op.tier]
+        if op.verb is Verb.PROBE and not tier.is_async:
+            tier.backend.contains(op.keys)
+        if op.verb is Verb.DELETE and not tier.is_async:
+            tier.backend.contains(op.keys)
+        submit(self, op)
+
+    patch.setattr(Dispatcher, "submit", direct)
+
+
+@breaks("mixed", 20)
+def a_job_is_reported_twice(patch: Patch) -> None:
+    report = JobTable.report
+    patch.setattr(JobTable, "report", lambda self, job_id, count, failed: report(self, job_id, 2 * count, failed))
+
+
+@breaks("churn", 20)
+def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
+    patch.setattr(OffloadScheduler, "_close_lookup", lambda self, record: self._lookups.close(record))
+
+
+# -- loads -----------------------------------------------------------------------------------------------------------
+
+
+@breaks("churn", 40)
+def the_blocks_of_an_aborted_load_are_not_fenced(patch: Patch) -> None:
+    put = Fences.put
+
+    def careless(self: Fences, job: TransferJob, block_ids: Any = None) -> None:
+        if job.is_store:
+            put(self, job, block_ids)
+
+    patch.setattr(Fences, "put", careless)
+
+
+@breaks("churn", 20)
+def what_is_being_loaded_is_not_held(patch: Patch) -> None:
+    prepare = OffloadManager.prepare_load
+
+    def loose(self: OffloadManager, keys: Sequence[Any], ctx: Any) -> Any:
+        grant = prepare(self, keys, ctx)
+        self._host.release([ref.slot for ref in grant.slots])
+        return grant
+
+    def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
+        self._traffic.version += 1
+
+    patch.setattr(OffloadManager, "prepare_load", loose)
+    patch.setattr(OffloadManager, "complete_load", complete)
+
+
+@breaks("returning", 20)
+def a_window_is_loaded_one_chunk_short(patch: Patch) -> None:
+    """The search asks for one chunk too few of each window."""
+    needs = SearchGroup.needs
+
+    def short(self: SearchGroup, computed_tokens: int, end: int) -> range:
+        wanted = needs(self, computed_tokens, end)
+        return wanted if self.window_chunks is None or len(wanted) < 2 else wanted[1:]
+
+    patch.setattr(SearchGroup, "needs", short)
+
+
+@breaks("returning", 20)
+def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
+    """Whatever has a slot in the host tier counts as readable once the deadline has passed."""
+    longest = Lookups._longest
+
+    def hopeful(self: Lookups, record: Any, ctx: Any, computed: int, tokens_max: int, *, expired: bool) -> Any:
+        if not expired:
+            return longest(self, record, ctx, computed, tokens_max, expired=False)
+        find = self._manager._host.find
+        lookup = lambda key: LookupResult.MISS if find(key) is None else LookupResult.HIT  # noqa: E731 - shorter so
+        return find_hit(record.search_groups, computed, tokens_max, lookup)
+
+    patch.setattr(Lookups, "_longest", hopeful)
+    patch.setattr(Reservation, "granted_ready", lambda self: set(self.granted()))
+
+
+@breaks("returning", 20)
+def ended_loads_are_waited_for(patch: Patch) -> None:
+    patch.setattr(Lookups, "loading_ended", lambda self, keys: None)
+
+
+@breaks("returning", 20)
+def a_load_that_failed_on_one_worker_counts_as_whole(patch: Patch) -> None:
+    report = JobTable.report
+
+    def deaf(self: JobTable, job_id: int, count: int, failed: frozenset[Any]) -> Any:
+        is_load = job_id in self._live and not self._live[job_id].job.is_store
+        return report(self, job_id, count, frozenset() if is_load else failed)
+
+    patch.setattr(JobTable, "report", deaf)
+
+
+# -- accounts and events ---------------------------------------------------------------------------------------------
+
+
+@breaks("mixed", 20)
+def evictions_are_not_told(patch: Patch) -> None:
+    extend = EventLog.extend
+
+    def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
+        if kind is not CacheEventKind.REMOVED or tier != "host":
+            extend(self, kind, tier, keys)
+
+    patch.setattr(EventLog, "extend", silent)
+
+
+@breaks("mixed", 20)
+def deletions_below_are_not_told(patch: Patch) -> None:
+    extend = EventLog.extend
+
+    def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
+        if kind is not CacheEventKind.REMOVED or tier == "host":
+            extend(self, kind, tier, keys)
+
+    patch.setattr(EventLog, "extend", silent)
+
+
+@breaks("calm", 20)
+def a_tier_takes_one_frame_too_many(patch: Patch) -> None:
+    has_room = LowerTier.has_room
+    patch.setattr(LowerTier, "has_room", lambda self, size: has_room(self, 0))
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+@breaks("cramped", 20)
+def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
+    def has_room(self: LowerTier, size: int) -> bool:
+        capacity = self.limits.capacity_bytes
+        return capacity is None or self.used_bytes - self._deleting_bytes + self.reserved_bytes + size <= capacity
+
+    patch.setattr(LowerTier, "has_room", has_room)
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+@breaks("rotten", 40)
+def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
+    def wants(self: LowerTier, key: Any, now: float) -> bool:
+        if not self.limits.writes or self._flagged(key, WRITING):
+            return False
+        return self._flagged(key, DELETING) or self.presence(key, now) is not LookupResult.HIT
+
+    patch.setattr(LowerTier, "wants", wants)
+    patch.setattr(LowerTier, "validate", lambda self: None)
+
+
+@breaks("flapping", 20)
+def a_failed_write_counts_as_stored(patch: Patch) -> None:
+    ended = TierTraffic._write_ended
+
+    def hopeful(self: TierTraffic, tier: LowerTier, pending: Any, outcomes: Sequence[Any]) -> None:
+        from tierkv.types.tier_ops import Outcome  # noqa: PLC0415
+
+        ended(self, tier, pending, [Outcome(OutcomeKind.OK, 8192) for _ in outcomes])
+
+    patch.setattr(TierTraffic, "_write_ended", hopeful)
+
+
+@breaks("demotions", 20)
+def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
+    end_leaving = HostIndex.end_leaving
+
+    def hasty(self: HostIndex, slots: Sequence[int]) -> Any:
+        early = [slot for slot in slots if slot in self._leaving]
+        for slot in early:
+            self._holders[slot] = 1
+        return end_leaving(self, early or [slot for slot in slots if self._holders[slot]])
+
+    patch.setattr(HostIndex, "end_leaving", hasty)
+    patch.setattr(HostIndex, "validate", lambda self: None)
+
+
+@breaks("demotions", 20)
+def a_chunk_leaves_although_somebody_came_for_it(patch: Patch) -> None:
+    patch.setattr(HostIndex, "stay", lambda self, slots: None)
+
+
+@breaks("cramped", 20)
+def nobody_is_sheltered(patch: Patch) -> None:
+    patch.setattr(Shelter, "take_in", lambda self: None)
+
+
+@breaks("mixed", 20)
+def the_shelter_forgets_who_it_holds(patch: Patch) -> None:
+    begin_writes = Shelter.begin_writes
+
+    def forgetful(self: Shelter, tier: LowerTier, slots: Iterable[int]) -> None:
+        taken = list(slots)
+        for slot in taken:
+            self._waits.pop(slot, None)
+        begin_writes(self, tier, taken)
+
+    patch.setattr(Shelter, "begin_writes", forgetful)
+
+
+@breaks("mixed", 20)
+def stores_leak_their_hold(patch: Patch) -> None:
+    complete = OffloadManager.complete_store
+
+    def leaky(self: OffloadManager, slots: Collection[SlotRef], failed: frozenset[Any] = frozenset()) -> None:
+        refs = list(slots)
+        complete(self, refs, failed)
+        chunk = self._host.owner(refs[0]) if refs else None
+        if chunk is not None and len(self._host) % 7 == 0:
+            self._host.hold([chunk.slot])
+
+    patch.setattr(OffloadManager, "complete_store", leaky)
+
+
+@breaks("mixed", 20)
+def more_is_stored_than_was_computed(patch: Patch) -> None:
+    storable = Stores.storable_tokens
+    patch.setattr(Stores, "storable_tokens", lambda self, record, tokens: storable(self, record, tokens + 4))
+
+
+__all__ = ["BREAKS", "Break", "breaks"]

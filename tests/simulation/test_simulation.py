@@ -1,0 +1,96 @@
+"""The simulation itself: it is deterministic, reaches what it is about, and tells its failures so that one can act."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation import SCENARIOS, Violation, simulate
+from simulation.__main__ import main
+from simulation.report import story, summary, total
+
+REACHED = (
+    "attachments_refused", "cascades", "cascades_dropped", "chunks_corrupt", "chunks_loaded", "chunks_stored",
+    "deadlines_expired", "deferrals", "demotions", "demotions_dropped", "evictions", "loads_failed", "loads_given_up",
+    "loads_streamed", "lookups",
+    "offers", "probes", "promotions", "reads_failed", "requests_finished", "resets_refused", "stores_refused",
+    "tiers_attached", "tiers_detached", "tiers_emptied", "tokens_computed", "tokens_loaded", "writes_failed",
+)  # fmt: skip
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_all_promises_hold_in(scenario: str) -> None:
+    """A few runs of each kind with every test run; `nox -s simulate` plays many more."""
+    for seed in (101, 202):
+        outcome = simulate(seed, scenario=scenario, steps=120)
+        assert outcome.finding is None, story(outcome)
+
+
+def test_a_seed_decides_everything() -> None:
+    """A failure that cannot be seen again cannot be mended: also not in another process, with other hashes."""
+    command = [sys.executable, "-m", "simulation", "--seeds", "4", "--steps", "80", "--json"]
+    digests = []
+    for _ in range(2):
+        done = subprocess.run(
+            command, check=True, capture_output=True, cwd=TESTS, env={**os.environ, "PYTHONHASHSEED": "random"}
+        )
+        digests.append([outcome["digest"] for outcome in json.loads(done.stdout)["outcomes"]])
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 4
+
+
+def test_runs_reach_what_they_are_about() -> None:
+    """Runs that never load, defer, drop, evict, fail, restart or expire anything would prove nothing."""
+    totals = total(simulate(seed, steps=150) for seed in range(24))
+    assert not {name for name in REACHED if not totals[name]}
+    assert totals["processes"] > 24
+    assert totals["tokens_loaded"] > totals["tokens_computed"] / 4  # loading is the rarer, and the harder half
+
+
+def test_it_tells_what_it_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A report names the seed, the step, the promise, what led to it, and the command that shows it again."""
+    monkeypatch.setattr("simulation.checks.Checks._check_bounds", _broken)
+    assert main(["--seeds", "2", "--first", "7", "--fail-fast"]) == 1
+    said = capsys.readouterr()
+    assert "seed 7 broke at step 1: made up" in said.err
+    assert "open process 0" in said.err
+    assert "python -m nox -s simulate -- --seed 7 --scenario" in said.err
+    assert "failed seeds: 7" in said.out
+    assert main(["--seed", "7", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["failed"] == [7]
+    assert told["outcomes"][0]["finding"]["invariant"] == "made up"
+
+
+def _broken(_self: object) -> None:
+    raise Violation("made up", "to see it told")
+
+
+def test_good_news_are_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status and a few counts are all that CI needs."""
+    assert main(["--seed", "3", "--steps", "20", "--scenario", "calm"]) == 0
+    said = capsys.readouterr()
+    assert "1 seeds, 0 failed" in said.out
+    assert not said.err
+
+
+@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--scenario", "sunny"], ["--steps", "-1"]])
+def test_bad_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A typo must not play something else."""
+    with pytest.raises(SystemExit) as refusal:
+        main(wrong)
+    assert refusal.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_outcomes_of_good_runs_have_no_story() -> None:
+    """What held needs no words."""
+    outcome = simulate(3, steps=10, scenario="calm")
+    assert story(outcome) == "seed 3: all held"
+    assert "0 failed" in summary([outcome])

@@ -1,0 +1,28 @@
+"""Break a promise on purpose and see it found: a simulation that lets one of these pass proves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation import simulate
+from simulation.feature_breaks import BREAKS, Break
+
+STEPS = 150
+
+
+@pytest.mark.parametrize("broken", [pytest.param(one, id=one.name) for one in BREAKS])
+def test_it_is_found(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one careless line in tierkv; the number of seeds beside it says how soon it must be noticed."""
+    broken.apply(monkeypatch)
+    for seed in range(broken.seeds):
+        finding = simulate(seed, scenario=broken.scenario, steps=STEPS).finding
+        if finding is not None:
+            assert finding.step, f"not even a stack can be opened: {finding.detail}"
+            return
+    pytest.fail(f"{broken.name} was not found in {broken.seeds} seeds of {broken.scenario!r}")
+
+
+def test_there_are_enough_of_them() -> None:
+    """One of each kind at least: fences, slots, bytes, completions, deadlines, events, capacity, durability."""
+    assert len(BREAKS) >= 25
+    assert len({one.name for one in BREAKS}) == len(BREAKS)

@@ -1,0 +1,128 @@
+"""Somebody who takes tiers out of a stack in service and brings them back, in whatever state they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from simulation.exception_guard import guarded
+from simulation.failure import demand
+from simulation.fault_schedule import Trouble
+from simulation.feature_draw import key_at_hand
+from simulation.monitor import PROGRESS
+from simulation.process import Process
+from simulation.run_spec import Setup
+from simulation.storage import Opening, Place
+from simulation.trace import Trace
+from tierkv.errors import BackendError
+from tierkv.stack.tier_lifecycle import TierChange
+
+SCAN_S = 2.0
+"""How long an attached tier may take to tell what it holds. Its caller waits, and here the engine with it."""
+
+TIMEOUTS_S = (0.0, 0.3, 3.0)
+"""How long running calls of a detached tier may take until its backend is closed under them; any of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A tier that was told to leave. opening: its backend. change: done when nothing goes on there any more."""
+
+    name: str
+    index: int
+    opening: Opening | None
+    change: TierChange
+
+
+class Mover:
+    """Changes one thing at a time, between steps; the next step must have done it.
+
+    Attributes:
+        attached, detached: tiers so far. refused: those that could not be opened.
+    """
+
+    def __init__(self, setup: Setup, process: Process, places: Mapping[str, Place], chance: Random) -> None:
+        self.attached = 0
+        self.detached = 0
+        self.refused = 0
+        self._setup = setup
+        self._process = process
+        self._places = places
+        self._chance = chance
+        self._trace: Trace = process.trace
+        self._coming: dict[str, TierChange] = {}
+        self._going: list[Departure] = []
+        self._leaving: list[Departure] = []
+
+    def move(self) -> None:
+        """Take a tier out, or bring one back; sometimes one that has not quite left yet."""
+        name = self._chance.choice(self._setup.tiers).name
+        if name in self._process.probe.tiers():
+            self._detach(name)
+        else:
+            self._attach(name)
+
+    def bring_back(self) -> None:
+        """Attach whatever is out and has left its place."""
+        for tier in self._setup.tiers:
+            out = tier.name not in self._process.probe.tiers() and tier.name not in self._coming
+            if out and self._places[tier.name].opening is None:
+                self._attach(tier.name)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every tier is in service, and none is leaving."""
+        return len(self._process.probe.tiers()) == len(self._setup.tiers) and not (self._coming or self._leaving)
+
+    def _detach(self, name: str) -> None:
+        process = self._process
+        timeout_s = self._chance.choice(TIMEOUTS_S)
+        self._trace.note("detach", name, timeout_s)
+        process.checks.departs(name)
+        index = process.probe.tiers()[name].index
+        with guarded("detach_tier"):
+            change = process.stack.detach_tier(name, timeout_s=timeout_s)
+        self._going.append(Departure(name, index, self._places[name].opening, change))
+        self.detached += 1
+
+    def _attach(self, name: str) -> None:
+        process, place = self._process, self._places[name]
+        before = self._chance.choice((None, *process.probe.tiers()))
+        locked = place.opening is not None
+        with guarded("attach_tier"), key_at_hand():
+            try:
+                change = process.probe.attach(dict(self._setup.tier(name).options), before, SCAN_S)
+            except BackendError as error:
+                self._trace.note("not attached", name, error)
+                excused = locked or place.weather.trouble is not Trouble.NONE
+                demand(excused, PROGRESS, f"{name} cannot be attached, and nothing is wrong with it: {error}")
+                self.refused += 1
+                return
+        self._trace.note("attach", name, "before", before)
+        place.was_told()
+        process.checks.comes(name)
+        self._coming[name] = change
+        self.attached += 1
+
+    def after_step(self) -> None:
+        """The engine has stepped."""
+        process = self._process
+        for name, change in self._coming.items():
+            with guarded("wait for a tier"):
+                demand(change.wait(0.0), PROGRESS, f"{name} is not in service after a step")
+            process.checks.arrived(name)
+        self._coming.clear()
+        for departure in self._going:
+            in_service = process.probe.tiers().get(departure.name)
+            gone = in_service is None or in_service.index != departure.index
+            demand(gone, PROGRESS, f"{departure.name} is in service, a step after it was detached")
+            process.watch.left.add(departure.index)
+        self._leaving += self._going
+        self._going.clear()
+        for departure in [departure for departure in self._leaving if departure.change.done]:
+            self._trace.note("has left", departure.name)
+            if departure.opening is not None:
+                demand(departure.opening.is_closed, PROGRESS, f"{departure.name} is said to have left, and is open")
+                departure.opening.is_gone = True
+            self._leaving.remove(departure)

@@ -1,0 +1,124 @@
+"""Who asks what, and when: arrivals with shared prefixes, returning conversations, and an engine's whims."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+from simulation.engine import Whims
+from simulation.expected_bytes import SimRequest, Who
+from simulation.run_spec import Setup
+
+Prompt = tuple[list[int], Who]
+"""Tokens, and who asks."""
+
+Arrival = tuple[list[int], Who, int, dict[str, object] | None]
+"""Prompt tokens, who asks, tokens to generate, and what the user attached."""
+
+STRANGERS = 0.3
+"""Of those who go on with an earlier request, so many are somebody else, who must get nothing of it."""
+
+WAITING_MAX = 10
+NEW_TOKENS = (1, 1, 1, 2, 10)
+"""Tokens to generate; mostly few: what is decoded cannot be loaded."""
+
+PARAMS: tuple[dict[str, object] | None, ...] = (
+    *[None] * 24, {"max_offload_tokens": 0}, {"max_offload_tokens": 9},
+    {"max_offload_tokens": -1}, {"max_offload_tokens": "all"}, {"something": "else"}, {"do_remote_decode": True},
+    {"tierkv": {"load_tiers": ["host", "disk0"]}}, {"tierkv": {"max_load_tokens": 12}}, {"tierkv": {"store": False}},
+    {"tierkv": {"store": ["host", "objects0"]}}, {"tierkv": {"ttl_s": 0.5}}, {"tierkv": {"one_shot": True}},
+    {"tierkv": {"priority": 7, "retain": True, "session": "s", "continues": "yes"}}, {"tierkv": {"closed": True}},
+    {"tierkv": {"ttl_s": "long", "priority": 7.5, "unheard": "of"}}, {"tierkv": "nonsense"},
+)  # fmt: skip
+"""What users attach; not all of it makes sense."""
+
+
+class Workload:
+    """Draws everything that users and the engine do.
+
+    Attributes:
+        done: requests that came to their end.
+    """
+
+    def __init__(self, setup: Setup, rng: Random) -> None:
+        self.done = 0
+        self._setup = setup
+        self._plan = setup.scenario
+        self._rng = rng
+        self._families = [
+            [1000 * (family + 1) + i for i in range(setup.prompt_tokens_max)]
+            for family in range(rng.choice(self._plan.families))
+        ]
+        self._conversations: deque[Prompt] = deque(maxlen=8)
+        self._again: deque[Prompt] = deque(maxlen=16)
+        self._unique = 100_000
+
+    def pause_s(self) -> float:
+        """Time until the next engine step."""
+        if self._rng.random() < self._plan.idle:
+            return self._rng.uniform(0.5, 4.0)
+        return self._rng.choice((0.001, 0.01, 0.01, 0.03, 0.1))
+
+    def arrivals(self, waiting: int) -> list[Arrival]:
+        """Requests that come now."""
+        rng, plan = self._rng, self._plan
+        count = rng.randint(1, plan.burst_max) if rng.random() < plan.arrive else 0
+        prompts = [self._again.popleft() for _ in range(len(self._again))]
+        count = min(count, WAITING_MAX - waiting - len(prompts))
+        if count > 1 and rng.random() < plan.crowd:  # they come for the same: one loads, the others find it
+            shared = self._beginning()
+            prompts += [self._grown(shared) for _ in range(count)]
+        else:
+            prompts += [self._grown(self._beginning()) for _ in range(count)]
+        return [(tokens, who, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for tokens, who in prompts]
+
+    def _beginning(self) -> Prompt:
+        """Somebody goes on with an earlier request, or begins as many do."""
+        if self._conversations and self._rng.random() < self._plan.back:
+            tokens, who = self._rng.choice(self._conversations)
+            return tokens, self.somebody() if self._rng.random() < STRANGERS else who
+        return self.prefix(), self.somebody()
+
+    def somebody(self) -> Who:
+        """One of those who use the engine."""
+        return self._rng.choice(self._setup.users)
+
+    def _grown(self, beginning: Prompt) -> Prompt:
+        tokens, who = beginning
+        return [*tokens, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max], who
+
+    def prefix(self) -> list[int]:
+        """The beginning of one of the prompts that many share."""
+        family = self._rng.choice(self._families)
+        length = self._rng.choice((len(family), len(family), self._rng.randint(1, len(family))))
+        return family[:length]
+
+    def _own(self, count: int) -> list[int]:
+        self._unique += count
+        return list(range(self._unique, self._unique + count))
+
+    def finished(self, request: SimRequest) -> None:
+        """Its user may go on with it."""
+        self.done += 1
+        self._conversations.append((list(request.tokens), request.who))
+
+    def resubmit(self, request: SimRequest) -> None:
+        """The process died under it: its user tries again."""
+        self._again.append((request.tokens[: request.num_prompt_tokens], request.who))
+
+    def whims(self) -> Whims:
+        """What the engine feels like now."""
+        rng, workers = self._rng, self._setup.engine.num_workers
+        return Whims(
+            asks=rng.choice((0, 1, 100, 100, 100, 100, 100, 100)),
+            accepts=rng.choice((1.0, 1.0, 1.0, 1.0, 1.0, 0.5)),
+            preempt=int(rng.random() < self._plan.preempt),
+            forward_s=rng.choice((0.0, 0.002, 0.02)),
+            silent=frozenset(rank for rank in range(workers) if workers > 1 and rng.random() < 0.2),
+            shy=rng.random() < self._plan.shy,
+            filling=rng.randrange(256),
+        )
+
+    def calm_whims(self) -> Whims:
+        """A sensible engine."""
+        return Whims(filling=self._rng.randrange(256))

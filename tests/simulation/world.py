@@ -1,0 +1,296 @@
+"""One run: users, an engine, a stack, its tiers and their troubles, step by step, from one seed."""
+
+from __future__ import annotations
+
+from random import Random
+
+from simulation.exception_guard import guarded
+from simulation.expected_bytes import NOBODY, SimRequest, Who
+from simulation.failure import Violation, demand
+from simulation.fault_schedule import Trouble, Weather
+from simulation.monitor import HOST, PROGRESS, RESET
+from simulation.process import CLOSE_AT_REST_S, Era, Process
+from simulation.run_spec import Setup, TierSetup
+from simulation.storage import Place, flipped
+from simulation.tier_churn import Mover
+from simulation.trace import Trace
+from simulation.workload import Workload
+from tierkv.errors import EngineProtocolError
+from tierkv.frames.frame import HEADER_BYTES, FrameSealer, checksum, frame_bytes
+from tierkv.testing.manual_clock import ManualClock
+from tierkv.types.keys import Key
+from tierkv.types.transfers import VOID_SLOT
+
+MORE_IN_LOAD = 5
+"""So many times as often somebody empties the cache, or a slot rots, while a load is under way: the harder case."""
+
+COPY_S = (0.0, 0.0, 0.0, 0.001, 0.03, 0.03, 0.12, 0.25)
+"""How long copies between GPU and host take, any of these: some go on while the engine makes several steps."""
+
+SETTLE_STEPS_MAX = 1500
+"""Steps in which a run must come to rest once everything goes well."""
+
+
+class World:
+    """See the module. ``setup`` decides all; ``clock`` is moved here alone; ``trace`` hears of everything.
+
+    Attributes:
+        totals: counts of what was reached, for reports.
+    """
+
+    def __init__(self, setup: Setup, clock: ManualClock, trace: Trace) -> None:
+        self.setup = setup
+        self.trace = trace
+        self.clock = clock
+        self.totals: dict[str, int] = {}
+        self.workload = Workload(setup, Random(f"workload {setup.seed}"))
+        self._by_name = {
+            tier.name: Place(tier.name, tier.capacity_bytes, _weather(setup, tier)) for tier in setup.tiers
+        }
+        self.places = list(self._by_name.values())
+        self._chance = Random(f"chance {setup.seed}")
+        self._durations = Random(f"durations {setup.seed}")
+        self._era = Era()
+        self._requests = 0
+        self._moves = Random(f"moves {setup.seed}")
+        self.process = self._start(self._era)
+
+    def _start(self, era: Era) -> Process:
+        process = Process(self.setup, self._by_name, self.clock, self.trace, self._duration, era)
+        self._mover = Mover(self.setup, process, self._by_name, self._moves)
+        return process
+
+    def _duration(self, thread: str) -> float:
+        place = self._by_name.get(thread.split("-")[1])
+        if place is not None:
+            return place.weather.duration()
+        return self._durations.choice(COPY_S)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Time passes, the weather changes, users do things, the engine computes, everything is checked."""
+        self.trace.step += 1
+        self._pass_time(self.workload.pause_s())
+        if self._chance.random() < self.setup.scenario.kill:
+            self._restart(orderly=False)
+        elif self._chance.random() < self.setup.scenario.close:
+            self._restart(orderly=True)
+        self._mischief()
+        if self.setup.tiers and self._moves.random() < self.setup.scenario.changes:
+            self._mover.move()
+        with guarded("engine step"):
+            self._users()
+            self.process.engine.step(self.workload.whims())
+        self._look(take_events=self._chance.random() < 0.8)
+
+    def _pass_time(self, seconds: float) -> None:
+        self.process.pass_time(seconds)
+        for place in self.places:
+            before = place.weather.trouble
+            if place.weather.advance(self.clock()):
+                self.trace.note("weather", place.name, place.weather.trouble.value)
+                if before is Trouble.HUNG:
+                    self.process.executor.release(f"tierkv-{place.name}-")
+
+    def _users(self) -> None:
+        """Requests come and are aborted, somebody empties the cache."""
+        engine, plan, chance = self.process.engine, self.setup.scenario, self._chance
+        for tokens, who, new_tokens, params in self.workload.arrivals(len(engine.seats)):
+            self._requests += 1
+            request = self._request(f"r{self._requests}", tokens, params, who)
+            engine.add(request, new_tokens, self.trace.step)
+            told = f"{len(tokens)} tokens + {new_tokens}"
+            self.trace.note("arrives", request.request_id, told, params or "", "" if who == NOBODY else tuple(who))
+        if chance.random() < plan.abort and engine.seats:
+            loading = list(engine.loading.values())
+            seat = chance.choice(loading if loading and chance.random() < 0.5 else engine.seats)
+            self.trace.note("abort", seat.request.request_id)
+            engine.abort(seat)
+        if chance.random() < plan.reset * (MORE_IN_LOAD if self._slots_loading() else 1):
+            self._reset()
+
+    def _request(self, name: str, tokens: list[int], params: dict[str, object] | None, who: Who) -> SimRequest:
+        setup = self.setup
+        return SimRequest(name, tokens, setup.engine.hash_block_tokens, params, who, scoped_hashes=setup.scoped_hashes)
+
+    def _reset(self) -> None:
+        """The host tier is emptied, or all of them; where one is not ours to empty, none is."""
+        process = self.process
+        everything = self._chance.random() < self.setup.scenario.reset_all
+        self.trace.note("reset", "all" if everything else "host")
+        tiers = [self.setup.tier(name) for name in process.probe.tiers()] if everything else []
+        ours = all(not tier.capabilities.shared and tier.options["write"] != "read_only" for tier in tiers)
+        before = process.probe.ready_slots()
+        try:
+            process.stack.reset_cache("all" if everything else "host")
+        except EngineProtocolError as error:
+            demand(not ours and process.probe.ready_slots() == before, RESET, f"refused: {error}")
+            self._reached("resets_refused", 1)
+            return
+        demand(ours, RESET, "chunks that are not ours were deleted")
+        for tier in tiers:
+            process.checks.was_emptied(tier.name)
+            self._reached("tiers_emptied", 1)
+        process.watch.was_reset([tier.name for tier in tiers])
+
+    def _look(self, *, take_events: bool) -> None:
+        for request in self.process.engine.finished:
+            self.workload.finished(request)
+        self.process.engine.finished.clear()
+        self._mover.after_step()
+        self.process.checks.after_step(self.trace, take_events=take_events)
+
+    def _restart(self, *, orderly: bool) -> None:
+        before = self.process
+        if orderly:
+            before.close()
+        else:
+            before.kill()
+        self._count()
+        new_weights = self._chance.random() < self.setup.scenario.new_weights
+        owed = before.checks.owed_after_restart(new_weights=new_weights)
+        self._era = Era(self._era.number + 1, self._era.epoch + new_weights)
+        self.process = self._start(self._era)
+        if not new_weights:
+            self.process.truth.payloads.update(before.truth.payloads)
+        self.process.checks.demand_found(owed)
+        for seat in before.engine.seats[: self.setup.running_max]:
+            self.workload.resubmit(seat.request)
+
+    # -- mischief ----------------------------------------------------------------------------------------------------
+
+    def _mischief(self) -> None:
+        """Bytes rot, people delete files, other engines write."""
+        plan, chance = self.setup.scenario, self._chance
+        loading = self._slots_loading()
+        if loading and chance.random() < plan.rot * MORE_IN_LOAD:
+            self._rot_slot(*chance.choice(loading))
+        elif chance.random() < plan.rot:
+            self._rot()
+        if self.places and chance.random() < plan.lose:
+            place = chance.choice(self.places)
+            place.lose(chance.randint(1, 4))
+            self.trace.note("lost", place.name)
+        shared = [place for place in self.places if place.capacity_bytes is None]
+        if shared and chance.random() < plan.others:
+            self._others_write(chance.choice(shared))
+
+    def _rot(self) -> None:
+        place = self._chance.choice([*self.places, None])
+        if place is not None:
+            place.rot(1)
+            self.trace.note("rot", place.name)
+            return
+        ready = self.process.probe.ready_slots()
+        if ready:
+            self._rot_slot(*self._chance.choice(ready))
+
+    def _rot_slot(self, key: Key, slot: int) -> None:
+        view = self.process.probe.arena.slot(slot)
+        used = HEADER_BYTES + len(self.process.truth.payloads[key])
+        view[:used] = flipped(bytes(view[:used]), self._chance)
+        self.process.watch.rotten[slot] = bytes(view)
+        self.trace.note("rot", HOST, "slot", slot, key)
+
+    def _slots_loading(self) -> list[tuple[Key, int]]:
+        """What is being loaded to the GPU, with its slots."""
+        process = self.process
+        jobs = [live.job for live in process.watch.jobs.values() if not live.job.is_store]
+        pairs = [(key, ref) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
+        return [(key, ref.slot) for key, ref in pairs if ref != VOID_SLOT]
+
+    def _others_write(self, place: Place) -> None:
+        """Another engine with the same model has stored a prefix."""
+        truth = self.process.truth
+        request = self._request("other", self.workload.prefix(), None, self.workload.somebody())
+        truth.learn(request)
+        workers = self.setup.engine.num_workers
+        sealer = FrameSealer(self.process.stack.namespace.fingerprint())
+        keys: list[Key] = [key for group in truth.geometry.groups for key in truth.keys(request, group.index)]
+        for key in keys:
+            payload = truth.payloads[key]
+            frame = bytearray(frame_bytes(len(payload)))
+            frame[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
+            size = len(payload) // workers
+            if workers == 1:
+                sealer.seal(memoryview(frame), key, len(payload))
+            else:
+                checksums = [checksum(payload[rank * size : (rank + 1) * size]) for rank in range(workers)]
+                sealer.seal_parts(memoryview(frame), key, len(payload), checksums)
+            place.frames[key] = bytes(frame)
+        self.trace.note("others write", place.name, keys)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Everything goes well from now on: all requests finish, all I/O ends, and nothing is left over."""
+        self.trace.note("settle")
+        process = self.process
+        for place in self.places:
+            place.weather.clear_up()
+            process.executor.release(f"tierkv-{place.name}-")
+        for _ in range(SETTLE_STEPS_MAX):
+            if self._is_quiet():
+                break
+            self.trace.step += 1
+            self._mover.bring_back()
+            self._pass_time(0.05)
+            with guarded("engine step"):
+                process.engine.step(self.workload.calm_whims())
+            self._look(take_events=True)
+        else:
+            left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.seats]
+            kept = {**process.probe.leftovers(), **process.checks.quotas.over()}
+            raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {kept}")
+        process.checks.at_rest()
+        before = process.watch.not_written
+        flushed = process.close(CLOSE_AT_REST_S)
+        lost = process.watch.not_written - before
+        demand(flushed or lost, PROGRESS, "a stack at rest could not write all before it was closed")
+        demand(not (flushed and lost), PROGRESS, f"{lost} chunks were not written, and it says that all were")
+        self._count()
+
+    def _is_quiet(self) -> bool:
+        process = self.process
+        return (
+            not process.engine.seats
+            and not process.engine.orphans
+            and not process.engine.held
+            and not process.stack.has_pending_work()
+            and not process.probe.leftovers()
+            and not process.checks.quotas.over()
+            and self._mover.is_idle
+            and all(tier.usable for tier in process.probe.tiers().values())
+        )
+
+    def abandon(self) -> None:
+        """Give back what the computer lent for this run, wherever it stopped."""
+        self.process.vanish()
+
+    def _count(self) -> None:
+        process = self.process
+        reached = {
+            "requests_finished": self.workload.done,
+            "tokens_computed": process.engine.tokens_computed,
+            "tokens_loaded": process.engine.tokens_loaded,
+            "offers": process.watch.offers,
+            "processes": 1,
+            "tiers_attached": self._mover.attached,
+            "tiers_detached": self._mover.detached,
+            "attachments_refused": self._mover.refused,
+        }
+        for name, value in process.stack.counters.as_dict().items():
+            if name not in reached:
+                reached[name] = value if isinstance(value, int) else sum(value.values())
+        self.workload.done = 0
+        for name, count in reached.items():
+            self._reached(name, count)
+
+    def _reached(self, name: str, count: int) -> None:
+        self.totals[name] = self.totals.get(name, 0) + count
+
+
+def _weather(setup: Setup, tier: TierSetup) -> Weather:
+    rng = Random(f"weather {setup.seed} {tier.name}")
+    return Weather(rng, tier.menu, tier.healthy_s, tier.trouble_s, tier.usual_s, tier.tail)

@@ -1,0 +1,191 @@
+"""Opening a stack: what is wrong is said, and nothing that was opened stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stack_bed import Faults
+
+import tierkv
+from tierkv.errors import BackendError, ConfigError, PluginError
+from tierkv.hookspecs import hookimpl
+from tierkv.plugins.loading import load_plugins
+from tierkv.stack.stack import Stack
+from tierkv.testing.faults import raise_error
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec, ScheduledRequest, StepOutput
+
+SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
+
+
+class OneRequest:
+    """Sixteen tokens, one block, one chunk."""
+
+    request_id = "r"
+    num_tokens = num_prompt_tokens = 16
+    block_hashes: Sequence[bytes] = (b"h" * 16,)
+    kv_transfer_params = None
+
+
+class LongerRequest(OneRequest):
+    """The same beginning, so that a hit may end with the chunk in a group of any kind."""
+
+    num_tokens = num_prompt_tokens = 18
+
+
+class OneBlock:
+    """Block 1, not computed yet."""
+
+    block_id = 1
+    block_hash = None
+    is_null = False
+
+
+def store_one_chunk(stack: Stack) -> None:
+    """Compute and store the one chunk."""
+    stack.worker.register_kv_caches([[np.ones((4, 1024), np.float32)]])
+    request = OneRequest()
+    stack.on_new_request(request)
+    assert stack.get_num_new_matched_tokens(request, 0) == (0, False)
+    stack.update_state_after_alloc(request, [[OneBlock()]], 0)
+    meta = stack.build_connector_meta(StepOutput((ScheduledRequest("r", 0, 16, ((1,),), replaces_table=True),)))
+    stack.worker.start_step(meta)
+    stack.worker.queue_stores(meta)
+    stack.update_connector_output(stack.worker.get_finished())
+    stack.request_finished(request, [[1]])
+
+
+def disk(place: Path, **more: Any) -> dict[str, Any]:
+    """A disk tier."""
+    return {"backend": "disk", "path": str(place), "capacity": "8MiB", "min_free_bytes": 0, **more}
+
+
+def test_a_failed_opening_leaves_no_lock_behind(tmp_path: Path) -> None:
+    """The second tier cannot be opened: the first one is closed again, and the next try finds it free."""
+    (tmp_path / "file").write_text("not a directory")
+    broken = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a"), disk(tmp_path / "file", name="b")]}
+    with pytest.raises(BackendError, match="file"):
+        tierkv.open_stack(broken, SPEC)
+    tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}, SPEC).close()
+
+
+def test_a_chunk_size_that_does_not_fit_the_engine(tmp_path: Path) -> None:
+    """chunk.tokens is checked against the engine's blocks, and the next valid size is named."""
+    with pytest.raises(ConfigError, match="next valid size is 32"):
+        tierkv.open_stack({"host": {"capacity": "1MiB"}, "chunk": {"tokens": 20}}, SPEC)
+
+
+GROUPS = [
+    GroupSpec(16, (4096,)),
+    GroupSpec(16, (4096,), GroupKind.SLIDING_WINDOW, 32),
+    GroupSpec(16, (4096,), GroupKind.SLIDING_WINDOW, 48),
+    GroupSpec(16, (4096,), GroupKind.CHUNKED_LOCAL, 32),
+    GroupSpec(16, (4096,), GroupKind.SSM),
+]
+
+
+@pytest.mark.parametrize("later", GROUPS[1:])
+def test_what_a_group_attends_to_is_part_of_the_namespace(tmp_path: Path, later: GroupSpec) -> None:
+    """A windowed group's chunk is stored without the blocks that the window has left behind, zeros in their place. To
+    a group that attends to more they would be wrong bytes under a checksum that fits: such an engine finds nothing."""
+    config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
+    namespaces = set()
+    for group in GROUPS:
+        with tierkv.open_stack(config, replace(SPEC, groups=(group,))) as stack:
+            namespaces.add(stack.namespace.fingerprint())
+    assert len(namespaces) == len(GROUPS)
+    with tierkv.open_stack(config, replace(SPEC, groups=(later,))) as stack:
+        store_one_chunk(stack)
+    with tierkv.open_stack(config, SPEC) as stack:
+        assert stack.get_num_new_matched_tokens(OneRequest(), 0) == (0, False)
+    with tierkv.open_stack(config, replace(SPEC, groups=(later,))) as stack:
+        assert stack.get_num_new_matched_tokens(LongerRequest(), 0)[0] != 0
+
+
+@pytest.mark.parametrize("flag", ["loads_may_fail", "loads_span_steps"])
+def test_an_engine_that_cannot_live_with_loads(flag: str) -> None:
+    """A load that fails, or takes a while, must not come as a surprise: who says that it would is refused at once."""
+    engine = replace(SPEC, capabilities=EngineCapabilities(**{flag: False}))
+    with pytest.raises(ConfigError, match=rf"EngineCapabilities\({flag}=False\).* leave the flag at True"):
+        tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine)
+
+
+def test_a_host_tier_without_room_for_a_chunk() -> None:
+    """Capacity below one slot: both numbers are named."""
+    with pytest.raises(ConfigError, match="4096 bytes holds no chunk"):
+        tierkv.open_stack({"host": {"capacity": "4KiB"}}, SPEC)
+
+
+def test_a_missing_plugin_names_the_distribution() -> None:
+    """Who writes backend = "redis" learns what to install."""
+    with pytest.raises((ConfigError, PluginError), match="pip install tierkv-redis"):
+        tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [{"backend": "redis"}]}, SPEC)
+
+
+def test_a_tier_whose_scan_fails_is_out_of_service(tmp_path: Path, faults: Faults) -> None:
+    """What a tier cannot tell at open is not guessed: it serves misses until its breaker finds it well again."""
+    registry = faults.registry()
+    config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a", backend="faulty")]}
+    with tierkv.open_stack(config, SPEC, plugins=registry) as stack:
+        store_one_chunk(stack)
+    scanning = faults.registry()
+    original = scanning.require_backend("faulty").plugin.open
+
+    def open_and_spoil(context: Any, options: Any) -> Any:
+        backend = original(context, options)
+        faults.last.add("scan", raise_error(lambda: OSError("unreadable")))
+        return backend
+
+    object.__setattr__(scanning.require_backend("faulty").plugin, "open", open_and_spoil)
+    with tierkv.open_stack(config, SPEC, plugins=scanning) as stack:
+        assert stack.get_num_new_matched_tokens(OneRequest(), 0) == (0, False)
+
+
+def test_observers_hear_what_happens_where(tmp_path: Path) -> None:
+    """tierkv_observe gets every event, in order, on a thread of the framework; one that raises disturbs nobody."""
+    heard: list[CacheEvent] = []
+
+    class Listener:
+        TIERKV_SPI = 1
+
+        @hookimpl
+        def tierkv_observe(self, events: Iterable[CacheEvent]) -> None:
+            heard.extend(events)
+            raise RuntimeError("an observer's own fault")
+
+    config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
+    with tierkv.open_stack(config, SPEC, plugins=load_plugins([Listener()])) as stack:
+        store_one_chunk(stack)
+        assert stack.flush()
+        taken = stack.take_events()
+    assert [(event.kind, event.tier, len(event.keys)) for event in taken] == [
+        (CacheEventKind.STORED, "host", 1),
+        (CacheEventKind.STORED, "disk", 1),
+    ]
+    assert heard == taken
+
+
+def test_s95_closing_twice_is_harmless(tmp_path: Path) -> None:
+    """A server's shutdown path may come by more than once."""
+    stack = tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}, SPEC)
+    store_one_chunk(stack)
+    assert stack.close()
+    assert stack.close()
+
+
+def test_close_loses_nothing_that_was_stored(tmp_path: Path) -> None:
+    """A store that was only queued when the engine stopped still reaches the disk (landscape G15)."""
+    config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
+    stack = tierkv.open_stack(config, SPEC)
+    store_one_chunk(stack)  # no step after it: the store waits for one that never comes
+    assert stack.close()
+    with tierkv.open_stack(config, SPEC) as stack:
+        assert stack.counters.tokens_loaded == {}
+        request = OneRequest()
+        tokens, _ = stack.get_num_new_matched_tokens(request, 0)
+        assert tokens is None or tokens == 16

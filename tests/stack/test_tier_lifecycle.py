@@ -1,0 +1,317 @@
+"""Tiers that come and go while requests are served: nothing is lost, nothing waits, nothing is answered wrongly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from stack_bed import Faults, opened, prompts_of, serve, stack_config
+
+from tierkv.errors import BackendError, ConfigError, EngineProtocolError
+from tierkv.stack.stack import Stack
+from tierkv.testing.faults import hang_until
+from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.engine import StepOutput
+
+PROMPTS = prompts_of(31, 3)
+OTHERS = prompts_of(32, 3)
+
+
+def disk(place: Path, name: str = "disk", backend: str = "disk") -> dict[str, Any]:
+    """A table for a tier on disk."""
+    return {
+        "name": name, "backend": backend, "path": str(place / name), "capacity": "8MiB", "min_free_bytes": 0,
+    }  # fmt: skip
+
+
+def step_until(stack: Stack, condition: Callable[[], bool]) -> None:
+    """Let an idle engine step, as it does while there is pending work."""
+    for _ in range(20_000):
+        if condition():
+            return
+        stack.build_connector_meta(StepOutput())
+        threading.Event().wait(0.001)
+    raise AssertionError("waited in vain")
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hanging calls wait for; open at the end of the test."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def loaded(stack: Stack, tier: str) -> int:
+    """Chunks that came up from a tier."""
+    return stack.counters.promotions[tier]
+
+
+def test_an_attached_tier_serves_what_it_held_and_takes_new_chunks(
+    tmp_path: Path, expected: Callable[..., list[list[int]]]
+) -> None:
+    """A disk filled by an earlier stack is plugged into one in service: its chunks are hits, and new ones go there."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as first:
+        serve(first, PROMPTS)
+    with opened(stack_config(tmp_path, tiers=[])) as stack:
+        change = stack.attach_tier(disk(tmp_path))
+        assert not change.done
+        assert stack.tier_names == ()
+        assert stack.has_pending_work()
+        stack.build_connector_meta(StepOutput())
+        assert change.done
+        assert stack.tier_names == ("disk",)
+        assert not stack.has_pending_work()
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert loaded(stack, "disk") > 0
+        assert serve(stack, OTHERS) == expected(OTHERS)
+        assert stack.flush()
+        assert stack.tier_stats()["disk"]["bytes_written"] > 0
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as last:
+        serve(last, OTHERS)
+        assert loaded(last, "disk") > 0, "what was stored after the tier came is not there"
+
+
+def test_a_detached_tier_is_a_miss_and_may_come_back(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
+    """A tier is taken out for repairs. Its files are free at once, its chunks are misses, and when it is back, hits."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        serve(stack, PROMPTS)
+        assert stack.flush()
+        stack.reset_cache()
+        change = stack.detach_tier("disk")
+        step_until(stack, lambda: change.done)
+        assert stack.tier_names == ()
+        assert stack.tier_stats() == {}
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert loaded(stack, "disk") == 0
+        stack.reset_cache()
+        stack.attach_tier(disk(tmp_path))  # its lock was let go of, or this would be refused
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert loaded(stack, "disk") > 0
+
+
+def test_tiers_are_asked_in_the_order_in_which_they_stand(tmp_path: Path) -> None:
+    """A faster tier goes ahead of a slower one, and what both have comes from it."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "slow")])) as stack:
+        stack.attach_tier(disk(tmp_path, "fast"), before="slow")
+        serve(stack, PROMPTS)
+        assert stack.tier_names == ("fast", "slow")
+        assert stack.flush()
+        stack.reset_cache()
+        serve(stack, PROMPTS)
+        assert loaded(stack, "fast") > 0
+        assert loaded(stack, "slow") == 0
+        change = stack.detach_tier("fast")
+        step_until(stack, lambda: change.done)
+        stack.reset_cache()
+        serve(stack, PROMPTS)
+        assert loaded(stack, "slow") > 0
+
+
+def test_events_say_that_a_detached_tier_is_empty(tmp_path: Path) -> None:
+    """Routers that follow events must not send requests to chunks that this engine cannot reach any more."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        serve(stack, PROMPTS)
+        stack.flush()
+        stack.take_events()
+        change = stack.detach_tier("disk")
+        step_until(stack, lambda: change.done)
+        events = [event for event in stack.take_events() if event.tier == "disk"]
+        assert [event.kind for event in events] == [CacheEventKind.CLEARED]
+
+
+def test_a_tier_that_hangs_leaves_the_stack_in_service(
+    tmp_path: Path, faults: Faults, gate: threading.Event, expected: Callable[..., list[list[int]]]
+) -> None:
+    """A hung disk is why somebody detaches it. Requests go on at once; the change is done when its last call is."""
+    registry = faults.registry()
+    table = disk(tmp_path, "bad", "faulty")
+    with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as stack:
+        faults.last.add("write", hang_until(gate))
+        serve(stack, PROMPTS[:1])
+        change = stack.detach_tier("bad", timeout_s=0.05)
+        step_until(stack, lambda: stack.tier_names == ())
+        assert serve(stack, PROMPTS) == expected(PROMPTS)
+        assert not change.done, "a call still hangs: its slots are not free, and the tier has not left"
+        assert not change.wait(0.01)
+        gate.set()
+        step_until(stack, lambda: change.done)
+        assert serve(stack, OTHERS) == expected(OTHERS)
+        assert stack.flush()
+
+
+def test_what_cannot_be_attached_leaves_everything_as_it_was(tmp_path: Path, faults: Faults) -> None:
+    """Bad tables, taken names and tiers that cannot be opened are told to the caller; the stack has not noticed."""
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)]), plugins=registry) as stack:
+        with pytest.raises(ConfigError, match="capasity"):
+            stack.attach_tier({**disk(tmp_path, "new"), "capasity": "1GiB"})
+        with pytest.raises(EngineProtocolError, match="'disk' already"):
+            stack.attach_tier(disk(tmp_path))
+        with pytest.raises(EngineProtocolError, match=r"before='slow'.*there are: disk"):
+            stack.attach_tier(disk(tmp_path, "new"), before="slow")
+        taken = {**disk(tmp_path, "new"), "path": str(tmp_path / "disk")}
+        with pytest.raises(BackendError):
+            stack.attach_tier(taken)
+        assert stack.tier_names == ("disk",)
+        assert not stack.has_pending_work()
+
+
+def test_a_tier_whose_scan_fails_is_closed_again(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that cannot be read would make a full tier look empty; and its lock must not stay behind."""
+    registry = faults.registry()
+    table = disk(tmp_path, "bad", "faulty")
+    with opened(stack_config(tmp_path, tiers=[]), plugins=registry) as stack:
+
+        def scan(_: object) -> object:
+            raise OSError("no index")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tierkv.testing.faults.FaultyBackend.scan", scan)
+            with pytest.raises(BackendError, match="no index"):
+                stack.attach_tier(table)
+        change = stack.attach_tier(table)
+        stack.build_connector_meta(StepOutput())
+        assert change.done
+
+
+def test_an_unknown_name_is_told_to_who_waits(tmp_path: Path) -> None:
+    """The engine's thread must not raise for somebody else's mistake."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+        change = stack.detach_tier("dsik")
+        stack.build_connector_meta(StepOutput())
+        with pytest.raises(EngineProtocolError, match="no lower tier 'dsik'; there are: disk"):
+            change.wait(1.0)
+
+
+def test_two_that_come_at_once_under_one_name(tmp_path: Path) -> None:
+    """Both were opened before either was in service: the second is refused, closed, and told so."""
+    with opened(stack_config(tmp_path, tiers=[])) as stack:
+        first = stack.attach_tier(disk(tmp_path))
+        second = stack.attach_tier({**disk(tmp_path), "path": str(tmp_path / "other")})
+        stack.build_connector_meta(StepOutput())
+        assert first.wait(1.0)
+        with pytest.raises(EngineProtocolError, match="already"):
+            second.wait(1.0)
+        assert stack.tier_names == ("disk",)
+
+
+def test_a_closed_stack_settles_what_never_came(tmp_path: Path) -> None:
+    """Who waits for a change must not wait for ever, and no backend may stay open."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
+        stack.attach_tier(disk(tmp_path))
+        gone = stack.detach_tier("first")
+    assert gone.wait(5.0)
+    with pytest.raises(EngineProtocolError, match="closed"):
+        stack.attach_tier(disk(tmp_path, "late"))
+    with pytest.raises(EngineProtocolError, match="closed"):
+        stack.detach_tier("disk").wait(5.0)
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path), disk(tmp_path, "first")])) as again:
+        assert again.tier_names == ("disk", "first")
+
+
+def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
+    """Another thread attaches and detaches as fast as it can while prompts are served: every answer is right."""
+    stop = threading.Event()
+    done: list[int] = []
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
+
+        def change() -> None:
+            while not stop.is_set():
+                come = stack.attach_tier(disk(tmp_path, "guest"), before="disk")
+                while not (come.wait(0.05) or stop.is_set()):
+                    pass
+                if stop.is_set():
+                    return
+                go = stack.detach_tier("guest", timeout_s=0.5)
+                while not (go.wait(0.05) or stop.is_set()):
+                    pass
+                done.append(1)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            for turn in range(40):
+                prompts = PROMPTS if turn % 2 else OTHERS
+                assert serve(stack, prompts) == expected(prompts)
+                if len(done) >= 3:
+                    break
+                stack.reset_cache()
+        finally:
+            stop.set()
+            thread.join(10.0)
+        assert not thread.is_alive()
+        assert len(done) >= 3, "nothing changed while prompts were served"
+
+
+def test_a_name_that_is_used_again_is_told_of_once(tmp_path: Path, faults: Faults, gate: threading.Event) -> None:
+    """A hung tier is replaced by a new one of its name. Two series of one name would make the whole scrape invalid."""
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
+        faults.last.add("write", hang_until(gate))
+        serve(stack, PROMPTS[:1])
+        stack.detach_tier("bad", timeout_s=0.05)
+        step_until(stack, lambda: stack.tier_names == ())
+        stack.attach_tier({**disk(tmp_path, "bad"), "path": str(tmp_path / "other")})
+        step_until(stack, lambda: stack.tier_names == ("bad",))
+        serve(stack, OTHERS)
+        assert stack.flush(), "what hangs in the tier that leaves is nothing to wait for"
+        labels = [(metric.name, values) for metric, values, _ in stack.series()]
+        assert len(labels) == len(set(labels))
+        assert stack.tier_stats()["bad"]["bytes_written"] > 0, "these are the old tier's counters"
+        gate.set()
+
+
+def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
+    tmp_path: Path, faults: Faults, gate: threading.Event
+) -> None:
+    """Writes below hold half of the host tier at most. If each hung tier that is replaced kept its own half, the second
+    one would take the last slot from requests."""
+    registry = faults.registry()
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
+        faults.last.add("write", hang_until(gate))
+        (bad,) = stack._manager.tables
+        share = bad.queue_chunks_max
+        serve(stack, PROMPTS)
+        held = bad.num_writing
+        assert held
+        stack.detach_tier("bad", timeout_s=0.01)
+        change = stack.attach_tier(disk(tmp_path, "good"))
+        step_until(stack, lambda: change.done)
+        (good,) = stack._manager.tables
+        assert good.queue_chunks_max == max(1, share - held)
+        gate.set()
+        step_until(stack, lambda: "bad" not in stack.tier_stats())
+        assert good.queue_chunks_max == share
+
+
+def test_a_tier_for_which_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 3: threads and files run out. Whoever waits for the tier is told; the engine's thread goes on, and its
+    place is free again when there are threads."""
+    with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
+        change = stack.attach_tier(disk(tmp_path))
+
+        def none_left(*_: object) -> object:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stack._dispatcher, "_open_lane", none_left)
+            stack.build_connector_meta(StepOutput())
+        with pytest.raises(EngineProtocolError, match="can't start new thread"):
+            change.wait(1.0)
+        assert stack.tier_names == ("first",)
+        serve(stack, PROMPTS)
+        with monkeypatch.context() as patch:
+            gone = stack.detach_tier("first")
+            (line,) = stack._dispatcher._lines.values()
+            patch.setattr(line.lane, "_spawn", none_left)
+            step_until(stack, lambda: gone.done)
+        serve(stack, OTHERS)

@@ -1,0 +1,32 @@
+"""Numbers for chunks are taken one by one or many at once, and never twice."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.structures.key_table import FreeNumbers
+
+MOVES = st.lists(st.one_of(st.just("one"), st.integers(0, 4), st.tuples(st.integers(0, 9), st.integers(1, 3))))
+
+
+@given(MOVES)
+def test_one_at_a_time_is_as_good_as_many(moves: list[str | int | tuple[int, int]]) -> None:
+    """A key that comes alone takes a shorter way to its number than a batch does: both ways share one account, so a
+    number that is in use is given to nobody else, and those given back are used again before new ones."""
+    free, used = FreeNumbers(None), list[int]()
+    highest = -1
+    for move in moves:
+        if isinstance(move, tuple):
+            back = used[move[0] : sum(move)]
+            del used[move[0] : sum(move)]
+            free.give_back(back)
+            continue
+        was_free = len(free)
+        taken = [free.take_one()] if move == "one" else free.take(int(move))
+        assert not set(taken) & set(used)
+        assert len(set(taken)) == len(taken)
+        highest = max([highest, *taken])
+        used += taken
+        assert len(free) == max(0, was_free - len(taken))
+        assert len(free) + len(used) == highest + 1

@@ -1,0 +1,1 @@
+"""The frame: header, checksum and payload of a chunk at rest."""

@@ -1,0 +1,1 @@
+"""The host tier: its chunks, slots and pins."""

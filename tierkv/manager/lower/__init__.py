@@ -1,0 +1,1 @@
+"""Lower tiers: what each holds and how fast it is."""

@@ -1,0 +1,1 @@
+"""Moves of chunks between tiers."""

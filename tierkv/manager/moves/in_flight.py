@@ -1,0 +1,245 @@
+"""The book of instructions to lower tiers: what was handed out, what it holds, and what becomes of it.
+
+Every instruction is remembered under its id until dispatch says that its I/O ended; until then the slots it touches are
+held. Outcomes are per key: one bad frame fails one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from tierkv.errors import require
+from tierkv.manager.contract import HOST
+from tierkv.manager.event_log import EventLog
+from tierkv.manager.host.chunk import Filled
+from tierkv.manager.host.chunk_state import ChunkEvent
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.read_speed import TierSpeed
+from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.moves.write_back import Demotions
+from tierkv.manager.moves.write_through import Cascades
+from tierkv.types.cache_events import CacheEventKind
+from tierkv.types.keys import Key
+from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
+
+_PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
+"""Ends of a write after which the frame may lie in the tier all the same."""
+_CHANGES = (Verb.WRITE, Verb.DELETE)
+
+
+@dataclass(slots=True)
+class _OpInFlight:
+    op: TierOp
+    slots: Sequence[int] = ()
+    announced_late: bool = False
+    queue_bytes: int = 0
+
+
+class OpBook:
+    """Sans-IO.
+
+    Attributes:
+        now: the step's time, in seconds on the stack's clock.
+        version: grows whenever an answer that was "not known yet" may have become known.
+    """
+
+    def __init__(
+        self,
+        host: HostIndex,
+        tiers: TierList,
+        cascades: Cascades,
+        demotions: Demotions,
+        events: EventLog,
+    ) -> None:
+        self.now = 0.0
+        self.version = 0
+        self._host = host
+        self._tiers = tiers
+        self._sizes = cascades.sizes
+        self._cascades = cascades
+        self._demotions = demotions
+        self._events = events
+        self._counters = cascades.counters
+        self._in_flight: dict[int, _OpInFlight] = {}
+        self._last_op_id = 0
+        self._speeds = {tier.index: TierSpeed() for tier in tiers}
+        self._ended: dict[Verb, Callable[[LowerTier, _OpInFlight, Sequence[Outcome]], None]] = {
+            Verb.PROBE: self._probe_ended,
+            Verb.READ: self._read_ended,
+            Verb.WRITE: self._write_ended,
+            Verb.DELETE: self._delete_ended,
+        }
+
+    @property
+    def speeds(self) -> Mapping[int, TierSpeed]:
+        """How fast the tiers are, by number."""
+        return self._speeds
+
+    def _issue(
+        self,
+        tier: LowerTier,
+        verb: Verb,
+        deadline_s: float,
+        keys: tuple[Key, ...] = (),
+        slots: Sequence[int] = (),
+    ) -> TierOp:
+        self._last_op_id += 1
+        op = TierOp(
+            self._last_op_id,
+            tier.index,
+            verb,
+            keys or tuple(map(self._host.key, slots)),
+            self._host.refs(slots),
+            self.now + deadline_s,
+        )
+        pending = self._in_flight[op.op_id] = _OpInFlight(op, slots)
+        if verb is Verb.READ:
+            pending.queue_bytes = self._speeds[tier.index].issued(self._sizes.raw(op.keys))
+        return op
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def on_news(self, news: Completion | TierHealth) -> None:
+        """Take in a completion or a change of a tier's health."""
+        if isinstance(news, TierHealth):
+            self.version += 1
+            tier = self._tiers[news.tier]
+            tier.usable = news.usable and not tier.leaving
+            if not tier.usable:
+                self._cascades.out_of_service(tier)
+            return
+        pending = self._in_flight.get(news.op_id)
+        if pending is None:
+            return
+        self.version += pending.op.verb in (Verb.PROBE, Verb.READ)  # a read may find that the chunk is gone
+        tier = self._tiers[pending.op.tier]
+        if pending.op.verb is Verb.READ:
+            self._measure(pending, news)
+        if not news.ended:
+            self._announce_late(tier, pending)
+            return
+        del self._in_flight[news.op_id]
+        tier.changes_late -= pending.announced_late and pending.op.verb in _CHANGES
+        self._ended[pending.op.verb](tier, pending, news.outcomes)
+
+    def _measure(self, pending: _OpInFlight, news: Completion) -> None:
+        """A read has shown how fast its tier is. One that failed at once shows nothing; one that was late, a lot."""
+        speed = self._speeds[pending.op.tier]
+        served = not news.ended or any(outcome.kind is OutcomeKind.OK for outcome in news.outcomes)
+        if served and not pending.announced_late:
+            speed.measured(pending.queue_bytes, news.elapsed_s)
+        if news.ended:
+            speed.ended(self._sizes.raw(pending.op.keys))
+
+    def _announce_late(self, tier: LowerTier, pending: _OpInFlight) -> None:
+        """The deadline passed while the I/O runs on: nobody waits for it any more; its slots stay held."""
+        if pending.announced_late:
+            return
+        pending.announced_late = True
+        tier.changes_late += pending.op.verb in _CHANGES
+        if pending.op.verb is Verb.PROBE:
+            for key in pending.op.keys:
+                tier.answered(key, self.now, present=False)
+        elif pending.op.verb is Verb.READ:
+            for key in pending.op.keys:
+                tier.suspect(key, self.now)
+            self._counters.reads_failed[tier.name] += len(pending.op.keys)
+            self._host.drop(pending.slots)
+        elif pending.op.verb is Verb.WRITE:
+            self._host.stay(pending.slots)  # who knows when their slots can be free: others must leave instead
+
+    def _probe_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+        if pending.announced_late:
+            return
+        for key, outcome in zip(pending.op.keys, outcomes, strict=True):
+            tier.answered(key, self.now, present=outcome.kind is OutcomeKind.OK)
+
+    def _read_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+        tier.end_read(pending.op.keys)
+        arrived: list[int] = []
+        failed: list[int] = []
+        for key, slot, outcome in zip(pending.op.keys, pending.slots, outcomes, strict=True):
+            if outcome.kind is OutcomeKind.OK and not pending.announced_late:
+                arrived.append(slot)
+            else:
+                failed.append(slot)
+                if not pending.announced_late:
+                    self._read_failed(tier, key, outcome)
+        if arrived:
+            self._counters.promotions[tier.name] += len(arrived)
+            self.became_ready(self._host.filled(arrived, ChunkEvent.ARRIVED), promoted=True)
+        self._host.failed(failed)
+
+    def became_ready(self, filled: Filled, *, promoted: bool = False) -> None:
+        """Chunks are readable in the host tier: let them cascade to the tiers that take them now. Say so."""
+        self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
+        self._cascades.became_ready(filled, self.now, promoted=promoted)
+
+    def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.ABSENT:
+            if tier.forget(key, self.now) and tier.is_told:
+                self._events.add(CacheEventKind.REMOVED, tier.name, key)
+        elif outcome.kind is OutcomeKind.CORRUPT:
+            # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
+            self._counters.chunks_corrupt[tier.name] += 1
+            if tier.is_writing(key):  # it is being written anew: the deletion could hit the new frame
+                tier.suspect(key, self.now)
+            else:
+                tier.condemn(key)
+                tier.deletions.append(key)
+        else:
+            self._counters.reads_failed[tier.name] += 1
+            tier.suspect(key, self.now)
+
+    def _write_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+        keys, well = pending.op.keys, OutcomeKind.OK
+        stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
+        if stored:
+            tier.stored(stored, self.now)
+            self._cascades.written(tier, len(stored))
+            if tier.is_told:
+                self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
+        tier.end_write(keys, self._sizes.frame_bounds(keys))
+        if tier.capabilities.authoritative_index:  # of a shared tier nobody knows for long what it has: once is enough
+            tier.cascades.forget(pending.op.slots)
+        for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
+            if outcome.kind is well:
+                continue
+            self._counters.writes_failed[tier.name] += 1
+            tier.cascades.forget((ref,))
+            if outcome.kind is OutcomeKind.NO_SPACE:
+                self._cascades.evict(tier, tier.next_victim())
+            elif outcome.kind in _PERHAPS_WRITTEN and tier.doubt(key, self._sizes.frame_bound(key)):
+                tier.deletions.append(key)
+        self._demotions.left(pending.slots)
+
+    def _delete_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+        removed = [
+            key
+            for key, outcome in zip(pending.op.keys, outcomes, strict=True)
+            if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self.now)
+        ]
+        if tier.is_told:
+            self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
+        self._cascades.deletion_ended(tier, pending.op.keys, self.now)
+
+    # -- check -------------------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Check that every op in flight holds its slots, and every tier's account.
+
+        Raises:
+            InvariantError: one of it is not so.
+        """
+        for pending in self._in_flight.values():
+            for key, ref in zip(pending.op.keys, pending.op.slots, strict=bool(pending.op.slots)):
+                chunk = self._host.owner(ref)
+                held = chunk is not None and chunk.key == key and chunk.holders
+                require(held, f"op {pending.op.op_id} touches a slot it does not hold")
+        writes = [pending.slots for pending in self._in_flight.values() if pending.op.verb is Verb.WRITE]
+        require(self._host.leaving <= set(chain(*writes)), "a chunk is leaving for ever: nobody writes it")
+        for tier in self._tiers.with_leaving:
+            tier.validate()

@@ -1,0 +1,203 @@
+"""What goes down: which chunks of the host tier are written to the tiers below, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tierkv.manager.host.chunk import Filled
+from tierkv.manager.host.chunk_state import ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.chunk_sizes import ChunkSizes
+from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
+from tierkv.manager.moves.admission import Admissions
+from tierkv.metrics.counters import CoreCounters
+from tierkv.structures.seen_filter import SeenKeys
+from tierkv.types.hints import RequestHints
+from tierkv.types.keys import Key
+
+CASCADES_PER_STEP_MAX = 512
+"""Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
+_NO_LEASE = -1, 0
+
+
+class Cascades:
+    """Chooses; :class:`~tierkv.manager.moves.tier_io.TierTraffic` makes instructions of it. Sans-IO."""
+
+    def __init__(
+        self,
+        host: HostIndex,
+        tiers: Iterable[LowerTier],
+        admissions: Admissions,
+        sizes: ChunkSizes,
+        counters: CoreCounters,
+    ) -> None:
+        self.routes = admissions.routes
+        self.sizes = sizes
+        self._host = host
+        self._tiers = tiers
+        self._shelter = admissions.shelter
+        self.counters = counters
+
+    def became_ready(self, filled: Filled, now: float, *, promoted: bool) -> None:
+        """Chunks are readable in the host tier: they are queued for every tier that takes them now, and may have them.
+
+        promoted: they were read from a tier below for somebody who wants them: what was stored before is used again.
+        """
+        chunks = list(zip(*filled, strict=True))
+        for tier in self._tiers if chunks else ():
+            if tier.limits.write is WritePolicy.THROUGH:
+                self.queue(tier, chunks, now)
+            elif tier.seen is not None:
+                again = [chunk for chunk in chunks if tier.seen.note(chunk[1]) or promoted]
+                self.queue(tier, again, now)
+
+    def used(self, slots: Sequence[int], hints: RequestHints, now: float) -> None:
+        """A request wants chunks that the host tier has, or that are on their way into it."""
+        kept = [] if hints.one_shot else self.routes.end_one_shot(slots)
+        for tier in self._tiers:
+            if tier.seen is not None:
+                self.queue(tier, self._reused(tier.seen, slots), now)
+            elif kept and tier.limits.write is WritePolicy.THROUGH:
+                self.queue(tier, self._readable(kept), now)
+
+    def _readable(self, slots: Sequence[int]) -> list[tuple[int, Key]]:
+        host = self._host
+        return [(slot, host.key(slot)) for slot in slots if host.state(slot) is ChunkState.READY]
+
+    def _reused(self, seen: SeenKeys, slots: Sequence[int]) -> list[tuple[int, Key]]:
+        """Those of ``slots`` that can be written now; of the others it is noted, for when they become readable."""
+        ready = self._readable(slots)
+        if len(ready) < len(slots):
+            for slot in slots:
+                if self._host.state(slot) is ChunkState.STORING:
+                    seen.note(self._host.key(slot))
+        return ready
+
+    # -- the queue ---------------------------------------------------------------------------------------------------
+
+    def due(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
+        """Those of ``chunks``, each a slot and its key, that a tier lacks, may have, and lets in."""
+        wanted = self.routes.allowed(tier, tier.lacking(chunks, now), now)
+        if not wanted:
+            return wanted
+        keys = [key for _, key in wanted]
+        refused = tier.refused(keys, self.sizes.frame_bound(keys[0]))
+        if refused:
+            wanted = [chunk for i, chunk in enumerate(wanted) if i not in refused]
+            self.counters.admissions_refused[tier.name] += len(keys) - len(wanted)
+        return wanted
+
+    def queue(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> None:
+        """Those that are due wait for the tier from now on."""
+        generation, waiting = self._host.generation, len(tier.cascades)
+        for slot, key in tier.being_deleted(chunks) if tier.usable else ():  # a write could be undone by the deletion
+            tier.after_deletion[key] = slot, generation(slot)
+        due = self.due(tier, chunks, now)
+        if not due:
+            return
+        tier.cascades.extend((slot, generation(slot)) for slot, _ in due)
+        # Not all that waits is held, so the queue itself needs a bound while a tier does not keep up.
+        over = len(tier.cascades) - (self._host.num_slots if tier.usable else waiting)
+        if over > 0:
+            self._shorten(tier, over)
+
+    def _shorten(self, tier: LowerTier, count: int) -> None:
+        """Drop the oldest of a queue: but of those who are not gone, first those without shelter."""
+        cascades, left = tier.cascades, count
+        while left and len(cascades) > cascades.num_behind and not self._shelter.has(tier, *cascades.front()):
+            cascades.drop_front()
+            left -= 1
+        behind = min(left, cascades.num_behind)
+        cascades.drop_behind(behind)
+        self._shelter.let_out(tier, cascades.first(left - behind))
+        cascades.drop_front(left - behind)
+        self.dropped(tier, count)
+
+    def out_of_service(self, tier: LowerTier) -> None:
+        """A tier takes nothing for a while: what waits for it waits without shelter, until it is dropped."""
+        self._shelter.forsake(tier)
+
+    def deletion_ended(self, tier: LowerTier, keys: Iterable[Key], now: float) -> None:
+        """Those that were stored again meanwhile are due now, if the host tier has them still."""
+        for key in keys if tier.after_deletion else ():
+            slot, generation = tier.after_deletion.pop(key, _NO_LEASE)
+            if slot < 0 or not self._host.is_ready(slot, generation):
+                continue
+            if tier.being_deleted([(slot, key)]):  # it failed, and will be tried again some time
+                self.dropped(tier, 1)
+            else:
+                self.queue(tier, [(slot, key)], now)
+
+    def written(self, tier: LowerTier, count: int) -> None:
+        """A tier has got so many chunks."""
+        counts = self.counters.demotions if tier.limits.write is WritePolicy.BACK else self.counters.cascades
+        counts[tier.name] += count
+
+    def dropped(self, tier: LowerTier, count: int) -> None:
+        """A tier does not get so many chunks that were due."""
+        if count:
+            back = tier.limits.write is WritePolicy.BACK
+            (self.counters.demotions_dropped if back else self.counters.cascades_dropped)[tier.name] += count
+
+    def writable(self, tier: LowerTier, now: float, written: int) -> list[int]:
+        """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
+
+        Waiting chunks are sheltered at most: a store that can have no other slots wins, and they are dropped and
+        counted. Only what is being written is held for good, under the tier's bound. written: chunks that the tier gets
+        in this step anyway.
+        """
+        batch: dict[int, Key] = {}
+        batch_bytes = 0
+        host = self._host
+        for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
+            if tier.num_writing + len(batch) >= tier.queue_chunks_max or tier.emptying:
+                break
+            slot, generation = lease = tier.cascades.front()
+            here = host.is_ready(slot, generation)
+            if not (here and tier.usable):
+                self._drop_front(tier, lease, here=here)
+                continue
+            key = host.key(slot)
+            size = self.sizes.frame_bound(key)
+            if slot in batch or not tier.wants(key, now):
+                tier.cascades.drop_front()
+                self._shelter.let_out(tier, (lease,))
+                continue
+            if not batch:  # with the first, for all that wait
+                self.evict(tier, tier.victims(size, len(tier.cascades)))
+            if tier.has_room(batch_bytes + size):
+                batch[slot] = key
+                batch_bytes += size
+                tier.cascades.pop_front()
+            elif batch or tier.may_get_room(size):
+                break
+            else:
+                self._drop_front(tier, lease, here=here)
+        if batch:
+            tier.begin_write(list(batch.values()), batch_bytes)
+            self._shelter.begin_writes(tier, batch)
+        return list(batch)
+
+    def _drop_front(self, tier: LowerTier, lease: tuple[int, int], *, here: bool) -> None:
+        tier.cascades.drop_front()
+        self._shelter.let_out(tier, (lease,))
+        if here or tier.limits.write is not WritePolicy.BACK:  # what left was written then, or was counted
+            self.dropped(tier, 1)
+
+    def has_room(self, tier: LowerTier, size: int, waiting: int) -> bool:
+        """Whether a frame of that size fits into a tier now. If not, some is made, for so many that wait."""
+        self.evict(tier, tier.victims(size, waiting))
+        return tier.has_room(size)
+
+    def trim(self) -> None:
+        """Let go of chunks of tenants that are over their quotas, below; and of all, after a reset."""
+        for tier in self._tiers:
+            self.evict(tier, tier.trim())
+            if tier.emptying:
+                tier.deletions.extend(tier.empty())
+
+    def evict(self, tier: LowerTier, victims: Sequence[Key]) -> None:
+        """A tier's policy has chosen: they are to be deleted there."""
+        if victims:
+            self.counters.evictions[tier.name] += len(victims)
+            tier.deletions.extend(victims)

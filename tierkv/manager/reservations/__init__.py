@@ -1,0 +1,1 @@
+"""Reservations: chunks held in the host tier for a request."""

@@ -1,0 +1,339 @@
+"""Reservations: bring a request's wanted chunks together in the host tier, oldest request first.
+
+Three rules make the oldest request always progress (decision 4): a reservation holds what it was granted until its
+owner loads it or lets go; only the oldest unfinished reservation may take slots while they are short; and all reserved
+chunks together stay under a cap that leaves room for stores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+
+from tierkv.errors import require
+from tierkv.manager.contract import HOST
+from tierkv.manager.host.chunk import Chunk
+from tierkv.manager.host.chunk_state import ChunkState
+from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.reservations.reservation import NOT_GRANTED, Reservation
+from tierkv.types.hints import NO_HINTS, RequestHints
+from tierkv.types.keys import Key
+
+LET_GO_PER_STEP_MAX = 16_384
+"""Chunks of ended reservations that are let go in one step: three milliseconds' work. A reset ends all of them at once,
+and the host tier can be full of them; what is over waits for the next step, and stays held."""
+
+
+class Gathering:
+    """All reservations, in order of arrival (a dict keeps it).
+
+    trusting: a tier that would have to be asked again is believed to have still what is reserved.
+    """
+
+    def __init__(
+        self,
+        host: HostIndex,
+        traffic: TierTraffic,
+        chunks_max: int,
+        let_go_per_step_max: int = LET_GO_PER_STEP_MAX,
+        *,
+        trusting: bool = False,
+    ) -> None:
+        self.chunks_max = chunks_max
+        self._trusting = trusting
+        self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
+        self._to_let_go: list[list[int]] = []
+        self._host = host
+        self._traffic = traffic
+        self._by_owner: dict[str, Reservation] = {}
+        self._pins: dict[str, dict[Key, int]] = {}
+        self._held = 0
+
+    @property
+    def owners(self) -> list[str]:
+        """Those who have a reservation, in order of arrival."""
+        return list(self._by_owner)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has a reservation."""
+        return not self._by_owner
+
+    @property
+    def held(self) -> int:
+        """Chunks that are reserved."""
+        return self._held
+
+    def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
+        """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
+        reservation = self._by_owner.get(owner)
+        if reservation is None:
+            reservation = self._by_owner[owner] = Reservation(owner, keys, self._host, hints)
+        elif reservation.failed or reservation.keys != keys:
+            self._replace(reservation, keys)
+        if not reservation.complete and self._may_take(reservation):
+            self._grant(reservation)
+        return reservation
+
+    def _may_take(self, reservation: Reservation) -> bool:
+        """Nobody older waits for slots, or everything wanted is readable already: then nothing new is taken."""
+        for other in self._by_owner.values():
+            if other is reservation:
+                return True
+            if not other.complete and not other.failed:
+                break
+        left = reservation.keys[reservation.position :]
+        return len(self._host.ready_prefix(left)) == len(left)
+
+    # -- pins --------------------------------------------------------------------------------------------------------
+
+    def pin(self, owner: str, key: Key) -> bool:
+        """Hold one chunk for the owner, ahead of a reservation, if it is readable and the cap allows.
+
+        For an owner that learns of its chunks one by one. It lets go of its pins before it reserves: whoever is older
+        may need the slots.
+
+        Returns:
+            Whether it is held by the owner now. Harmless when repeated.
+        """
+        pins = self._pins.get(owner)
+        if pins is not None and key in pins:
+            return True
+        slot = self._host.find(key) if self._held < self.chunks_max else None
+        if slot is None or self._host.state(slot) is not ChunkState.READY:
+            return False
+        self._host.hold((slot,))
+        self._held += 1
+        if pins is None:
+            pins = self._pins[owner] = {}
+        pins[key] = slot
+        return True
+
+    def unpin(self, owner: str, keep: Container[Key] = ()) -> None:
+        """Let go of the owner's pins, but for those in ``keep``; the last one pinned goes first (S54)."""
+        pins = self._pins.get(owner)
+        if pins is None:
+            return
+        gone = [key for key in reversed(pins) if key not in keep]
+        self._release_later([pins.pop(key) for key in gone])
+        if not pins:
+            del self._pins[owner]
+
+    def pinned(self, owner: str) -> Mapping[Key, int]:
+        """The owner's pins: the slot of each."""
+        return self._pins.get(owner, {})
+
+    # -- granting ----------------------------------------------------------------------------------------------------
+
+    def _grant(self, reservation: Reservation) -> None:
+        if not reservation.pinned:
+            self._hold_what_is_there(reservation)
+        keys, slots = reservation.keys, reservation.slots
+        missing: list[tuple[int, LowerTier]] = []
+        room = self._host.room
+        spare: int | None = None
+        for position in range(reservation.position, 0 if reservation.complete else len(keys)):
+            if slots[position] != NOT_GRANTED:
+                continue
+            if self._held + len(missing) >= self.chunks_max:
+                break
+            slot = self._host.find(keys[position])
+            if slot is not None:
+                self._host.hold((slot,))
+                self._add(reservation, position, slot)
+                room = self._host.room
+                continue
+            if room <= len(missing):
+                spare = self._traffic.admissions.shelter.spare() if spare is None else spare
+                if room + spare <= len(missing):
+                    break
+            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
+            if tier is None:
+                reservation.failed = True
+                break
+            missing.append((position, tier))
+        self._fetch(reservation, missing)
+        while reservation.position < len(keys) and slots[reservation.position] != NOT_GRANTED:
+            reservation.position += 1
+
+    def _hold_what_is_there(self, reservation: Reservation) -> None:
+        """Before any slot is taken: it must not be taken from a chunk that the same request wants further on (G3)."""
+        reservation.pinned = True
+        keys, host = reservation.keys, self._host
+        budget = self.chunks_max - self._held
+        if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier already
+            slots = host.ready_prefix(keys)
+            if len(slots) == len(keys):
+                host.hold(slots)
+                reservation.grant_all(slots)
+                reservation.position = len(keys)
+                self._held += len(slots)
+                return
+        for position, key in enumerate(keys):
+            if self._held >= self.chunks_max:
+                break
+            slot = host.find(key) if reservation.slots[position] == NOT_GRANTED else None
+            if slot is not None:
+                host.hold((slot,))
+                self._add(reservation, position, slot)
+
+    def _fetch(self, reservation: Reservation, missing: Sequence[tuple[int, LowerTier]]) -> None:
+        """Give the missing chunks slots, and start to bring them from their tiers."""
+        positions: dict[int, list[int]] = {}
+        for position, tier in missing:
+            positions.setdefault(tier.index, []).append(position)
+        tiers = {tier.index: tier for _, tier in missing}
+        for index, wanted in positions.items():
+            keys = [reservation.keys[position] for position in wanted]
+            slots = self._traffic.promote(keys, tiers[index], reservation.hints)
+            if slots is None:
+                continue
+            for position, slot in zip(wanted, slots, strict=True):
+                self._host.wait_for(slot, reservation)
+                reservation.grant(position, slot, tiers[index].name)
+            reservation.outstanding += len(slots)
+            self._held += len(slots)
+
+    def _add(self, reservation: Reservation, position: int, slot: int) -> None:
+        """Count a chunk that is held as granted. What is not readable yet will have come from where it is read."""
+        ready = self._host.state(slot) is ChunkState.READY
+        if not ready:
+            reservation.outstanding += 1
+            self._host.wait_for(slot, reservation)
+        reservation.grant(position, slot, HOST if ready else self._host.origin(slot))
+        self._held += 1
+
+    # -- letting go --------------------------------------------------------------------------------------------------
+
+    def _replace(self, reservation: Reservation, keys: tuple[Key, ...]) -> None:
+        """Other chunks are wanted now, or one was lost. What is still wanted and good stays held, with its source."""
+        wanted, state, doomed = set(keys), self._host.state, ChunkState.DOOMED
+        granted = reservation.granted()
+        lost = [key for key, (slot, _) in granted.items() if key not in wanted or state(slot) is doomed]
+        self._let_go(reservation, reservation.held_tail_first(lost))
+        for key in lost:
+            del granted[key]
+        reservation.want(keys, granted)
+
+    def trim(self, owner: str, keys: tuple[Key, ...]) -> None:
+        """Shrink the owner's reservation to ``keys``, a part of what it was granted."""
+        reservation = self._by_owner.get(owner)
+        if reservation is not None:
+            self._replace(reservation, keys)
+
+    def granted(self, owner: str) -> dict[Key, tuple[Chunk, str]]:
+        """The owner's granted chunks as they are now, each with the tier it came from."""
+        reservation = self._by_owner.get(owner)
+        pairs = {} if reservation is None else reservation.granted()
+        chunks = {
+            key: (self._host.owner(ref), origin)
+            for key, (slot, origin) in pairs.items()
+            for ref in self._host.refs([slot])
+        }
+        return {key: (chunk, origin) for key, (chunk, origin) in chunks.items() if chunk is not None}
+
+    def sources(self, owner: str) -> Counter[str]:
+        """How many of the owner's granted chunks came from which tier."""
+        reservation = self._by_owner.get(owner)
+        return Counter() if reservation is None else reservation.count_sources()
+
+    def hand_over(self, owner: str, keys: tuple[Key, ...]) -> tuple[list[int], list[str]] | Key:
+        """End the owner's reservation, and let the caller have its holds on ``keys``.
+
+        A reserved chunk that was dropped meanwhile is handed over all the same: its slot is still held. Of chunks that
+        were not reserved, those that are readable are held now.
+
+        Returns:
+            Slots and sources; or the first key that is neither reserved nor readable: then nothing has changed.
+        """
+        reservation = self._by_owner.get(owner)
+        if (
+            reservation is not None
+            and reservation.keys == keys
+            and reservation.complete
+            and not reservation.outstanding
+        ):
+            self.unpin(owner)
+            del self._by_owner[owner]
+            self._held -= len(keys)
+            return reservation.slots, reservation.sources()
+        reserved = {key: (slot, HOST) for key, slot in self.pinned(owner).items()}
+        reserved |= {} if reservation is None else reservation.granted()
+        slots, sources = [], []
+        for key in keys:
+            slot, source = reserved.get(key) or (self._host.find(key), HOST)
+            if slot is None or self._host.state(slot) not in (ChunkState.READY, ChunkState.DOOMED):
+                return key
+            slots.append(slot)
+            sources.append(source)
+        self._host.hold(slots)
+        self.release(owner)
+        return slots, sources
+
+    def release(self, owner: str) -> None:
+        """End the owner's reservation, and its pins."""
+        self.unpin(owner)
+        reservation = self._by_owner.pop(owner, None)
+        if reservation is not None:
+            self._let_go(reservation, reservation.held_tail_first())
+
+    def begin_step(self) -> None:
+        """Let go of what was over the bound of the last steps."""
+        self._may_let_go = self._let_go_per_step_max
+        while self._to_let_go and self._may_let_go:
+            slots = self._to_let_go.pop(0)
+            if len(slots) > self._may_let_go:
+                self._to_let_go.insert(0, slots[self._may_let_go :])
+            self._release(slots[: self._may_let_go])
+
+    def release_all(self) -> None:
+        """End every reservation, and all pins."""
+        for owner in [*self._by_owner, *self._pins]:
+            self.release(owner)
+
+    def _let_go(self, reservation: Reservation, slots: list[int]) -> None:
+        if reservation.outstanding:
+            reservation.outstanding -= sum(self._host.stop_waiting(slot, reservation) for slot in slots)
+        self._release_later(slots)
+
+    def _release_later(self, slots: list[int]) -> None:
+        """Now, as far as the step's bound allows."""
+        now = slots[: self._may_let_go]
+        if len(now) < len(slots):
+            self._to_let_go.append(slots[len(now) :])
+        self._release(now)
+
+    def _release(self, slots: list[int]) -> None:
+        self._may_let_go -= len(slots)
+        self._host.release(slots)
+        self._held -= len(slots)
+
+    # -- check -------------------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Check that every granted chunk is held, and that together they keep the cap.
+
+        Raises:
+            InvariantError: one of it is not so.
+        """
+        reservations = self._by_owner.values()
+        held = sum(reservation.num_granted for reservation in reservations)
+        held += sum(map(len, self._pins.values()))
+        over = sum(map(len, self._to_let_go))
+        require(self._held == held + over, f"{self._held} reserved chunks are counted wrong")
+        require(held <= self.chunks_max, f"{held} chunks are reserved, {self.chunks_max} may be")
+        for reservation in reservations:
+            what = f"reservation of {reservation.owner!r}"
+            require(len(reservation.slots) == len(reservation.keys), f"{what} holds what it does not want")
+            granted = self.granted(reservation.owner)
+            require(len(granted) == reservation.num_granted, f"{what}: its granted chunks are counted wrong")
+            waiting = 0
+            for key, (chunk, _) in granted.items():
+                require(chunk.holders > 0, f"{what}: chunk {key.hex()} is granted, but not held")
+                require(chunk.key == key, f"{what}: the slot of chunk {key.hex()} has another owner")
+                waiting += self._host.is_waited_for(chunk.slot, reservation)
+            require(
+                waiting == reservation.outstanding, f"{what} waits for {reservation.outstanding} chunks, not {waiting}"
+            )

@@ -1,0 +1,1 @@
+"""Memory of the host tier: one arena, private or shared between processes."""

@@ -1,0 +1,262 @@
+"""Cache events with their payloads: what the tokens of a chunk were, told also when its request is long gone.
+
+A raw event knows keys. Tokens, parent and adapter are known to the request, which may have ended before anybody reads
+the event; so a *snapshot* is taken when a store is granted. It is read, not used up, by each stored event, serves
+every tier that the chunk reaches, and is forgotten with the last of them (spec, section 14).
+
+Two prompts that part in the middle of a chunk have two chunks with the same first hash blocks. Those are removed with
+the last of the chunks, so that a consumer who keeps a plain set of blocks has exactly those that are there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tierkv.errors import EngineProtocolError
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.store.candidates import Candidate
+from tierkv.types.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+from tierkv.types.cache_events import CacheEvent, CacheEventKind
+from tierkv.types.engine import GroupKind, Request
+from tierkv.types.geometry import Geometry, GroupGeometry
+from tierkv.types.keys import Key, split_key
+
+SNAPSHOTS_MAX = 100_000
+"""Chunks whose payload is remembered; about 5 KiB each for chunks of 256 tokens. Beyond it the oldest is forgotten."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The payload of one chunk. Tokens are kept as machine words: as Python integers they would take ten times as much.
+
+    storing: stores of the chunk in flight. media: the tiers that have said that they hold it.
+    """
+
+    block_hashes: tuple[bytes, ...]
+    parent_block_hash: bytes | None
+    tokens: array[int]
+    lora_id: int | None
+    lora_name: str | None
+    group: GroupGeometry
+    storing: int = 0
+    media: set[str] = field(default_factory=set)
+
+    def stored(self, medium: str) -> BlockStored:
+        """The event that the chunk is readable in ``medium``."""
+        return BlockStored(
+            block_hashes=self.block_hashes,
+            parent_block_hash=self.parent_block_hash,
+            token_ids=tuple(self.tokens),
+            block_size=self.group.chunk_tokens // self.group.hashes_per_chunk,
+            lora_id=self.lora_id,
+            lora_name=self.lora_name,
+            extra_keys=None,
+            group_idx=self.group.index,
+            kind=self.group.kind.value,
+            window=None,  # only chunks of full attention have snapshots
+            medium=medium,
+        )
+
+
+def take_snapshot(request: Request, group: GroupGeometry, index: int) -> Snapshot:
+    """The payload of chunk ``index`` of a request in a group.
+
+    Raises:
+        EngineProtocolError: the request does not tell its tokens, or fewer tokens or hashes than the chunk has; a
+            payload that is cut short would be a lie (S102).
+    """
+    tokens = getattr(request, "all_token_ids", None)
+    if tokens is None:
+        raise EngineProtocolError(
+            f"request {request.request_id!r} has no all_token_ids, so events cannot describe its chunks; add what "
+            "tierkv.types.engine.TokenizedRequest asks for, or set events.self_describing = false"
+        )
+    first = index * group.hashes_per_chunk
+    hashes = tuple(request.block_hashes[first : first + group.hashes_per_chunk])
+    start = index * group.chunk_tokens
+    words = array("q", tokens[start : start + group.chunk_tokens])
+    if len(hashes) != group.hashes_per_chunk or len(words) != group.chunk_tokens:
+        raise EngineProtocolError(
+            f"request {request.request_id!r} has {len(hashes)} of {group.hashes_per_chunk} hashes and {len(words)} of "
+            f"{group.chunk_tokens} tokens of chunk {index}: block_hashes and all_token_ids must reach its end when its "
+            "blocks are computed"
+        )
+    return Snapshot(
+        block_hashes=hashes,
+        parent_block_hash=request.block_hashes[first - 1] if index else None,
+        tokens=words,
+        lora_id=getattr(request, "lora_id", None),
+        lora_name=getattr(request, "lora_name", None),
+        group=group,
+    )
+
+
+class BlockEvents:
+    """Takes snapshots and describes events by them. Sans-IO, single-threaded; O(1) per key.
+
+    Args:
+        geometry: sizes of groups and chunks.
+        counters: what happened, for metrics.
+        warn: is told once of each kind of thing that could not be described.
+        active: events are wanted and shall describe themselves. Without it nothing is kept and every event is a
+            placeholder (S96).
+        snapshots_max: chunks remembered at most.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        counters: CoreCounters,
+        warn: Callable[[str], None],
+        *,
+        active: bool,
+        snapshots_max: int = SNAPSHOTS_MAX,
+    ) -> None:
+        self.active = active
+        self._geometry = geometry
+        self._counters = counters
+        self._warn = warn
+        self._snapshots_max = snapshots_max
+        self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
+        self._ended: list[Key] = []
+        self._sharing: dict[tuple[str, int], dict[bytes, int]] = {}
+        self._warned: set[str] = set()
+
+    def __len__(self) -> int:
+        """Snapshots kept."""
+        return len(self._snapshots)
+
+    def keys(self) -> Iterable[Key]:
+        """The chunks that have a snapshot, the oldest first."""
+        return self._snapshots.keys()
+
+    # -- what stores tell --------------------------------------------------------------------------------------------
+
+    def granted(self, request: Request, candidates: Iterable[Candidate]) -> None:
+        """These chunks of a living request are about to be stored."""
+        if not self.active:
+            return
+        for candidate in candidates:
+            group = self._geometry.groups[candidate.group]
+            if group.kind is not GroupKind.FULL_ATTENTION:
+                continue
+            snapshot = self._snapshots.get(candidate.key)
+            if snapshot is None:
+                try:
+                    snapshot = take_snapshot(request, group, candidate.number)
+                except (EngineProtocolError, OverflowError, TypeError) as error:
+                    # The engine's fault costs a payload, never a step (promise 3).
+                    self._warn_once("payload", f"events of some chunks are placeholders: {error}")
+                    continue
+                self._make_room()
+                self._snapshots[candidate.key] = snapshot
+            snapshot.storing += 1
+            self._snapshots.move_to_end(candidate.key)
+
+    def _make_room(self) -> None:
+        while len(self._snapshots) >= self._snapshots_max:
+            _, snapshot = self._snapshots.popitem(last=False)
+            for medium in snapshot.media:
+                self._unshared(snapshot, medium)
+            self._counters.payloads_forgotten += 1
+
+    def ended(self, keys: Iterable[Key]) -> None:
+        """A store of these chunks has ended, in whatever way; its event, if any, comes before the next ``settle``."""
+        if self.active:
+            self._ended.extend(keys)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def describe(self, events: Iterable[CacheEvent]) -> list[BlockEvent]:
+        """The same events with their payloads: one per stored chunk, one per group of a removal."""
+        described: list[BlockEvent] = []
+        for event in events:
+            match event.kind:
+                case CacheEventKind.STORED:
+                    described += [self._stored(key, event.tier) for key in event.keys]
+                case CacheEventKind.REMOVED:
+                    described += self._removed(event.keys, event.tier)
+                case CacheEventKind.CLEARED:
+                    self._cleared(event.tier)
+                    described.append(AllBlocksCleared(event.tier))
+        return described
+
+    def settle(self) -> None:
+        """All events that came before the ends of stores told so far have been described."""
+        for key in self._ended:
+            snapshot = self._snapshots.get(key)
+            if snapshot is not None:
+                snapshot.storing = max(0, snapshot.storing - 1)
+                self._forget_if_gone(key, snapshot)
+        self._ended.clear()
+
+    def _stored(self, key: Key, medium: str) -> BlockStored:
+        snapshot = self._snapshots.get(key)
+        if snapshot is not None:
+            if medium not in snapshot.media:
+                snapshot.media.add(medium)
+                sharing = self._sharing.setdefault((medium, snapshot.group.index), {})
+                for block_hash in snapshot.block_hashes[:-1]:  # the last one is the chunk's own
+                    sharing[block_hash] = sharing.get(block_hash, 0) + 1
+            return snapshot.stored(medium)
+        self._warn_undescribed(CacheEventKind.STORED)
+        chunk_hash, group = split_key(key)
+        return BlockStored((chunk_hash,), None, (), 0, None, None, None, group, None, None, medium)
+
+    def _removed(self, keys: Sequence[Key], medium: str) -> Iterator[BlockRemoved]:
+        """One event per group, in the order in which the groups turn up (S99)."""
+        by_group: dict[int, list[bytes]] = {}
+        for key in keys:
+            chunk_hash, group = split_key(key)
+            snapshot = self._snapshots.get(key)
+            hashes: Sequence[bytes] = (chunk_hash,)
+            if snapshot is not None:
+                hashes = (*self._unshared(snapshot, medium), chunk_hash)
+                snapshot.media.discard(medium)
+                self._forget_if_gone(key, snapshot)
+            else:
+                self._warn_undescribed(CacheEventKind.REMOVED)
+            by_group.setdefault(group, []).extend(hashes)
+        return (BlockRemoved(tuple(hashes), group, medium) for group, hashes in by_group.items())
+
+    def _unshared(self, snapshot: Snapshot, medium: str) -> list[bytes]:
+        """The chunk is not in ``medium`` any more: its hashes, but for the last, that no other chunk there has."""
+        sharing = self._sharing.get((medium, snapshot.group.index), {})
+        alone = []
+        for block_hash in snapshot.block_hashes[:-1]:
+            count = sharing.get(block_hash, 0) - (medium in snapshot.media)
+            if count > 0:
+                sharing[block_hash] = count
+            else:
+                sharing.pop(block_hash, None)
+                alone.append(block_hash)
+        return alone
+
+    def _cleared(self, medium: str) -> None:
+        for group in self._geometry.groups:
+            self._sharing.pop((medium, group.index), None)
+        for key, snapshot in list(self._snapshots.items()):
+            snapshot.media.discard(medium)
+            self._forget_if_gone(key, snapshot)
+
+    def _forget_if_gone(self, key: Key, snapshot: Snapshot) -> None:
+        """Nobody holds the chunk and nobody is storing it: no event will need its payload."""
+        if not snapshot.media and not snapshot.storing:
+            del self._snapshots[key]
+
+    def _warn_undescribed(self, kind: CacheEventKind) -> None:
+        if self.active:
+            self._counters.events_undescribed += 1
+            self._warn_once(
+                kind.value,
+                f"a chunk was {kind.value} whose request was not seen by this process, or whose group is not of full "
+                "attention: its event names its own hash only (told once)",
+            )
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._warn(message)

@@ -1,0 +1,67 @@
+"""Events that wait for the engine: taken once, raw or described, and bounded where the engine never takes them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.events.block_events import BlockEvents
+from tierkv.types.block_events import BlockEvent
+from tierkv.types.cache_events import CacheEvent
+
+EVENTS_MAX = 4096
+"""Events kept, beside those of the last step, for an engine that does not take them; older ones are dropped, and
+counted."""
+
+
+class EventQueue:
+    """Single-threaded.
+
+    Args:
+        block_events: describes events. Where it is active, it sees each of them as soon as it is put here, so that what
+            it remembers does not depend on when the engine asks.
+        counters: what happened, for metrics.
+        kept: whether the engine wants events at all.
+        events_max: events of earlier steps kept.
+    """
+
+    def __init__(
+        self, block_events: BlockEvents, counters: CoreCounters, *, kept: bool = True, events_max: int = EVENTS_MAX
+    ) -> None:
+        self._block_events = block_events
+        self._counters = counters
+        self._kept = kept
+        self._events_max = events_max
+        self._waiting: deque[tuple[CacheEvent, Sequence[BlockEvent]]] = deque()
+
+    @property
+    def needs_every_step(self) -> bool:
+        """Whether events must be put here in each step, not only when the engine asks."""
+        return self._block_events.active or not self._kept
+
+    def put(self, events: Sequence[CacheEvent]) -> None:
+        """Take over what happened."""
+        if not self._kept:
+            return
+        block_events, waiting = self._block_events, self._waiting
+        while len(waiting) > self._events_max:
+            waiting.popleft()
+            self._counters.events_dropped += 1
+        for event in events:
+            waiting.append((event, block_events.describe((event,)) if block_events.active else ()))
+        block_events.settle()
+
+    def take(self) -> list[CacheEvent]:
+        """All that waits, raw."""
+        events = [event for event, _ in self._waiting]
+        self._waiting.clear()
+        return events
+
+    def take_described(self) -> list[BlockEvent]:
+        """All that waits, described."""
+        taken: list[BlockEvent] = []
+        for event, described in self._waiting:
+            taken += described if self._block_events.active else self._block_events.describe((event,))
+        self._waiting.clear()
+        return taken

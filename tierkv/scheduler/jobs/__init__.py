@@ -1,0 +1,1 @@
+"""Jobs: transfers that workers perform."""

@@ -1,0 +1,139 @@
+"""The requests' block tables as the engine changes them, and what must end before a block is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tierkv.errors import EngineProtocolError, require
+from tierkv.scheduler.jobs.jobs import Fences
+from tierkv.scheduler.requests.record import GroupRecord, RequestRecord
+from tierkv.types.engine import NULL_BLOCK_ID, ScheduledRequest
+from tierkv.types.geometry import Geometry, cdiv
+
+
+class WindowBlocks:
+    """Places of blocks, by id. A block that several requests share has several."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, set[tuple[GroupRecord, int]]] = {}
+
+    def __len__(self) -> int:
+        """Blocks that stand somewhere."""
+        return len(self._places)
+
+    def enter(self, table: GroupRecord, start: int) -> None:
+        """The table has grown from ``start`` on."""
+        for position in range(start, len(table.block_ids)):
+            block_id = table.block_ids[position]
+            if block_id != NULL_BLOCK_ID:
+                self._places.setdefault(block_id, set()).add((table, position))
+
+    def leave(self, table: GroupRecord) -> None:
+        """The table is about to be emptied, or its request ends."""
+        for position, block_id in enumerate(table.block_ids):
+            places = self._places.get(block_id)
+            if places is not None:
+                places.discard((table, position))
+                if not places:
+                    del self._places[block_id]
+
+    def strike(self, block_ids: Iterable[int]) -> None:
+        """Somebody will overwrite these blocks: they are nobody else's any more."""
+        if self._places:
+            for block_id in block_ids:
+                for table, position in self._places.pop(block_id, ()):
+                    table.block_ids[position] = NULL_BLOCK_ID
+
+    def validate(self) -> None:
+        """Check that each place still names its block.
+
+        Raises:
+            InvariantError: one does not.
+        """
+        for block_id, places in self._places.items():
+            for table, position in places:
+                stands = position < len(table.block_ids) and table.block_ids[position] == block_id
+                require(stands, f"block {block_id} is said to stand where it does not")
+
+
+class Tables:
+    """Keeps the tables in the requests' records. Sans-IO; every call O(1) per block that changes hands."""
+
+    def __init__(self, geometry: Geometry, fences: Fences, on_overwritten: Callable[[Sequence[int]], None]) -> None:
+        self._geometry = geometry
+        self._on_overwritten = on_overwritten
+        self._fences = fences
+        self._windows = WindowBlocks()
+        self._windowed = [group.index for group in geometry.groups if group.window_chunks is not None]
+        self._full = [(group.index, group.block_tokens) for group in geometry.groups if group.window_chunks is None]
+
+    def overwritten(self, block_ids: Sequence[int]) -> set[int]:
+        """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
+        if not block_ids:
+            return set()
+        self._windows.strike(block_ids)
+        self._on_overwritten(block_ids)
+        return self._fences.crossed(block_ids)
+
+    def check(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
+        """Make sure that the table will hold all tokens: else chunks would be stored from the wrong blocks.
+
+        Raises:
+            EngineProtocolError: the number of groups differs, only new blocks are told of a request whose table is not
+                known (first time, loaded, preempted, asked about again), or blocks are missing.
+        """
+        ids, whole = scheduled.block_ids, scheduled.replaces_table
+        if len(ids) != len(record.groups):
+            raise _refused(record, f": block ids of {len(ids)} groups, the engine has {len(record.groups)}")
+        if not whole and scheduled.num_computed_tokens and not any(group.block_ids for group in record.groups):
+            raise _refused(
+                record,
+                f" was scheduled with {scheduled.num_computed_tokens} computed tokens and only its new blocks, "
+                "but it is new, was preempted, or was asked about again: give its whole table with replaces_table=True",
+            )
+        stop = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        for index, block_tokens in self._full:
+            held = len(ids[index]) + (0 if whole else len(record.groups[index].block_ids))
+            if held * block_tokens < stop:
+                needed = cdiv(stop, block_tokens)
+                raise _refused(record, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
+
+    def update(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
+        """Take over what was scheduled. Returns the jobs that must end before this step writes."""
+        if scheduled.replaces_table:
+            self._leave(record)
+        elif not any(scheduled.block_ids):  # as in most steps of a request that decodes
+            return set()
+        starts = [0 if scheduled.replaces_table else len(group.block_ids) for group in record.groups]
+        record.replace_blocks(scheduled.block_ids, whole_table=scheduled.replaces_table)
+        jobs = self.overwritten(self.written_ids(scheduled))
+        for group in self._windowed:
+            self._windows.enter(record.groups[group], starts[group])
+        return jobs
+
+    def written_ids(self, scheduled: ScheduledRequest) -> list[int]:
+        """Blocks that the request did not have before and will write. The front of a whole table is only read."""
+        written: list[int] = []
+        for group, ids in zip(self._geometry.groups, scheduled.block_ids, strict=True):
+            read = scheduled.num_computed_tokens // group.block_tokens if scheduled.replaces_table else 0
+            written += ids[read:]
+        return written
+
+    def clear(self, record: RequestRecord) -> None:
+        """The request has lost its blocks, or needs them no more."""
+        self._leave(record)
+        for group in record.groups:
+            group.block_ids = []
+
+    def _leave(self, record: RequestRecord) -> None:
+        for group in self._windowed:
+            self._windows.leave(record.groups[group])
+
+    def validate(self) -> None:
+        """See :meth:`WindowBlocks.validate` and :meth:`Fences.validate`."""
+        self._windows.validate()
+        self._fences.validate()
+
+
+def _refused(record: RequestRecord, why: str) -> EngineProtocolError:
+    return EngineProtocolError(f"request {record.ctx.request_id!r}{why}")

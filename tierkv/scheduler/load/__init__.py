@@ -1,0 +1,1 @@
+"""Loads: from answer to GPU blocks."""

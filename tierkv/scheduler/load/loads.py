@@ -1,0 +1,309 @@
+"""Loads, from the allocation of their blocks until their last job has ended: in one job, or streamed. Sans-IO.
+
+A hit that was gathered whole is loaded by one job. Of a longer one, what was gathered goes out as the first *leg*, a
+job that does not end the load; from then on the load streams: the next chunks are gathered while a leg is copied, and
+go out when it has ended. Each chunk is read once, whatever the host tier's size. See
+docs/explanation/long-prefixes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from tierkv.errors import require
+from tierkv.manager.manager import OffloadManager
+from tierkv.manager.reservations.reservation import Reservation
+from tierkv.metrics.counters import CoreCounters
+from tierkv.scheduler.jobs.jobs import JobStatus, JobTable
+from tierkv.scheduler.limits import SchedulerLimits, StorePolicy
+from tierkv.scheduler.load.load_plan import LoadPlan
+from tierkv.scheduler.load.stream import Stream
+from tierkv.scheduler.load.stream_state import StreamState
+from tierkv.scheduler.lookup.lookups import Lookups
+from tierkv.scheduler.requests.accounting import Accounts
+from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key
+from tierkv.types.transfers import ChunksInBlocks, SlotRef, TransferJob
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLoad:
+    """A load whose last job has ended.
+
+    what: its chunks and blocks. failed: chunks that did not come. stale: the cache was emptied meanwhile. good_tokens:
+    what the request has for certain, if some failed. has_blocks: whether its blocks are still the request's.
+    """
+
+    what: ChunksInBlocks
+    failed: AbstractSet[Key]
+    stale: bool
+    good_tokens: int = 0
+    has_blocks: bool = True
+
+
+class Loads:
+    """See the module. The scheduler and its results share the parts that are handed in.
+
+    A stream that waits for chunks comes to its end in time: where none of them has arrived for ``lookup_deadline_s``,
+    it is cut there. While it waits for its turn behind other streams, their progress counts as its own.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
+        self,
+        manager: OffloadManager,
+        geometry: Geometry,
+        limits: SchedulerLimits,
+        counters: CoreCounters,
+        jobs: JobTable,
+        lookups: Lookups,
+        accounts: Accounts,
+    ) -> None:
+        self._manager = manager
+        self._geometry = geometry
+        self._limits = limits
+        self._counters = counters
+        self._jobs = jobs
+        self._lookups = lookups
+        self._accounts = accounts
+        self._new: list[TransferJob] = []
+        self._streams: dict[str, Stream] = {}
+        self._progress_s = 0.0  # of any stream
+
+    @property
+    def has_new(self) -> bool:
+        """Whether jobs wait to be handed out."""
+        return bool(self._new)
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether some load streams."""
+        return bool(self._streams)
+
+    def take_new(self) -> tuple[TransferJob, ...]:
+        """The jobs made since the last call."""
+        jobs, self._new = tuple(self._new), []
+        return jobs
+
+    # -- beginning ---------------------------------------------------------------------------------------------------
+
+    def start(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
+        """Load what was offered into the blocks of a plan.
+
+        Raises:
+            EngineProtocolError: a chunk is neither held nor readable; nothing was changed.
+        """
+        end = record.computed_tokens + external_tokens
+        first = self._gathered_of(record, plan)
+        if len(first) < len(plan.keys):
+            self._start_stream(record, plan, first, end)
+        else:
+            grant = self._manager.prepare_load(plan.keys, record.ctx)
+            self._accounts.loading(record.ledger, plan, grant.sources, record.computed_tokens, end)
+            self._send(record, plan.job(self._jobs.new_id(), record.ctx.request_id, grant.slots))
+        self._lookups.close(record)
+        record.apply(RequestEvent.LOAD_STARTED)
+        self._lookups.loading_started(plan.keys)
+        if record.store_policy is StorePolicy.BLOCK_LEVEL:  # prefix hits are in the tiers already
+            record.skip_loaded(end)
+
+    @staticmethod
+    def _gathered_of(record: RequestRecord, plan: LoadPlan) -> tuple[Key, ...]:
+        """Of the chunks of a plan, those that were gathered for the offer."""
+        if not record.will_stream:
+            return plan.keys
+        gathered = set(record.gathered)
+        return tuple([key for key in plan.keys if key in gathered])
+
+    def _start_stream(self, record: RequestRecord, plan: LoadPlan, first: tuple[Key, ...], end: int) -> None:
+        manager, ctx = self._manager, record.ctx
+        grant = manager.prepare_load(first, ctx)  # none of it, where the engine has come to have all of that itself
+        manager.streams.open(ctx.request_id, len(first))
+        stream = self._streams[ctx.request_id] = Stream(record, plan, self._geometry, record.computed_tokens, end)
+        record.streaming = True
+        self._counters.loads_streamed += 1
+        self._came_forward(stream)
+        if first:
+            self._send_leg(stream, first, grant.slots, grant.sources)
+        self._gather(stream)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Let tiers read on: streams take the slots that have become free before this step's stores do."""
+        self._gather_all()
+
+    def step(self, *, is_last: bool) -> None:
+        """Make the jobs that are due. is_last: perhaps no step follows, and everything in flight is flushed in this."""
+        for stream in list(self._streams.values()):
+            if stream.is_sent:
+                continue
+            reservation = self._gather(stream)
+            if stream.state is StreamState.GATHERING:
+                self._send_what_has_come(stream, reservation)
+            elif is_last and not stream.num_to_come:
+                self._send_leg(stream)
+            if not stream.is_sent:
+                self._gather(stream)
+
+    def _gather(self, stream: Stream) -> Reservation | None:
+        """Go on gathering the next leg of a stream. Returns its reservation, if there is anything to come."""
+        reservation = self._reserve(stream)
+        if reservation is None or not reservation.failed:
+            return reservation
+        slots, ctx = self._manager.streams, stream.record.ctx
+        lost = [key for key in stream.leg if slots.is_lost(key, ctx)]
+        return self._cut(stream, lost) if lost else self._reserve(stream)  # what failed here, another tier may have
+
+    def _reserve(self, stream: Stream) -> Reservation | None:
+        if not stream.leg:
+            stream.leg = stream.next_keys(self._manager.streams.leg_chunks_max)
+            stream.arrived = 0
+        if not stream.leg:
+            return None
+        reservation = self._manager.streams.gather(stream.leg, stream.record.ctx)
+        arrived = reservation.num_granted - reservation.outstanding
+        if arrived != stream.arrived:
+            stream.arrived = arrived
+            self._came_forward(stream)
+        return reservation
+
+    def _send_what_has_come(self, stream: Stream, reservation: Reservation | None) -> None:
+        """The leg; of one that cannot get all of its slots now, the front that has them; nothing is in flight."""
+        if reservation is not None and not self._has_come(reservation) and self._is_late(stream, reservation):
+            reservation = self._cut(stream, [self._first_missing(stream, reservation)])
+        if reservation is None:
+            self._send_leg(stream)
+        elif self._has_come(reservation):
+            keys = reservation.keys[: self._front(reservation)]
+            grant = self._manager.streams.hand_over(keys, stream.record.ctx)
+            self._send_leg(stream, keys, grant.slots, grant.sources)
+
+    @staticmethod
+    def _front(reservation: Reservation) -> int:
+        """How many chunks of the leg, from the front, have their slots."""
+        return len(reservation.keys) if reservation.complete else reservation.position
+
+    def _has_come(self, reservation: Reservation) -> bool:
+        """Whether a front of the leg is readable, and nothing of it is on its way."""
+        return self._front(reservation) > 0 and not reservation.outstanding and not reservation.failed
+
+    def _first_missing(self, stream: Stream, reservation: Reservation) -> Key:
+        """The first chunk of the leg that has not come."""
+        slots, front = self._manager.streams, self._front(reservation)
+        missing = (key for i, key in enumerate(stream.leg) if i >= front or not slots.is_readable(key))
+        return next(missing, stream.leg[0])
+
+    def _is_late(self, stream: Stream, reservation: Reservation) -> bool:
+        since_s = stream.progress_s if reservation.num_granted else max(stream.progress_s, self._progress_s)
+        return self._lookups.now_s - since_s >= self._limits.lookup_deadline_s
+
+    def _cut(self, stream: Stream, lost: Iterable[Key]) -> Reservation | None:
+        """These chunks of the leg do not come. Goes on with what is before them."""
+        stream.cut_at(list(lost))
+        return self._drop_void(stream)
+
+    def _drop_void(self, stream: Stream) -> Reservation | None:
+        """A stream was cut: let go of what it gathers in vain."""
+        coming = set(stream.next_keys(len(stream.leg)))
+        stream.leg = tuple([key for key in stream.leg if key in coming])
+        if not stream.leg:
+            self._manager.streams.release(stream.record.ctx)
+        return self._reserve(stream)
+
+    def _send_leg(
+        self, stream: Stream, keys: tuple[Key, ...] = (), slots: tuple[SlotRef, ...] = (), sources: tuple[str, ...] = ()
+    ) -> None:
+        """A job with these chunks; without any, the last job, which only says what does not come."""
+        record = stream.record
+        job = stream.send(self._jobs.new_id(), keys, slots)
+        groups, tokens = stream.shares(keys)
+        self._accounts.loading_part(record.ledger, groups, tokens, sources)
+        self._came_forward(stream)
+        self._send(record, job)
+        if job.ends_load and stream.is_cut:
+            self._counters.loads_given_up += 1
+            self._counters.tokens_given_up += stream.tokens_void
+
+    def _send(self, record: RequestRecord, job: TransferJob) -> None:
+        record.load_job = job.job_id
+        self._jobs.start(job)
+        self._new.append(job)
+
+    def _came_forward(self, stream: Stream) -> None:
+        stream.progress_s = self._progress_s = self._lookups.now_s
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def job_ended(self, status: JobStatus) -> EndedLoad | None:
+        """A load job is over, and its slots are free. Returns the load if that was the end of it."""
+        job = status.job
+        stream = self._streams.get(job.request_id)
+        if stream is None:
+            if not status.stale:
+                self._lookups.loading_ended(job.keys)
+            return EndedLoad(job, status.failed, status.stale)
+        record = stream.record
+        if record.load_job == job.job_id:
+            record.load_job = None
+        self._manager.streams.copied(stream.ended(job.job_id, status.failed))
+        self._came_forward(stream)
+        if not stream.is_over:
+            if status.failed and not stream.is_sent:
+                stream.cut_at(status.failed)
+                self._drop_void(stream)
+            self._gather_all()
+            return None
+        del self._streams[job.request_id]
+        record.streaming = False
+        self._manager.streams.close(job.request_id)
+        if not stream.stale:
+            self._lookups.loading_ended(stream.plan.keys)
+        has_blocks = record.state is not RequestState.FINISHED
+        self._gather_all()
+        return EndedLoad(stream.plan, stream.failed, stream.stale, stream.good_tokens, has_blocks)
+
+    def _gather_all(self) -> None:
+        """Slots have become free: let tiers read on before the next step."""
+        for stream in self._streams.values():
+            if not stream.is_sent:
+                self._gather(stream)
+
+    def stop(self, record: RequestRecord) -> None:
+        """The request is over: nothing more is read for its load, which ends with what is in flight."""
+        stream = self._streams.get(record.ctx.request_id)
+        if stream is not None:
+            stream.cut_short()
+            self._drop_void(stream)
+
+    def reset(self) -> None:
+        """The cache was emptied: nothing of the loads that stream counts, and nothing more is read for them."""
+        for stream in self._streams.values():
+            stream.stale = True
+            stream.cut_short()
+            self._drop_void(stream)
+
+    # -- check -------------------------------------------------------------------------------------------------------
+
+    def jobs_of(self, record: RequestRecord) -> AbstractSet[int]:
+        """The jobs in flight of a request's load."""
+        stream = self._streams.get(record.ctx.request_id)
+        if stream is not None:
+            return stream.jobs.keys()
+        return set() if record.load_job is None else {record.load_job}
+
+    def validate(self) -> None:
+        """Check every stream, and that its request knows of it.
+
+        Raises:
+            InvariantError: something does not hold.
+        """
+        for request_id, stream in self._streams.items():
+            stream.validate()
+            record = stream.record
+            require(record.streaming, f"request {request_id!r} does not know that its load streams")
+            at_hand = record.load_job is None or record.load_job in stream.jobs
+            require(at_hand, f"request {request_id!r} has a load in flight that is not of its stream")

@@ -1,0 +1,170 @@
+"""One load that streams: which of its chunks have gone out, which come next, and which will never come. Sans-IO.
+
+Its chunks are wanted in the order in which they end, except for those that were gathered before it began. A chunk that
+fails *cuts* the stream: what begins there or behind it is *void*, for the engine computes from there on in any case.
+The rest goes on. The last job names the void chunks beside those that it brings, if any.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
+
+from tierkv.errors import require
+from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan
+from tierkv.scheduler.load.stream_state import StreamEvent, StreamState, next_stream_state
+from tierkv.scheduler.requests.accounting import tokens_of_chunks
+from tierkv.scheduler.requests.record import STORY_EVENTS_MAX, RequestRecord
+from tierkv.types.geometry import Geometry
+from tierkv.types.keys import Key
+from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob
+
+
+class Stream:
+    """See the module.
+
+    Attributes:
+        record: whose load it is.
+        leg: the chunks that are gathered at present, in the order in which they are wanted.
+        jobs: its jobs in flight, with the number of chunks that each one copies.
+        failed: chunks that did not come to the GPU.
+        stale: the cache was emptied meanwhile: nothing of it counts.
+        progress_s: when it last came forward, on the stack's clock.
+        arrived: chunks of the leg that had come when this was looked at last.
+    """
+
+    def __init__(self, record: RequestRecord, plan: LoadPlan, geometry: Geometry, start: int, end: int) -> None:
+        self.record = record
+        self.plan = plan
+        self.state = StreamState.GATHERING
+        self.leg: tuple[Key, ...] = ()
+        self.jobs: dict[int, int] = {}
+        self.failed: set[Key] = set()
+        self.stale = False
+        self.progress_s = 0.0
+        self.arrived = 0
+        self._chunks = ChunksOfPlan(plan, geometry)
+        self._whole_only = geometry.has_windows
+        self._tokens = tokens_of_chunks(plan, geometry, start, end)
+        self._position = {key: i for i, key in enumerate(plan.keys)}
+        self._to_come = deque(sorted(range(len(plan.keys)), key=self._chunks.ends.__getitem__))
+        self._void: list[int] = []
+        self._last_job: int | None = None
+        self._story: deque[tuple[StreamEvent, StreamState]] = deque(maxlen=STORY_EVENTS_MAX)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last job has gone out, and every job has ended."""
+        return self.state is StreamState.ENDED
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the last job has gone out."""
+        return self._last_job is not None
+
+    @property
+    def num_to_come(self) -> int:
+        """Chunks that have not gone out, and may come."""
+        return len(self._to_come)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some chunks will not come."""
+        return bool(self._void)
+
+    @property
+    def tokens_void(self) -> int:
+        """Tokens that it will not bring."""
+        return sum(self._tokens[i] for i in self._void)
+
+    @property
+    def good_tokens(self) -> int:
+        """How many of the request's tokens, from the front, a load of which chunks have failed leaves good."""
+        if self._whole_only or self.stale:
+            return 0
+        return min((self._chunks.starts[self._position[key]] for key in self.failed), default=0)
+
+    def next_keys(self, count: int) -> tuple[Key, ...]:
+        """The first ``count`` chunks to come."""
+        keys = self.plan.keys
+        return tuple([keys[i] for i in islice(self._to_come, count)])
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def shares(self, keys: Sequence[Key]) -> tuple[list[int], list[int]]:
+        """The groups of chunks, and the tokens that each of them stands for."""
+        positions = [self._position[key] for key in keys]
+        return [self.plan.chunk_groups[i] for i in positions], [self._tokens[i] for i in positions]
+
+    def send(self, job_id: int, keys: Sequence[Key], slots: Sequence[SlotRef]) -> TransferJob:
+        """A job with these chunks; if none are left to come then, it is the last one, and names the void ones too."""
+        slot_of = {self._position[key]: slot for key, slot in zip(keys, slots, strict=True)}
+        for _ in range(len(slot_of)):  # a leg is the front of what is to come; the first one need not be
+            if self._to_come[0] not in slot_of:
+                self._to_come = deque(i for i in self._to_come if i not in slot_of)
+                break
+            self._to_come.popleft()
+        self.jobs[job_id] = len(slot_of)
+        ends = not self._to_come
+        if ends:
+            slot_of.update(dict.fromkeys(self._void, VOID_SLOT))
+            self.failed.update(self.plan.keys[i] for i in self._void)
+            self._last_job = job_id
+        positions = sorted(slot_of)
+        self.leg = ()
+        self._apply(StreamEvent.LAST_SENT if ends else StreamEvent.LEG_SENT)
+        part, refs = self._chunks.part(positions), tuple([slot_of[i] for i in positions])
+        return part.job(job_id, self.record.ctx.request_id, refs, ends_load=ends)
+
+    def ended(self, job_id: int, failed: AbstractSet[Key]) -> int:
+        """A job of it is over. Returns how many chunks it copied."""
+        copied = self.jobs.pop(job_id)
+        self.failed |= failed
+        if job_id != self._last_job:
+            self._apply(StreamEvent.LEG_ENDED)
+        if self.is_sent and not self.jobs:
+            self._apply(StreamEvent.LAST_ENDED)
+        return copied
+
+    # -- cuts --------------------------------------------------------------------------------------------------------
+
+    def cut_at(self, lost: Collection[Key]) -> None:
+        """These chunks did not come: nor shall what is behind the first of them, or anything where windows are."""
+        if self._whole_only:
+            self.cut_short()
+        else:
+            self._cut(min(self._chunks.starts[self._position[key]] for key in lost))
+
+    def cut_short(self) -> None:
+        """Nothing more shall come."""
+        self._cut(0)
+
+    def _cut(self, token: int) -> None:
+        starts = self._chunks.starts
+        self._void += [i for i in self._to_come if starts[i] >= token]
+        self._to_come = deque(i for i in self._to_come if starts[i] < token)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def _apply(self, event: StreamEvent) -> None:
+        self.state = next_stream_state(self.record.ctx.request_id, self.state, event, self.story)
+        self._story.append((event, self.state))
+
+    def story(self) -> str:
+        """What happened to it lately, oldest first."""
+        return "; ".join(f"{event.value} -> {state.value}" for event, state in self._story) or "nothing yet"
+
+    def validate(self) -> None:
+        """Check that its jobs and its state say the same, and that no chunk is both to come and void.
+
+        Raises:
+            InvariantError: they do not.
+        """
+        what = f"the load of request {self.record.ctx.request_id!r} ({self.state.value})"
+        require(bool(self.jobs) == (self.state is not StreamState.GATHERING), f"{what} has {len(self.jobs)} jobs")
+        require(self.is_sent == (self.state is StreamState.ENDING), f"{what}: its last job is out of step")
+        require(set(self._to_come).isdisjoint(self._void), f"{what} waits for a chunk that will not come")
+        coming = {self.plan.keys[i] for i in self._to_come}
+        require(coming.issuperset(self.leg), f"{what} gathers what it does not want")

@@ -1,0 +1,1 @@
+"""Lookups: how much of a prompt can be loaded."""

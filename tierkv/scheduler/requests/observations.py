@@ -1,0 +1,48 @@
+"""A request as policies see it: pure functions from what the scheduler remembers to a :class:`Sighting`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.types.geometry import cdiv
+from tierkv.types.sighting import Sighting, SightingEvent
+
+
+def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int], now_s: float) -> Sighting:
+    """The request was answered for the first time: ``hit_tokens`` beyond what the engine has itself.
+
+    Args:
+        record: the request; its ``computed_tokens`` are those that the engine found in its own cache.
+        hit_tokens: the answer.
+        sources: by tier, how many chunks the hit consists of.
+        now_s: on the stack's clock.
+    """
+    local = record.computed_tokens
+    ends = [cdiv(local + hit_tokens, group.chunk_tokens) for group in record.groups]
+    return Sighting(
+        request_id=record.ctx.request_id,
+        event=SightingEvent.ARRIVED,
+        now_s=now_s,
+        paths=tuple(tuple(group.keys) for group in record.groups),
+        gpu_chunks=tuple(min(local // group.chunk_tokens, len(group.keys)) for group in record.groups),
+        new_chunks=tuple(max(0, len(group.keys) - end) for group, end in zip(record.groups, ends, strict=True)),
+        tier_chunks=dict(sources),
+        hints=record.ctx.hints,
+    )
+
+
+def end_of(record: RequestRecord, now_s: float) -> Sighting:
+    """The request has ended. One that was never answered brings no counts."""
+    arrival = record.arrival or Sighting(
+        request_id=record.ctx.request_id,
+        event=SightingEvent.FINISHED,
+        now_s=now_s,
+        paths=(),
+        gpu_chunks=(0,) * len(record.groups),
+        new_chunks=(0,) * len(record.groups),
+        hints=record.ctx.hints,
+    )
+    paths = tuple(tuple(group.keys[: record.computed_tokens // group.chunk_tokens]) for group in record.groups)
+    return replace(arrival, event=SightingEvent.FINISHED, now_s=now_s, paths=paths)

@@ -1,0 +1,1 @@
+"""Lookups and jobs of engines that schedule themselves."""

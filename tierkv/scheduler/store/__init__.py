@@ -1,0 +1,1 @@
+"""Stores: which chunks are offered, and when."""

@@ -1,0 +1,152 @@
+"""Which chunks of a request are worth storing, and from which blocks: pure functions (spec, section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+from tierkv.scheduler.requests.record import GroupRecord, RequestRecord
+from tierkv.types.engine import NULL_BLOCK_ID
+from tierkv.types.geometry import Geometry, GroupGeometry
+from tierkv.types.keys import Key
+
+
+class Candidate(NamedTuple):
+    """A chunk whose blocks are all computed: chunk ``number`` of ``group``. One is made per chunk and offer."""
+
+    key: Key
+    group: int
+    number: int
+    end_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBlocks:
+    """Source blocks of some granted chunks; fields as in :class:`~tierkv.types.transfers.TransferJob`.
+
+    chunks: the granted chunks, as indices into what was granted.
+    """
+
+    chunks: tuple[int, ...]
+    chunk_groups: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+    block_indices: tuple[int, ...]
+
+
+def storable_chunks(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) -> Iterator[int]:
+    """Chunks not yet offered that end within ``tokens`` and can be of use to a later request, in order.
+
+    Left out are chunks that no hit can end in (S68), and those of which a block is missing that a hit would need: the
+    request was given placeholders for what its window has left behind, or the engine has reused the block (S69, S78).
+    """
+    aligned, useful = group.aligned_chunks or 1, group.window_chunks or 1
+    for i in range(state.next_stored, _stop(group, state, factor, tokens)):
+        if i % aligned < aligned - useful:
+            continue
+        end = (i + 1) * factor
+        if NULL_BLOCK_ID not in state.block_ids[end - group.tail_blocks : end]:
+            yield i
+
+
+def _stop(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) -> int:
+    return min(tokens // group.chunk_tokens, len(state.keys), len(state.block_ids) // factor)
+
+
+def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> bool:
+    """Move each group's cursor to its first storable chunk, so that what lies before it is looked at only once.
+
+    Returns:
+        Whether there is any. In most steps of most requests there is none.
+    """
+    found = False
+    factor = geometry.blocks_per_chunk
+    for group, state in zip(geometry.groups, record.groups, strict=True):
+        stop = _stop(group, state, factor, tokens)
+        if state.next_stored < stop:
+            state.next_stored = next(storable_chunks(group, state, factor, tokens), stop)
+            found = found or state.next_stored < stop
+    return found
+
+
+def count_storable(record: RequestRecord, geometry: Geometry, tokens: int) -> int:
+    """How many storable chunks within ``tokens`` were not offered."""
+    return sum(
+        1
+        for group, state in zip(geometry.groups, record.groups, strict=True)
+        for _ in storable_chunks(group, state, geometry.blocks_per_chunk, tokens)
+    )
+
+
+def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> list[Candidate]:
+    """Storable chunks within ``tokens``, ordered by group; at most ``chunks_max``: those nearest to the start."""
+    found: list[Candidate] = []
+    for group, state in zip(geometry.groups, record.groups, strict=True):
+        room = chunks_max
+        for i in storable_chunks(group, state, geometry.blocks_per_chunk, tokens):
+            found.append(Candidate(state.keys[i], group.index, i, (i + 1) * group.chunk_tokens))
+            room -= 1
+            if not room:
+                break
+    if len(found) <= chunks_max:
+        return found
+    found.sort(key=attrgetter("end_token"))
+    return sorted(found[:chunks_max], key=attrgetter("group", "number"))
+
+
+def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[Candidate]) -> list[SourceBlocks]:
+    """Source blocks of the granted candidates (ordered by group), one entry per job.
+
+    Of a chunk with placeholders only the blocks behind the last one are taken, and the sizes count what is really
+    there. A job can leave out blocks only at the front of a group (S70), so a later chunk with placeholders begins
+    another job.
+    """
+    tails = [_tail(record.groups[c.group], c.number, geometry.blocks_per_chunk) for c in granted]
+    return [_one_job(granted, tails, part, len(geometry.groups)) for part in _split(granted, tails, geometry)]
+
+
+def _tail(state: GroupRecord, index: int, factor: int) -> tuple[int, tuple[int, ...]]:
+    """Position in the table, and ids, of a chunk's blocks behind its last placeholder."""
+    first, end = index * factor, (index + 1) * factor
+    ids = tuple(state.block_ids[first:end])
+    if NULL_BLOCK_ID in ids:
+        behind = factor - ids[::-1].index(NULL_BLOCK_ID)
+        first, ids = first + behind, ids[behind:]
+    return first, ids
+
+
+def _split(
+    granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], geometry: Geometry
+) -> list[list[int]]:
+    """Indices of the granted chunks, job by job."""
+    if {len(ids) for _, ids in tails} == {geometry.blocks_per_chunk}:
+        return [list(range(len(granted)))]
+    parts: list[list[int]] = []
+    group = part = -1
+    for i, candidate in enumerate(granted):
+        if candidate.group != group:
+            group, part = candidate.group, 0
+        elif len(tails[i][1]) < geometry.blocks_per_chunk:
+            part += 1
+        if part == len(parts):
+            parts.append([])
+        parts[part].append(i)
+    return parts
+
+
+def _one_job(
+    granted: Sequence[Candidate], tails: Sequence[tuple[int, tuple[int, ...]]], part: Sequence[int], num_groups: int
+) -> SourceBlocks:
+    block_ids: list[int] = []
+    sizes, indices = [0] * num_groups, [0] * num_groups
+    for i in part:
+        first, ids = tails[i]
+        group = granted[i].group
+        if not sizes[group]:
+            indices[group] = first
+        sizes[group] += len(ids)
+        block_ids += ids
+    groups = tuple([granted[i].group for i in part])
+    return SourceBlocks(tuple(part), groups, tuple(block_ids), tuple(sizes), tuple(indices))

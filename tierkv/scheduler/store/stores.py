@@ -1,0 +1,247 @@
+"""Building store jobs: what is offered to the manager, and what it grants becomes a job.
+
+When what is offered is decided by the store plan (:mod:`tierkv.scheduler.store.plans`); all plans build
+their jobs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+from tierkv.manager.contract import RequestContext
+from tierkv.manager.manager import OffloadManager
+from tierkv.scheduler.events.block_events import BlockEvents
+from tierkv.scheduler.jobs.jobs import Fences, JobTable
+from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
+from tierkv.scheduler.requests.record import RequestRecord
+from tierkv.scheduler.store.candidates import (
+    Candidate,
+    SourceBlocks,
+    candidates,
+    count_storable,
+    skip_useless,
+    source_blocks,
+)
+from tierkv.types.engine import Request
+from tierkv.types.geometry import Geometry, cdiv
+from tierkv.types.hints import RequestHints
+from tierkv.types.keys import Key
+from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_groups
+
+
+@dataclass(frozen=True, slots=True)
+class FreeChunk:
+    """A chunk of one block that no request uses any more: chunk ``index`` of ``group``.
+
+    request: who computed it, where events shall describe it. hints: what was said about it.
+    """
+
+    key: Key
+    group: int
+    index: int
+    block_id: int
+    request: Request | None
+    hints: RequestHints
+
+
+class Stores:
+    """The store half of the scheduler. Sans-IO."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
+        self,
+        manager: OffloadManager,
+        geometry: Geometry,
+        limits: SchedulerLimits,
+        jobs: JobTable,
+        fences: Fences,
+        block_events: BlockEvents,
+    ) -> None:
+        self._manager = manager
+        self._geometry = geometry
+        self._limits = limits
+        self._jobs = jobs
+        self._fences = fences
+        self._windowed = frozenset(group.index for group in geometry.groups if group.window_chunks is not None)
+        self._block_events = block_events
+        self._new: list[TransferJob] = []
+
+    def take_jobs(self) -> tuple[TransferJob, ...]:
+        """The jobs built since the last call."""
+        jobs, self._new = tuple(self._new), []
+        return jobs
+
+    @property
+    def chunks_max(self) -> int:
+        """Chunks that are offered together, where more wait than one step completes."""
+        return self._chunks_max(0)
+
+    def _chunks_max(self, new_tokens: int) -> int:
+        """The same, of a request of which ``new_tokens`` have become storable since it was last asked.
+
+        What a step completes is always offered in one go: with less, a prompt that is computed faster would lose its
+        end, and the price is a small part of what computing it costs.
+        """
+        new = sum(cdiv(new_tokens, group.chunk_tokens) for group in self._geometry.groups)
+        return min(max(new, self._limits.store_chunks_per_step_max), self._manager.store_chunks_max)
+
+    @property
+    def describes(self) -> bool:
+        """Whether events will want to know whose chunk was stored."""
+        return self._block_events.active
+
+    # -- what may be stored ------------------------------------------------------------------------------------------
+
+    def storable_tokens(self, record: RequestRecord, computed_tokens: int) -> int:
+        """How far from the start the request's tokens may be stored: computed, real, and wanted by its user."""
+        tokens = min(computed_tokens, record.request.num_tokens)
+        if self._limits.prompt_only:
+            tokens = min(tokens, record.request.num_prompt_tokens)
+        if record.offload_tokens_max is not None:
+            tokens = min(tokens, record.offload_tokens_max)
+        return tokens
+
+    def final_tokens(self, record: RequestRecord) -> int:
+        """The same when the request ends: the token that was sampled last is not computed (S77)."""
+        request = record.request
+        real = max(request.num_prompt_tokens, request.num_tokens - 1)
+        return self.storable_tokens(record, min(record.computed_tokens, real))
+
+    # -- offering ----------------------------------------------------------------------------------------------------
+
+    def offer(self, record: RequestRecord, tokens: int, new_tokens: int) -> None:
+        """Offer what is storable within ``tokens`` and not yet offered. If not all of it finds room, it waits (S71).
+
+        new_tokens: how many of them this step computes.
+        """
+        offered = self._candidates(record, tokens, new_tokens)
+        slots = self._grant(offered, record.ctx) if offered else None
+        if slots is not None:
+            self._accept(record, offered, slots)
+
+    def offer_what_fits(self, record: RequestRecord, tokens: int, new_tokens: int = 0) -> bool:
+        """The same, but as much of it as finds room is taken, from the front: the cursors stop exactly there (S117).
+
+        Returns:
+            False if the host tier is full.
+        """
+        offered = self._candidates(record, tokens, new_tokens)
+        return not offered or self._take_what_fits(record, offered)
+
+    def _take_what_fits(self, record: RequestRecord, offered: Sequence[Candidate]) -> bool:
+        in_order = sorted(offered, key=attrgetter("end_token"))
+        taken, slots = self._grant_what_fits(in_order, record.ctx)
+        self._accept(record, in_order[:taken], slots)
+        return taken == len(in_order)
+
+    def offer_at_end(self, record: RequestRecord, new_tokens: int = 0) -> None:
+        """The request ends and its blocks will not come back: the last chance to offer what it has computed.
+
+        What is not taken now is counted as not stored.
+        """
+        tokens = self.final_tokens(record)
+        for _ in range(FINAL_PASSES_MAX):
+            offered = self._candidates(record, tokens, new_tokens)
+            if not offered:
+                return
+            if not self._take_what_fits(record, offered):
+                break
+        if skip_useless(record, self._geometry, tokens):
+            self._manager.counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
+
+    def offer_free(self, chunks: Sequence[FreeChunk]) -> int:
+        """Offer chunks that no request uses any more; their blocks are fenced at once.
+
+        Returns:
+            How many of them, from the front, found room.
+        """
+        taken, slots = 0, dict[Key, SlotRef]()
+        for hints, alike in groupby(chunks, attrgetter("hints")):
+            some = list(alike)
+            count, granted_slots = self._grant_what_fits(some, RequestContext(NO_REQUEST, hints=hints))
+            taken += count
+            slots |= granted_slots
+            if count < len(some):
+                break
+        granted = sorted((chunk for chunk in chunks[:taken] if chunk.key in slots), key=lambda chunk: chunk.group)
+        if granted:
+            groups = [chunk.group for chunk in granted]
+            sizes = tuple(groups.count(group.index) for group in self._geometry.groups)
+            ids = tuple(chunk.block_id for chunk in granted)
+            sources = SourceBlocks(tuple(range(len(granted))), tuple(groups), ids, sizes, (0,) * len(sizes))
+            self._fences.put(self._start(NO_REQUEST, [chunk.key for chunk in granted], slots, sources))
+        for chunk in granted:
+            if chunk.request is not None:
+                self._block_events.granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.index, 0)])
+        return taken
+
+    def _candidates(self, record: RequestRecord, tokens: int, new_tokens: int) -> list[Candidate]:
+        if record.was_offered(tokens):  # most steps of most requests complete no chunk
+            return []
+        record.extend_keys(self._geometry)
+        if not skip_useless(record, self._geometry, tokens):
+            return []
+        return candidates(record, self._geometry, tokens, self._chunks_max(new_tokens))
+
+    def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:
+        """Slots for those that the host tier does not have; None if there is no room for all of them."""
+        grant = self._manager.prepare_store([(chunk.key, chunk.group) for chunk in chunks], ctx)
+        return None if grant is None else dict(zip(grant.keys, grant.slots, strict=True))
+
+    def _grant_what_fits(
+        self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext
+    ) -> tuple[int, dict[Key, SlotRef]]:
+        """How many chunks, from the front, have or found a slot; and the slots that were found."""
+        if not chunks:
+            return 0, {}
+        together = self._grant(chunks, ctx)
+        if together is not None:
+            return len(chunks), together
+        slots: dict[Key, SlotRef] = {}
+        for taken, chunk in enumerate(chunks):
+            one = self._grant([chunk], ctx)
+            if one is None:
+                return taken, slots
+            slots |= one
+        return len(chunks), slots
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def _accept(self, record: RequestRecord, taken: Sequence[Candidate], slots: Mapping[Key, SlotRef]) -> None:
+        """These were offered for good: move the cursors on, and make jobs of what was granted."""
+        for candidate in taken:
+            group = record.groups[candidate.group]
+            if candidate.number >= group.next_stored:
+                group.next_stored = candidate.number + 1
+        granted = sorted([c for c in taken if c.key in slots], key=attrgetter("group", "number"))
+        for sources in source_blocks(record, self._geometry, granted):
+            keys = [granted[i].key for i in sources.chunks]
+            job = self._start(record.ctx.request_id, keys, slots, sources)
+            record.store_jobs.add(job.job_id)
+            self._fence_windows(job)
+        self._block_events.granted(record.request, granted)
+
+    def _start(
+        self, request_id: str, keys: Sequence[Key], slots: Mapping[Key, SlotRef], sources: SourceBlocks
+    ) -> TransferJob:
+        job = TransferJob(
+            job_id=self._jobs.new_id(),
+            request_id=request_id,
+            is_store=True,
+            keys=tuple(keys),
+            slots=tuple([slots[key] for key in keys]),
+            chunk_groups=sources.chunk_groups,
+            block_ids=sources.block_ids,
+            group_sizes=sources.group_sizes,
+            block_indices=sources.block_indices,
+        )
+        self._jobs.start(job)
+        self._new.append(job)
+        return job
+
+    def _fence_windows(self, job: TransferJob) -> None:
+        """What a window leaves behind the engine hands out again while the request still runs (I3)."""
+        if self._windowed:
+            self._fences.put(job, blocks_of_groups(job, self._windowed))

@@ -1,0 +1,1 @@
+"""The composition root: opening, step loop and tiers of a stack."""

@@ -1,0 +1,95 @@
+"""Workers in other processes: what they need to know, and how they begin.
+
+The process that opened the stack makes a :class:`WorkerSetup` per rank (``stack.worker_setup(rank)``) and sends it by
+any way that pickles; the worker's process gives it to :func:`open_worker`. Metadata goes the same way in every step,
+and reports come back by it: tierkv brings no channel of its own, since every engine has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.frames.frame import FrameSealer
+from tierkv.memory.arena import HostArena
+from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach
+from tierkv.types.geometry import Geometry
+from tierkv.worker.completion_flags import Marks
+from tierkv.worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker's process must know of the stack. Plain data that pickles.
+
+    rank: which worker it will be. geometry: sizes of groups and chunks. namespace: the fingerprint, sixteen bytes.
+    arena: where the host tier's memory is. copy_threads: threads for its copies. gpu_staging_bytes: device memory for
+    chunks on their way. verify_frames: compare checksums at all. verify_loads: check each chunk's part on its way to
+    the GPU. marks: where ended jobs are marked; only of a stack whose engine schedules itself, and then the worker is
+    *staged* (see :mod:`tierkv.worker.rank_slice`).
+    """
+
+    rank: int
+    geometry: Geometry
+    namespace: bytes
+    arena: ArenaHandle
+    copy_threads: int
+    gpu_staging_bytes: int
+    verify_frames: bool
+    verify_loads: bool
+    marks: MemoryHandle | None = None
+
+
+class ProcessWorker(Worker):
+    """A worker with a mapping of the arena and copy threads of its own; see :func:`open_worker`."""
+
+    def __init__(self, setup: WorkerSetup, arena: HostArena) -> None:
+        self._arena = arena
+        self._pool = CopyPool(setup.copy_threads, name=f"tierkv-copy-{setup.rank}")
+        sealer = FrameSealer(setup.namespace, verify=setup.verify_frames)
+        super().__init__(
+            arena,
+            sealer,
+            setup.geometry,
+            self._pool.submit,
+            rank=setup.rank,
+            verify_loads=setup.verify_loads,
+            gpu_staging_bytes=setup.gpu_staging_bytes,
+            staged=setup.marks is not None,
+        )
+        self._marks = None if setup.marks is None else Marks(setup.marks, setup.geometry.num_workers, setup.rank)
+
+    def mark_ended(self, number: int) -> None:
+        """Tell a staged stack that this worker has ended the job of that number."""
+        if self._marks is not None:
+            self._marks.end(number)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Shut down, then give threads and memory back. Call ``drain`` first to lose no store. Idempotent."""
+        self.shutdown()
+        self._pool.close(timeout_s)
+        self._arena.close()
+        if self._marks is not None:
+            self._marks.close()
+
+    def __enter__(self) -> Self:
+        """The open worker."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def open_worker(setup: WorkerSetup) -> ProcessWorker:
+    """Become a worker of a stack that another process has opened. Close it when the engine's worker ends.
+
+    Raises:
+        EngineProtocolError: the arena cannot be reached: the stack was closed, its process has ended or belongs to
+            another user or container.
+    """
+    return ProcessWorker(setup, attach(setup.arena))

@@ -1,0 +1,227 @@
+"""How one lower tier is opened: from its part of the description to a backend in its wrapper, and its table.
+
+A stack opens its tiers with this when it starts, and those that are attached later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tierkv.abc import (
+    AsyncBackend,
+    Backend,
+    BackendContext,
+    Codec,
+    CodecContext,
+    CodecPlugin,
+    EvictionPolicy,
+    PolicyPlugin,
+    RoomTeller,
+)
+from tierkv.config.options import make_options
+from tierkv.config.resolving import ResolvedTier
+from tierkv.config.schema import HostConfig, TierConfig
+from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.tier_state import TierLimits
+from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
+from tierkv.frames.frame import FrameSealer
+from tierkv.frames.recognition import frame_at
+from tierkv.manager.contract import HOST
+from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.memory.arena import HostArena
+from tierkv.metrics.counters import CoreCounters
+from tierkv.plugins.registry import PluginRegistry, opened
+from tierkv.policies.guarded import guarded
+from tierkv.policies.quotas import Quotas, TenantPolicy
+from tierkv.tiers.framing import CodecTerms
+from tierkv.tiers.retry import RetryLimits, Timing
+from tierkv.tiers.tier import Tier
+from tierkv.types.keys import tenant_of_salt
+from tierkv.types.namespace import Namespace
+
+_log = logging.getLogger(__name__)
+
+HELD_BY_CASCADES_SHARE = 0.5
+"""Share of the host slots that chunks on their way to lower tiers may hold, all tiers together."""
+
+
+class TierOpener:
+    """Opens tiers for one stack. Blocks; any thread.
+
+    Args:
+        registry: the installed plugins.
+        runtime: where time, chance and threads come from.
+        namespace: whose chunks these are.
+        sealer: seals and checks their frames.
+        arena: where the host slots are.
+        counters: for policies that fail.
+        tenants_max: tenants with a quota of their own, in each tier.
+        replica: of the engine; see :class:`tierkv.types.engine.EngineSpec`.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all that a tier has to know of its stack
+        self,
+        registry: PluginRegistry,
+        runtime: Runtime,
+        namespace: Namespace,
+        sealer: FrameSealer,
+        arena: HostArena,
+        counters: CoreCounters,
+        tenants_max: int,
+        replica: int = 0,
+    ) -> None:
+        self._registry = registry
+        self._runtime = runtime
+        self._namespace = namespace
+        self._sealer = sealer
+        self._arena = arena
+        self._counters = counters
+        self._tenants_max = tenants_max
+        self._own_place = replace(namespace, replica=replica)
+
+    def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
+        """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
+
+        Raises:
+            BackendError: it cannot be opened; says what to do.
+            ConfigError: the tier's codec does not suit the engine's payloads, or lacks what it needs.
+            PluginError: backend or codec is broken.
+        """
+        config, codec = tier.config, tier.codec
+        codecs = {**codecs, codec.name: self._codec(codec, tier.codec_options, config.name)}
+        capabilities = tier.backend.capabilities
+        context = BackendContext(
+            config.name,
+            self._namespace if capabilities.shared else self._own_place,
+            self._arena.slot_bytes,
+            config.capacity,
+            partial(frame_at, self._sealer.namespace, capabilities.alignment),
+        )
+        backend = opened(
+            f"backend {tier.backend.name!r}",
+            self._registry.backends[tier.backend.name].origin,
+            partial(tier.backend.open, context, tier.options),
+            tier=config.name,
+            error=BackendError,
+        )
+        try:
+            return Tier(
+                config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,
+                terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
+                retry=RetryLimits(attempts=config.retries + 1),
+                timing=Timing(self._runtime.clock, self._runtime.nap, self._runtime.rng),
+            )  # fmt: skip
+        except BaseException:
+            close_backend(backend)
+            raise
+
+    def open_codecs(self, tiers: Collection[ResolvedTier]) -> dict[str, Codec]:
+        """Codecs by name, to read frames of an earlier description: all that need no option and suit the payloads."""
+        named = {tier.codec.name for tier in tiers}
+        codecs = {}
+        for name, registered in self._registry.codecs.items() if named else ():
+            try:
+                options, missing = make_options(registered.plugin, {}, name)
+                if not missing:
+                    codecs[name] = self._codec(registered.plugin, options)
+            except ConfigError:  # not for these payloads: nothing can have been written with it
+                continue
+            except TierKVError as error:
+                if name not in named:  # a tier that writes with it stops the stack, and says why
+                    _log.warning("%s; no tier is to write with it, and frames that it wrote are misses", error)
+        return codecs
+
+    def _codec(self, plugin: CodecPlugin, options: object, tier: str | None = None) -> Codec:
+        origin = self._registry.codecs[plugin.name].origin
+        context = CodecContext(self._namespace)
+        return opened(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
+
+    def host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
+        """The host tier's eviction policy; one for each tenant, where there are quotas."""
+        return self._policy_with_quotas(config, plugin, num_slots * self._arena.slot_bytes, HOST)
+
+    def _policy_with_quotas(
+        self,
+        config: HostConfig | TierConfig,
+        plugin: PolicyPlugin,
+        capacity_bytes: int | None,
+        tier: str,
+    ) -> EvictionPolicy:
+        slot_bytes = self._arena.slot_bytes
+        if capacity_bytes is None or (config.tenant_quota is None and not config.tenant_quotas):
+            return self._policy(plugin, None if capacity_bytes is None else capacity_bytes // slot_bytes, tier)
+        named = {tenant_of_salt(salt or None): quota for salt, quota in config.tenant_quotas.items()}
+        quotas = Quotas(capacity_bytes, config.tenant_quota, named, self._tenants_max)
+        return TenantPolicy(lambda chunks: self._policy(plugin, chunks, tier), quotas, slot_bytes)
+
+    def _policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
+        """An eviction policy for a tier of so many chunks (None: no bound), watched."""
+        origin = self._registry.policies[plugin.name].origin
+        policy = opened(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
+        return guarded(policy, tier, self._counters)
+
+    def table(self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend) -> LowerTier:
+        """The tier as the manager sees it, still empty. ``backend`` is its own, which may tell its room.
+
+        Raises:
+            PluginError: policy or backend is broken.
+        """
+        config = tier.config
+        capacity = config.capacity
+        if capacity is not None and isinstance(backend, RoomTeller):
+            capacity = min(capacity, _checked_room(backend.room_bytes, config.name))
+        limits = LowerTierLimits(
+            capacity_bytes=capacity,
+            write=WritePolicy(config.write),
+            queue_chunks_max=max(1, config.queue_bytes_max // self._arena.slot_bytes),
+            probe_deadline_s=config.probe_deadline_s,
+            read_deadline_s=config.read_deadline_s,
+            write_deadline_s=config.write_deadline_s,
+            probe_keys_max=config.probe_keys_max,
+            presence_ttl_s=config.presence_ttl_s,
+            absence_ttl_s=config.absence_ttl_s,
+            presence_keys_max=config.presence_keys_max,
+            seen_keys_max=config.seen_keys_max,
+            exact=not config.lossy,
+        )
+        policy = self._policy_with_quotas(config, tier.policy, capacity, config.name)
+        return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
+
+
+def _checked_room(room_bytes: object, tier: str) -> int:
+    if type(room_bytes) is not int or room_bytes < 0:
+        raise PluginError(f"its backend says room_bytes = {room_bytes!r}, which is no number of bytes", tier=tier)
+    return room_bytes
+
+
+def share_host_slots(tables: Sequence[LowerTier], num_slots: int, held: int = 0) -> None:
+    """Say how many host slots the writes of each tier may hold, now that the tiers are these.
+
+    held: slots that writes to tiers that are leaving hold, perhaps for long.
+    """
+    share = (int(num_slots * HELD_BY_CASCADES_SHARE) - held) // max(1, len(tables))
+    for table in tables:
+        table.queue_chunks_max = max(1, min(table.limits.queue_chunks_max, share))
+
+
+def close_backend(backend: Backend | AsyncBackend) -> None:
+    """Close a backend that is not to be used after all, so that its locks do not outlive the error."""
+    result = backend.close()
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+
+
+def dispatch_limits(tier: ResolvedTier) -> TierLimits:
+    """The bounds that dispatch keeps for a tier."""
+    return TierLimits(
+        queue_ops_max=tier.config.queue_ops_max,
+        io_threads=tier.io_threads,
+        breaker_failures=tier.config.breaker_failures,
+        breaker_cooldown_s=tier.config.breaker_cooldown_s,
+        trial_deadline_s=tier.config.probe_deadline_s,
+    )

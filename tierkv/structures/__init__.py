@@ -1,0 +1,1 @@
+"""Dense containers that know no tier."""

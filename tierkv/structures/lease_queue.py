@@ -1,0 +1,140 @@
+"""A queue of leases on host slots that nothing in it holds."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from tierkv.structures.key_table import column
+
+_SLOT_BITS = 32
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
+_PAGE_SLOTS = 4096
+_GAP_MIN = 4096
+"""Places at the front that are let pile up before the rest moves down."""
+
+
+class LeaseQueue:
+    """First in, first out. An array of numbers, because the garbage collector walks a deque, which can hold a million.
+
+    Those in front can be taken *aside*: they are still the first of the queue, but what waits behind them can be
+    dropped without them. It is bounded by whoever fills it.
+
+    Args:
+        unique: a lease is put in once, unless it is dropped; for queues that chunks come to more than once.
+    """
+
+    def __init__(self, *, unique: bool = False) -> None:
+        self._aside = _Leases()
+        self._behind = _Leases()
+        # Of a unique queue: by slot, in pages, the generation that was put in last; 0: may come again.
+        self._put: dict[int, memoryview[int]] = {}
+        self._unique = unique
+
+    def __len__(self) -> int:
+        """Leases that wait."""
+        return len(self._aside) + len(self._behind)
+
+    def extend(self, leases: Iterable[tuple[int, int]]) -> None:
+        """Put (slot, generation) pairs behind the others."""
+        if self._unique:
+            leases = [lease for lease in leases if self._is_new(*lease)]
+        self._behind.extend([generation << _SLOT_BITS | slot for slot, generation in leases])
+
+    def _is_new(self, slot: int, generation: int) -> bool:
+        number, place = divmod(slot, _PAGE_SLOTS)
+        page = self._put.get(number)
+        if page is None:
+            page = self._put[number] = column("I", _PAGE_SLOTS)
+        known = page[place] == generation
+        page[place] = generation
+        return not known
+
+    def front(self) -> tuple[int, int]:
+        """Slot and generation of the one that has waited longest."""
+        return (self._aside or self._behind).front()
+
+    def first(self, count: int) -> list[tuple[int, int]]:
+        """Those that have waited longest."""
+        leases = self._aside.first(count)
+        return leases + self._behind.first(count - len(leases))
+
+    def pop_front(self, count: int = 1) -> None:
+        """Those that have waited longest wait no more."""
+        aside = min(count, len(self._aside))
+        self._aside.skip(aside)
+        self._behind.skip(count - aside)
+
+    def drop_front(self, count: int = 1) -> None:
+        """The same, in vain: they may come again."""
+        if self._unique:
+            self.forget(self.first(count))
+        self.pop_front(count)
+
+    def forget(self, leases: Iterable[tuple[int, int]]) -> None:
+        """These may come again."""
+        for slot, generation in leases if self._unique else ():
+            number, place = divmod(slot, _PAGE_SLOTS)
+            page = self._put.get(number)
+            if page is not None and page[place] == generation:
+                page[place] = 0
+
+    # -- aside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_behind(self) -> int:
+        """Leases that are not aside."""
+        return len(self._behind)
+
+    def take_aside(self, count_max: int) -> list[tuple[int, int]]:
+        """Those that have waited longest, of those that are not aside yet."""
+        leases = self._behind.first(count_max)
+        self._aside.extend_from(self._behind, len(leases))
+        return leases
+
+    def drop_behind(self, count: int) -> None:
+        """:meth:`drop_front` of those that are not aside."""
+        if self._unique:
+            self.forget(self._behind.first(count))
+        self._behind.skip(count)
+
+    def rejoin(self) -> None:
+        """Nobody is aside any more; their places stay."""
+        self._aside.extend_from(self._behind, len(self._behind))
+        self._aside, self._behind = self._behind, self._aside
+
+
+class _Leases:
+    """Slot and generation in one number each."""
+
+    __slots__ = ("_head", "_leases")
+
+    def __init__(self) -> None:
+        self._leases = array("Q")
+        self._head = 0
+
+    def __len__(self) -> int:
+        return len(self._leases) - self._head
+
+    def extend(self, leases: Iterable[int]) -> None:
+        self._leases.extend(leases)
+
+    def extend_from(self, other: _Leases, count: int) -> None:
+        """Take over its first ones."""
+        self._leases.extend(other._leases[other._head : other._head + count])
+        other.skip(count)
+
+    def front(self) -> tuple[int, int]:
+        lease = self._leases[self._head]
+        return lease & _SLOT_MASK, lease >> _SLOT_BITS
+
+    def first(self, count: int) -> list[tuple[int, int]]:
+        some = self._leases[self._head : self._head + count]
+        return [(lease & _SLOT_MASK, lease >> _SLOT_BITS) for lease in some]
+
+    def skip(self, count: int) -> None:
+        """The first ones are not in it any more."""
+        self._head += count
+        if self._head >= _GAP_MIN and 2 * self._head >= len(self._leases):
+            del self._leases[: self._head]
+            self._head = 0

@@ -1,0 +1,145 @@
+"""A writer in another process that is killed with SIGKILL in the middle of its work, and the judgement afterwards.
+
+The child announces every operation before it starts it and again when the backend acknowledged it. Messages of less
+than PIPE_BUF bytes are written to a pipe whole or not at all, so what the parent reads after the kill is exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+
+from tierkv.abc import BackendContext, BackendPlugin
+from tierkv.testing.conformance.crash_ledger import Ledger, Operation
+from tierkv.testing.conformance.session import Session
+
+KEYS = 12
+SILENCE_MAX_S = 120.0
+OPERATIONS_PER_ROUND_MAX = 1_000_000
+KILL_WITHIN_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a child is told. Operations are numbered from ``start``; ``seed`` decides what they are."""
+
+    plugin: BackendPlugin
+    context: BackendContext
+    options: object
+    sizes: tuple[int, ...]
+    start: int = 0
+    seed: int = 0
+
+
+def random_operations(sizes: tuple[int, ...], batch_max: int, start: int, rng: random.Random) -> Iterator[Operation]:
+    """Writes, overwrites and deletes of 1 to ``batch_max`` of the twelve keys, for ever."""
+    for number in itertools.count(start):
+        chosen = rng.sample(range(KEYS), rng.randint(1, batch_max))
+        delete = rng.random() < 0.25
+        yield Operation(number, {key: None if delete else rng.choice(sizes) for key in chosen})
+
+
+class CrashWriter:
+    """Runs and kills writers on one place. The seed decides what they write, the machine the instant of the kill."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.ledger = Ledger(KEYS)
+        self._orders = orders
+        self._rounds = 0
+
+    def write_until_killed(self, operations: int) -> None:
+        """Let a child write; kill it a random moment after ``operations`` acknowledgements."""
+        self._rounds += 1
+        rng = random.Random(f"{self._orders.seed}/{self._rounds}")
+        orders = replace(self._orders, start=self._rounds * OPERATIONS_PER_ROUND_MAX, seed=rng.randrange(2**32))
+        child, receiver = _start(_write_for_ever, orders)
+        try:
+            for _ in range(2 * operations):
+                assert receiver.poll(SILENCE_MAX_S), "the writer process does nothing"
+                self._note(receiver.recv())
+            time.sleep(rng.random() * KILL_WITHIN_S)
+        except EOFError:
+            child.join()
+            raise AssertionError(f"the writer process died by itself, exit code {child.exitcode}") from None
+        finally:
+            child.kill()
+            child.join()
+        try:
+            while True:
+                self._note(receiver.recv())
+        except EOFError:
+            receiver.close()
+
+    def _note(self, message: Operation | None) -> None:
+        if message is None:
+            self.ledger.acknowledge()
+        else:
+            self.ledger.begin(message)
+
+
+def kill_while_opening(orders: Orders, delay_s: float) -> None:
+    """Let another process open the place, and kill it so many seconds after it began to."""
+    child, receiver = _start(_open_and_wait, orders)
+    try:
+        assert receiver.poll(SILENCE_MAX_S), "the process that opens does nothing"
+        receiver.recv()
+        time.sleep(delay_s)
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+
+
+def open_elsewhere(orders: Orders) -> str:
+    """Let another process open the place and close it again. Returns the error that it got, or nothing."""
+    child, receiver = _start(_open_and_tell, orders)
+    try:
+        assert receiver.poll(SILENCE_MAX_S), "the other process says nothing"
+        return str(receiver.recv())
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+
+
+def _start(run: Callable[[Orders, Connection], None], orders: Orders) -> tuple[SpawnProcess, Connection]:
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    child = spawn.Process(target=run, args=(orders, sender), daemon=True)
+    child.start()
+    sender.close()
+    return child, receiver
+
+
+def _open_and_wait(orders: Orders, sender: Connection) -> None:
+    """The child: None, then the opening, then nothing until it is killed."""
+    sender.send(None)
+    session = Session(orders.plugin, orders.context, orders.options)
+    time.sleep(SILENCE_MAX_S)
+    session.close()
+
+
+def _open_and_tell(orders: Orders, sender: Connection) -> None:
+    """The child: what the opening said."""
+    try:
+        Session(orders.plugin, orders.context, orders.options).close()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the parent judges it
+        sender.send(f"{type(error).__name__}: {error}")
+    else:
+        sender.send("")
+
+
+def _write_for_ever(orders: Orders, sender: Connection) -> None:
+    """The child: an operation's announcement, the operation, None."""
+    session = Session(orders.plugin, orders.context, orders.options)
+    batch_max = min(orders.plugin.capabilities.preferred_batch, 4)
+    for operation in random_operations(orders.sizes, batch_max, orders.start, random.Random(orders.seed)):
+        sender.send(operation)
+        operation.perform(session)
+        sender.send(None)

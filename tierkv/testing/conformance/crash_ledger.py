@@ -1,0 +1,86 @@
+"""What may be found after a crash: the judge that knows every change begun and every change acknowledged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.conformance.session import Session
+from tierkv.types.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of a writer.
+
+    changes: number of a key -> length of its new frame, or None to delete. The frames' version is ``number``.
+    """
+
+    number: int
+    changes: dict[int, int | None]
+
+    @property
+    def frames(self) -> dict[Key, bytes]:
+        """What it writes."""
+        sizes = {number: size for number, size in self.changes.items() if size is not None}
+        return {make_key(number): make_frame(make_key(number), self.number, size) for number, size in sizes.items()}
+
+    @property
+    def deleted(self) -> list[Key]:
+        """What it deletes."""
+        return [make_key(number) for number, size in self.changes.items() if size is None]
+
+    def perform(self, session: Session) -> None:
+        """Do it, and insist that it went without an error."""
+        session.put(self.frames)
+        session.forget(self.deleted)
+
+
+Version = tuple[int, int] | None
+"""(version, length) of a frame; None: absent."""
+
+
+class Ledger:
+    """Keys are numbered 0..keys-1. One operation is in flight at a time."""
+
+    def __init__(self, keys: int) -> None:
+        self.acknowledged = 0
+        self._possible: dict[int, list[Version]] = {number: [None] for number in range(keys)}
+
+    def begin(self, operation: Operation) -> None:
+        """From here on, each of its changes may or may not have happened."""
+        for number, size in operation.changes.items():
+            self._possible[number].append(None if size is None else (operation.number, size))
+
+    def acknowledge(self) -> None:
+        """The operation in flight returned: all of its changes have happened, for good."""
+        self.acknowledged += 1
+        for states in self._possible.values():
+            del states[:-1]
+
+    def verify(self, session: Session, *, settle: bool = True) -> None:
+        """Check that every key is in a state that the ledger allows, whole; and that all verbs agree on it.
+
+        settle: what is found becomes the only possible state, for a writer that goes on from here.
+        """
+        keys = [make_key(number) for number in self._possible]
+        frames = session.read(keys)
+        for number, (key, frame) in enumerate(zip(keys, frames, strict=True)):
+            possible = self._possible[number]
+            fitting = [state for state in possible if frame == _frame(key, state)]
+            assert fitting, f"key {number}: found {_describe(frame)}; possible (version, bytes): {possible}"
+            assert session.contains([key]) == [frame is not None], f"key {number}: contains and read_into disagree"
+            if settle:
+                self._possible[number] = fitting
+        if session.plugin.capabilities.scan:
+            assert session.scan() == {k: len(f) for k, f in zip(keys, frames, strict=True) if isinstance(f, bytes)}
+
+
+def _frame(key: Key, state: Version) -> bytes | None:
+    return None if state is None else make_frame(key, *state)
+
+
+def _describe(frame: object) -> str:
+    if isinstance(frame, bytes):
+        return f"{len(frame)} bytes that start with {frame[:16].hex()}"
+    return repr(frame)

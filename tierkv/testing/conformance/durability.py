@@ -1,0 +1,152 @@
+"""Kit: what stays after a close and random histories, what ``scan`` tells of it, and places that will not do."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from tierkv.errors import NamespaceMismatchError, TierKVError
+from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.conformance.kit import KIB, KitBase
+from tierkv.testing.conformance.model import run_against_a_dict
+from tierkv.testing.conformance.session import Session
+from tierkv.types.keys import Key
+
+
+class DurabilityTests(KitBase):
+    """Reopen and scan."""
+
+    def test_random_histories_equal_a_dict(self, place: Path) -> None:
+        """Write, overwrite, delete, read, scan and (if durable) reopen in any order act as on a dict."""
+        self.need()
+        numbers = itertools.count()
+        run_against_a_dict(
+            self.open,
+            lambda: place.with_name(f"place-{next(numbers)}"),
+            sizes=self.sizes,
+            examples=self.model_examples,
+            steps=self.model_steps,
+        )
+
+    def test_reopen_finds_everything(self, place: Path) -> None:
+        """What was acknowledged stays, what was deleted stays gone."""
+        self.need("durable")
+        frames = {make_key(size): make_frame(make_key(size), 1, size) for size in self.sizes}
+        gone = make_key(0)
+        with self.open(place) as session:
+            session.put(frames | {gone: make_frame(gone, 1, self.small)})
+            session.forget([gone])
+        with self.open(place) as session:
+            assert session.get(gone) is None
+            for key, frame in frames.items():
+                assert session.get(key) == frame
+            assert session.contains([gone, *frames][: self.capabilities.preferred_batch])[0] is False
+
+    def test_reopen_without_writing_changes_nothing(self, place: Path) -> None:
+        """A server that starts and stops again, or a tool that only looks, takes nothing away."""
+        self.need("durable")
+        key, size = make_key(1), self.sizes[-1]
+        with self.open(place) as session:
+            session.put({key: make_frame(key, 1, size)})
+        for _ in range(2):
+            self.open(place).close()
+        with self.open(place) as session:
+            assert session.get(key) == make_frame(key, 1, size)
+
+    def test_many_frames(self, place: Path) -> None:
+        """More than one page of a listing, one node of a tree, one growth of a file; all found, also after a reopen."""
+        self.need()
+        size = self.small
+        frames = {make_key(number): make_frame(make_key(number), 1, size) for number in range(self.many_frames)}
+        # Room for the longest frames: a backend may give every frame the same place.
+        capacity_bytes = 2 * self.many_frames * self.frame_bytes_max
+        with self.open(place, capacity_bytes=capacity_bytes) as session:
+            session.put(frames)
+            self.audit(session, frames)
+            if not self.capabilities.durable:
+                return
+        with self.open(place, capacity_bytes=capacity_bytes) as session:
+            self.audit(session, frames)
+            session.forget(list(frames)[::2])
+            self.audit(session, dict(list(frames.items())[1::2]))
+
+    def audit(self, session: Session, frames: dict[Key, bytes]) -> None:
+        """Check that all of ``frames`` are there, and (if scan can tell) nothing else."""
+        if self.capabilities.scan:
+            assert session.scan() == {key: len(frame) for key, frame in frames.items()}
+        for key in list(frames)[:: max(1, len(frames) // 64)]:
+            assert session.contains([key]) == [True]
+            assert session.get(key) == frames[key]
+
+    def test_scan_tells_keys_and_lengths(self, session: Session) -> None:
+        """At open the framework counts the tier's usage from ``scan`` alone: no key and no byte may be missing."""
+        self.need("scan")
+        assert session.scan() == {}
+        frames = {make_key(size): make_frame(make_key(size), 1, size) for size in self.sizes}
+        session.put(frames)
+        assert session.scan() == {key: len(frame) for key, frame in frames.items()}
+        first = next(iter(frames))
+        session.put({first: make_frame(first, 2, self.sizes[-1])})
+        session.forget(list(frames)[1:2])
+        expected = {key: len(frame) for key, frame in frames.items()} | {first: self.sizes[-1]}
+        del expected[list(frames)[1]]
+        assert session.scan() == expected
+
+
+class PlaceTests(KitBase):
+    """Places where a backend cannot or must not work. Only for backends with files at ``place``."""
+
+    def test_foreign_directory_is_left_alone(self, place: Path) -> None:
+        """A path that points at somebody's documents by mistake: refused, or used without touching them."""
+        self.need_local()
+        place.mkdir()
+        (place / "thesis.txt").write_text("the only copy")
+        (place / "data.mdb").mkdir()
+        try:
+            with self.open(place) as session:
+                key = make_key(1)
+                session.put({key: make_frame(key, 1, self.small)})
+                session.forget([key])
+        except NamespaceMismatchError as error:
+            assert str(place) in str(error)
+            assert sorted(path.name for path in place.iterdir()) == ["data.mdb", "thesis.txt"]
+        assert (place / "thesis.txt").read_text() == "the only copy"
+        assert (place / "data.mdb").is_dir()
+
+    def test_path_is_a_file(self, place: Path) -> None:
+        """The error names the path, is no traceback of the library underneath, and the file stays."""
+        self.need_local()
+        place.write_bytes(b"x" * 10 * KIB)
+        with pytest.raises(TierKVError) as failure:
+            self.open(place).close()
+        assert str(place) in str(failure.value)
+        assert place.read_bytes() == b"x" * 10 * KIB
+
+    def test_path_under_a_file(self, place: Path) -> None:
+        """The same where a parent of the path is a file."""
+        self.need_local()
+        place.write_bytes(b"")
+        with pytest.raises(TierKVError) as failure:
+            self.open(place / "below").close()
+        assert str(place) in str(failure.value)
+
+    def test_path_cannot_be_written(self, place: Path) -> None:
+        """A place without permission fails at open, where a person reads it, not at the first store."""
+        self.need_local()
+        sealed = self.sealed_directory(place) / "tier"
+        with pytest.raises(TierKVError) as failure:
+            self.open(sealed).close()
+        assert str(sealed) in str(failure.value)
+
+    def sealed_directory(self, place: Path) -> Path:
+        """A directory in which nothing can be created, for root neither (hence sysfs, where nobody can)."""
+        sysfs = Path("/sys/kernel")
+        if sysfs.is_dir():
+            return sysfs
+        place.mkdir(mode=0o500)
+        if os.access(place, os.W_OK):
+            self.not_applicable("no directory here is closed to this user")
+        return place

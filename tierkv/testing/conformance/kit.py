@@ -1,0 +1,198 @@
+"""What all parts of the conformance kit share: what an author states, and the fixtures."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, cast
+
+import pytest
+
+from tierkv.abc import BackendContext, BackendPlugin, Capabilities
+from tierkv.testing.conformance.raw import RawAccess
+from tierkv.testing.conformance.session import Session, is_async
+from tierkv.testing.engines.hand_engine import Prompt
+from tierkv.testing.engines.small_stack import SmallStack
+from tierkv.types.namespace import Namespace
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+FAILED = pytest.StashKey[bool]()
+"""Of an item: whether it has failed."""
+
+BY_THE_KIT = "left_out_by_the_kit"
+"""Attribute of the exception with which the kit leaves out one of its tests. Whatever else skips one is a failure."""
+
+
+class KitBase:
+    """Stated by the author of a backend; see :class:`~tierkv.testing.conformance.BackendConformance`."""
+
+    plugin: ClassVar[BackendPlugin]
+    """The plugin under test."""
+    frame_bytes_max: ClassVar[int] = 64 * KIB
+    """The longest frame that tests write. A multiple of the declared alignment."""
+    capacity_bytes: ClassVar[int | None] = 64 * MIB
+    """Capacity that most tests give the backend."""
+    full_capacity_bytes: ClassVar[int] = 4 * MIB
+    """Capacity in tests that fill a ``bounded`` backend."""
+    local_place: ClassVar[bool] = True
+    """Whether the backend keeps its data in files at ``place`` (False: ``place`` is only a name, say of a bucket)."""
+    many_frames: ClassVar[int] = 1100
+    """How many small frames a tier holds in the test of many: more than a page of any listing that we know."""
+    model_examples: ClassVar[int] = 20
+    """Random histories that the comparison with a dict plays."""
+    model_steps: ClassVar[int] = 25
+    """Steps in each of those."""
+    raw_access: ClassVar[str] = ""
+    """Why there is no :meth:`raw`; stands in the table of capabilities."""
+    raw_live: ClassVar[bool] = False
+    """Whether :meth:`raw` may also be used while the backend is open. A ``shared`` one must allow that."""
+    place_bytes_per_capacity: ClassVar[float] = 2.0
+    """How many bytes a ``bounded`` backend with files may take at its place, per byte of capacity."""
+    crash_rounds: ClassVar[int] = 4
+    """How often the writer is killed."""
+    crash_seed: ClassVar[int] = 20260611
+    """Decides what the killed writers write."""
+
+    def make_options(self, place: Path) -> object:
+        """The plugin's options for data at ``place``. The same place means the same data. Must be picklable."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_options(self, place)")
+
+    def raw(self, place: Path, context: BackendContext) -> RawAccess:
+        """Access to the bytes stored at ``place`` in the namespace of ``context``, past the backend.
+
+        Used while the backend is closed; while it is open only where ``raw_live`` is set. A suite defines this, or says
+        in ``raw_access`` why it cannot.
+        """
+        raise NotImplementedError
+
+    # Everything below is the kit's own.
+
+    is_conformance_kit: ClassVar[bool] = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the plugin declares."""
+        return self.plugin.capabilities
+
+    def need(self, *flags: str) -> None:
+        """Skip unless the backend declares all of these capabilities, and can be written."""
+        missing = [flag for flag in flags if not getattr(self.capabilities, flag)]
+        if missing:
+            self.not_applicable(f"does not declare {', '.join(missing)}")
+        if self.capabilities.read_only:
+            self.not_applicable("declares read_only")
+
+    def need_local(self) -> None:
+        """Skip unless data lies in files at ``place``."""
+        self.need()
+        if not self.local_place:
+            self.not_applicable("its data are not in files (local_place = False)")
+
+    def need_raw(self, *, live: bool = False) -> None:
+        """Skip where the author states why stored bytes cannot be reached past the backend."""
+        self.need()
+        if self.raw_access:
+            self.not_applicable(f"no raw access: {self.raw_access}")
+        if live and not self.raw_live:
+            self.not_applicable("raw access to a closed place only (raw_live = False)")
+
+    def need_async(self, session: Session) -> None:
+        """Skip for backends whose verbs block."""
+        if not is_async(session.backend):
+            self.not_applicable("its verbs block")
+
+    @staticmethod
+    def not_applicable(reason: str) -> NoReturn:
+        """Leave out this test. For the kit's own tests only."""
+        try:
+            pytest.skip(reason)
+        except BaseException as skipped:
+            vars(skipped)[BY_THE_KIT] = True
+            raise
+
+    def context(
+        self, model: str = "conformance", capacity_bytes: int | None = None, **namespace_fields: object
+    ) -> BackendContext:
+        """What the framework would say at open. ``model`` or another field of the namespace makes another one."""
+        namespace = Namespace(
+            model=model,
+            revision="r1",
+            dtype="bfloat16",
+            layout="page",
+            groups=((16, (4096,), "full_attention", None),),
+            blocks_per_chunk=4,
+            hash_block_tokens=16,
+        )
+        namespace = replace(namespace, **cast("dict[str, Any]", namespace_fields))
+        capacity = self.capacity_bytes if capacity_bytes is None else capacity_bytes
+        return BackendContext("conformance", namespace, self.frame_bytes_max, capacity)
+
+    def open(self, place: Path, *, model: str = "conformance", capacity_bytes: int | None = None) -> Session:
+        """Open the backend at ``place``."""
+        return self.open_with(place, self.context(model, capacity_bytes))
+
+    def open_with(self, place: Path, context: BackendContext) -> Session:
+        """The same, told what the framework would say."""
+        return Session(self.plugin, context, self.make_options(place))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Frame lengths worth trying: multiples of a declared alignment, else odd ones too, up to the longest."""
+        step = self.capabilities.alignment
+        steps = [count * step for count in (1, 2, 3, 7) if count * step <= self.frame_bytes_max]
+        odd = [1, 63, 4095, 4097, self.frame_bytes_max - 1] if step == 1 else []
+        return sorted({size for size in [*steps, *odd, 4096, 12288, self.frame_bytes_max] if size % step == 0})
+
+    @property
+    def small(self) -> int:
+        """The smallest frame length of those that is long enough to tell one frame from another."""
+        return min(size for size in self.sizes if size >= 63)
+
+    @pytest.fixture
+    def place(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+        """A path where nothing is yet.
+
+        What lies there is removed after a test that passed: of a backend that takes its space in advance, all places
+        together would fill the disk.
+        """
+        yield tmp_path / "place"
+        if not request.node.stash.get(FAILED, False):
+            shutil.rmtree(tmp_path, ignore_errors=True)
+
+    @pytest.fixture
+    def session(self, place: Path) -> Iterator[Session]:
+        """The backend, opened empty; skips where nothing can be written."""
+        self.need()
+        with self.open(place) as session:
+            yield session
+
+
+A, B, C = Prompt(1), Prompt(2), Prompt(3)
+"""Three texts of four chunks."""
+
+
+class StackKit(KitBase):
+    """How a stack is opened over the backend."""
+
+    def stack(self, place: Path, *, capacity_bytes: int | None = None, **options: Any) -> SmallStack:  # noqa: ANN401  # SmallStack's own keywords
+        """A small stack over the backend at ``place``; see :class:`SmallStack` for the options."""
+        self.need()
+        capacity = capacity_bytes or self.capacity_bytes or 64 * MIB
+        return SmallStack(
+            self.plugin,
+            self.make_options,
+            place,
+            capacity_bytes=None if self.capabilities.shared else capacity,
+            **options,
+        )
+
+    @pytest.fixture
+    def opened(self, place: Path) -> Iterator[SmallStack]:
+        """A stack over an empty place."""
+        with self.stack(place) as stack:
+            yield stack

@@ -1,0 +1,199 @@
+"""Kit: opening and closing, the threads in between, and what users write about a backend in a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from tierkv.abc import Finding
+from tierkv.config.options import make_options
+from tierkv.errors import TierKVError
+from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.conformance.kit import KIB, KitBase
+
+T = TypeVar("T")
+CYCLES = 6
+SETTLE_ATTEMPTS = 60
+
+
+class LifecycleTests(KitBase):
+    """From the configuration to the last close."""
+
+    def test_close_twice(self, place: Path) -> None:
+        """Shutdown runs on error paths too; the second close must not raise over the first error."""
+        session = self.open(place)
+        session.close_backend()
+        session.close()
+
+    def test_every_call_on_another_thread(self, place: Path) -> None:
+        """A stack opens on one thread, scans on a second, works on others and closes on one more."""
+        self.need()
+        key, size = make_key(1), self.small
+        frame = make_frame(key, 1, size)
+        with ExitStack() as threads:  # all of them live to the end, so that no two are one
+
+            def elsewhere(action: Callable[[], T]) -> T:
+                pool = threads.enter_context(ThreadPoolExecutor(1, thread_name_prefix="conformance"))
+                return pool.submit(action).result()
+
+            session = elsewhere(lambda: self.open(place))
+            try:
+                if self.capabilities.scan:
+                    assert elsewhere(session.scan) == {}
+                elsewhere(lambda: session.put({key: frame}))
+                assert elsewhere(lambda: session.contains([key])) == [True]
+                assert elsewhere(lambda: session.get(key)) == frame
+                elsewhere(lambda: session.forget([key]))
+            finally:
+                elsewhere(session.close)
+
+    def test_opening_and_closing_leaks_nothing(self, place: Path) -> None:
+        """A server that reloads its stack every hour runs out of files and threads when each opening leaves one."""
+        self.need()
+        key = make_key(1)
+        used: list[tuple[int, int]] = []
+        for cycle in range(CYCLES):
+            with self.open(place) as session:
+                session.put({key: make_frame(key, cycle, self.small)})
+                assert session.get(key) == make_frame(key, cycle, self.small)
+            used.append(least_use(used[-1] if len(used) > 2 else None))
+        files, threads = (after - before for after, before in zip(used[-1], used[2], strict=True))
+        assert files < CYCLES - 3, f"{files} more open files after {CYCLES - 3} openings"
+        assert threads < CYCLES - 3, f"{threads} more threads after {CYCLES - 3} openings"
+
+    def test_a_failed_opening_leaves_nothing(self, place: Path) -> None:
+        """The user mends the place and tries again, in the same process: no lock or file of the first try may stay."""
+        self.need_local()
+        place.write_bytes(b"x" * 10 * KIB)
+        used: list[tuple[int, int]] = []
+        for _ in range(CYCLES):
+            with contextlib.suppress(TierKVError):
+                self.open(place).close()
+            used.append(least_use(used[-1] if len(used) > 2 else None))
+        files, threads = (after - before for after, before in zip(used[-1], used[2], strict=True))
+        assert files < CYCLES - 3, f"{files} more open files after {CYCLES - 3} failed openings"
+        assert threads < CYCLES - 3, f"{threads} more threads after {CYCLES - 3} failed openings"
+        place.unlink()
+        with self.open(place) as session:
+            session.put({make_key(1): make_frame(make_key(1), 1, self.small)})
+
+    def test_nothing_is_acknowledged_after_close(self, place: Path) -> None:
+        """A call that was given up may end after close: whatever it says then must be true at the next opening."""
+        self.need("durable")
+        key, size = make_key(1), self.small
+        session = self.open(place)
+        session.close_backend()
+        try:
+            (result,) = session.write({key: make_frame(key, 1, size)})
+        except Exception as error:  # noqa: BLE001  # any error will do, as long as nothing is said to be stored
+            result = TierKVError(str(error))
+        session.close()
+        with self.open(place) as again:
+            found = again.get(key)
+            assert found in {None, make_frame(key, 1, size)}
+            assert result is not None or found is not None, "acknowledged after close, and lost"
+
+    def test_close_while_calls_run(self, place: Path) -> None:
+        """Close comes after running calls were given up: it may neither wait for ever nor harm what is stored."""
+        self.need()
+        keys = [make_key(number) for number in range(3)]
+        frames = {key: make_frame(key, 1, self.sizes[-1]) for key in keys}
+        session = self.open(place)
+        session.put(frames)
+        stop, started = threading.Event(), threading.Event()
+
+        def read() -> None:
+            while not stop.is_set():
+                try:
+                    found = session.read(keys)
+                except Exception:  # noqa: BLE001  # whatever a closed backend says
+                    found = []
+                started.set()
+                assert all(frame in {None, frames[key]} for key, frame in zip(keys, found, strict=False)
+                           if not isinstance(frame, TierKVError))  # fmt: skip
+
+        with ThreadPoolExecutor(2, thread_name_prefix="conformance") as pool:
+            readers = [pool.submit(read) for _ in range(2)]
+            started.wait()
+            session.close_backend()
+            stop.set()
+            for reader in readers:
+                reader.result(timeout=60)
+        session.close()
+        if self.capabilities.durable:
+            with self.open(place) as again:
+                assert again.read(keys) == list(frames.values())
+
+    def test_options_come_from_a_configuration(self, place: Path) -> None:
+        """Users write options as TOML: what the suite's author makes in Python must be sayable there."""
+        options = self.make_options(place)
+        given = {
+            item.name: getattr(options, item.name)
+            for item in dataclasses.fields(self.plugin.options)
+            if isinstance(getattr(options, item.name), str | int | float)
+        }
+        made, problems = make_options(self.plugin, given, "tiers[0]")
+        assert not problems, [str(problem) for problem in problems]
+        assert isinstance(made, self.plugin.options)
+        for name, value in given.items():
+            assert getattr(made, name) == value, f"option {name} came back changed"
+
+    def test_an_unknown_option_is_an_error(self) -> None:
+        """A misspelled key that is passed over silently leaves a tier that is not the one described."""
+        _, problems = make_options(self.plugin, {"no_such_option": 1}, "tiers[0]")
+        assert any("no_such_option" in problem.path for problem in problems), problems
+
+    def test_check_only_looks(self, place: Path) -> None:
+        """``tierkv check`` is run before the first start and beside a running server: it tells, and changes nothing."""
+        if self.plugin.check is None:
+            self.not_applicable("has no check")
+        options = self.make_options(place)
+        findings = list(self.plugin.check(options, self.capacity_bytes))
+        assert not place.exists(), "check made the place that it looked for"
+        assert findings and all(isinstance(finding, Finding) for finding in findings)
+        if not self.capabilities.durable or self.capabilities.read_only:
+            return
+        key, size = make_key(1), self.small
+        with self.open(place) as session:
+            session.put({key: make_frame(key, 1, size)})
+        before = _content(place)
+        assert all(isinstance(finding, Finding) for finding in self.plugin.check(options, self.capacity_bytes))
+        assert _content(place) == before, "check changed files"
+        with self.open(place) as session:
+            list(self.plugin.check(options, self.capacity_bytes))
+            assert session.get(key) == make_frame(key, 1, size)
+
+
+def least_use(enough: tuple[int, int] | None) -> tuple[int, int]:
+    """Open files and threads of this process: the least that is seen while others come to their end.
+
+    enough: stop as soon as it is no more than that.
+    """
+    files = threads = 1 << 30
+    for attempt in range(SETTLE_ATTEMPTS):
+        if attempt % 20 == 0:
+            gc.collect()
+        files, threads = min(files, _open_files()), min(threads, threading.active_count())
+        if enough is None or (files <= enough[0] and threads <= enough[1]):
+            break
+        time.sleep(0.01)
+    return files, threads
+
+
+def _open_files() -> int:
+    """Where the system tells (Linux); else a constant."""
+    listing = Path("/proc/self/fd")
+    return len(list(listing.iterdir())) if listing.is_dir() else 0
+
+
+def _content(place: Path) -> dict[str, bytes]:
+    """All files below ``place``."""
+    return {str(path): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}

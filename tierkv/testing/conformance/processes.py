@@ -1,0 +1,97 @@
+"""Kit: other processes. Some are killed in the middle of their work, some are refused, some share the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tierkv.errors import TierKVError
+from tierkv.testing.conformance.crash import CrashWriter, Orders, kill_while_opening, open_elsewhere
+from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.conformance.kit import KitBase
+
+OPENING_KILLS_S = (0.0, 0.004, 0.05)
+"""Seconds between the beginning of an opening and the kill."""
+
+
+class ProcessTests(KitBase):
+    """kill -9, a second owner, sharers."""
+
+    def test_second_open_is_refused(self, place: Path) -> None:
+        """An authoritative index is only true while nobody else writes.
+
+        A second owner of the same namespace must be told, by an error that names the place; the first must not notice.
+        """
+        self.need("authoritative_index")
+        key, size = make_key(1), self.small
+        with self.open(place) as first:
+            first.put({key: make_frame(key, 1, size)})
+            with pytest.raises(TierKVError) as refused:
+                self.open(place).close()
+            if self.local_place:
+                assert str(place) in str(refused.value)
+            assert first.get(key) == make_frame(key, 1, size)
+        with self.open(place) as again:
+            assert again.get(key) == make_frame(key, 1, size)
+
+    def test_kill_minus_nine(self, place: Path) -> None:
+        """Every change acknowledged before a kill is there; of the one in flight, per key either all or nothing.
+
+        The writer is killed in the middle of writes, overwrites and deletes, several times on the same data.
+        """
+        self.need("durable")
+        writer = CrashWriter(self.orders(place))
+        for round_number in range(self.crash_rounds):
+            writer.write_until_killed(operations=7 + 11 * round_number)
+            with self.open(place) as session:
+                writer.ledger.verify(session)
+        assert writer.ledger.acknowledged >= self.crash_rounds
+
+    def test_sharers_see_each_other(self, place: Path) -> None:
+        """What one process stored in a shared tier is a hit for the other, without a reopen."""
+        self.need("shared")
+        key, size = make_key(1), self.sizes[-1]
+        with self.open(place) as one, self.open(place) as two:
+            one.put({key: make_frame(key, 1, size)})
+            assert two.contains([key]) == [True]
+            assert two.get(key) == make_frame(key, 1, size)
+            two.forget([key])
+            assert one.get(key) is None
+
+    def test_killed_while_opening(self, place: Path) -> None:
+        """The first start is where files are created: a kill in the middle may not leave a place that never opens."""
+        self.need("durable")
+        for number, delay_s in enumerate(OPENING_KILLS_S):
+            new = place.with_name(f"{place.name}-{number}")
+            kill_while_opening(self.orders(new), delay_s)
+            with self.open(new) as session:
+                key = make_key(1)
+                session.put({key: make_frame(key, 1, self.small)})
+                assert session.get(key) == make_frame(key, 1, self.small)
+
+    def test_second_process_is_refused(self, place: Path) -> None:
+        """Two servers pointed at one directory is the commonest mistake: the second one is told, and takes nothing."""
+        self.need("authoritative_index")
+        key, size = make_key(1), self.small
+        with self.open(place) as first:
+            first.put({key: make_frame(key, 1, size)})
+            refusal = open_elsewhere(self.orders(place))
+            assert refusal, "another process opened the place, too"
+            if self.local_place:
+                assert str(place) in refusal
+            assert first.get(key) == make_frame(key, 1, size)
+
+    def test_sees_what_another_process_wrote(self, place: Path) -> None:
+        """Engines that share a tier hit what others stored while they ran: without a reopen, and whole."""
+        self.need("shared", "durable")
+        writer = CrashWriter(self.orders(place))
+        with self.open(place) as session:
+            writer.ledger.verify(session)
+            writer.write_until_killed(operations=10)
+            writer.ledger.verify(session)
+
+    def orders(self, place: Path) -> Orders:
+        """What another process is told."""
+        options = self.make_options(place)
+        return Orders(self.plugin, self.context(), options, tuple(self.sizes), seed=self.crash_seed)

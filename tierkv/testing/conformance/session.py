@@ -1,0 +1,190 @@
+"""One opened backend behind blocking verbs, whichever of the two interfaces it has.
+
+Every call checks the shape of the answer, so that each test of the kit also tests the contract's first rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar, cast
+
+from tierkv.abc import (
+    AsyncBackend,
+    Backend,
+    BackendContext,
+    BackendPlugin,
+    ReadRequest,
+    ReadResult,
+    Scannable,
+    WriteRequest,
+    WriteResult,
+)
+from tierkv.errors import TierKVError
+from tierkv.testing.conformance.frames import Frame, aligned_buffer, aligned_copy, make_frame
+from tierkv.types.keys import Key
+
+CALL_TIMEOUT_S = 120.0
+T = TypeVar("T")
+
+
+def is_async(backend: Backend | AsyncBackend) -> bool:
+    """Whether the verbs are coroutines. ``isinstance`` cannot tell: both interfaces have the same names."""
+    return inspect.iscoroutinefunction(backend.contains)
+
+
+class Session:
+    """Opens a backend and calls it. Verbs may be called from several threads; async ones all run on one loop.
+
+    Raises whatever ``plugin.open`` raises. Use it as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(self, plugin: BackendPlugin, context: BackendContext, options: object) -> None:
+        self.plugin = plugin
+        self.context = context
+        self.backend = plugin.open(context, options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        if is_async(self.backend):
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="conformance-loop", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # The verbs, as the contract states them.
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """Ask for existence; checks one bool per key."""
+        answers = list(self._run(self.backend.contains(keys)))
+        assert len(answers) == len(keys), f"contains: {len(answers)} results for {len(keys)} keys"
+        assert all(isinstance(answer, bool) for answer in answers), f"contains: not all are bool: {answers!r}"
+        return [bool(answer) for answer in answers]
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        """Read; checks one int, None or TierKVError per key."""
+        results = list(self._run(self.backend.read_into(requests)))
+        assert len(results) == len(requests), f"read_into: {len(results)} results for {len(requests)} requests"
+        for result in results:
+            assert result is None or isinstance(result, int | TierKVError), f"read_into: unexpected result {result!r}"
+            assert not isinstance(result, bool), f"read_into: unexpected result {result!r}"
+        return results
+
+    def write_requests(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
+        """Write; checks None or TierKVError per key."""
+        return self._check_write_results("write", self._run(self.backend.write(requests)), len(requests))
+
+    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
+        """Delete; checks None or TierKVError per key."""
+        return self._check_write_results("delete", self._run(self.backend.delete(keys)), len(keys))
+
+    def scan(self) -> dict[Key, int]:
+        """Everything stored: key -> frame_bytes. Checks that no key is told twice."""
+        found: dict[Key, int] = {}
+        for entry in cast("Scannable", self.backend).scan():
+            assert entry.key not in found, f"scan told {entry.key.hex()} twice"
+            found[entry.key] = entry.frame_bytes
+        return found
+
+    def close(self) -> None:
+        """Close the backend once, then the loop. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.close_backend()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def backend_call(self, verb: str, batch: Sequence[Any]) -> Sequence[Any]:
+        """The very object that a verb returns, unchecked."""
+        return cast("Sequence[Any]", self._run(getattr(self.backend, verb)(batch)))
+
+    def close_backend(self) -> None:
+        """Close the backend only, each time that it is called: what a test of closing twice needs."""
+        self._run(self.backend.close())
+
+    # Shorthands in bytes.
+
+    def write(self, frames: Mapping[Key, bytes]) -> list[WriteResult]:
+        """Write copies of ``frames`` in aligned memory, in batches that the backend prefers."""
+        results: list[WriteResult] = []
+        for batch in self._batches(list(frames.items())):
+            results += self.write_requests([WriteRequest(key, aligned_copy(f).toreadonly()) for key, f in batch])
+        return results
+
+    def write_any(self, keys: Sequence[Key], size: int) -> list[WriteResult]:
+        """Write frames of version 1, keys that the framework would never give among them; a raised error is each's."""
+        results: list[WriteResult] = []
+        for batch in self._batches(keys):
+            frames = [WriteRequest(key, aligned_copy(make_frame(key, 1, size)).toreadonly()) for key in batch]
+            try:
+                results += self.write_requests(frames)
+            except TierKVError as error:
+                results += [error] * len(batch)
+        return results
+
+    def put(self, frames: Mapping[Key, bytes]) -> None:
+        """Write, and insist that all was stored."""
+        for key, result in zip(frames, self.write(frames), strict=True):
+            assert result is None, f"write of {key.hex()} failed: {result!r}"
+
+    def read(self, keys: Sequence[Key]) -> list[bytes | TierKVError | None]:
+        """Read frames as bytes, in batches that the backend prefers; errors are returned in place."""
+        frames: list[bytes | TierKVError | None] = []
+        for batch in self._batches(keys):
+            requests = [ReadRequest(key, aligned_buffer(self.buffer_bytes)) for key in batch]
+            for request, result in zip(requests, self.read_into(requests), strict=True):
+                if isinstance(result, int):
+                    assert 0 <= result <= self.buffer_bytes, f"read_into placed {result} bytes in {self.buffer_bytes}"
+                    frames.append(Frame(request.buffer[:result]))
+                else:
+                    frames.append(result)
+        return frames
+
+    def get(self, key: Key) -> bytes | None:
+        """Read one frame, and insist that it went without an error."""
+        (frame,) = self.read([key])
+        assert not isinstance(frame, TierKVError), f"read of {key.hex()} failed: {frame!r}"
+        return frame
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Delete, and insist that it went without an error."""
+        for batch in self._batches(list(keys)):
+            assert self.delete(batch) == [None] * len(batch)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Length of a read buffer: the longest frame, rounded up to the declared alignment."""
+        alignment = self.plugin.capabilities.alignment
+        return -(-self.context.frame_bytes_max // alignment) * alignment
+
+    def _batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
+        size = self.plugin.capabilities.preferred_batch
+        return (items[start : start + size] for start in range(0, len(items), size))
+
+    def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop of an async backend."""
+        assert self._loop is not None, "a blocking backend has no loop"
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
+
+    def _run(self, answer: T | Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            return cast("T", answer)
+        coroutine = cast("Coroutine[Any, Any, T]", answer)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
+
+    @staticmethod
+    def _check_write_results(verb: str, answer: Sequence[WriteResult], count: int) -> list[WriteResult]:
+        results = list(answer)
+        assert len(results) == count, f"{verb}: {len(results)} results for {count} requests"
+        for result in results:
+            assert result is None or isinstance(result, TierKVError), f"{verb}: unexpected result {result!r}"
+        return results

@@ -1,0 +1,1 @@
+"""Small engines that drive a stack."""

@@ -1,0 +1,295 @@
+"""What the simulation looks up inside a stack. The one module that knows private names, so that one has to follow them.
+
+Everything else is judged from what a stack says and does: its answers, events, instructions and bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from tierkv.manager.contract import HOST
+from tierkv.manager.host.chunk import Evicted
+from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.manager import OffloadManager
+from tierkv.memory.arena import HostArena
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.stack.stack import Stack
+from tierkv.stack.tier_lifecycle import TierChange
+from tierkv.types.cache_events import CacheEvent
+from tierkv.types.engine import StepOutput
+from tierkv.types.keys import Key
+from tierkv.types.lookup import LookupResult
+from tierkv.types.tier_ops import Completion, TierHealth, TierOp
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+from tierkv.worker.worker import Worker
+
+
+class Kept(NamedTuple):
+    """A chunk in a tier. used: somebody needs it to stay. lease: of its slot, which may have had the chunk before."""
+
+    size: int
+    used: bool
+    lease: int = 0
+
+
+class Probe:
+    """Read-only eyes inside one stack, but for :meth:`listen`."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._parts = stack._parts
+
+    @property
+    def scheduler(self) -> OffloadScheduler:
+        """The scheduler."""
+        return self._parts.scheduler
+
+    @property
+    def manager(self) -> OffloadManager:
+        """The manager."""
+        return self._parts.manager
+
+    @property
+    def arena(self) -> HostArena:
+        """The host tier's memory."""
+        return self._parts.arena
+
+    def listen(
+        self,
+        submitted: Callable[[TierOp], None],
+        drained: Callable[[list[Completion | TierHealth]], None],
+        handed_out: Callable[[ConnectorMeta], None],
+        reported: Callable[[int, WorkerOutput], None],
+    ) -> None:
+        """Hear every instruction to a tier or a worker, and every word of theirs before the stack hears it."""
+        build = self._stack.build_connector_meta
+
+        def build_aloud(step: StepOutput) -> ConnectorMeta:
+            meta = build(step)
+            handed_out(meta)
+            return meta
+
+        vars(self._stack)["build_connector_meta"] = build_aloud
+        vars(self._stack)["_dispatcher"] = _Tap(self._parts.dispatcher, submitted, drained)
+        for index, worker in enumerate(workers_of(self._stack)):
+            vars(worker)["get_finished"] = partial(_overheard, worker.get_finished, partial(reported, index))
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop of async tiers, if there are any."""
+        loop = self._parts.dispatcher._loop
+        return None if loop is None else loop[0].loop
+
+    # -- host tier ---------------------------------------------------------------------------------------------------
+
+    def readable(self, keys: Iterable[Key]) -> set[Key]:
+        """Those of ``keys`` that are readable in the host tier."""
+        prefix = self.manager.resident_prefix
+        return {key for key in keys if prefix((key,), 0, 1)}
+
+    def offered_slots(self, request_id: str) -> dict[Key, int]:
+        """The chunks that are held for a request, each with its slot."""
+        granted = self.manager._gathering.granted(request_id)
+        return {key: chunk.slot for key, (chunk, _) in granted.items()}
+
+    def streamed_keys(self, request_id: str) -> set[Key]:
+        """The chunks of an offer that come while it is loaded."""
+        record = self.scheduler._records[request_id]
+        return set(record.wanted).difference(record.gathered) if record.will_stream else set()
+
+    def ready_slots(self) -> list[tuple[Key, int]]:
+        """All readable chunks with their slots."""
+        host = self.manager._host
+        return [(chunk.key, chunk.slot) for chunk in host.visible() if chunk.state.value == "ready"]
+
+    def idle_slots(self) -> set[int]:
+        """The slots of readable chunks that nobody holds."""
+        host = self.manager._host
+        return {slot for _, slot in self.ready_slots() if host.is_idle(slot)}
+
+    def waiting_slots(self) -> set[int]:
+        """The slots of readable chunks that wait for a tier in service, which will take them."""
+        host, now = self.manager._host, self.manager._traffic.now
+        ready = {(slot, host.generation(slot)): key for key, slot in self.ready_slots()}
+        return {
+            lease[0]
+            for tier in self.tiers().values()
+            if tier.usable and not tier.emptying
+            for lease in tier.cascades.first(len(tier.cascades))
+            if lease in ready and tier.wants(ready[lease], now)
+        }
+
+    def sheltered(self) -> set[int]:
+        """The slots of chunks that are kept from being evicted because they wait."""
+        return set(self.manager._traffic.admissions.shelter.slots)
+
+    def listen_to_evictions(self, evicted: Callable[[set[int], Iterable[int]], None]) -> None:
+        """Hear which slots become free when room is made, and which of all had a chunk then that waits for a tier."""
+        host = self.manager._host
+        choose = host.evict_for
+
+        def choose_aloud(count: int) -> Evicted | None:
+            waiting = self.waiting_slots()
+            chosen = choose(count)
+            evicted(waiting, chosen.slots if chosen is not None else ())
+            return chosen
+
+        vars(host)["evict_for"] = choose_aloud
+
+    def slots_at_rest(self) -> bool:
+        """Whether every slot is free or can be evicted."""
+        host = self.manager._host
+        return host.room == host.num_slots
+
+    def is_swept(self) -> bool:
+        """Whether nothing of before a reset is still on the host tier's account."""
+        return not self.manager._host._stale
+
+    # -- lower tiers -------------------------------------------------------------------------------------------------
+
+    def tiers(self) -> dict[str, LowerTier]:
+        """The lower tiers in service, in order."""
+        return {tier.name: tier for tier in self.manager._tiers}
+
+    def name_of(self, index: int) -> str:
+        """Of the tier of that number, also of one that was detached."""
+        return self._parts.changes.names[index]
+
+    def served(self) -> list[str]:
+        """Names of all tiers that dispatch has to do with, also of those that are leaving."""
+        return [self.name_of(index) for index in self._parts.dispatcher._lines]
+
+    def attach(self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float) -> TierChange:
+        """See :meth:`Stack.attach_tier`, which waits longer than is of use in a simulation."""
+        return self._parts.changes.attach(table, before, scan_timeout_s)
+
+    def resident(self, tier: str) -> set[Key]:
+        """What a tier with an index is thought to hold, and answers."""
+        table = self.tiers()[tier]
+        return set() if table.emptying else set(table)
+
+    def is_known(self, tier: str, key: Key) -> bool:
+        """Whether a tier with an index would be asked for ``key``."""
+        return self.tiers()[tier].presence(key, float("inf")) is LookupResult.HIT
+
+    def leaving(self, tier: str) -> set[Key]:
+        """What is being deleted from a tier."""
+        return set(self.tiers()[tier].deleting())
+
+    def waiting_writes(self, tier: str) -> int:
+        """Chunks that wait to be written to a tier."""
+        return len(self.tiers()[tier].cascades)
+
+    def evictable(self, tier: str) -> dict[Key, Kept]:
+        """The chunks that a tier's policy knows."""
+        if tier == HOST:
+            host, size = self.manager._host, self.arena.slot_bytes
+            ready = [chunk for chunk in host.visible() if chunk.state.value == "ready"]
+            idle = [chunk for chunk in ready if chunk.slot not in host.leaving]
+            return {chunk.key: Kept(size, bool(chunk.holders), host.generation(chunk.slot)) for chunk in idle}
+        table = self.tiers()[tier]
+        rows = [(key, row) for key, row in table._rows.items() if table._is_listed(row)]
+        return {key: Kept(table.frame_bytes_of(row), bool(table._uses[row])) for key, row in rows}
+
+    def tenant_usage(self) -> dict[str, dict[str, int]]:
+        """See :meth:`Stack.tenant_usage`."""
+        return self._stack.tenant_usage()
+
+    # -- the whole stack ---------------------------------------------------------------------------------------------
+
+    def take_events(self) -> list[CacheEvent]:
+        """See :meth:`Stack.take_events`."""
+        return self._stack.take_events()
+
+    def has_pending_work(self) -> bool:
+        """See :meth:`Stack.has_pending_work`."""
+        return self._stack.has_pending_work()
+
+    def pending_io(self) -> int:
+        """Operations of tiers in flight, as far as the engine's thread knows."""
+        return self._parts.dispatcher.pending()
+
+    def in_flight(self, tier: int) -> int:
+        """Operations of one tier that have not ended."""
+        return sum(pending.op.tier == tier for pending in self.manager._traffic._in_flight.values())
+
+    def trials(self) -> int:
+        """Trials under way, of tiers that were left alone."""
+        return self._parts.dispatcher._trials
+
+    def undrained(self) -> int:
+        """Operations that have ended and were not taken in yet."""
+        return len(self._parts.dispatcher._done)
+
+    # -- leftovers ---------------------------------------------------------------------------------------------------
+
+    def leftovers(self) -> dict[str, Any]:
+        """Everything that must be empty when nothing is going on, and is not."""
+        scheduler, manager = self.scheduler, self.manager
+        things: dict[str, Any] = {
+            "requests": list(scheduler._records),
+            "jobs": len(scheduler._jobs),
+            "fences": len(scheduler._fences),
+            "open lookups": list(scheduler._lookups.open_ids),
+            "loads waited for": len(scheduler._lookups._loading),
+            "reservations": list(manager._gathering._by_owner),
+            "reserved chunks": manager._gathering._held,
+            "loads that stream": list(scheduler._loads._streams),
+            "legs": manager.streams.owners,
+            "chunks of legs": manager.streams.held,
+            "instructions": len(manager._traffic._in_flight),
+            "pending writes": manager.has_pending_changes,
+            "I/O": self._parts.dispatcher.pending(),
+        }
+        things["changes of tiers"] = [repr(item) for item in self._parts.changes._waiting]
+        things["tiers that leave"] = [name for name in self.served() if name not in self.tiers()]
+        for tier in manager._tiers.with_leaving:
+            used = {
+                "reserved bytes": tier.reserved_bytes,
+                "being written": tier.num_writing,
+                "being deleted": len(list(tier.deleting())),
+                "not quiet": not tier.is_quiet,
+                "being emptied": tier.emptying,
+            }
+            things.update({f"{tier.name}: {name}": value for name, value in used.items()})
+        return {name: value for name, value in things.items() if value}
+
+
+def workers_of(stack: Stack) -> list[Worker]:
+    """All workers of a stack."""
+    return list(stack.workers)
+
+
+def _overheard(get_finished: Callable[[], WorkerOutput], reported: Callable[[WorkerOutput], None]) -> WorkerOutput:
+    output = get_finished()
+    reported(output)
+    return output
+
+
+class _Tap:
+    """A dispatcher with listeners on both sides."""
+
+    def __init__(
+        self,
+        inner: Any,  # noqa: ANN401 - every attribute but two is passed through
+        submitted: Callable[[TierOp], None],
+        drained: Callable[[list[Completion | TierHealth]], None],
+    ) -> None:
+        self._inner = inner
+        self._submitted = submitted
+        self._drained = drained
+
+    def submit(self, op: TierOp) -> None:
+        self._submitted(op)
+        self._inner.submit(op)
+
+    def drain(self, limit: int) -> list[Completion | TierHealth]:
+        news: list[Completion | TierHealth] = self._inner.drain(limit)
+        self._drained(news)
+        return news
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the inner one has
+        return getattr(self._inner, name)
