@@ -9,7 +9,7 @@ from itertools import islice
 
 from tierkv.abc import EvictionPolicy
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
@@ -77,7 +77,7 @@ def open_policy(name: str, chunks_max: int) -> EvictionPolicy:
 class Core:
     """What :func:`make_core` wired."""
 
-    host: HostIndex
+    host: HostTier
     manager: OffloadManager
     scheduler: OffloadScheduler
     counters: CoreCounters
@@ -86,7 +86,7 @@ class Core:
 def make_core(slots: int, *, policy: str = "lru", lower: Sequence[LowerTier] = ()) -> Core:
     """A scheduler over a manager; all slots may be reserved."""
     counters = CoreCounters()
-    host = HostIndex(slots, open_policy(policy, slots))
+    host = HostTier(slots, open_policy(policy, slots))
     manager = OffloadManager(host, lower, [group.payload_bytes for group in GEOMETRY.groups], slots, counters)
     scheduler = OffloadScheduler(manager, GEOMETRY, SchedulerLimits(), counters)
     manager.begin_step(0.0)
@@ -94,7 +94,7 @@ def make_core(slots: int, *, policy: str = "lru", lower: Sequence[LowerTier] = (
     return Core(host, manager, scheduler, counters)
 
 
-def fill(host: HostIndex, keys: Iterable[Key]) -> None:
+def fill(host: HostTier, keys: Iterable[Key]) -> None:
     """Make chunks readable in the host tier, past the manager: nothing cascades and no event is kept."""
     keys = iter(keys)
     while batch := list(islice(keys, 1024)):

@@ -111,8 +111,8 @@ class Steps:
 
     def _take_in(self) -> None:
         self.core.manager.begin_step(time.monotonic())
-        for news in self.busy.dispatcher.drain(COMPLETIONS_PER_STEP_MAX):
-            self.core.manager.on_completion(news)
+        for completion in self.busy.dispatcher.drain(COMPLETIONS_PER_STEP_MAX):
+            self.core.manager.on_completion(completion)
 
     def _submit(self, ops: Sequence[TierOp]) -> None:
         for op in ops:

@@ -25,7 +25,7 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
 from tierkv.types.namespace import FINGERPRINT_BYTES
 from tierkv.types.transfers import ConnectorMeta, SlotRef, TransferJob
-from tierkv.worker.rank_slice import SlotParts
+from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import Copies
 from tierkv.worker.worker import GPU_STAGING_BYTES, Worker
 
@@ -75,7 +75,7 @@ class _Bench:
         self._pool = CopyPool(COPY_THREADS)
         self._worker = Worker(self._arena, sealer, geometry, self._pool.submit)
         self._worker.register_kv_caches([self._pages])
-        self._copies = self._bare_copies(SlotParts(self._arena, sealer, geometry, verify_loads=False))
+        self._copies = self._bare_copies(RankSlice(self._arena, sealer, geometry, verify_loads=False))
         self._device_piece = torch.empty(chunks * layout.chunk_bytes, dtype=torch.uint8, device=device)
         self._host_piece = torch.empty(chunks * layout.chunk_bytes, dtype=torch.uint8, pin_memory=True)
         order = list(range(blocks))
@@ -83,7 +83,7 @@ class _Bench:
         self._block_ids = tuple(order)
         self._keys = tuple(make_key(number.to_bytes(32, "big"), 0) for number in range(chunks))
 
-    def _bare_copies(self, slots: SlotParts) -> Copies:
+    def _bare_copies(self, slots: RankSlice) -> Copies:
         from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - imports torch, an extra
 
         return cuda_copies(slots, [self._pages], _run_now, GPU_STAGING_BYTES)

@@ -21,7 +21,7 @@ from tierkv.replay.replaying import Replayed, replay, sighting_of
 from tierkv.replay.trace import TraceRequest, read_trace
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.sighting import SightingEvent
+from tierkv.types.observation import SightingEvent
 
 _BOUND = "Belady with bypass: knows what will be asked"
 _Trace = Sequence[TraceRequest]

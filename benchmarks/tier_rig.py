@@ -99,8 +99,8 @@ class OpenTier:
             self.dispatcher.submit(TierOp(start, 0, verb, tuple(keys[part]), tuple(slots[part]), deadline_s))
         ended = 0
         while ended < len(keys):
-            for news in self.dispatcher.drain(1024):
-                match news:
+            for completion in self.dispatcher.drain(1024):
+                match completion:
                     case TierHealth(reason=reason):
                         raise RuntimeError(f"the tier went out of service: {reason}")
                     case Completion(outcomes=outcomes):

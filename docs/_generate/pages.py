@@ -190,7 +190,7 @@ A value of another type than the one named is ignored, with a warning once per k
 number in quotes is text. `max_offload_tokens` is also understood beside `tierkv`; the one inside counts.
 
 *For policies* means: tierkv itself does nothing with it but hand it to eviction policies that listen
-(`tierkv.abc.SightingPolicy`).
+(`tierkv.abc.RequestAwarePolicy`).
 """
 
 

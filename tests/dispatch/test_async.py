@@ -295,7 +295,7 @@ def test_close_gives_up_what_ignores_cancellation(async_bench: Bench) -> None:
 
 def said_of(dispatch: DispatchBench) -> list[int]:
     """Operations that were told of, in order."""
-    return [said.op_id for said in dispatch.news if isinstance(said, Completion)]
+    return [said.op_id for said in dispatch.completion if isinstance(said, Completion)]
 
 
 def test_every_operation_is_told_of_at_close(async_bench: Bench) -> None:

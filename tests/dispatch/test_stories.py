@@ -49,7 +49,7 @@ class Stories(RuleBasedStateMachine):
         batches = Capabilities(preferred_batch=2, preferred_concurrency=2)
         tiers = [bench.tier(capabilities=batches, retry=ONCE) for bench in self.benches]
         self.dispatcher = Dispatcher(
-            tiers, [LIMITS] * 2, self.bench.clock, spawn=self.stepper, pause=self.stepper.pause
+            tiers, [LIMITS] * 2, self.bench.clock, spawn=self.stepper, engine_sleep=self.stepper.engine_sleep
         )
         for handle, name in zip(self.stepper.handles, ("a0", "a1", "b0", "b1"), strict=True):
             handle.name = name
@@ -88,9 +88,9 @@ class Stories(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 5))
     def drain(self, limit: int) -> None:
-        news = self.dispatcher.drain(limit)
-        assert len(news) <= limit
-        for said in news:
+        completion = self.dispatcher.drain(limit)
+        assert len(completion) <= limit
+        for said in completion:
             if isinstance(said, TierHealth):
                 assert said.usable != self.usable[said.tier], "health was told twice"
                 self.usable[said.tier] = said.usable

@@ -81,7 +81,7 @@ def test_a_flush_writes_again_what_the_tier_has_lost_since() -> None:
     assert written(core) == run(0, 2)
     tier = core.lower[0]
     for key in run(0, 2):
-        tier.condemn(key)
+        tier.schedule_delete(key)
         tier.deletions.append(key)
     core.finish_all()
     assert not len(tier)
@@ -97,7 +97,7 @@ def test_a_chunk_used_again_is_written_again_if_the_tier_has_lost_it() -> None:
     load(core, run(0, 1))
     assert writes(core) == run(0, 1)
     tier = core.lower[0]
-    tier.condemn(run(0, 1)[0])
+    tier.schedule_delete(run(0, 1)[0])
     tier.deletions.append(run(0, 1)[0])
     core.finish_all()
     load(core, run(0, 1))

@@ -15,7 +15,7 @@ from tierkv.policies.adaptive.sightings import SIGHTING_CHUNKS, WAITING_MAX
 from tierkv.policies.ghost import marks_of
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_key
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 SLOTS = 24
 HINTS = (
@@ -35,9 +35,9 @@ def key_of(number: int) -> Key:
     return make_key(number.to_bytes(16, "big"), 0)
 
 
-def arrival(path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> Sighting:
+def arrival(path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> RequestObservation:
     """A request that asks for a path."""
-    return Sighting("r", SightingEvent.ARRIVED, now_s, (tuple(path),), (0,), (len(path),), {}, hints)
+    return RequestObservation("r", SightingEvent.ARRIVED, now_s, (tuple(path),), (0,), (len(path),), {}, hints)
 
 
 class Tier:
@@ -241,7 +241,7 @@ def test_sightings_that_make_no_sense() -> None:
     for now_s in (50.0, 10.0, -3.0, float("nan"), 60.0):
         for path in ([], [one], [one, one, one], [one, other, one], [key_of(n) for n in range(10_000)]):
             for event in SightingEvent:
-                policy.sighted(Sighting("r", event, now_s, (tuple(path),), (0,), (len(path),)))
+                policy.sighted(RequestObservation("r", event, now_s, (tuple(path),), (0,), (len(path),)))
     policy.add([3, 2, 1], [one, other, one])
     policy.sighted(arrival([one, one, other], 61.0))
     policy.touch([1, 2])

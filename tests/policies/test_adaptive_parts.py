@@ -8,7 +8,7 @@ import pytest
 
 from tierkv.policies.adaptive.classes import CLASSES, classes_for, is_private
 from tierkv.policies.adaptive.residents import NOBODY, Residents
-from tierkv.policies.adaptive.value_model import _LENGTHS, AGES, CLASS_USES_MAX, Worths
+from tierkv.policies.adaptive.value_model import _LENGTHS, AGES, CLASS_USES_MAX, ValueModel
 from tierkv.types.hints import NO_HINTS
 
 
@@ -26,7 +26,7 @@ def best_ratio(chances: list[float], interval: int) -> float:
 @pytest.mark.parametrize("seed", range(10))
 def test_worth_is_the_best_ratio_of_all_times_to_keep_a_chunk(seed: int) -> None:
     """The table is made in one pass from the oldest age to the youngest; to try every time must give the same."""
-    randomness, worths = random.Random(seed), Worths()
+    randomness, worths = random.Random(seed), ValueModel()
     worths.chances = [randomness.choice([0.0001, 0.01, 0.2, 0.9]) * randomness.random() for _ in AGES]
     worths.factors[3] = 1.0
     table = worths._worth_by_age(3)
@@ -36,7 +36,7 @@ def test_worth_is_the_best_ratio_of_all_times_to_keep_a_chunk(seed: int) -> None
 def test_factors_follow_what_comes_back() -> None:
     """The whole policy stands on this: of two classes of the same age, the one that comes back twice as often must be
     found to, whatever was assumed of them, and after a change of the traffic again."""
-    worths, often, seldom = Worths(), 1, 4
+    worths, often, seldom = ValueModel(), 1, 4
     assert is_private(often)
     for now_s in range(20_000):
         if now_s == 10_000:
@@ -53,7 +53,7 @@ def test_factors_follow_what_comes_back() -> None:
 
 def test_old_evidence_fades_with_time() -> None:
     """What a quiet night's few requests said must not outweigh the next morning."""
-    worths = Worths()
+    worths = ValueModel()
     worths.reused(1, 50.0, 1000)
     worths.at_risk(1, 10, 100_000)
     before = worths._uses[1]
@@ -64,7 +64,7 @@ def test_old_evidence_fades_with_time() -> None:
 
 def test_every_class_begins_with_sense() -> None:
     """Seen more often is worth more, before anything was learned; a class of worth 0 would never be let in to learn."""
-    worths = Worths()
+    worths = ValueModel()
     assert min(min(row) for row in worths.table) > 0
     by_seen = classes_for(5, NO_HINTS)
     ordered = [worths.factors[by_seen[seen]] for seen in (1, 2, 3, 5, 8, 20, 100)]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 import pytest
 from core_parts import DISK, FRAME_BYTES
 
-from tierkv.abc import AdmissionPolicy, SightingPolicy
+from tierkv.abc import AdmissionPolicy, RequestAwarePolicy
 from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
@@ -18,7 +18,7 @@ from tierkv.policies.guarded import GuardedPolicy, guarded
 from tierkv.policies.lru import LruPolicy
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 from tierkv.types.tier_ops import Verb
 
 WHO = RequestContext("a")
@@ -52,16 +52,16 @@ class Listener(LruPolicy):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[Sighting] = []
+        self.heard: list[RequestObservation] = []
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         self.heard.append(sighting)
 
 
 def manager_over(policy: LruPolicy, slots: int, *lower: LowerTier) -> OffloadManager:
     """A manager whose host tier has a plugin's policy."""
     counters = CoreCounters()
-    host = HostIndex(slots, GuardedPolicy(policy, HOST, counters))
+    host = HostTier(slots, GuardedPolicy(policy, HOST, counters))
     return OffloadManager(host, lower, [CHUNK_BYTES], slots, counters)
 
 
@@ -134,7 +134,7 @@ def test_a_policy_that_chooses_wrongly(evict: Callable[[int, Sequence[int]], Seq
 def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy) -> None:
     """Who cannot tell it from a use is told a use: it must get back what it passed over, or a slot is lost for ever."""
     counters = CoreCounters()
-    host = HostIndex(2, GuardedPolicy(policy, HOST, counters))
+    host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = [host.filled(host.admit([key], ChunkState.STORING), ChunkEvent.STORED).slots[0] for key in run(0, 2)]
     host.hold_to_write(slots[:1])
     assert host.make_room(1) == run(1, 1)
@@ -149,7 +149,7 @@ def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
     """Promise 3, as for every other verb."""
     policy, counters = Breakable(), CoreCounters()
     policy.put_back = raising  # type: ignore[assignment]  # a bug that comes with time
-    host = HostIndex(2, GuardedPolicy(policy, HOST, counters))
+    host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = host.filled(host.admit(run(0, 2), ChunkState.STORING), ChunkEvent.STORED).slots
     host.hold_to_write(slots)
     host.end_writes(slots)
@@ -228,7 +228,7 @@ def test_a_guard_has_the_abilities_of_its_policy() -> None:
     counters = CoreCounters()
     plain, strict, curious = (GuardedPolicy(made, HOST, counters) for made in (Breakable(), SecondSight(), Listener()))
     assert [isinstance(guard, AdmissionPolicy) for guard in (plain, strict, curious)] == [False, True, False]
-    assert [isinstance(guard, SightingPolicy) for guard in (plain, strict, curious)] == [False, False, True]
+    assert [isinstance(guard, RequestAwarePolicy) for guard in (plain, strict, curious)] == [False, False, True]
 
 
 def test_our_own_policies_need_no_guard() -> None:

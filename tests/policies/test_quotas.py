@@ -12,7 +12,7 @@ from tierkv.abc import EvictionPolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.quotas import LOOKS_MAX, OTHERS, TRIMMED_MAX, Quotas, TenantPolicy
 from tierkv.types.keys import NO_TENANT, Key, Tenant, make_key, make_scope, tenant_of, tenant_of_salt
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 SALTS = [None, "a", "b", "c"]
 A, B = tenant_of_salt("a"), tenant_of_salt("b")
@@ -292,7 +292,7 @@ class Listening(LruPolicy):
         self.heard: list[str] = []
         self.asked: list[tuple[int, int]] = []
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         """Note who came."""
         self.heard.append(sighting.request_id)
 
@@ -314,7 +314,7 @@ def test_each_tenant_has_a_policy_of_its_own() -> None:
     add(policy, [0, 1, 2], "a")
     add(policy, [3], "b")
     path = (key_of(0, "a"),)
-    policy.sighted(Sighting("r1", SightingEvent.ARRIVED, 0.0, (path,), (0,), (1,)))
+    policy.sighted(RequestObservation("r1", SightingEvent.ARRIVED, 0.0, (path,), (0,), (1,)))
     assert [one.heard for one in made] == [[], ["r1"], []]
     wanted = [key_of(4, "a"), key_of(5, "b"), key_of(7, "a")]
     assert policy.refuse(wanted, 50) == {i for i, key in enumerate(wanted) if key[-5] % 2}

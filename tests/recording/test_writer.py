@@ -42,7 +42,7 @@ class Stopped:
 
 def writer_of(path: Path, *, bytes_max: int = 1 << 20, keep: int = 1, **options: Any) -> RecordWriter:
     """A writer with a real clock."""
-    return RecordWriter(path, HEAD, bytes_max, keep, clock=time.monotonic, pause=time.sleep, **options)
+    return RecordWriter(path, HEAD, bytes_max, keep, clock=time.monotonic, engine_sleep=time.sleep, **options)
 
 
 def line(number: int) -> Entry:
@@ -197,13 +197,13 @@ def followed(path: Path, naps: list[Callable[[], object]]) -> list[int]:
     """What a reader sees who follows a record; each time it sleeps, the next of ``naps`` happens."""
     seen: list[int] = []
 
-    def pause(_: float) -> None:
+    def engine_sleep(_: float) -> None:
         if not naps:
             raise Over
         naps.pop(0)()
 
     def read_on() -> None:
-        for entry in follow(path, pause):
+        for entry in follow(path, engine_sleep):
             if entry["is"] == "reset":
                 seen.append(entry["step"])
 

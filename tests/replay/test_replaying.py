@@ -16,7 +16,7 @@ from tierkv.replay.bounds import FifoPolicy, clairvoyant
 from tierkv.replay.replaying import Replayed, replay
 from tierkv.replay.trace import KeysOfIds, TraceRequest
 from tierkv.types.keys import Key
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 
 def trace_of(*paths: Sequence[int]) -> list[TraceRequest]:
@@ -45,7 +45,7 @@ class Book(LruPolicy):
     def evict(self, count: int, holds: Sequence[int]) -> list[int]:
         return [] if self.never_now else super().evict(count, holds)
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         self.told.append((sighting.event.value, (sighting.now_s, len(sighting.paths[0]), sighting.new_chunks)))
 
     def refuse(self, keys: Sequence[Key], free: int) -> list[int]:

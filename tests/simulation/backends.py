@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from simulation.storage import Place
+from simulation.storage import Storage
 from tierkv.abc import (
     AsyncBackend,
     Backend,
@@ -32,12 +32,12 @@ HANG_POLL_S = 0.05
 class ThreadBackend:
     """A blocking backend. How long its calls take is the executor's business; they take effect at their end."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Storage) -> None:
         self._place = place
         self._opening = place.open()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Storage:
         """Where a call that ends now takes effect. One that ends after the backend was closed finds it shut."""
         self._opening.check()
         return self._place
@@ -59,7 +59,7 @@ class ThreadBackend:
         return self.place.delete(keys)
 
     def scan(self) -> Iterable[Entry]:
-        """See :class:`tierkv.abc.Scannable`."""
+        """See :class:`tierkv.abc.SupportsScan`."""
         return self.place.scan()
 
     def close(self) -> None:
@@ -74,12 +74,12 @@ class LoopBackend:
     it, are two orders.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Storage) -> None:
         self._place = place
         self._opening = place.open()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Storage:
         """See :class:`ThreadBackend`."""
         self._opening.check()
         return self._place
@@ -124,7 +124,7 @@ class LoopBackend:
             self._place.deletes_under_way.pop(call, None)
 
     def scan(self) -> Iterable[Entry]:
-        """See :class:`tierkv.abc.Scannable`."""
+        """See :class:`tierkv.abc.SupportsScan`."""
         return self.place.scan()
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class NoOptions:
     """These backends need no option: they are handed their place."""
 
 
-def plugin_of(name: str, capabilities: Capabilities, place: Place, *, asynchronous: bool) -> BackendPlugin:
+def plugin_of(name: str, capabilities: Capabilities, place: Storage, *, asynchronous: bool) -> BackendPlugin:
     """A kind of tier that has one place alone."""
 
     def open_backend(_context: BackendContext, _options: object) -> Backend | AsyncBackend:

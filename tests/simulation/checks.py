@@ -9,10 +9,10 @@ from simulation.evictions import EvictionChecks
 from simulation.exception_guard import guarded
 from simulation.failure import Violation, demand
 from simulation.kv_memory import WRONG_BYTES
-from simulation.monitor import EVENTS, HOST, JOBS, PROGRESS, RESET, Watch
+from simulation.monitor import EVENTS, HOST, JOBS, PROGRESS, RESET, Monitor
 from simulation.quotas import QuotaChecks
-from simulation.run_spec import Setup
-from simulation.storage import Place
+from simulation.run_spec import RunSpec
+from simulation.storage import Storage
 from simulation.trace import Trace
 from tierkv.errors import InvariantError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
@@ -38,11 +38,11 @@ class Checks:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: RunSpec,
         probe: Probe,
-        watch: Watch,
+        watch: Monitor,
         engine: SimEngine,
-        places: Mapping[str, Place],
+        places: Mapping[str, Storage],
     ) -> None:
         self._setup = setup
         self._probe = probe
@@ -207,7 +207,7 @@ class Checks:
         lost = said - place.frames.keys() - place.suspects
         demand(not lost, DURABLE, f"{place.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
 
-    def _check_frames(self, place: Place) -> None:
+    def _check_frames(self, place: Storage) -> None:
         """What lies in a tier is right, if no fault has touched it."""
         for key, frame in place.frames.items():
             if key in place.suspects:

@@ -12,8 +12,8 @@ from typing import Protocol
 from simulation.expected_bytes import SimRequest, Truth
 from simulation.failure import demand
 from simulation.kv_memory import KvMemory
-from simulation.run_spec import Setup
-from simulation.sequences import Seat, TableKeeper, first_attended
+from simulation.run_spec import RunSpec
+from simulation.sequences import EngineSequence, TableKeeper, first_attended
 from tierkv.stack.stack import Stack
 from tierkv.testing.probe import workers_of
 from tierkv.types.engine import GroupKind, LoadReport, ScheduledRequest, StepOutput
@@ -24,7 +24,7 @@ PROTOCOL = "engine protocol"
 
 
 @dataclass(frozen=True, slots=True)
-class Whims:
+class EngineBehaviour:
     """What the engine feels like in one step.
 
     asks: how many waiting requests it considers. accepts: share of an offer that it takes. preempt: how many of its
@@ -42,10 +42,10 @@ class Whims:
     silent: frozenset[int] = frozenset()
 
 
-class Watch(Protocol):
+class Monitor(Protocol):
     """Who looks on."""
 
-    def answered(self, seat: Seat, local: int, answer: int | None) -> None:
+    def answered(self, seat: EngineSequence, local: int, answer: int | None) -> None:
         """A lookup was answered."""
 
     def heard(self, report: LoadReport) -> None:
@@ -65,13 +65,13 @@ class SimEngine:
     """
 
     def __init__(
-        self, setup: Setup, stack: Stack, truth: Truth, watch: Watch, pass_time: Callable[[float], None]
+        self, setup: RunSpec, stack: Stack, truth: Truth, watch: Monitor, pass_time: Callable[[float], None]
     ) -> None:
-        self.waiting: list[Seat] = []
-        self.running: list[Seat] = []
-        self.loading: dict[str, Seat] = {}
-        self.orphans: dict[str, Seat] = {}
-        self.held: dict[str, Seat] = {}
+        self.waiting: list[EngineSequence] = []
+        self.running: list[EngineSequence] = []
+        self.loading: dict[str, EngineSequence] = {}
+        self.orphans: dict[str, EngineSequence] = {}
+        self.held: dict[str, EngineSequence] = {}
         self.finished: list[SimRequest] = []
         self.tokens_computed = 0
         self.tokens_loaded = 0
@@ -89,7 +89,7 @@ class SimEngine:
             worker.register_kv_caches(self.memory.caches(index))
 
     @property
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[EngineSequence]:
         """All unfinished requests, oldest first."""
         return sorted([*self.waiting, *self.running, *self.loading.values()], key=lambda seat: seat.arrival)
 
@@ -97,10 +97,10 @@ class SimEngine:
         """A request arrives that will generate ``new_tokens``."""
         self._arrivals += 1
         self._truth.learn(request)
-        self.waiting.append(Seat(request, new_tokens, self._arrivals, step))
+        self.waiting.append(EngineSequence(request, new_tokens, self._arrivals, step))
         self._stack.on_new_request(request)
 
-    def abort(self, seat: Seat) -> None:
+    def abort(self, seat: EngineSequence) -> None:
         """End a request in whatever state it is."""
         if seat in self.waiting:
             self.waiting.remove(seat)
@@ -119,9 +119,9 @@ class SimEngine:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, whims: Whims) -> None:
+    def step(self, whims: EngineBehaviour) -> None:
         """Schedule, transfer, compute, report."""
-        scheduled: list[tuple[Seat, int]] = []
+        scheduled: list[tuple[EngineSequence, int]] = []
         preempted = [self._preempt() for _ in range(min(whims.preempt, len(self.running)))]
         budget = self._schedule_running(scheduled, preempted)
         if not preempted:
@@ -150,7 +150,7 @@ class SimEngine:
         self._watch.heard(report)
         self._end_loads(report)
 
-    def _schedule_running(self, scheduled: list[tuple[Seat, int]], preempted: list[Seat]) -> int:
+    def _schedule_running(self, scheduled: list[tuple[EngineSequence, int]], preempted: list[EngineSequence]) -> int:
         budget = self._setup.token_budget
         for seat in list(self.running):
             count = min(budget, seat.request.num_tokens - seat.computed)
@@ -167,14 +167,14 @@ class SimEngine:
                 budget -= count
         return budget
 
-    def _preempt(self) -> Seat:
+    def _preempt(self) -> EngineSequence:
         seat = self.running.pop()
         self.tables.free(seat)
         seat.computed = 0
         _insert(self.waiting, seat)
         return seat
 
-    def _admit(self, whims: Whims, budget: int, scheduled: list[tuple[Seat, int]]) -> None:
+    def _admit(self, whims: EngineBehaviour, budget: int, scheduled: list[tuple[EngineSequence, int]]) -> None:
         shy = whims.shy
         for seat in self.waiting[: whims.asks]:
             if not budget or len(self.running) + len(self.loading) >= self._setup.running_max:
@@ -211,7 +211,7 @@ class SimEngine:
         return 0 if self._windows else max(0, int(local + external * share) // align * align - local)
 
     @staticmethod
-    def _entry(seat: Seat, count: int) -> ScheduledRequest:
+    def _entry(seat: EngineSequence, count: int) -> ScheduledRequest:
         ids = tuple(tuple(table[told:]) for table, told in zip(seat.tables, seat.told, strict=True))
         first_time = not any(seat.told)
         seat.told = [len(table) for table in seat.tables]
@@ -219,7 +219,7 @@ class SimEngine:
 
     # -- compute -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, seat: Seat, count: int, filling: int) -> None:
+    def _forward(self, seat: EngineSequence, count: int, filling: int) -> None:
         """Read every earlier token's bytes as attention would, and write those of the scheduled ones."""
         start, stop = seat.computed, seat.computed + count
         for group, block_id in seat.fresh:
@@ -232,7 +232,7 @@ class SimEngine:
         self.tokens_computed += count
         self.tables.register(seat, stop)
 
-    def _sample(self, seat: Seat) -> None:
+    def _sample(self, seat: EngineSequence) -> None:
         request = seat.request
         if seat.computed < request.num_tokens:
             return
@@ -247,11 +247,11 @@ class SimEngine:
         self._finish(seat)
         self.finished.append(request)
 
-    def _finish(self, seat: Seat) -> None:
+    def _finish(self, seat: EngineSequence) -> None:
         """The request is over; its blocks are free at once, or when the stack says that its stores have ended."""
         hold, _ = self._stack.request_finished(seat.request, seat.tables)
         if hold:
-            demand(self._setup.engine.capabilities.holds_blocks_of_finished, PROTOCOL, "blocks shall be held")
+            demand(self._setup.engine.capabilities.delays_free_blocks, PROTOCOL, "blocks shall be held")
             self.held[seat.request.request_id] = seat
         else:
             self.tables.free(seat)
@@ -275,7 +275,7 @@ class SimEngine:
             _insert(self.running, seat)
 
 
-def _insert(seats: list[Seat], seat: Seat) -> None:
+def _insert(seats: list[EngineSequence], seat: EngineSequence) -> None:
     """Keep seats in order of arrival."""
     seats.append(seat)
     seats.sort(key=lambda other: other.arrival)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from simulation.failure import demand
 from simulation.feature_draw import has_quotas
-from simulation.run_spec import Setup
+from simulation.run_spec import RunSpec
 from tierkv.manager.moves.dirty_pins import SHELTERED_SHARE, UNWRITTEN_SHARE
 from tierkv.testing.probe import Probe
 
@@ -20,7 +20,7 @@ class EvictionChecks:
     begin to wait while it leaves.
     """
 
-    def __init__(self, setup: Setup, probe: Probe) -> None:
+    def __init__(self, setup: RunSpec, probe: Probe) -> None:
         self._probe = probe
         self._slots = setup.host_slots
         self._broken = ""
@@ -33,7 +33,7 @@ class EvictionChecks:
         others = self._probe.idle_slots() - waited
         being_written = sum(tier.num_writing for tier in self._probe.tiers().values())
         bound = min(int(self._slots * SHELTERED_SHARE), int(self._slots * UNWRITTEN_SHARE) - being_written)
-        if lost and others and len(self._probe.sheltered()) < bound:
+        if lost and others and len(self._probe.dirty_pinned()) < bound:
             self._broken = f"{len(lost)} chunks are lost for a tier, and {len(others)} others could have left"
 
     def after_step(self) -> None:

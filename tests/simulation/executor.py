@@ -88,11 +88,11 @@ class Executor:
             self.threads.append(thread)
         return thread
 
-    def pause(self, seconds: float) -> None:
+    def engine_sleep(self, seconds: float) -> None:
         """The engine's thread waits, the others go on. It looks again less often than a real one: nobody notices."""
         self.run_until(self.clock.now_s + max(seconds, PAUSE_MIN_S))
 
-    def nap(self, seconds: float) -> None:
+    def io_sleep(self, seconds: float) -> None:
         """An I/O thread waits between two tries: what it does happens at one moment, so this takes no time."""
 
     def wait(self, futures: Collection[Future[Any]]) -> None:

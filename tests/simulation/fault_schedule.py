@@ -11,7 +11,7 @@ from random import Random
 from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 
 
-class Trouble(Enum):
+class Fault(Enum):
     """One kind of trouble. Each may last for many operations."""
 
     NONE = "none"
@@ -49,7 +49,7 @@ CALM_S = 0.0005
 """How long calls take when a run comes to rest."""
 
 
-class Weather:
+class FaultSchedule:
     """The trouble of one tier over time. All times are seconds of simulated time.
 
     Args:
@@ -63,13 +63,13 @@ class Weather:
     def __init__(
         self,
         rng: Random,
-        menu: Sequence[Trouble],
+        menu: Sequence[Fault],
         healthy_s: float,
         trouble_s: float,
         usual_s: Sequence[float],
         tail: float,
     ) -> None:
-        self.trouble = Trouble.NONE
+        self.trouble = Fault.NONE
         self.rng = rng
         self._menu = menu
         self._healthy_s = healthy_s
@@ -86,14 +86,14 @@ class Weather:
             return False
         before, rng = self.trouble, self.rng
         first = self._until_s == -math.inf
-        healthy = first or before is not Trouble.NONE
-        self.trouble = Trouble.NONE if healthy else rng.choice(self._menu)
+        healthy = first or before is not Fault.NONE
+        self.trouble = Fault.NONE if healthy else rng.choice(self._menu)
         self._until_s = now_s + rng.expovariate(1 / (self._healthy_s if healthy else self._trouble_s))
         return self.trouble is not before
 
     def clear_up(self) -> None:
         """Nothing goes wrong any more, and nothing takes long: no deadline is missed."""
-        self.trouble = Trouble.NONE
+        self.trouble = Fault.NONE
         self._menu = ()
         self._tail = 0.0
         self._usual_s = (CALM_S,)
@@ -101,9 +101,9 @@ class Weather:
     def duration(self) -> float:
         """Seconds that a call takes which begins now."""
         match self.trouble:
-            case Trouble.HUNG | Trouble.STUCK:
+            case Fault.HUNG | Fault.STUCK:
                 return math.inf
-            case Trouble.SLOW:
+            case Fault.SLOW:
                 return self.rng.uniform(0.1, 4.0)
         if self.rng.random() < self._tail:
             return self.rng.uniform(*TAIL_S)
@@ -112,9 +112,9 @@ class Weather:
     @property
     def raises(self) -> bool:
         """Whether a call that comes now raises at once."""
-        if self.trouble is Trouble.FLAPPING:
+        if self.trouble is Fault.FLAPPING:
             return int(self._now_s * 4) % 2 == 0
-        return self.trouble is Trouble.RAISING
+        return self.trouble is Fault.RAISING
 
     def error(self) -> BaseException:
         """Something that a plugin might raise."""
@@ -122,9 +122,9 @@ class Weather:
 
     def key_error(self) -> BackendError | None:
         """What goes wrong with one key, if anything does: a value, as the contract wants it."""
-        if self.trouble is Trouble.FULL:
+        if self.trouble is Fault.FULL:
             return OutOfSpaceError("no room left")
-        if self.trouble is Trouble.PARTIAL and self.rng.random() < 0.4:
+        if self.trouble is Fault.PARTIAL and self.rng.random() < 0.4:
             return self.rng.choice((BackendUnavailableError("try again"), BackendError("this one is bad")))
         return None
 

@@ -14,11 +14,11 @@ import pytest
 from simulation.simulated_breaks import BREAKS, Break, breaks
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.host.chunk import Evicted
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.manager import OffloadManager
-from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.moves.tier_io import TierIO
 from tierkv.policies.quotas import Quotas
 from tierkv.policies.s3_fifo import S3FifoPolicy
 from tierkv.scheduler.load.loads import Loads
@@ -39,11 +39,11 @@ __all__ = ["BREAKS", "Break"]
 def a_detached_tier_still_answers(patch: Patch) -> None:
     """It stays in the list that lookups and writes go through."""
 
-    def detach(self: TierTraffic, tier: LowerTier) -> None:
+    def detach(self: TierIO, tier: LowerTier) -> None:
         self._events.cleared(tier.name)
         self.version += 1
 
-    patch.setattr(TierTraffic, "detach", detach)
+    patch.setattr(TierIO, "detach", detach)
 
 
 @breaks("changes", 20)
@@ -61,7 +61,7 @@ def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
 
 @breaks("changes", 20)
 def a_tier_has_left_while_its_calls_hang(patch: Patch) -> None:
-    patch.setattr("tierkv.dispatch.tier_state.Line.has_left", property(lambda self: self.close_began))
+    patch.setattr("tierkv.dispatch.tier_state.TierState.has_left", property(lambda self: self.close_began))
 
 
 @breaks("changes", 20)
@@ -76,7 +76,7 @@ def an_attached_tier_forgets_what_it_held(patch: Patch) -> None:
 
 @breaks("changes", 20)
 def deletions_in_a_detached_tier_are_told(patch: Patch) -> None:
-    patch.setattr(LowerTier, "is_told", property(lambda self: not self.emptying))
+    patch.setattr(LowerTier, "emits_events", property(lambda self: not self.emptying))
 
 
 # -- whole cache -----------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def an_adapter_is_not_in_the_keys(patch: Patch) -> None:
 
 @breaks("tenants", 20)
 def quotas_are_not_kept_in_the_host_tier(patch: Patch) -> None:
-    patch.setattr(HostIndex, "trim", lambda self: Evicted((), []))
+    patch.setattr(HostTier, "trim", lambda self: Evicted((), []))
 
 
 @breaks("tenants", 20)

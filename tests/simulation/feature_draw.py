@@ -69,7 +69,7 @@ def draw_features(rng: Random, plan: Scenario, host_slots: int) -> Features:
         quotas=True,
         blind=blind,
         host={"policy": policy, **_draw_quotas(rng, host_slots * SLOT_BYTES)},
-        tenants={} if told_apart is None else {"told_apart_max": told_apart},
+        tenants={} if told_apart is None else {"tracked_max": told_apart},
     )
 
 

@@ -9,9 +9,9 @@ from simulation.expected_bytes import Truth
 from simulation.failure import Violation, demand
 from simulation.feature_draw import ENCRYPTED
 from simulation.kv_memory import WRONG_BYTES
-from simulation.run_spec import Setup
-from simulation.sequences import Seat
-from simulation.storage import DETACHED, Place
+from simulation.run_spec import RunSpec
+from simulation.sequences import EngineSequence
+from simulation.storage import DETACHED, Storage
 from simulation.trace import Trace
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.testing.probe import Probe
@@ -71,8 +71,8 @@ class LiveJob:
     failed: set[Key] = field(default_factory=set)
 
 
-class Watch:
-    """Satisfies :class:`simulation.engine.Watch`; also hears instructions to tiers.
+class Monitor:
+    """Satisfies :class:`simulation.engine.Monitor`; also hears instructions to tiers.
 
     Attributes:
         residents: per tier what events say is readable there.
@@ -86,11 +86,11 @@ class Watch:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: RunSpec,
         probe: Probe,
         truth: Truth,
         trace: Trace,
-        places: Mapping[str, Place],
+        places: Mapping[str, Storage],
     ) -> None:
         self.residents: dict[str, set[Key]] = {HOST: set()}
         self.rotten: dict[int, bytes] = {}
@@ -118,7 +118,7 @@ class Watch:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def answered(self, seat: Seat, local: int, answer: int | None) -> None:
+    def answered(self, seat: EngineSequence, local: int, answer: int | None) -> None:
         """A deferral ends within its deadline, and an offer is readable to the byte."""
         request_id, now_s = seat.request.request_id, self._trace.clock()
         self._trace.note("answer", request_id, f"local {local}:", answer)
@@ -140,7 +140,7 @@ class Watch:
             self.offers += 1
             self._check_offer(seat, local, answer)
 
-    def _check_offer(self, seat: Seat, local: int, answer: int) -> None:
+    def _check_offer(self, seat: EngineSequence, local: int, answer: int) -> None:
         held = self._probe.offered_slots(seat.request.request_id)
         streamed = self._probe.streamed_keys(seat.request.request_id)
         for group in self.truth.geometry.groups:
@@ -275,9 +275,9 @@ class Watch:
         self._ops[op.op_id] = op
         self._slots.begin((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
 
-    def drained(self, news: list[Completion | TierHealth]) -> None:
+    def drained(self, completion: list[Completion | TierHealth]) -> None:
         """A tier answers; what it brought is looked at before the manager hears of it."""
-        for word in news:
+        for word in completion:
             if isinstance(word, TierHealth):
                 self._trace.note("health", f"tier {word.tier}", word.usable, word.reason)
                 continue
@@ -345,4 +345,4 @@ def _name(job: TransferJob) -> str:
     return f"{'store' if job.is_store else 'load'} {job.job_id}"
 
 
-__all__ = ["HOST", "LiveJob", "SlotUse", "Watch"]
+__all__ = ["HOST", "LiveJob", "Monitor", "SlotUse"]

@@ -16,9 +16,9 @@ from simulation.executor import Executor
 from simulation.expected_bytes import Truth
 from simulation.failure import demand
 from simulation.feature_draw import key_at_hand
-from simulation.monitor import PROGRESS, Watch
-from simulation.run_spec import Setup, codec_name
-from simulation.storage import Place
+from simulation.monitor import PROGRESS, Monitor
+from simulation.run_spec import RunSpec, codec_name
+from simulation.storage import Storage
 from simulation.trace import Trace
 from tierkv.abc import WriteRequest
 from tierkv.dispatch.runtime import Runtime
@@ -60,8 +60,8 @@ class Process:
 
     def __init__(
         self,
-        setup: Setup,
-        places: Mapping[str, Place],
+        setup: RunSpec,
+        places: Mapping[str, Storage],
         clock: ManualClock,
         trace: Trace,
         duration: Callable[[str], float],
@@ -77,8 +77,8 @@ class Process:
         ]
         runtime = Runtime(
             clock=clock,
-            pause=self.executor.pause,
-            nap=self.executor.nap,
+            engine_sleep=self.executor.engine_sleep,
+            io_sleep=self.executor.io_sleep,
             wait=self.executor.wait,
             spawn=self.executor.spawn,
             rng=Random(f"jitter {setup.seed} {era.number}"),
@@ -93,7 +93,7 @@ class Process:
             )
         self.truth = Truth(self.stack.geometry, str(era.epoch))
         self.probe = Probe(self.stack)
-        self.watch = Watch(setup, self.probe, self.truth, trace, places)
+        self.watch = Monitor(setup, self.probe, self.truth, trace, places)
         for tier in setup.tiers:
             place = places[tier.name]
             place.is_asked = False

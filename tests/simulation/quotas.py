@@ -9,7 +9,7 @@ from typing import Any
 from simulation.failure import Violation, demand
 from simulation.feature_draw import has_quotas, quota_of
 from simulation.monitor import HOST
-from simulation.run_spec import Setup
+from simulation.run_spec import RunSpec
 from tierkv.testing.probe import Kept, Probe
 from tierkv.types.keys import Key, Tenant, tenant_of
 
@@ -19,7 +19,7 @@ QUOTAS = "a tenant keeps within its quota"
 class QuotaChecks:
     """Looks at the tiers of one process that have quotas."""
 
-    def __init__(self, setup: Setup, probe: Probe) -> None:
+    def __init__(self, setup: RunSpec, probe: Probe) -> None:
         self._probe = probe
         tables: dict[str, Mapping[str, Any]] = {HOST: setup.host, **{tier.name: tier.options for tier in setup.tiers}}
         self._tables = {name: table for name, table in tables.items() if has_quotas(table)}

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from simulation.expected_bytes import TOKEN_BYTES, Who
-from simulation.fault_schedule import Trouble
+from simulation.fault_schedule import Fault
 from simulation.feature_draw import SLOT_BYTES, Features, draw_features, draw_tier_features
 from simulation.scenarios import SCENARIOS, Scenario
 from tierkv.abc import Capabilities
@@ -26,7 +26,7 @@ class TierSetup:
     capabilities: Capabilities
     capacity_bytes: int | None
     options: Mapping[str, Any]
-    menu: Sequence[Trouble]
+    menu: Sequence[Fault]
     healthy_s: float
     trouble_s: float
     usual_s: Sequence[float]
@@ -35,7 +35,7 @@ class TierSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RunSpec:
     """Everything that is fixed for a run. Equal seeds give equal setups.
 
     gpu_blocks: with the placeholder. token_budget: tokens per engine step. running_max: requests in the engine at once.
@@ -116,7 +116,7 @@ def codec_name(tier: TierSetup) -> str:
     return str(codec if isinstance(codec, str) else codec["name"])
 
 
-def draw_setup(seed: int, scenario: str | None = None) -> Setup:
+def draw_run_spec(seed: int, scenario: str | None = None) -> RunSpec:
     """The setup of a seed; with a scenario named, that one instead of the one the seed would choose."""
     rng = Random(f"setup {seed}")
     chosen = rng.choice(sorted(SCENARIOS))
@@ -132,7 +132,7 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
     blocks = sum(-(-(prompt_tokens_max + 16) // group.block_tokens) for group in engine.groups)
     tiers = rng.choice(plan.tiers)
     features = draw_features(Random(f"features {seed}"), plan, host_slots)
-    return Setup(
+    return RunSpec(
         seed=seed,
         scenario=plan,
         engine=engine,
@@ -140,7 +140,7 @@ def draw_setup(seed: int, scenario: str | None = None) -> Setup:
         gpu_blocks=2 + int(blocks * rng.uniform(*plan.gpu_share)),
         token_budget=rng.choice((8, 24, 64, 64)),
         running_max=rng.choice((2, 4, 8)),
-        frees_early=rng.random() < 0.6 and not engine.capabilities.holds_blocks_of_finished,
+        frees_early=rng.random() < 0.6 and not engine.capabilities.delays_free_blocks,
         caching=engine.capabilities.prefix_caching,
         host_slots=host_slots,
         prompt_tokens_max=prompt_tokens_max,
@@ -208,7 +208,7 @@ def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
         capabilities=EngineCapabilities(
             # What has no content to be found by is never stored lazily.
             prefix_caching=lazy or rng.random() < plan.caching,
-            holds_blocks_of_finished=rng.random() < 0.2,
+            delays_free_blocks=rng.random() < 0.2,
             shows_free_blocks=lazy,
             prefill_tokens_per_s=(None, 30.0, 300.0)[sum(sizes) % 3],  # by model: whether slow tiers are left out
         ),

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simulation.failure import Violation
-from simulation.run_spec import Setup, draw_setup
+from simulation.run_spec import RunSpec, draw_run_spec
 from simulation.trace import Trace
 from simulation.world import World
 from tierkv.testing.manual_clock import ManualClock
@@ -61,7 +61,7 @@ def simulate(seed: int, *, steps: int = STEPS, scenario: str | None = None) -> O
         steps: engine steps with trouble.
         scenario: one of :data:`~simulation.scenarios.SCENARIOS`; None: the one that the seed chooses.
     """
-    setup = draw_setup(seed, scenario)
+    setup = draw_run_spec(seed, scenario)
     clock = ManualClock(0.0)
     trace = Trace(clock)
     world: World | None = None
@@ -79,7 +79,7 @@ def simulate(seed: int, *, steps: int = STEPS, scenario: str | None = None) -> O
     return _outcome(setup, trace, {} if world is None else world.totals, finding)
 
 
-def _outcome(setup: Setup, trace: Trace, totals: Mapping[str, int], finding: Finding | None) -> Outcome:
+def _outcome(setup: RunSpec, trace: Trace, totals: Mapping[str, int], finding: Finding | None) -> Outcome:
     return Outcome(
         seed=setup.seed,
         scenario=setup.scenario.name,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulation.fault_schedule import Trouble
+from simulation.fault_schedule import Fault
 
-_T = Trouble
-_ALL = tuple(trouble for trouble in Trouble if trouble is not Trouble.NONE)
+_T = Fault
+_ALL = tuple(trouble for trouble in Fault if trouble is not Fault.NONE)
 _STACKS: tuple[tuple[str, ...], ...] = (
     (),
     ("disk",),
@@ -46,7 +46,7 @@ class Scenario:
     name: str
     summary: str
     tiers: Sequence[tuple[str, ...]] = _STACKS
-    menu: Sequence[Trouble] = ()
+    menu: Sequence[Fault] = ()
     healthy_s: float = 3.0
     trouble_s: float = 1.5
     host_slots: tuple[int, int] = (24, 64)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from simulation.blocks import BlockPool, SimBlock
 from simulation.expected_bytes import SimRequest
-from simulation.run_spec import Setup
+from simulation.run_spec import RunSpec
 from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec
 from tierkv.types.geometry import cdiv
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
+class EngineSequence:
     """One request in the engine.
 
     arrival: counts requests. born_step: when it came. tables: per group, its blocks. told: how many of them the stack
@@ -55,7 +55,7 @@ def first_attended(group: GroupSpec, position: int) -> int:
 class TableKeeper:
     """Hands blocks to seats and takes them back."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: RunSpec) -> None:
         self.pool = BlockPool(setup.gpu_blocks, caching=setup.caching)
         self.align_tokens = math.lcm(*(group.block_tokens for group in setup.engine.groups))
         self.groups = setup.engine.groups
@@ -93,7 +93,7 @@ class TableKeeper:
         per_block = self.groups[group].block_tokens // self._hash_block_tokens
         return request.block_hashes[per_block * (index + 1) - 1]
 
-    def open(self, seat: Seat, prefix: list[list[int]], start: int, tokens: int) -> bool:
+    def open(self, seat: EngineSequence, prefix: list[list[int]], start: int, tokens: int) -> bool:
         """Blocks for ``tokens`` tokens, for a seat that will go on from ``start``; False if there are too few.
 
         Those behind the prefix that was found, up to ``start``, will be filled by a load.
@@ -111,7 +111,7 @@ class TableKeeper:
             return False
         return True
 
-    def extend(self, seat: Seat, tokens: int) -> bool:
+    def extend(self, seat: EngineSequence, tokens: int) -> bool:
         """More blocks, up to ``tokens`` tokens; False if there are too few, and then nothing is taken."""
         needs = [cdiv(tokens, spec.block_tokens) for spec in self.groups]
         missing = [max(0, need - len(table)) for need, table in zip(needs, seat.tables, strict=True)]
@@ -123,14 +123,14 @@ class TableKeeper:
             seat.fresh += [(group, block_id) for block_id in new]
         return True
 
-    def leave_behind(self, seat: Seat) -> None:
+    def leave_behind(self, seat: EngineSequence) -> None:
         """Free what windows have left, now that the next token is about to be computed."""
         for group, table in enumerate(seat.tables):
             for i in range(min(self._first_block(group, seat.computed), len(table))):
                 self.pool.release(table[i])
                 table[i] = NULL_BLOCK_ID
 
-    def cut(self, seat: Seat, tokens: int) -> None:
+    def cut(self, seat: EngineSequence, tokens: int) -> None:
         """Give back all blocks behind the first ``tokens``, the tail first."""
         for spec, table in zip(self.groups, seat.tables, strict=True):
             stop = cdiv(tokens, spec.block_tokens)
@@ -138,27 +138,27 @@ class TableKeeper:
                 self.pool.release(block_id)
             del table[stop:]
 
-    def free(self, seat: Seat) -> None:
+    def free(self, seat: EngineSequence) -> None:
         """Give all blocks back."""
         if seat.tables:
             self.cut(seat, 0)
         seat.tables, seat.told, seat.fresh = [], [], []
 
-    def register(self, seat: Seat, tokens: int) -> None:
+    def register(self, seat: EngineSequence, tokens: int) -> None:
         """Whole blocks within ``tokens`` may be found by others."""
         for group, table in enumerate(seat.tables):
             for i in range(tokens // self.groups[group].block_tokens):
                 self.pool.register(group, self._block_hash(seat.request, group, i), table[i])
 
-    def views(self, seat: Seat) -> list[list[SimBlock]]:
+    def views(self, seat: EngineSequence) -> list[list[SimBlock]]:
         """The tables as tierkv sees them."""
         return [[self.pool.view(block_id) for block_id in table] for table in seat.tables]
 
-    def usable_tokens(self, seat: Seat, tokens: int, invalid: Collection[int]) -> int:
+    def usable_tokens(self, seat: EngineSequence, tokens: int, invalid: Collection[int]) -> int:
         """After how many of its first ``tokens`` a seat can go on, if some of its blocks are invalid."""
         return next(end for end in range(tokens, -1, -1) if self._is_usable(seat, end, invalid))
 
-    def _is_usable(self, seat: Seat, tokens: int, invalid: Collection[int]) -> bool:
+    def _is_usable(self, seat: EngineSequence, tokens: int, invalid: Collection[int]) -> bool:
         position = min(tokens, seat.request.num_tokens - 1)
         for group, table in enumerate(seat.tables):
             needed = table[self._first_block(group, position) : cdiv(tokens, self.groups[group].block_tokens)]

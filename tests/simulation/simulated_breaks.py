@@ -13,15 +13,15 @@ from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.frames.frame import FrameSealer
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.residency import DELETING, WRITING
 from tierkv.manager.manager import OffloadManager
-from tierkv.manager.moves.dirty_pins import Shelter
-from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.moves.dirty_pins import DirtyPins
+from tierkv.manager.moves.tier_io import TierIO
 from tierkv.manager.reservations.reservation import Reservation
 from tierkv.policies.lru import LruPolicy
-from tierkv.scheduler.jobs.completions import Results
+from tierkv.scheduler.jobs.completions import CompletionHandler
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.search import SearchGroup, find_hit
@@ -94,22 +94,22 @@ def stores_run_before_the_forward_pass(patch: Patch) -> None:
 
 @breaks("hung", 20)
 def a_slot_is_reused_although_somebody_uses_it(patch: Patch) -> None:
-    drop = HostIndex.drop
+    drop = HostTier.drop
 
-    def hasty(self: HostIndex, slots: Sequence[int]) -> None:
+    def hasty(self: HostTier, slots: Sequence[int]) -> None:
         visible = [slot for slot in slots if self.state(slot) is not ChunkState.DOOMED]
         drop(self, slots)
         self._free.give_back([slot for slot in visible if self.state(slot) is ChunkState.DOOMED])
 
-    patch.setattr(HostIndex, "drop", hasty)
-    patch.setattr(HostIndex, "validate", lambda self: None)
+    patch.setattr(HostTier, "drop", hasty)
+    patch.setattr(HostTier, "validate", lambda self: None)
 
 
 @breaks("hung", 20)
 def a_late_read_gives_its_slot_back(patch: Patch) -> None:
-    late = TierTraffic._announce_late
+    late = TierIO._announce_late
 
-    def forgetful(self: TierTraffic, tier: LowerTier, pending: Any) -> None:
+    def forgetful(self: TierIO, tier: LowerTier, pending: Any) -> None:
         was_late = pending.announced_late
         late(self, tier, pending)
         if pending.op.verb is Verb.READ and not was_late:
@@ -117,35 +117,35 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
             self._host.failed(pending.slots)
             self._in_flight.pop(pending.op.op_id)
 
-    patch.setattr(TierTraffic, "_announce_late", forgetful)
+    patch.setattr(TierIO, "_announce_late", forgetful)
 
 
 @breaks("hung", 20)
 def generations_are_ignored(patch: Patch) -> None:
-    def leased(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+    def leased(self: HostTier, refs: Sequence[SlotRef]) -> list[int]:
         return [slot for slot, _ in refs if self._states[slot]]
 
-    def being_stored(self: HostIndex, refs: Sequence[SlotRef]) -> list[int]:
+    def being_stored(self: HostTier, refs: Sequence[SlotRef]) -> list[int]:
         return [slot for slot, _ in refs if slot in self._filling and slot not in self._origins]
 
-    patch.setattr(HostIndex, "leased", leased)
-    patch.setattr(HostIndex, "being_stored", being_stored)
-    drop = HostIndex.drop
+    patch.setattr(HostTier, "leased", leased)
+    patch.setattr(HostTier, "being_stored", being_stored)
+    drop = HostTier.drop
 
-    def loose(self: HostIndex, slots: Sequence[int]) -> None:
+    def loose(self: HostTier, slots: Sequence[int]) -> None:
         for slot in slots:
             self._holders[slot] = 0
         drop(self, slots)
 
-    patch.setattr(HostIndex, "drop", loose)
-    patch.setattr(HostIndex, "validate", lambda self: None)
+    patch.setattr(HostTier, "drop", loose)
+    patch.setattr(HostTier, "validate", lambda self: None)
 
 
 @breaks("mixed", 20)
 def eviction_takes_what_is_held(patch: Patch) -> None:
     evict = LruPolicy.evict
     patch.setattr(LruPolicy, "evict", lambda self, count, holds: evict(self, count, bytes(len(holds))))
-    patch.setattr(HostIndex, "validate", lambda self: None)
+    patch.setattr(HostTier, "validate", lambda self: None)
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
@@ -176,19 +176,19 @@ def all_weights_share_a_namespace(patch: Patch) -> None:
 
 @breaks("liars", 20)
 def a_failed_read_becomes_readable(patch: Patch) -> None:
-    failed = HostIndex.failed
+    failed = HostTier.failed
 
-    def hopeful(self: HostIndex, slots: Sequence[int]) -> None:
+    def hopeful(self: HostTier, slots: Sequence[int]) -> None:
         reads = [slot for slot in slots if self.state(slot) is ChunkState.PROMOTING]
         self.filled(reads, ChunkEvent.ARRIVED)
         failed(self, [slot for slot in slots if slot not in reads])
 
-    patch.setattr(HostIndex, "failed", hopeful)
+    patch.setattr(HostTier, "failed", hopeful)
 
 
 @breaks("mixed", 60)
 def failed_loads_are_not_told(patch: Patch) -> None:
-    patch.setattr(Results, "_invalid_blocks", lambda self, status: set())
+    patch.setattr(CompletionHandler, "_invalid_blocks", lambda self, status: set())
 
 
 @breaks("resets", 20)
@@ -279,7 +279,7 @@ def what_is_being_loaded_is_not_held(patch: Patch) -> None:
         return grant
 
     def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
-        self._traffic.version += 1
+        self._tier_io.version += 1
 
     patch.setattr(OffloadManager, "prepare_load", loose)
     patch.setattr(OffloadManager, "complete_load", complete)
@@ -384,51 +384,51 @@ def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
 
 @breaks("flapping", 20)
 def a_failed_write_counts_as_stored(patch: Patch) -> None:
-    ended = TierTraffic._write_ended
+    ended = TierIO._write_ended
 
-    def hopeful(self: TierTraffic, tier: LowerTier, pending: Any, outcomes: Sequence[Any]) -> None:
+    def hopeful(self: TierIO, tier: LowerTier, pending: Any, outcomes: Sequence[Any]) -> None:
         from tierkv.types.tier_ops import Outcome  # noqa: PLC0415
 
         ended(self, tier, pending, [Outcome(OutcomeKind.OK, 8192) for _ in outcomes])
 
-    patch.setattr(TierTraffic, "_write_ended", hopeful)
+    patch.setattr(TierIO, "_write_ended", hopeful)
 
 
 @breaks("demotions", 20)
 def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
-    end_leaving = HostIndex.end_leaving
+    end_leaving = HostTier.end_leaving
 
-    def hasty(self: HostIndex, slots: Sequence[int]) -> Any:
+    def hasty(self: HostTier, slots: Sequence[int]) -> Any:
         early = [slot for slot in slots if slot in self._leaving]
         for slot in early:
             self._holders[slot] = 1
         return end_leaving(self, early or [slot for slot in slots if self._holders[slot]])
 
-    patch.setattr(HostIndex, "end_leaving", hasty)
-    patch.setattr(HostIndex, "validate", lambda self: None)
+    patch.setattr(HostTier, "end_leaving", hasty)
+    patch.setattr(HostTier, "validate", lambda self: None)
 
 
 @breaks("demotions", 20)
 def a_chunk_leaves_although_somebody_came_for_it(patch: Patch) -> None:
-    patch.setattr(HostIndex, "stay", lambda self, slots: None)
+    patch.setattr(HostTier, "stay", lambda self, slots: None)
 
 
 @breaks("cramped", 20)
 def nobody_is_sheltered(patch: Patch) -> None:
-    patch.setattr(Shelter, "take_in", lambda self: None)
+    patch.setattr(DirtyPins, "pin", lambda self: None)
 
 
 @breaks("mixed", 20)
 def the_shelter_forgets_who_it_holds(patch: Patch) -> None:
-    begin_writes = Shelter.begin_writes
+    begin_writes = DirtyPins.begin_writes
 
-    def forgetful(self: Shelter, tier: LowerTier, slots: Iterable[int]) -> None:
+    def forgetful(self: DirtyPins, tier: LowerTier, slots: Iterable[int]) -> None:
         taken = list(slots)
         for slot in taken:
             self._waits.pop(slot, None)
         begin_writes(self, tier, taken)
 
-    patch.setattr(Shelter, "begin_writes", forgetful)
+    patch.setattr(DirtyPins, "begin_writes", forgetful)
 
 
 @breaks("mixed", 20)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from simulation.failure import Violation
-from simulation.fault_schedule import Trouble, Weather
+from simulation.fault_schedule import Fault, FaultSchedule
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 from tierkv.frames.frame import HEADER_BYTES
@@ -33,7 +33,7 @@ class Opening:
         is_closed: it was told to close. is_gone: the stack has said that nothing goes on in it any more.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Storage) -> None:
         self.is_closed = False
         self.is_gone = False
         self._place = place
@@ -50,7 +50,7 @@ class Opening:
             raise BackendUnavailableError("this backend is closed")
 
 
-class Place:
+class Storage:
     """The frames of one tier, and all that its weather does to them. Every verb takes effect at one moment.
 
     Attributes:
@@ -65,7 +65,7 @@ class Place:
         opening: the backend that has it open. Nobody else may open it meanwhile.
     """
 
-    def __init__(self, name: str, capacity_bytes: int | None, weather: Weather) -> None:
+    def __init__(self, name: str, capacity_bytes: int | None, weather: FaultSchedule) -> None:
         self.name = name
         self.capacity_bytes = capacity_bytes
         self.weather = weather
@@ -129,7 +129,7 @@ class Place:
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :class:`tierkv.abc.Backend`."""
         self._gate()
-        lies = self.weather.trouble is Trouble.FALSE_PRESENCE
+        lies = self.weather.trouble is Fault.FALSE_PRESENCE
         return self._reply(keys, [(key in self.frames) != (lies and self._rng.random() < 0.5) for key in keys])
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
@@ -148,7 +148,7 @@ class Place:
         return self._reply(keys, [self._delete(key) for key in keys])
 
     def scan(self) -> list[Entry]:
-        """See :class:`tierkv.abc.Scannable`."""
+        """See :class:`tierkv.abc.SupportsScan`."""
         self._gate()
         self.index_lost = self.index_lost and not self.is_asked
         return [Entry(key, len(frame)) for key, frame in self.frames.items()]
@@ -160,9 +160,9 @@ class Place:
     def _reply(self, batch: Sequence[Any], results: list[_T]) -> Sequence[_T]:
         """What the caller hears: the results, unless the weather spoils them."""
         match self.weather.trouble:
-            case Trouble.LOST_REPLIES:
+            case Fault.LOST_REPLIES:
                 raise self.weather.error()
-            case Trouble.BABBLING:
+            case Fault.BABBLING:
                 return cast("Sequence[_T]", LIES[self._rng.choice(sorted(LIES))](batch, lambda _: results))
         return results
 
@@ -171,13 +171,13 @@ class Place:
         if error is not None and not isinstance(error, OutOfSpaceError):
             return error
         frame = self.frames.get(request.key)
-        if self.weather.trouble is Trouble.BAD_READS and self._rng.random() < 0.7:
+        if self.weather.trouble is Fault.BAD_READS and self._rng.random() < 0.7:
             frame = self._spoiled(request.key, frame)
         if frame is None:
             return None
         frame = frame[: len(request.buffer)]
         request.buffer[: len(frame)] = frame
-        if self.weather.trouble is Trouble.BAD_READS and self._rng.random() < 0.1:
+        if self.weather.trouble is Fault.BAD_READS and self._rng.random() < 0.1:
             return self._rng.randrange(len(request.buffer) + 1)  # whatever lies in the rest of the buffer
         return len(frame)
 
@@ -209,7 +209,7 @@ class Place:
         self.orphans.discard(request.key)
         if request.key not in self.stale_writes:
             self.stale.discard(request.key)
-        if self.weather.trouble is Trouble.FORGETFUL:
+        if self.weather.trouble is Fault.FORGETFUL:
             self.suspects.add(request.key)
             self.frames.pop(request.key, None)
             if self._rng.random() < 0.5:

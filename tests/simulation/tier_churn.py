@@ -8,12 +8,12 @@ from random import Random
 
 from simulation.exception_guard import guarded
 from simulation.failure import demand
-from simulation.fault_schedule import Trouble
+from simulation.fault_schedule import Fault
 from simulation.feature_draw import key_at_hand
 from simulation.monitor import PROGRESS
 from simulation.process import Process
-from simulation.run_spec import Setup
-from simulation.storage import Opening, Place
+from simulation.run_spec import RunSpec
+from simulation.storage import Opening, Storage
 from simulation.trace import Trace
 from tierkv.errors import BackendError
 from tierkv.stack.tier_lifecycle import TierChange
@@ -42,7 +42,7 @@ class Mover:
         attached, detached: tiers so far. refused: those that could not be opened.
     """
 
-    def __init__(self, setup: Setup, process: Process, places: Mapping[str, Place], chance: Random) -> None:
+    def __init__(self, setup: RunSpec, process: Process, places: Mapping[str, Storage], chance: Random) -> None:
         self.attached = 0
         self.detached = 0
         self.refused = 0
@@ -95,7 +95,7 @@ class Mover:
                 change = process.probe.attach(dict(self._setup.tier(name).options), before, SCAN_S)
             except BackendError as error:
                 self._trace.note("not attached", name, error)
-                excused = locked or place.weather.trouble is not Trouble.NONE
+                excused = locked or place.weather.trouble is not Fault.NONE
                 demand(excused, PROGRESS, f"{name} cannot be attached, and nothing is wrong with it: {error}")
                 self.refused += 1
                 return

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
-from simulation.engine import Whims
+from simulation.engine import EngineBehaviour
 from simulation.expected_bytes import SimRequest, Who
-from simulation.run_spec import Setup
+from simulation.run_spec import RunSpec
 
 Prompt = tuple[list[int], Who]
 """Tokens, and who asks."""
@@ -40,7 +40,7 @@ class Workload:
         done: requests that came to their end.
     """
 
-    def __init__(self, setup: Setup, rng: Random) -> None:
+    def __init__(self, setup: RunSpec, rng: Random) -> None:
         self.done = 0
         self._setup = setup
         self._plan = setup.scenario
@@ -106,10 +106,10 @@ class Workload:
         """The process died under it: its user tries again."""
         self._again.append((request.tokens[: request.num_prompt_tokens], request.who))
 
-    def whims(self) -> Whims:
+    def whims(self) -> EngineBehaviour:
         """What the engine feels like now."""
         rng, workers = self._rng, self._setup.engine.num_workers
-        return Whims(
+        return EngineBehaviour(
             asks=rng.choice((0, 1, 100, 100, 100, 100, 100, 100)),
             accepts=rng.choice((1.0, 1.0, 1.0, 1.0, 1.0, 0.5)),
             preempt=int(rng.random() < self._plan.preempt),
@@ -119,6 +119,6 @@ class Workload:
             filling=rng.randrange(256),
         )
 
-    def calm_whims(self) -> Whims:
+    def calm_whims(self) -> EngineBehaviour:
         """A sensible engine."""
-        return Whims(filling=self._rng.randrange(256))
+        return EngineBehaviour(filling=self._rng.randrange(256))

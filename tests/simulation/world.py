@@ -7,11 +7,11 @@ from random import Random
 from simulation.exception_guard import guarded
 from simulation.expected_bytes import NOBODY, SimRequest, Who
 from simulation.failure import Violation, demand
-from simulation.fault_schedule import Trouble, Weather
+from simulation.fault_schedule import Fault, FaultSchedule
 from simulation.monitor import HOST, PROGRESS, RESET
 from simulation.process import CLOSE_AT_REST_S, Era, Process
-from simulation.run_spec import Setup, TierSetup
-from simulation.storage import Place, flipped
+from simulation.run_spec import RunSpec, TierSetup
+from simulation.storage import Storage, flipped
 from simulation.tier_churn import Mover
 from simulation.trace import Trace
 from simulation.workload import Workload
@@ -38,14 +38,14 @@ class World:
         totals: counts of what was reached, for reports.
     """
 
-    def __init__(self, setup: Setup, clock: ManualClock, trace: Trace) -> None:
+    def __init__(self, setup: RunSpec, clock: ManualClock, trace: Trace) -> None:
         self.setup = setup
         self.trace = trace
         self.clock = clock
         self.totals: dict[str, int] = {}
         self.workload = Workload(setup, Random(f"workload {setup.seed}"))
         self._by_name = {
-            tier.name: Place(tier.name, tier.capacity_bytes, _weather(setup, tier)) for tier in setup.tiers
+            tier.name: Storage(tier.name, tier.capacity_bytes, _weather(setup, tier)) for tier in setup.tiers
         }
         self.places = list(self._by_name.values())
         self._chance = Random(f"chance {setup.seed}")
@@ -90,7 +90,7 @@ class World:
             before = place.weather.trouble
             if place.weather.advance(self.clock()):
                 self.trace.note("weather", place.name, place.weather.trouble.value)
-                if before is Trouble.HUNG:
+                if before is Fault.HUNG:
                     self.process.executor.release(f"tierkv-{place.name}-")
 
     def _users(self) -> None:
@@ -200,7 +200,7 @@ class World:
         pairs = [(key, ref) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
         return [(key, ref.slot) for key, ref in pairs if ref != VOID_SLOT]
 
-    def _others_write(self, place: Place) -> None:
+    def _others_write(self, place: Storage) -> None:
         """Another engine with the same model has stored a prefix."""
         truth = self.process.truth
         request = self._request("other", self.workload.prefix(), None, self.workload.somebody())
@@ -291,6 +291,6 @@ class World:
         self.totals[name] = self.totals.get(name, 0) + count
 
 
-def _weather(setup: Setup, tier: TierSetup) -> Weather:
+def _weather(setup: RunSpec, tier: TierSetup) -> FaultSchedule:
     rng = Random(f"weather {setup.seed} {tier.name}")
-    return Weather(rng, tier.menu, tier.healthy_s, tier.trouble_s, tier.usual_s, tier.tail)
+    return FaultSchedule(rng, tier.menu, tier.healthy_s, tier.trouble_s, tier.usual_s, tier.tail)

@@ -19,7 +19,7 @@ from tierkv.plugins.loading import load_plugins
 from tierkv.policies.lru import LruPolicy
 from tierkv.stack.stack import Stack
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, ScheduledRequest, StepOutput
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
 WAIT_S = 20.0
@@ -168,10 +168,10 @@ def test_a_floor_in_the_file(tmp_path: Path) -> None:
 
 def test_a_plugins_policy_hears_of_requests(tmp_path: Path) -> None:
     """A policy from a plugin needs no registration beyond its own: it has the method, so it is told."""
-    seen: list[Sighting] = []
+    seen: list[RequestObservation] = []
 
     class Listening(LruPolicy):
-        def sighted(self, sighting: Sighting) -> None:
+        def sighted(self, sighting: RequestObservation) -> None:
             seen.append(sighting)
 
     class Plugin:

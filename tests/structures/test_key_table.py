@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.structures.key_table import FreeNumbers
+from tierkv.structures.key_table import IdPool
 
 MOVES = st.lists(st.one_of(st.just("one"), st.integers(0, 4), st.tuples(st.integers(0, 9), st.integers(1, 3))))
 
@@ -14,7 +14,7 @@ MOVES = st.lists(st.one_of(st.just("one"), st.integers(0, 4), st.tuples(st.integ
 def test_one_at_a_time_is_as_good_as_many(moves: list[str | int | tuple[int, int]]) -> None:
     """A key that comes alone takes a shorter way to its number than a batch does: both ways share one account, so a
     number that is in use is given to nobody else, and those given back are used again before new ones."""
-    free, used = FreeNumbers(None), list[int]()
+    free, used = IdPool(None), list[int]()
     highest = -1
     for move in moves:
         if isinstance(move, tuple):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.structures.lease_queue import LeaseQueue
-from tierkv.structures.seen_filter import SeenKeys
+from tierkv.structures.seen_filter import SeenFilter
 from tierkv.types.keys import Key, make_key
 
 
@@ -29,7 +29,7 @@ def test_nothing_is_remembered_that_was_not_seen(
     numbers: Sequence[tuple[int, int]], keys_max: int, chance: bool
 ) -> None:
     """It may forget, but a yes is true; and what was seen last is always remembered."""
-    seen = SeenKeys(keys_max)
+    seen = SeenFilter(keys_max)
     noted: set[Key] = set()
     for number, group in numbers:
         key = (hashed if chance else counted)(number, group)
@@ -41,7 +41,7 @@ def test_nothing_is_remembered_that_was_not_seen(
 @pytest.mark.parametrize("make", [hashed, counted])
 def test_few_are_forgotten_early(make: object) -> None:
     """Of as many keys as half the bound, in several groups, all but a few are remembered."""
-    seen = SeenKeys(4096)
+    seen = SeenFilter(4096)
     keys = [make(i, group) for i in range(512) for group in range(4)]  # type: ignore[operator]  # one of two functions
     assert not any(seen.note(key) for key in keys)
     marks = seen._marks.tolist()  # asking would push others out
@@ -50,10 +50,10 @@ def test_few_are_forgotten_early(make: object) -> None:
 
 def test_the_bound_holds() -> None:
     """However many come, no more than the bound are remembered, and those are the latest."""
-    seen = SeenKeys(100)
+    seen = SeenFilter(100)
     for i in range(10_000):
         seen.note(hashed(i))
-    known = [i for i in reversed(range(10_000)) if i >= 9_000 and SeenKeys.note(seen, hashed(i))]
+    known = [i for i in reversed(range(10_000)) if i >= 9_000 and SeenFilter.note(seen, hashed(i))]
     assert len(known) <= 100
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core_engine import BedEngine, Seat, Whims
+from core_engine import BedEngine, EngineBehaviour, EngineSequence
 from core_mirror import BlockMirror
 from core_parts import Core, TierSpec, make_core
 from core_pool import BedPool
@@ -63,7 +63,7 @@ class BedSpec:
             num_workers=self.num_workers,
             store_plan=self.store_plan,
             store_policy=self.store_policy,
-            holds_blocks_of_finished=self.holds_finished,
+            delays_free_blocks=self.holds_finished,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
         object.__setattr__(self, "limits", limits)
@@ -113,19 +113,21 @@ class Bed:
         self.engine.add(request, new_tokens)
         return request
 
-    def step(self, whims: Whims | None = None, *, seconds: float = 0.01, reports_max: int = 1_000_000) -> None:
+    def step(
+        self, whims: EngineBehaviour | None = None, *, seconds: float = 0.01, reports_max: int = 1_000_000
+    ) -> None:
         """One engine step, as the stack's step loop does it."""
         core = self.core
         core.now += seconds
         self._take_in()
         core.scheduler.begin_step(core.now)
-        self.engine.step(whims or Whims(), reports_max)
+        self.engine.step(whims or EngineBehaviour(), reports_max)
         self._hand_out()
 
     def _take_in(self) -> None:
         self.core.manager.begin_step(self.core.now)
-        while self.tiers.news:
-            self.core.manager.on_completion(self.tiers.news.popleft())
+        while self.tiers.completion:
+            self.core.manager.on_completion(self.tiers.completion.popleft())
 
     def _hand_out(self) -> None:
         for op in self.core.manager.take_ops():
@@ -151,7 +153,7 @@ class Bed:
 
     def set_health(self, tier: int, *, usable: bool) -> None:
         """A tier's breaker opens or closes."""
-        self.tiers.news.append(TierHealth(tier, usable=usable))
+        self.tiers.completion.append(TierHealth(tier, usable=usable))
 
     def damage_slot(self, pick: int) -> None:
         """Spoil the bytes of a readable chunk in the host tier that no I/O is touching."""
@@ -212,7 +214,7 @@ class Bed:
         return (
             self.worker.is_idle
             and not self.tiers.pending
-            and not self.tiers.news
+            and not self.tiers.completion
             and not self.engine.orphans
             and not self.engine.held
             and not self.core.scheduler.has_pending_work
@@ -226,7 +228,7 @@ class Bed:
 
     # -- what must always hold ---------------------------------------------------------------------------------------
 
-    def _on_answer(self, seat: Seat, local: int, answer: int | None) -> None:
+    def _on_answer(self, seat: EngineSequence, local: int, answer: int | None) -> None:
         """No key is offered unless its bytes are readable; and no deferral outlives its deadline."""
         now = self.core.now
         record = self.core.scheduler._records[seat.request.request_id]
@@ -262,9 +264,9 @@ class Bed:
     def _is_somewhere(self, key: Key) -> bool:
         """Whether some tier is believed to have a chunk."""
         core = self.core
-        return core.host.find(key) is not None or core.manager._traffic.source_of(key) is not None
+        return core.host.find(key) is not None or core.manager._tier_io.source_of(key) is not None
 
-    def _offered_chunk(self, seat: Seat, key: Key) -> Chunk:
+    def _offered_chunk(self, seat: EngineSequence, key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
         granted = self.core.manager._gathering.granted(seat.request.request_id)
         assert key in granted, f"{key.hex()} is offered to {seat.request.request_id}, but not held for it"
@@ -284,17 +286,17 @@ class Bed:
     def _check_holds(self) -> None:
         """Every hold on a chunk has somebody behind it, and is counted once."""
         core = self.core
-        traffic = core.manager._traffic
+        tier_io = core.manager._tier_io
         holds: Counter[int] = Counter()
         for gathering in (core.manager._gathering, core.manager.streams._legs):
             for owner in gathering.owners:
                 holds.update(chunk.slot for chunk, _ in gathering.granted(owner).values())
         for status in core.scheduler._jobs._live.values():
             holds.update(core.host.leased(status.job.slots))
-        for pending in traffic._in_flight.values():
+        for pending in tier_io._in_flight.values():
             holds.update(pending.slots)
-        holds.update(traffic.admissions.shelter.slots)
-        for promotions in traffic._promotions.values():
+        holds.update(tier_io.admissions.dirty_pins.slots)
+        for promotions in tier_io._promotions.values():
             holds.update(promotions)
         for slot, holders in enumerate(core.host._holders):
             key = core.host.key(slot)
@@ -326,7 +328,7 @@ class Bed:
         assert core.manager.reserved_chunks_max == self.spec.reserved
         assert not scheduler._loads._streams
         assert not self.worker.open_loads
-        assert not core.manager._traffic._in_flight
+        assert not core.manager._tier_io._in_flight
         assert not core.manager.has_pending_changes
         self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"

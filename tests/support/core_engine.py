@@ -21,7 +21,7 @@ from tierkv.types.keys import Key
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
+class EngineSequence:
     """One request in the engine. computed: tokens whose KV is there. told: blocks per group that the core knows of.
 
     deferred_since_s: since when its lookup is unanswered, or None. offered: the chunks of its last offer.
@@ -40,7 +40,7 @@ class Seat:
 
 
 @dataclass(slots=True)
-class Whims:
+class EngineBehaviour:
     """What the engine feels like in one step.
 
     budget: tokens per step. asks: how many waiting requests it considers. accepts: share of the offered tokens that it
@@ -65,13 +65,13 @@ class BedEngine:
         hash_block_tokens: int,
         truth: Truth,
         audit: Audit,
-        on_answer: Callable[[Seat, int, int | None], None],
+        on_answer: Callable[[EngineSequence, int, int | None], None],
     ) -> None:
-        self.waiting: list[Seat] = []
-        self.running: list[Seat] = []
-        self.loading: dict[str, Seat] = {}
-        self.orphans: dict[str, Seat] = {}
-        self.held: dict[str, Seat] = {}
+        self.waiting: list[EngineSequence] = []
+        self.running: list[EngineSequence] = []
+        self.loading: dict[str, EngineSequence] = {}
+        self.orphans: dict[str, EngineSequence] = {}
+        self.held: dict[str, EngineSequence] = {}
         self.done = 0
         self.tokens_computed = 0
         self.tokens_external = 0
@@ -86,18 +86,18 @@ class BedEngine:
         self._arrivals = 0
 
     @property
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[EngineSequence]:
         """All unfinished requests, oldest first."""
         return sorted([*self.waiting, *self.running, *self.loading.values()], key=lambda seat: seat.arrival)
 
     def add(self, request: BedRequest, new_tokens: int) -> None:
         """A request arrives that will generate ``new_tokens``."""
         self._truth.learn(request)
-        self.waiting.append(Seat(request, max(1, new_tokens), self._arrivals))
+        self.waiting.append(EngineSequence(request, max(1, new_tokens), self._arrivals))
         self._arrivals += 1
         self._scheduler.on_new_request(request)
 
-    def abort(self, seat: Seat) -> None:
+    def abort(self, seat: EngineSequence) -> None:
         """End a request in whatever state it is."""
         if seat in self.waiting:
             self.waiting.remove(seat)
@@ -113,9 +113,9 @@ class BedEngine:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, whims: Whims, reports_max: int = 1_000_000) -> None:
+    def step(self, whims: EngineBehaviour, reports_max: int = 1_000_000) -> None:
         """Schedule, transfer, compute, report."""
-        scheduled: dict[str, tuple[Seat, int]] = {}
+        scheduled: dict[str, tuple[EngineSequence, int]] = {}
         preempted = [self._preempt() for _ in range(min(whims.preempt, len(self.running)))]
         budget = self._schedule_running(whims.budget, scheduled, preempted)
         if not preempted:
@@ -139,7 +139,9 @@ class BedEngine:
         report = self._scheduler.update_connector_output(self._worker.get_finished(reports_max))
         self._end_loads(report)
 
-    def _schedule_running(self, budget: int, scheduled: dict[str, tuple[Seat, int]], preempted: list[Seat]) -> int:
+    def _schedule_running(
+        self, budget: int, scheduled: dict[str, tuple[EngineSequence, int]], preempted: list[EngineSequence]
+    ) -> int:
         for seat in sorted(self.running, key=lambda s: s.arrival):
             count = min(budget, seat.request.num_tokens - seat.computed)
             if seat not in self.running or not count:
@@ -158,7 +160,7 @@ class BedEngine:
                 raise AssertionError("the bed preempted what it had scheduled")
         return budget
 
-    def _preempt(self) -> Seat:
+    def _preempt(self) -> EngineSequence:
         seat = max(self.running, key=lambda s: s.arrival)
         self.running.remove(seat)
         self._free(seat)
@@ -167,7 +169,7 @@ class BedEngine:
         self.waiting.sort(key=lambda s: s.arrival)
         return seat
 
-    def _admit(self, whims: Whims, budget: int, scheduled: dict[str, tuple[Seat, int]]) -> None:
+    def _admit(self, whims: EngineBehaviour, budget: int, scheduled: dict[str, tuple[EngineSequence, int]]) -> None:
         for seat in self.waiting[: whims.asks]:
             if not budget:
                 return
@@ -202,7 +204,7 @@ class BedEngine:
         align = self._tables.align
         return 0 if self._windows else max(0, (local + external * percent // 100) // align * align - local)
 
-    def _entry(self, seat: Seat, count: int) -> ScheduledRequest:
+    def _entry(self, seat: EngineSequence, count: int) -> ScheduledRequest:
         first_time = not any(seat.told)
         ids = tuple(tuple(table[told:]) for table, told in zip(seat.tables, seat.told, strict=True))
         seat.told = [len(table) for table in seat.tables]
@@ -210,7 +212,7 @@ class BedEngine:
 
     # -- compute -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, seat: Seat, count: int) -> None:
+    def _forward(self, seat: EngineSequence, count: int) -> None:
         """Read every earlier token's bytes as attention would, and write those of the scheduled ones."""
         request, start, stop = seat.request, seat.computed, seat.computed + count
         for index, (group, table) in enumerate(zip(self._tables.groups, seat.tables, strict=True)):
@@ -253,7 +255,7 @@ class BedEngine:
         place = slice((tokens.start - first) * TOKEN_BYTES, (tokens.stop - first) * TOKEN_BYTES)
         return place, request.kv(index, tokens.start, tokens.stop)
 
-    def _sample(self, seat: Seat) -> None:
+    def _sample(self, seat: EngineSequence) -> None:
         request = seat.request
         if seat.computed < request.num_tokens:
             return
@@ -265,7 +267,7 @@ class BedEngine:
         self.running.remove(seat)
         self._finish(seat)
 
-    def _finish(self, seat: Seat) -> None:
+    def _finish(self, seat: EngineSequence) -> None:
         """The request is over; its blocks are free at once, or when the core says that its stores have ended."""
         self.done += 1
         hold, _ = self._scheduler.request_finished(seat.request, seat.tables)
@@ -276,7 +278,7 @@ class BedEngine:
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def _free(self, seat: Seat) -> None:
+    def _free(self, seat: EngineSequence) -> None:
         if seat.tables:  # one that only waited has none
             self._tables.cut(seat.tables, 0)
         seat.tables, seat.told = [], []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from core_bed import Bed, BedSpec
-from core_engine import Whims
+from core_engine import EngineBehaviour
 from core_parts import OBJECTS, TierSpec, disk, objects
 from group_parts import full, local, ssm, window
 
@@ -134,14 +134,14 @@ class Moves:
             return
         tier %= len(stores)
         capacity = self.bed.spec.tiers[tier].limits.capacity_bytes
-        if capacity is not None or self.bed.core.manager._traffic._in_flight:
+        if capacity is not None or self.bed.core.manager._tier_io._in_flight:
             return  # what lies in a bounded tier is told once, at the start
         request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
         self.bed.fill_below(request, tier, [i for i in range(tokens) if i != gap])
 
     def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
         """An engine step, ``ticks`` tenths of a second after the last one."""
-        self.bed.step(Whims(budget, asks, accepts, preempt), seconds=ticks / 10)
+        self.bed.step(EngineBehaviour(budget, asks, accepts, preempt), seconds=ticks / 10)
 
     def report_one(self) -> None:
         """One worker's word of one job reaches the core by itself."""

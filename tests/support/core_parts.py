@@ -10,7 +10,7 @@ from core_truth import BedRequest, Truth, engine_spec
 from tierkv.abc import Capabilities, EvictionPolicy
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.host.chunk_state import ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
@@ -64,7 +64,7 @@ class Core:
 
     scheduler: OffloadScheduler
     manager: OffloadManager
-    host: HostIndex
+    host: HostTier
     lower: list[LowerTier]
     counters: CoreCounters
     geometry: Geometry
@@ -166,7 +166,7 @@ def make_core(
     engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), groups)
     geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
-    host = HostIndex(slots, LruPolicy() if host_policy is None else host_policy)
+    host = HostTier(slots, LruPolicy() if host_policy is None else host_policy)
     lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
     group_bytes = [group.payload_bytes for group in geometry.groups]
     manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)

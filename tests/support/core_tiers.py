@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from core_parts import TierSpec
 from core_truth import Audit, Truth
 
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 
@@ -41,11 +41,11 @@ class ScriptedTiers:
     """The dispatch of a bed. ``news`` is what it has to report."""
 
     def __init__(
-        self, specs: Sequence[TierSpec], host: HostIndex, memory: list[bytes], truth: Truth, audit: Audit
+        self, specs: Sequence[TierSpec], host: HostTier, memory: list[bytes], truth: Truth, audit: Audit
     ) -> None:
         self.stores = [TierStore(spec) for spec in specs]
         self.pending: dict[int, TierOp] = {}
-        self.news: deque[Completion | TierHealth] = deque()
+        self.completion: deque[Completion | TierHealth] = deque()
         self.late: set[int] = set()
         self.elapsed_s = [0.0] * len(specs)  # what an instruction to each tier is said to have taken
         self.reads: dict[Key, int] = {}
@@ -71,7 +71,7 @@ class ScriptedTiers:
         op = self.pending[op_id]
         self.late.add(op_id)
         outcomes = tuple(Outcome(OutcomeKind.TIMED_OUT) for _ in op.keys)
-        self.news.append(Completion(op_id, outcomes, ended=False))
+        self.completion.append(Completion(op_id, outcomes, ended=False))
 
     def complete(self, op_id: int, faults: Sequence[OutcomeKind | None] = ()) -> None:
         """End an instruction. faults: what goes wrong per key, or None; keys beyond its end go well."""
@@ -87,7 +87,7 @@ class ScriptedTiers:
                 self._audit.end_write(("slot", ref.slot), f"op {op.op_id}")
             else:
                 self._audit.end_read(("slot", ref.slot), f"op {op.op_id}")
-        self.news.append(Completion(op_id, tuple(outcomes), elapsed_s=self.elapsed_s[op.tier]))
+        self.completion.append(Completion(op_id, tuple(outcomes), elapsed_s=self.elapsed_s[op.tier]))
 
     def _one(self, op: TierOp, index: int, key: Key, fault: OutcomeKind | None) -> Outcome:
         store = self.stores[op.tier]

@@ -38,7 +38,7 @@ class DispatchBench:
     bench: Bench
     dispatcher: Dispatcher
     clock: ManualClock
-    news: list[Completion | TierHealth] = field(default_factory=list)
+    completion: list[Completion | TierHealth] = field(default_factory=list)
     _op_ids: Iterator[int] = field(default_factory=itertools.count)
 
     def submit(
@@ -58,17 +58,17 @@ class DispatchBench:
 
     def drain(self, limit: int = 1000) -> list[Completion | TierHealth]:
         """Drain once, and remember."""
-        news = self.dispatcher.drain(limit)
-        self.news.extend(news)
-        return news
+        completion = self.dispatcher.drain(limit)
+        self.completion.extend(completion)
+        return completion
 
     def completions(self, op_id: int) -> list[Completion]:
         """What was said of an operation so far."""
-        return [said for said in self.news if isinstance(said, Completion) and said.op_id == op_id]
+        return [said for said in self.completion if isinstance(said, Completion) and said.op_id == op_id]
 
     def health(self) -> list[bool]:
         """What was said of tiers so far."""
-        return [said.usable for said in self.news if isinstance(said, TierHealth)]
+        return [said.usable for said in self.completion if isinstance(said, TierHealth)]
 
     def kinds(self, op_id: int) -> list[OutcomeKind]:
         """The outcomes of the last completion of an operation."""

@@ -17,10 +17,10 @@ from tierkv.policies.adaptive.classes import (
     tail_class,
 )
 from tierkv.policies.adaptive.sightings import LEARN_EVERY
-from tierkv.policies.adaptive.value_model import AGES, Worths
+from tierkv.policies.adaptive.value_model import AGES, ValueModel
 from tierkv.types.hints import NO_HINTS
 from tierkv.types.keys import Key
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class NaiveAdaptive:
     """The same verbs. Nothing is bounded."""
 
     def __init__(self) -> None:
-        self.worths = Worths()
+        self.worths = ValueModel()
         self.now_s = 0.0
         self.requests = 0
         self.known: dict[Key, Chunk] = {}
@@ -81,7 +81,7 @@ class NaiveAdaptive:
 
     # -- sightings ---------------------------------------------------------------------------------------------------
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         self.now_s = max(self.now_s, sighting.now_s)
         for interval, begin_s in enumerate(AGES):
             for run in self.runs:
@@ -97,7 +97,7 @@ class NaiveAdaptive:
             if self.requests % LEARN_EVERY == 0:
                 self.worths.learn(self.now_s)
 
-    def arrived(self, path: Sequence[Key], sighting: Sighting) -> None:
+    def arrived(self, path: Sequence[Key], sighting: RequestObservation) -> None:
         old = [self.known.get(key) for key in path]
         new = sum(chunk is None for chunk in old)
         deepest = next((chunk for chunk in reversed(old) if chunk is not None), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from core_bed import Bed, BedSpec
-from core_engine import Whims
+from core_engine import EngineBehaviour
 from core_parts import disk
 from core_truth import BedRequest
 
@@ -14,7 +14,7 @@ from tierkv.scheduler.load.stream_state import StreamState
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind
 
-ALL = Whims(budget=100_000)
+ALL = EngineBehaviour(budget=100_000)
 FAILURES = [kind for kind in OutcomeKind if kind is not OutcomeKind.OK]
 
 

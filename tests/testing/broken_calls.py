@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from broken_registry import noticed_by
 from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
 
-from tierkv.abc import BackendContext, Finding, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc import BackendContext, CheckResult, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError
 from tierkv.types.keys import Key
 
@@ -312,13 +312,13 @@ class TakesAnyOption(PlainFiles):
     """Has no list of its options."""
 
 
-def curious(options: PlainOptions, _capacity_bytes: int | None) -> Iterable[Finding]:
+def curious(options: PlainOptions, _capacity_bytes: int | None) -> Iterable[CheckResult]:
     """A check that tries whether it can write, and leaves its trial."""
     place = Path(options.path)
     place.mkdir(exist_ok=True, parents=True)
     with (place / "trial").open("ab") as trial:
         trial.write(b"x")
-    return [Finding("place", ok=True, detail="can be written")]
+    return [CheckResult("place", ok=True, detail="can be written")]
 
 
 @noticed_by("test_check_only_looks", check=curious)

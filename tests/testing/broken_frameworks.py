@@ -61,7 +61,7 @@ def nothing_is_verified(patch: Patch) -> None:
 
 @noticed_by("test_raising_reads_are_misses", "test_a_raising_verb_stops_nobody", "test_lies_are_misses")
 def what_failed_once_is_never_tried_again(patch: Patch) -> None:
-    patch.setattr(LowerTier, "suspect", lambda self, key, now: self._answers.put(key, float("inf"), present=False))
+    patch.setattr(LowerTier, "mark_absent", lambda self, key, now: self._answers.put(key, float("inf"), present=False))
     store = LowerTier.stored
 
     def stored(self: LowerTier, entries: Any, now: float) -> None:
@@ -129,14 +129,14 @@ def one_failed_key_fails_its_batch(patch: Patch) -> None:
 
 @noticed_by("test_failed_writes_bar_no_key_and_leak_no_slot")
 def failed_writes_keep_their_slots(patch: Patch) -> None:
-    ended = tier_traffic.TierTraffic._write_ended
+    ended = tier_traffic.TierIO._write_ended
 
     def leaky(self: Any, tier: Any, pending: Any, outcomes: Any) -> None:
         if any(outcome.error for outcome in outcomes):
             self._host.hold(pending.slots)
         ended(self, tier, pending, outcomes)
 
-    patch.setattr(tier_traffic.TierTraffic, "_write_ended", leaky)
+    patch.setattr(tier_traffic.TierIO, "_write_ended", leaky)
 
 
 @noticed_by("test_a_passing_trouble_is_retried")
@@ -183,11 +183,11 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
 
 @noticed_by("test_a_late_write_is_not_believed")
 def a_late_write_is_believed(patch: Patch) -> None:
-    def doubt(self: LowerTier, key: Any, frame_bytes: int) -> bool:
+    def mark_uncertain(self: LowerTier, key: Any, frame_bytes: int) -> bool:
         self._store([(key, frame_bytes)])
         return True
 
-    patch.setattr(LowerTier, "doubt", doubt)
+    patch.setattr(LowerTier, "mark_uncertain", mark_uncertain)
     patch.setattr(LowerTier, "deleted", lambda self, key, *, ok, now: False)
     patch.setattr(LowerTier, "validate", lambda self: None)
 
@@ -216,7 +216,7 @@ def batches_are_as_long_as_they_are(patch: Patch) -> None:
 @noticed_by("test_what_is_stored_is_not_written_again")
 def everything_is_wanted(patch: Patch) -> None:
     patch.setattr(LowerTier, "wants", lambda self, key, now: not self.is_writing(key))
-    patch.setattr(LowerTier, "lacking", lambda self, chunks, now: [one for one in chunks if self.wants(one[1], now)])
+    patch.setattr(LowerTier, "missing", lambda self, chunks, now: [one for one in chunks if self.wants(one[1], now)])
 
 
 @noticed_by("test_an_answer_is_remembered", plugin="SHARED_PLUGIN")

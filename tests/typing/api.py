@@ -24,7 +24,7 @@ from tierkv.abc import (
     CodecPlugin,
     ReadRequest,
     ReadResult,
-    SightingPolicy,
+    RequestAwarePolicy,
     WriteRequest,
     WriteResult,
 )
@@ -35,7 +35,7 @@ from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, StepOutput
 from tierkv.types.keys import Key, make_key, split_key
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 from tierkv.types.transfers import ConnectorMeta
 
 # -- an engine ---------------------------------------------------------------------------------------------------------
@@ -176,13 +176,13 @@ def errors_are_values(result: ReadResult, plugin: CodecPlugin, backend: Backend 
 class MyListener:
     """Structurally a policy that listens; it inherits nothing."""
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         """Look at who asks, and for what."""
         assert_type(sighting.paths, tuple[tuple[Key, ...], ...])
         assert_type(sighting.hints.continues, float | None)
 
 
-listener: SightingPolicy = MyListener()
+listener: RequestAwarePolicy = MyListener()
 
 
 class MyCodec:

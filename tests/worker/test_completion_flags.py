@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tierkv.worker.completion_flags import JOBS_MAX, STORES_MAX, Marks, MarksBook
+from tierkv.worker.completion_flags import JOBS_MAX, STORES_MAX, CompletionFlags, Marks
 
 
 @pytest.fixture
-def book() -> Iterator[MarksBook]:
+def book() -> Iterator[CompletionFlags]:
     """Of two workers."""
-    book = MarksBook(2)
+    book = CompletionFlags(2)
     yield book
     book.close()
 
 
-def test_a_job_has_ended_when_every_worker_says_so(book: MarksBook) -> None:
+def test_a_job_has_ended_when_every_worker_says_so(book: CompletionFlags) -> None:
     """One worker's mark is not enough: the other may still read the slot."""
     ranks = [Marks(book.handle, 2, rank) for rank in range(2)]
     first, second = book.new(is_store=True), book.new(is_store=False)
@@ -30,7 +30,7 @@ def test_a_job_has_ended_when_every_worker_says_so(book: MarksBook) -> None:
         rank.close()
 
 
-def test_a_cell_that_is_used_again_says_nothing_of_the_new_job(book: MarksBook) -> None:
+def test_a_cell_that_is_used_again_says_nothing_of_the_new_job(book: CompletionFlags) -> None:
     """Cells are not cleared: the mark of the job before must not pass for that of the one now."""
     ranks = [Marks(book.handle, 2, rank) for rank in range(2)]
     old = book.new(is_store=True)
@@ -46,7 +46,7 @@ def test_a_cell_that_is_used_again_says_nothing_of_the_new_job(book: MarksBook) 
         rank.close()
 
 
-def test_a_job_in_flight_keeps_its_cell(book: MarksBook) -> None:
+def test_a_job_in_flight_keeps_its_cell(book: CompletionFlags) -> None:
     """However many jobs come and go, none gets the cell of one that may still end."""
     kept = book.new(is_store=False)
     for _ in range(2 * JOBS_MAX):
@@ -55,7 +55,7 @@ def test_a_job_in_flight_keeps_its_cell(book: MarksBook) -> None:
         book.free(number)
 
 
-def test_stores_leave_numbers_for_loads(book: MarksBook) -> None:
+def test_stores_leave_numbers_for_loads(book: CompletionFlags) -> None:
     """A store can be refused, a load that was promised cannot. And 0 never ends."""
     stores = [book.new(is_store=True) for _ in range(STORES_MAX)]
     assert 0 not in stores

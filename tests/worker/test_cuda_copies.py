@@ -27,7 +27,7 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.cuda_copies import CudaCopies
 from tierkv.worker.cuda_pages import DevicePages
 from tierkv.worker.pages import HostPages
-from tierkv.worker.rank_slice import SlotParts
+from tierkv.worker.rank_slice import RankSlice
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_the_arena_is_pinned_once_and_unpinned_by_the_last(bed: Bed) -> None:
     length = bed.arena.num_slots * bed.arena.slot_bytes
     assert bed.hand.registered == {address: length}
     pages = DevicePages(GEOMETRY, [[torch.from_numpy(t) for t in group] for group in bed.caches])
-    second = CudaCopies(SlotParts(bed.arena, bed.sealer, GEOMETRY), pages, bed.submit, bed.hand, 1)
+    second = CudaCopies(RankSlice(bed.arena, bed.sealer, GEOMETRY), pages, bed.submit, bed.hand, 1)
     bed.worker.shutdown()
     bed.worker.shutdown()
     assert bed.hand.registered == {address: length}

@@ -7,23 +7,23 @@ from tierkv.abc.backend import (
     AsyncBackend,
     Backend,
     BackendContext,
-    Distrustful,
     Entry,
     FrameAt,
     ProbeResult,
     ReadRequest,
     ReadResult,
-    RoomTeller,
-    Scannable,
+    SupportsQuarantine,
+    SupportsRoomLimit,
+    SupportsScan,
     WriteRequest,
     WriteResult,
     recognise_nothing,
 )
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import CODEC_NOTES_BYTES, Codec, CodecContext, CodecFrame
-from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, Finding, NoOptions, PolicyPlugin
+from tierkv.abc.observation import RequestAwarePolicy
+from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CheckResult, CodecPlugin, NoOptions, PolicyPlugin
 from tierkv.abc.policy import AdmissionPolicy, EvictionPolicy, WriteAwarePolicy
-from tierkv.abc.sighting import SightingPolicy
 
 __all__ = [
     "CODEC_NOTES_BYTES",
@@ -34,23 +34,23 @@ __all__ = [
     "BackendContext",
     "BackendPlugin",
     "Capabilities",
+    "CheckResult",
     "Codec",
     "CodecContext",
     "CodecFrame",
     "CodecPlugin",
-    "Distrustful",
     "Entry",
     "EvictionPolicy",
-    "Finding",
     "FrameAt",
     "NoOptions",
     "PolicyPlugin",
     "ProbeResult",
     "ReadRequest",
     "ReadResult",
-    "RoomTeller",
-    "Scannable",
-    "SightingPolicy",
+    "RequestAwarePolicy",
+    "SupportsQuarantine",
+    "SupportsRoomLimit",
+    "SupportsScan",
     "WriteAwarePolicy",
     "WriteRequest",
     "WriteResult",

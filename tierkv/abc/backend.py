@@ -135,7 +135,7 @@ class AsyncBackend(Protocol):
 
 
 @runtime_checkable
-class Scannable(Protocol):
+class SupportsScan(Protocol):
     """Ability: tell everything that is stored in this namespace. Declared by ``Capabilities.scan``."""
 
     def scan(self) -> Iterable[Entry]:
@@ -143,7 +143,7 @@ class Scannable(Protocol):
 
 
 @runtime_checkable
-class Distrustful(Protocol):
+class SupportsQuarantine(Protocol):
     """Ability: keep the places of bad frames out of service. Found by the method; no capability declares it."""
 
     def distrust(self, key: Key, reason: str) -> None:
@@ -151,7 +151,7 @@ class Distrustful(Protocol):
 
 
 @runtime_checkable
-class RoomTeller(Protocol):
+class SupportsRoomLimit(Protocol):
     """Ability: of its capacity, only so much is room for frames; the rest the backend needs itself.
 
     The framework keeps the sum of frames within it. Without this ability, it does so with the capacity.
@@ -167,13 +167,13 @@ __all__ = [
     "Backend",
     "BackendContext",
     "Capabilities",
-    "Distrustful",
     "Entry",
     "ProbeResult",
     "ReadRequest",
     "ReadResult",
-    "RoomTeller",
-    "Scannable",
+    "SupportsQuarantine",
+    "SupportsRoomLimit",
+    "SupportsScan",
     "WriteRequest",
     "WriteResult",
 ]

@@ -16,7 +16,7 @@ class Capabilities:
     shared: other processes may add or remove chunks while the stack runs.
     authoritative_index: what ``scan`` tells at open plus what this process did since is the whole truth, so existence
         is known without asking. Needs ``scan``; excludes ``shared``.
-    scan: implements :class:`~tierkv.abc.backend.Scannable`.
+    scan: implements :class:`~tierkv.abc.backend.SupportsScan`.
     read_only: ``write`` and ``delete`` always refuse.
     bounded: the backend keeps within ``BackendContext.capacity_bytes`` when the framework does; False for places whose
         size is somebody else's business.

@@ -17,7 +17,7 @@ as ``TIERKV_SPI = 1``; another number is refused by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of ``tierkv check``: what was looked at, whether it is good, and if not, what to do."""
 
     subject: str
@@ -45,7 +45,7 @@ class BackendPlugin:
     options: type
     capabilities: Capabilities
     open: Callable[[BackendContext, Any], Backend | AsyncBackend]
-    check: Callable[[Any, int | None], Iterable[Finding]] | None = None
+    check: Callable[[Any, int | None], Iterable[CheckResult]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class CodecPlugin:
     lossy: bool = False
     options: type = NoOptions
     conceals: bool = False
-    check: Callable[[Any], Iterable[Finding]] | None = None
+    check: Callable[[Any], Iterable[CheckResult]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

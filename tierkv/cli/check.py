@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv.cli.output import print_json, print_table, verdict
 from tierkv.config import ResolvedStack, ResolvedTier, format_size, load_config, resolve
 from tierkv.plugins.loading import load_plugins
@@ -25,7 +25,7 @@ class TierFinding:
     """A finding about one tier; ``tier`` is its configured name."""
 
     tier: str
-    finding: Finding
+    finding: CheckResult
 
 
 @click.command()
@@ -67,7 +67,7 @@ def probe(stack: ResolvedStack, deadline_s: float) -> list[TierFinding]:
     Returns:
         Findings in the order of the tiers. A backend that raises or does not answer in time is a finding, too.
     """
-    answers: queue.SimpleQueue[tuple[int, list[Finding]]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, list[CheckResult]]] = queue.SimpleQueue()
     for index, tier in enumerate(stack.tiers):
 
         def work(index: int = index, tier: ResolvedTier = tier) -> None:
@@ -76,7 +76,7 @@ def probe(stack: ResolvedStack, deadline_s: float) -> list[TierFinding]:
         # Daemons: a probe that hangs in a dead mount must not keep the program from ending.
         threading.Thread(target=work, name=f"probe-{tier.config.name}", daemon=True).start()
     answered = dict(_collect(answers, len(stack.tiers), deadline_s))
-    late = Finding(
+    late = CheckResult(
         "answer",
         ok=False,
         detail=f"none within {deadline_s:g} s",
@@ -90,8 +90,8 @@ def probe(stack: ResolvedStack, deadline_s: float) -> list[TierFinding]:
 
 
 def _collect(
-    answers: queue.SimpleQueue[tuple[int, list[Finding]]], count: int, deadline_s: float
-) -> Iterator[tuple[int, list[Finding]]]:
+    answers: queue.SimpleQueue[tuple[int, list[CheckResult]]], count: int, deadline_s: float
+) -> Iterator[tuple[int, list[CheckResult]]]:
     deadline = time.monotonic() + deadline_s
     for _ in range(count):
         try:
@@ -100,10 +100,10 @@ def _collect(
             return
 
 
-def _findings_of(tier: ResolvedTier) -> list[Finding]:
-    found: list[Finding] = []
+def _findings_of(tier: ResolvedTier) -> list[CheckResult]:
+    found: list[CheckResult] = []
     if tier.backend.check is None:
-        found.append(Finding("probe", ok=True, detail=f"backend {tier.backend.name!r} has nothing to look at"))
+        found.append(CheckResult("probe", ok=True, detail=f"backend {tier.backend.name!r} has nothing to look at"))
     else:
         found += _asked(partial(tier.backend.check, tier.options, tier.config.capacity))
     if tier.codec.check is not None:
@@ -111,17 +111,19 @@ def _findings_of(tier: ResolvedTier) -> list[Finding]:
     return found
 
 
-def _asked(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+def _asked(look: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
     """What a plugin finds; what it does wrong is a finding, too."""
     try:
         found: list[object] = list(look())
     except Exception as error:  # noqa: BLE001  a plugin's code: whatever it raises is what the user must hear
         return [_plugin_fault(f"{type(error).__name__}: {error}")]
-    return [item if isinstance(item, Finding) else _plugin_fault(f"gave {item!r:.80}, no Finding") for item in found]
+    return [
+        item if isinstance(item, CheckResult) else _plugin_fault(f"gave {item!r:.80}, no Finding") for item in found
+    ]
 
 
-def _plugin_fault(detail: str) -> Finding:
-    return Finding("probe", ok=False, detail=detail, fix="report it to the authors of the plugin")
+def _plugin_fault(detail: str) -> CheckResult:
+    return CheckResult("probe", ok=False, detail=detail, fix="report it to the authors of the plugin")
 
 
 def _print(stack: Path, resolved: ResolvedStack, findings: Iterable[TierFinding]) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from tierkv.abc.codec import Codec, CodecContext
-from tierkv.abc.plugin import CodecPlugin, Finding, NoOptions
+from tierkv.abc.plugin import CheckResult, CodecPlugin, NoOptions
 from tierkv.codecs.key_sources import AesGcmOptions
 from tierkv.codecs.none import NoneCodec
 from tierkv.codecs.zstd import ZstdCodec, ZstdOptions
@@ -55,18 +55,18 @@ def _open_aes(context: CodecContext, options: AesGcmOptions) -> Codec:
     return AesGcmCodec(options.keys(os.environ), options.inner, codecs)
 
 
-def _check_aes(options: AesGcmOptions) -> Iterator[Finding]:
+def _check_aes(options: AesGcmOptions) -> Iterator[CheckResult]:
     """Whether an engine that runs here would have the keys and the library."""
     try:
         keys = options.keys(os.environ)
     except ConfigError as error:
-        yield Finding(
+        yield CheckResult(
             "encryption keys", ok=False, detail=str(error), fix="give it where the engine runs, and check there"
         )
     else:
-        yield Finding("encryption keys", ok=True, detail=f"{len(keys)} found")
+        yield CheckResult("encryption keys", ok=True, detail=f"{len(keys)} found")
     if importlib.util.find_spec("cryptography") is None:
-        yield Finding("encryption", ok=False, detail="cryptography is not installed", fix=f"run: {_INSTALL}")
+        yield CheckResult("encryption", ok=False, detail="cryptography is not installed", fix=f"run: {_INSTALL}")
 
 
 CODEC_PLUGINS: tuple[CodecPlugin, ...] = (

@@ -93,7 +93,7 @@ class ChunkConfig(_Model):
 class TenantsConfig(_Model):
     """Tenants are told apart by the `cache_salt` of their requests. Quotas stand with each tier."""
 
-    told_apart_max: Count = Field(
+    tracked_max: Count = Field(
         default=1024,
         description="Tenants with a quota of their own at once, in each tier; more of them share one quota.",
     )

@@ -27,7 +27,7 @@ class CopyPool:
         name: of the threads.
         jobs_max: functions that may wait.
         spawn: starts the threads.
-        pause: waits on the caller's thread, in :meth:`close`.
+        engine_sleep: waits on the caller's thread, in :meth:`close`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CopyPool:
         name: str = "tierkv-copy",
         jobs_max: int = 4096,
         spawn: Spawn = start_thread,
-        pause: Callable[[float], None] = time.sleep,
+        engine_sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if threads < 1 or jobs_max < 1:
             raise ValueError(f"threads and jobs_max must be 1 or more, got {threads} and {jobs_max}")
@@ -45,7 +45,7 @@ class CopyPool:
         self._name = name
         self._jobs_max = jobs_max
         self._spawn = spawn
-        self._pause = pause
+        self._pause = engine_sleep
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._handles: list[Handle] = []
         self._is_closed = False

@@ -20,7 +20,7 @@ from tierkv.dispatch.scanning import ScanResult
 from tierkv.dispatch.spawn import Handle, Spawn, start_thread, wait_until
 from tierkv.dispatch.stats import DispatchStats, TierStats
 from tierkv.dispatch.ticket import Result, Ticket
-from tierkv.dispatch.tier_state import Line, TierLimits
+from tierkv.dispatch.tier_state import TierLimits, TierState
 from tierkv.tiers.retry import TIMED_OUT
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import make_key
@@ -45,7 +45,7 @@ class Dispatcher:
         limits: their bounds, one each.
         clock: the stack's clock; deadlines are on it.
         spawn: starts threads.
-        pause: waits on the caller's thread, in the methods that may.
+        engine_sleep: waits on the caller's thread, in the methods that may.
         close_grace_s: seconds that threads, backends and the event loop each get at least in :meth:`close`, however
             long writes took.
 
@@ -61,7 +61,7 @@ class Dispatcher:
         clock: Callable[[], float],
         *,
         spawn: Spawn = start_thread,
-        pause: Callable[[float], None] = time.sleep,
+        engine_sleep: Callable[[float], None] = time.sleep,
         close_grace_s: float = 1.0,
     ) -> None:
         if len(tiers) != len(limits):
@@ -69,7 +69,7 @@ class Dispatcher:
         self._tiers = tuple(tiers)
         self._clock = clock
         self._spawn = spawn
-        self._pause = pause
+        self._pause = engine_sleep
         self._close_grace_s = close_grace_s
         self._done: deque[Ticket] = deque()
         self._outbox: deque[Completion | TierHealth] = deque()
@@ -79,8 +79,8 @@ class Dispatcher:
         self._is_closing = False
         self._abandoned: int | None = None
         self._loop: tuple[LoopRunner, Handle] | None = None
-        self._lines: dict[int, Line] = {}
-        self._leaving: list[Line] = []
+        self._lines: dict[int, TierState] = {}
+        self._leaving: list[TierState] = []
         self.stats = DispatchStats()
         for index, (tier, limit) in enumerate(zip(tiers, limits, strict=True)):
             self.attach(index, tier, limit)
@@ -95,7 +95,7 @@ class Dispatcher:
         if tier.clock != self._clock:
             raise ValueError(f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold")
         breaker = Breaker(limits.breaker_failures, limits.breaker_cooldown_s)
-        line = self._lines[index] = Line(index, self._open_lane(tier, limits), limits, breaker, TierStats())
+        line = self._lines[index] = TierState(index, self._open_lane(tier, limits), limits, breaker, TierStats())
         self.stats.tiers[index] = line.stats
         self.stats.seconds[index] = line.seconds
 
@@ -224,16 +224,16 @@ class Dispatcher:
         return AsyncLane(tier, concurrency, limits.queue_ops_max, self._done, self._loop[0])
 
     @staticmethod
-    def _close_backend(line: Line) -> None:
+    def _close_backend(line: TierState) -> None:
         if not line.close_began:
             line.close_began = True
             line.lane.close_backend()
 
-    def _note_close_error(self, line: Line) -> None:
+    def _note_close_error(self, line: TierState) -> None:
         if line.lane.close_error:
             self.close_errors.append(f"{line.lane.tier.name}: {line.lane.close_error}")
 
-    def _start(self, line: Line, ticket: Ticket) -> bool:
+    def _start(self, line: TierState, ticket: Ticket) -> bool:
         """Queue a ticket and watch its deadline; False if the queue is full."""
         if not line.lane.offer(ticket):
             return False
@@ -307,12 +307,12 @@ class Dispatcher:
             else:  # full of operations that nobody took: as good an answer as a missed deadline
                 line.breaker.trial_ended(now_s, answered=False)
 
-    def _end_trial(self, line: Line, now_s: float, result: Result | None) -> None:
+    def _end_trial(self, line: TierState, now_s: float, result: Result | None) -> None:
         line.breaker.trial_ended(now_s, answered=result is not None and result.tally.answered)
         if line.breaker.usable:
             self._outbox.append(TierHealth(line.index, usable=True, reason="a trial was answered"))
 
-    def _finish(self, line: Line, ticket: Ticket, outcomes: tuple[Outcome, ...], now_s: float) -> None:
+    def _finish(self, line: TierState, ticket: Ticket, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         """Make the last completion of an operation."""
         self._end(line, ticket)
         self._count_ended(line, ticket)
@@ -322,7 +322,7 @@ class Dispatcher:
             line.seconds[ticket.op.verb].observe(elapsed_s)
         self._outbox.append(Completion(ticket.op.op_id, outcomes, elapsed_s=elapsed_s))
 
-    def _end(self, line: Line, ticket: Ticket) -> None:
+    def _end(self, line: TierState, ticket: Ticket) -> None:
         ticket.ended = True
         self._live -= 1
         line.live -= 1
@@ -332,22 +332,22 @@ class Dispatcher:
             line.writes -= 1
 
     @staticmethod
-    def _count_ended(line: Line, ticket: Ticket) -> None:
+    def _count_ended(line: TierState, ticket: Ticket) -> None:
         line.stats.ops += 1
         line.stats.keys += len(ticket.op.keys)
 
-    def _count_failure(self, line: Line, now_s: float, why: str) -> None:
+    def _count_failure(self, line: TierState, now_s: float, why: str) -> None:
         was_usable = line.breaker.usable
         line.breaker.failed(now_s)
         if was_usable and not line.breaker.usable:
             failures = line.limits.breaker_failures
             self._tell_unusable(line, f"{failures} operations in a row failed, the last with: {why}")
 
-    def _tell_unusable(self, line: Line, reason: str) -> None:
+    def _tell_unusable(self, line: TierState, reason: str) -> None:
         line.stats.breaker_opens += 1
         self._outbox.append(TierHealth(line.index, usable=False, reason=reason))
 
-    def _refuse_waiting(self, line: Line) -> None:
+    def _refuse_waiting(self, line: TierState) -> None:
         for _ in range(min(len(line.waiting), REFUSED_PER_STEP_MAX)):
             self._cancel(line.waiting.pop(), "the tier is being detached")
 

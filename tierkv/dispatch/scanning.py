@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from tierkv.abc.backend import Entry, Scannable
+from tierkv.abc.backend import Entry, SupportsScan
 from tierkv.dispatch.spawn import Handle, OneShot, Spawn, wait_until
 from tierkv.errors import BackendError
 from tierkv.frames.frame import KEY_BYTES_MAX
@@ -39,21 +39,25 @@ class _Scan:
 
     def __call__(self) -> None:
         try:
-            entries = _checked(cast("Scannable", self._tier.backend).scan(), self._tier.name)
+            entries = _checked(cast("SupportsScan", self._tier.backend).scan(), self._tier.name)
             self.result = ScanResult(self._index, entries)
         except BaseException as error:  # noqa: BLE001 - a plugin may do anything; the tier starts without its past
             self.result = ScanResult(self._index, error=explain(error))
 
 
 def scan_all(
-    tiers: Sequence[Tier], timeout_s: float, clock: Callable[[], float], pause: Callable[[float], None], spawn: Spawn
+    tiers: Sequence[Tier],
+    timeout_s: float,
+    clock: Callable[[], float],
+    engine_sleep: Callable[[float], None],
+    spawn: Spawn,
 ) -> list[ScanResult]:
     """Scan all tiers that can be, at once. One result each, in order. Waits ``timeout_s`` at most."""
     scans = {index: _Scan(index, tier) for index, tier in enumerate(tiers) if tier.capabilities.scan}
     handles: dict[int, Handle] = {
         index: spawn(f"tierkv-{tiers[index].name}-scan", OneShot(scan)) for index, scan in scans.items()
     }
-    wait_until(lambda: not any(handle.is_alive() for handle in handles.values()), timeout_s, clock, pause)
+    wait_until(lambda: not any(handle.is_alive() for handle in handles.values()), timeout_s, clock, engine_sleep)
     late = f"scan did not end within {timeout_s:g} seconds"
     return [
         scan.result or ScanResult(index, error=late, timed_out=True, handle=handles[index])

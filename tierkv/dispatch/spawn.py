@@ -84,7 +84,7 @@ PAUSE_S = 0.002
 
 
 def wait_until(
-    condition: Callable[[], bool], timeout_s: float, clock: Callable[[], float], pause: Callable[[float], None]
+    condition: Callable[[], bool], timeout_s: float, clock: Callable[[], float], engine_sleep: Callable[[float], None]
 ) -> bool:
     """Wait for a condition on the caller's thread; whether it came true.
 
@@ -95,6 +95,6 @@ def wait_until(
     while not condition():
         if waited_s >= timeout_s or clock() >= deadline_s:
             return condition()
-        pause(PAUSE_S)
+        engine_sleep(PAUSE_S)
         waited_s += PAUSE_S
     return True

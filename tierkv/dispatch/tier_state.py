@@ -44,7 +44,7 @@ class TierLimits:
 
 
 @dataclass(slots=True)
-class Line:
+class TierState:
     """A tier's lane, bounds and counts.
 
     live, writes: operations and writes whose I/O has not ended. leave_by_s: set when it is detached: the time at which

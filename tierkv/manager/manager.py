@@ -16,19 +16,19 @@ from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import HOST, LoadGrant, RequestContext, ResetScope, StoreGrant
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
-from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.moves.tier_io import TierIO
 from tierkv.manager.reservations.reservation import Reservation
-from tierkv.manager.reservations.reservations import Gathering
+from tierkv.manager.reservations.reservations import Reservations
 from tierkv.manager.reservations.stream_slots import StreamSlots
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.request_feed import SightingFeed
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
 
@@ -49,7 +49,7 @@ class OffloadManager:
 
     def __init__(
         self,
-        host: HostIndex,
+        host: HostTier,
         tiers: Iterable[LowerTier],
         group_bytes: Sequence[int],
         reserved_chunks_max: int,
@@ -60,12 +60,12 @@ class OffloadManager:
         self._host = host
         self._tiers = TierList(tiers)
         self._events = EventLog(counters)
-        self._traffic = TierTraffic(host, self._tiers, group_bytes, self._events, counters)
-        self._terms = self._traffic.terms
-        self._admissions = self._traffic.admissions
+        self._tier_io = TierIO(host, self._tiers, group_bytes, self._events, counters)
+        self._retention = self._tier_io.retention
+        self._admissions = self._tier_io.admissions
         self._sightings = SightingFeed(self.policies, counters)
-        self._gathering = Gathering(host, self._traffic, reserved_chunks_max)
-        self.streams = StreamSlots(host, self._traffic, self._gathering)
+        self._gathering = Reservations(host, self._tier_io, reserved_chunks_max)
+        self.streams = StreamSlots(host, self._tier_io, self._gathering)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -75,19 +75,19 @@ class OffloadManager:
         self._host.sweep(SWEPT_PER_STEP_MAX)
         self._gathering.begin_step()
         self.streams.begin_step()
-        self._traffic.sweep_ended()
+        self._tier_io.sweep_ended()
 
     def tell_time(self, now: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
-        self._traffic.now = now
+        self._tier_io.now = now
 
-    def on_completion(self, news: Completion | TierHealth) -> None:
+    def on_completion(self, completion: Completion | TierHealth) -> None:
         """Take in what dispatch reports."""
-        self._traffic.on_news(news)
+        self._tier_io.on_news(completion)
 
     def take_ops(self) -> list[TierOp]:
         """What dispatch shall do now. Loads come before stores."""
-        return self._traffic.take_ops()
+        return self._tier_io.take_ops()
 
     @property
     def tier_names(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class OffloadManager:
         A tier has answered, its health has changed, or a chunk is lost. Not when chunks have been stored, loaded or
         written: that happens in every busy step, and leaves the question that a tier was asked as open as it was.
         """
-        return self._traffic.version
+        return self._tier_io.version
 
     @property
     def reserved_chunks_max(self) -> int:
@@ -118,7 +118,7 @@ class OffloadManager:
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
         count = len(self._host.ready_prefix(tuple(keys[start:stop])))
-        if ctx is not None and (ctx.hints.load_tiers is not None or self._terms.lifetimes):
+        if ctx is not None and (ctx.hints.load_tiers is not None or self._retention.lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
                     return i - start
@@ -126,16 +126,16 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
-        if self._terms.ever_limited and self._terms.has_ended(key, self._traffic.now):
+        if self._retention.ever_limited and self._retention.is_expired(key, self._tier_io.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         ready = self._host.is_readable(key)
         if ready is None:
-            answer = self._traffic.presence(key, allowed)
+            answer = self._tier_io.presence(key, allowed)
             self.found_below += answer is LookupResult.HIT
             return answer
         if allowed is not None and not (HOST in allowed and (ready or self._host.origin_of(key) in allowed)):
-            answer = self._traffic.presence(key, allowed)
+            answer = self._tier_io.presence(key, allowed)
             if answer is not LookupResult.HIT:
                 return answer
         self.found_below += not ready
@@ -152,7 +152,7 @@ class OffloadManager:
         self._gathering.trim(ctx.request_id, keys)
 
     def pin(self, key: Key, ctx: RequestContext) -> bool:
-        """Hold a readable chunk for a request that learns of its chunks one by one; see :meth:`Gathering.pin`."""
+        """Hold a readable chunk for a request that learns of its chunks one by one; see :meth:`Reservations.pin`."""
         return self._gathering.pin(ctx.request_id, key)
 
     def unpin(self, ctx: RequestContext, keep: Container[Key] = ()) -> None:
@@ -171,18 +171,18 @@ class OffloadManager:
 
     def read_costs(self) -> dict[int, tuple[float, float] | None]:
         """By number of a lower tier: expected seconds until a read's first byte, and per byte; None: not measured."""
-        return {tier.index: self._traffic.speeds[tier.index].expected() for tier in self._tiers}
+        return {tier.index: self._tier_io.speeds[tier.index].expected() for tier in self._tiers}
 
     def tier_speeds(self) -> dict[str, dict[str, float]]:
         """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
-        speeds = {tier.name: self._traffic.speeds[tier.index].as_dict() for tier in self._tiers}
+        speeds = {tier.name: self._tier_io.speeds[tier.index].as_dict() for tier in self._tiers}
         return {name: speed for name, speed in speeds.items() if speed}
 
     def would_read(self, key: Key, ctx: RequestContext) -> int | None:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
         readable = self._host.is_readable(key)
         if readable is None:
-            source = self._traffic.source_of(key, ctx.hints.load_tiers)
+            source = self._tier_io.source_of(key, ctx.hints.load_tiers)
             return None if source is None else source.index
         origin = HOST if readable else self._host.origin_of(key)
         tier = self._tiers.get(origin)
@@ -196,7 +196,7 @@ class OffloadManager:
     def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
         """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""
         if self._host.find(key) is None and self.would_read(key, ctx) == tier:
-            self._traffic.remeasure(tier, key)
+            self._tier_io.remeasure(tier, key)
 
     # -- sightings ---------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class OffloadManager:
         """Whether the policy of any tier listens to :meth:`sighted`."""
         return self._sightings.wanted
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         """A request arrived or finished: tell the policies of all tiers."""
         self._sightings.tell(sighting)
 
@@ -230,7 +230,7 @@ class OffloadManager:
                 key=handed,
             )
         slots, sources = handed
-        self._traffic.used(slots, ctx.hints)
+        self._tier_io.used(slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -244,7 +244,7 @@ class OffloadManager:
             self.counters.chunks_corrupt[HOST] += len(dropped)
             self._events.extend(CacheEventKind.REMOVED, HOST, [host.key(slot) for slot in dropped])
             host.drop(dropped)
-            self._traffic.version += 1
+            self._tier_io.version += 1
         host.release(leased)
 
     # -- stores ------------------------------------------------------------------------------------------------------
@@ -263,17 +263,17 @@ class OffloadManager:
             present = [slot for slot in map(host.find, offered) if slot is not None]
             host.hold(present)
         wanted = self._admissions.let_in(missing)
-        evicted = self._admissions.make_room(len(wanted), self._traffic.now)
+        evicted = self._admissions.make_room(len(wanted), self._tier_io.now)
         host.release(reversed(present))
         if evicted is None:
             self.counters.stores_refused += 1
             return None
         slots = self._admissions.admit(wanted, ctx.hints)
         if present:
-            self._traffic.used(present, ctx.hints)
-        if ctx.hints.has_terms or self._terms.any:
-            below = self._traffic.source_of
-            self._terms.stored(wanted, ctx.hints, self._traffic.now, lambda key: below(key) is not None)
+            self._tier_io.used(present, ctx.hints)
+        if ctx.hints.has_terms or self._retention.any:
+            below = self._tier_io.source_of
+            self._retention.stored(wanted, ctx.hints, self._tier_io.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -288,10 +288,10 @@ class OffloadManager:
             ended = [slot for slot in ended if host.key(slot) not in failed]
             host.failed(bad)
             self.counters.stores_failed += len(bad)
-            self._traffic.version += 1
+            self._tier_io.version += 1
         filled = host.filled(ended, ChunkEvent.STORED)
         self.counters.chunks_stored += len(filled.keys)
-        self._traffic.became_ready(filled)
+        self._tier_io.became_ready(filled)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only, in every tier that knows the keys. Applied tail first (S54)."""
@@ -315,7 +315,7 @@ class OffloadManager:
         if tier.name in self.tier_names:
             raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
         follower = None if before is None else self._tiers.named(before)
-        self._traffic.attach(tier, follower)
+        self._tier_io.attach(tier, follower)
         self._sightings.add(tier.name, tier.policy)
 
     def detach(self, name: str) -> int:
@@ -328,13 +328,13 @@ class OffloadManager:
             EngineProtocolError: there is no lower tier of that name.
         """
         tier = self._tiers.named(name)
-        self._traffic.detach(tier)
+        self._tier_io.detach(tier)
         self._sightings.remove(name)
         return tier.index
 
     def forget(self, index: int) -> None:
         """Everything that was under way in a detached tier has ended."""
-        self._traffic.forget(index)
+        self._tier_io.forget(index)
 
     @property
     def policies(self) -> list[tuple[str, EvictionPolicy]]:
@@ -374,25 +374,25 @@ class OffloadManager:
         for tier in self._tiers if scope == "all" else ():
             tier.emptying = True
             self._events.cleared(tier.name)
-            self._traffic.version += 1
+            self._tier_io.version += 1
         self._gathering.release_all()
         self.streams.release_all()
         self._admissions.reset()
-        self._terms.forget_one_shots()
+        self._retention.forget_one_shots()
         self._events.cleared(HOST)
 
     @property
     def has_pending_changes(self) -> bool:
         """Whether lower tiers have something to write still, or to delete after a reset."""
-        return self._traffic.has_pending_changes
+        return self._tier_io.has_pending_changes
 
     def flush(self) -> None:
         """Let what lower tiers would get when it is evicted go down now; see :attr:`has_pending_changes`."""
-        self._traffic.flush()
+        self._tier_io.flush()
 
     def validate(self) -> None:
-        """Check every invariant; see :meth:`HostIndex.validate`."""
+        """Check every invariant; see :meth:`HostTier.validate`."""
         self._host.validate()
         self._gathering.validate()
         self.streams.validate()
-        self._traffic.validate()
+        self._tier_io.validate()

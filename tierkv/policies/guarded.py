@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy, WriteAwarePolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, RequestAwarePolicy, WriteAwarePolicy
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.keys import Key
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 
 _OWN = "tierkv.policies."
 _KNOWN = b"\x01"
@@ -26,7 +26,7 @@ class GuardedPolicy:
         counters: what happened, for metrics.
     """
 
-    sighted: Callable[[Sighting], None]
+    sighted: Callable[[RequestObservation], None]
     refuse: Callable[[Sequence[Key], int], Collection[int]]
 
     def __init__(self, policy: EvictionPolicy, tier: str, counters: CoreCounters) -> None:
@@ -38,7 +38,7 @@ class GuardedPolicy:
         self._hand = 0
         self._put_back = "put_back" if isinstance(policy, WriteAwarePolicy) else "release"
         # Abilities are found by their names, so a policy that lacks one must lack it here.
-        if isinstance(policy, SightingPolicy):
+        if isinstance(policy, RequestAwarePolicy):
             self.sighted = policy.sighted
         if isinstance(policy, AdmissionPolicy):
             self.refuse = self._refuse

@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy, WriteAwarePolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, RequestAwarePolicy, WriteAwarePolicy
 from tierkv.structures.key_table import column, longer
 from tierkv.types.keys import NO_TENANT, Key, Tenant, tenant_of
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 
 OTHERS = Tenant(b"others")
 """Whoever comes when ``tenants_max`` others are here already: they share one quota."""
@@ -99,7 +99,7 @@ class TenantPolicy:
             sizes sets it.
     """
 
-    sighted: Callable[[Sighting], None]
+    sighted: Callable[[RequestObservation], None]
     refuse: Callable[[Sequence[Key], int], Collection[int]]
 
     def __init__(
@@ -125,7 +125,7 @@ class TenantPolicy:
         self._count = 0
         # Abilities are found by their names, so where the policies lack one it must be lacking here.
         first = self._part(NO_TENANT).policy
-        if isinstance(first, SightingPolicy):
+        if isinstance(first, RequestAwarePolicy):
             self.sighted = self._sighted
         if isinstance(first, AdmissionPolicy):
             self.refuse = self._refuse
@@ -319,11 +319,11 @@ class TenantPolicy:
 
     # -- abilities ---------------------------------------------------------------------------------------------------
 
-    def _sighted(self, sighting: Sighting) -> None:
+    def _sighted(self, sighting: RequestObservation) -> None:
         """A request belongs to one tenant: its policy alone hears of it."""
         key = next((path[0] for path in sighting.paths if path), None)
         part = None if key is None else self._parts.get(tenant_of(key), self._parts.get(OTHERS))
-        if part is not None and isinstance(part.policy, SightingPolicy):
+        if part is not None and isinstance(part.policy, RequestAwarePolicy):
             part.policy.sighted(sighting)
 
     def _refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:

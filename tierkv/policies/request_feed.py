@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tierkv.abc import EvictionPolicy, SightingPolicy
+from tierkv.abc import EvictionPolicy, RequestAwarePolicy
 from tierkv.metrics.counters import CoreCounters
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 
 
 class SightingFeed:
@@ -19,11 +19,11 @@ class SightingFeed:
 
     def __init__(self, policies: Iterable[tuple[str, EvictionPolicy]], counters: CoreCounters) -> None:
         self._counters = counters
-        self._wanted_by = [(name, policy) for name, policy in policies if isinstance(policy, SightingPolicy)]
+        self._wanted_by = [(name, policy) for name, policy in policies if isinstance(policy, RequestAwarePolicy)]
 
     def add(self, tier: str, policy: EvictionPolicy) -> None:
         """A tier came."""
-        if isinstance(policy, SightingPolicy):
+        if isinstance(policy, RequestAwarePolicy):
             self._wanted_by.append((tier, policy))
 
     def remove(self, tier: str) -> None:
@@ -35,7 +35,7 @@ class SightingFeed:
         """Whether any policy wants sightings; without one nobody needs to make them."""
         return bool(self._wanted_by)
 
-    def tell(self, sighting: Sighting) -> None:
+    def tell(self, sighting: RequestObservation) -> None:
         """Pass a sighting on."""
         for item in tuple(self._wanted_by):
             name, policy = item

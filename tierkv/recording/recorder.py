@@ -121,19 +121,19 @@ class Recorder:
         for keys in runs(op.keys):
             self._add("op", op=op.op_id, tier=self._tier_names[op.tier], verb=op.verb.value, keys=keys)
 
-    def news(self, news: Completion | TierHealth) -> None:
+    def completion(self, completion: Completion | TierHealth) -> None:
         """Dispatch reported something."""
-        if isinstance(news, TierHealth):
-            self._add("health", tier=self._tier_names[news.tier], usable=news.usable, why=news.reason)
+        if isinstance(completion, TierHealth):
+            self._add("health", tier=self._tier_names[completion.tier], usable=completion.usable, why=completion.reason)
             return
-        op = self._ops.get(news.op_id)
+        op = self._ops.get(completion.op_id)
         if op is None:
             return
-        if news.ended:
-            del self._ops[news.op_id]
+        if completion.ended:
+            del self._ops[completion.op_id]
         bad = [
             (short_key(key), outcome.kind.value + (f": {outcome.error}" if outcome.error else ""))
-            for key, outcome in zip(op.keys, news.outcomes, strict=True)
+            for key, outcome in zip(op.keys, completion.outcomes, strict=True)
             if outcome.kind is not OutcomeKind.OK
         ]
         for i in range(0, max(1, len(bad)), KEYS_PER_LINE):
@@ -144,7 +144,7 @@ class Recorder:
                 verb=op.verb.value,
                 ok=len(op.keys) - len(bad),
                 bad=dict(bad[i : i + KEYS_PER_LINE]),
-                late=not news.ended,
+                late=not completion.ended,
             )
 
     def chunks(self, events: Iterable[CacheEvent]) -> None:

@@ -51,7 +51,7 @@ class RecordWriter:
         keep: int,
         *,
         clock: Callable[[], float],
-        pause: Callable[[float], None],
+        engine_sleep: Callable[[float], None],
         entries_max: int = ENTRIES_MAX,
         spawn: Spawn = start_thread,
     ) -> None:
@@ -62,7 +62,7 @@ class RecordWriter:
         self._bytes_max = bytes_max
         self._keep = keep
         self._clock = clock
-        self._pause = pause
+        self._pause = engine_sleep
         self._entries_max = entries_max
         self._put = self._taken = self._lost = self._untold = self._failed = 0
         self._batches: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()

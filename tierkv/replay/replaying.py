@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy, SightingPolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, RequestAwarePolicy
 from tierkv.replay.trace import TraceRequest
 from tierkv.types.keys import Key
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def replay(requests: Iterable[TraceRequest], policy: EvictionPolicy, capacity: i
     before each store. A choice of "not now" loses the store.
     """
     tier = _Tier(policy, capacity)
-    listener = policy if isinstance(policy, SightingPolicy) else None
+    listener = policy if isinstance(policy, RequestAwarePolicy) else None
     asked = hits = 0
     for number, request in enumerate(requests):
         found = tier.prefix(request.keys)
@@ -104,7 +104,7 @@ def replay(requests: Iterable[TraceRequest], policy: EvictionPolicy, capacity: i
     return Replayed(asked, hits, tier.writes)
 
 
-def sighting_of(number: int, request: TraceRequest, found: int, event: SightingEvent) -> Sighting:
+def sighting_of(number: int, request: TraceRequest, found: int, event: SightingEvent) -> RequestObservation:
     """What a policy hears of a request of a trace."""
     new = len(request.keys) - found
-    return Sighting(str(number), event, request.at_s, (request.keys,), (0,), (new,), {"host": found})
+    return RequestObservation(str(number), event, request.at_s, (request.keys,), (0,), (new,), {"host": found})

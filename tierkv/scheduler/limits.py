@@ -46,7 +46,7 @@ class SchedulerLimits:
     weighs_recompute: a hit is cut where loading more of it is expected to take longer than computing it.
     load_tokens_min: shorter hits are not loaded.
     prefill_tokens_per_s: how fast the engine computes prompts; None: measured.
-    holds_blocks_of_finished: the engine keeps a finished request's blocks until it is told that its stores ended.
+    delays_free_blocks: the engine keeps a finished request's blocks until it is told that its stores ended.
     """
 
     lookup_deadline_s: float = 5.0
@@ -59,4 +59,4 @@ class SchedulerLimits:
     prefill_tokens_per_s: float | None = None
     store_plan: StorePlanName = "immediate"
     store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
-    holds_blocks_of_finished: bool = False
+    delays_free_blocks: bool = False

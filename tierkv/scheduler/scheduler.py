@@ -15,7 +15,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.introspection import SchedulerView, check_scheduler
 from tierkv.scheduler.jobs.block_tables import Tables
-from tierkv.scheduler.jobs.completions import Results
+from tierkv.scheduler.jobs.completions import CompletionHandler
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, store_policy
 from tierkv.scheduler.load.load_plan import plan_load
@@ -23,7 +23,7 @@ from tierkv.scheduler.load.loads import Loads
 from tierkv.scheduler.lookup.load_or_recompute import LoadChoice
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
-from tierkv.scheduler.requests.accounting import Accounts
+from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.requests.observations import arrival_of, end_of
 from tierkv.scheduler.requests.record import RequestRecord
@@ -64,7 +64,7 @@ class OffloadScheduler:
         self._lookups = Lookups(
             manager, limits.lookup_deadline_s, counters, choice, waits_for_loads=limits.gpu_prefix_caching
         )
-        self._accounts = Accounts(geometry, counters)
+        self._accounts = Accounting(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self.view = SchedulerView(manager, self._records, self._jobs)
@@ -75,7 +75,7 @@ class OffloadScheduler:
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = Tables(geometry, self._fences, self._plan.overwritten)
         self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, self._accounts)
-        self._results = Results(
+        self._results = CompletionHandler(
             manager, geometry, counters,
             self._records, self._jobs, self._fences, self._loads, self._accounts, block_events,
         )  # fmt: skip
@@ -101,7 +101,7 @@ class OffloadScheduler:
 
         Raises:
             EngineProtocolError: its id is empty, or that of a finished request whose end is still to be reported: of
-                its load, or of its stores to an engine with ``holds_blocks_of_finished``.
+                its load, or of its stores to an engine with ``delays_free_blocks``.
         """
         earlier = self._records.get(request.request_id)
         if earlier is not None and earlier.state is RequestState.FINISHED:
@@ -216,7 +216,7 @@ class OffloadScheduler:
 
         Returns:
             (False, None): its blocks may be reused at once, fences guard what is in flight. (True, None), to an engine
-            with ``holds_blocks_of_finished`` only: not before :class:`LoadReport` names the request.
+            with ``delays_free_blocks`` only: not before :class:`LoadReport` names the request.
         """
         record = self._records.get(request.request_id)
         if record is None or record.state is RequestState.FINISHED:
@@ -230,7 +230,7 @@ class OffloadScheduler:
             self._fences.put(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
         self._tables.clear(record)
-        hold = self._limits.holds_blocks_of_finished and record.has_jobs
+        hold = self._limits.delays_free_blocks and record.has_jobs
         record.held_for_stores = hold and not record.is_loading
         for group in record.groups:
             self._manager.touch(group.useful_keys(record.computed_tokens))

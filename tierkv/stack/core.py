@@ -39,9 +39,9 @@ from tierkv.types.cache_events import CacheEvent
 from tierkv.types.geometry import Geometry
 from tierkv.types.namespace import Namespace
 from tierkv.types.tier_ops import Completion, TierHealth, TierOp, Verb
-from tierkv.worker.completion_flags import MarksBook
-from tierkv.worker.rank_reports import PartBook
-from tierkv.worker.staged_seals import SlotSeals
+from tierkv.worker.completion_flags import CompletionFlags
+from tierkv.worker.rank_reports import RankReports
+from tierkv.worker.staged_seals import StagedSeals
 from tierkv.worker.worker import Worker
 
 
@@ -76,7 +76,7 @@ class StackParts(BaseParts):
     """And a stack with our own scheduler. part_book: where workers are several, or other processes."""
 
     scheduler: OffloadScheduler
-    part_book: PartBook | None
+    part_book: RankReports | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class StagedParts(BaseParts):
 
     lookups: StagedLookups
     jobs: StagedJobs
-    marks: MarksBook
-    seals: SlotSeals
+    marks: CompletionFlags
+    seals: StagedSeals
     hints: HintReader
     group_ids: tuple[int, ...]
 
@@ -202,12 +202,12 @@ class StackBase(ABC):
 
     def _take_in(self) -> None:
         self._manager.begin_step(self._clock())
-        for news in self._dispatcher.drain(self._base.completions_per_step_max):
-            self._on_news(news)
+        for completion in self._dispatcher.drain(self._base.completions_per_step_max):
+            self._on_news(completion)
         self._base.changes.apply()
 
-    def _on_news(self, news: Completion | TierHealth) -> None:
-        self._manager.on_completion(news)
+    def _on_news(self, completion: Completion | TierHealth) -> None:
+        self._manager.on_completion(completion)
 
     def _submit(self, op: TierOp) -> None:
         self._dispatcher.submit(op)
@@ -322,7 +322,7 @@ class StackBase(ABC):
         An engine that becomes idle, and wants them there soon, for others to find, steps until there are none. One that
         does not loses nothing but time: its next steps, a flush and a close bring them down.
         """
-        return any(tier.makes_wait for tier in self._manager.tables)
+        return any(tier.has_backlog for tier in self._manager.tables)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Bring everything stored so far down to the tiers that take writes. Not for the engine's step path: it waits.

@@ -32,9 +32,9 @@ from tierkv.stack.staged import StagedStack
 from tierkv.stack.wiring import Assembly, namespace_of
 from tierkv.types.engine import EngineSpec
 from tierkv.types.geometry import Geometry
-from tierkv.worker.completion_flags import MarksBook
-from tierkv.worker.rank_reports import PartBook
-from tierkv.worker.staged_seals import SlotSeals
+from tierkv.worker.completion_flags import CompletionFlags
+from tierkv.worker.rank_reports import RankReports
+from tierkv.worker.staged_seals import StagedSeals
 
 __all__ = ["namespace_of", "open_stack", "open_staged_stack"]
 
@@ -166,7 +166,7 @@ class _Scheduled(Assembly[Stack]):
                 prefill_tokens_per_s=self.engine.capabilities.prefill_tokens_per_s,
                 store_plan=config.store.plan,
                 store_policy=StorePolicy(config.store.policy),
-                holds_blocks_of_finished=self.engine.capabilities.holds_blocks_of_finished,
+                delays_free_blocks=self.engine.capabilities.delays_free_blocks,
             ),
             counters,
             _log.warning,
@@ -175,13 +175,13 @@ class _Scheduled(Assembly[Stack]):
         parts = StackParts(
             **_fields(base),
             scheduler=scheduler,
-            part_book=None if len(base.workers) == 1 else PartBook(base.arena, self.sealer, self.geometry),
+            part_book=None if len(base.workers) == 1 else RankReports(base.arena, self.sealer, self.geometry),
         )
         runtime = self.runtime
         if config.record.path is None:
-            return Stack(parts, runtime.clock, runtime.pause)
+            return Stack(parts, runtime.clock, runtime.engine_sleep)
         writer = self._record_writer(_of_replica(Path(config.record.path), self.engine.replica), parts.changes.names)
-        return RecordedStack(parts, runtime.clock, runtime.pause, writer)
+        return RecordedStack(parts, runtime.clock, runtime.engine_sleep, writer)
 
     def _record_writer(self, path: Path, tier_names: Sequence[str]) -> RecordWriter:
         record = self.config.record
@@ -191,7 +191,13 @@ class _Scheduled(Assembly[Stack]):
         }  # fmt: skip
         runtime = self.runtime
         return RecordWriter(
-            path, head, record.bytes_max, record.keep, clock=runtime.clock, pause=runtime.pause, spawn=runtime.spawn
+            path,
+            head,
+            record.bytes_max,
+            record.keep,
+            clock=runtime.clock,
+            engine_sleep=runtime.engine_sleep,
+            spawn=runtime.spawn,
         )
 
 
@@ -214,18 +220,18 @@ class _Staged(Assembly[StagedStack]):
 
     def wire(self, base: BaseParts, undo: contextlib.ExitStack) -> StagedStack:
         counters = self.counters
-        marks = MarksBook(self.geometry.num_workers)
+        marks = CompletionFlags(self.geometry.num_workers)
         undo.callback(marks.close)
         parts = StagedParts(
             **_fields(base),
             lookups=StagedLookups(base.manager, self.geometry, self.config.lookup.deadline_s, counters),
             jobs=StagedJobs(marks),
             marks=marks,
-            seals=SlotSeals(base.arena, self.sealer, self.geometry),
+            seals=StagedSeals(base.arena, self.sealer, self.geometry),
             hints=HintReader(lambda: base.manager.tier_names, counters, _log.warning),
             group_ids=self._group_ids,
         )
-        return StagedStack(parts, self.runtime.clock, self.runtime.pause)
+        return StagedStack(parts, self.runtime.clock, self.runtime.engine_sleep)
 
 
 def _fields(base: BaseParts) -> dict[str, Any]:

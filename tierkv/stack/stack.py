@@ -38,7 +38,7 @@ class Stack(StackBase):
         super().__init__(parts, clock, sleep)
         self._parts = parts
         self._scheduler = parts.scheduler
-        self._untold: LoadReport | None = None  # what a flush has learnt, until the engine comes for its report
+        self._pending_report: LoadReport | None = None  # what a flush has learnt, until the engine comes for its report
 
     def worker_lost(self, rank: int) -> LoadReport:
         """A worker's process has ended: whatever it had not reported has failed, and is reported here in its place.
@@ -93,8 +93,8 @@ class Stack(StackBase):
         if self._parts.part_book is not None and not output.is_empty:
             output = self._parts.part_book.take_in(output)
         report = self._scheduler.update_connector_output(output)
-        if self._untold is not None:
-            report, self._untold = _joined(self._untold, report), None
+        if self._pending_report is not None:
+            report, self._pending_report = _joined(self._pending_report, report), None
         if not output.is_empty:
             self._hand_out()
         return report
@@ -126,7 +126,7 @@ class Stack(StackBase):
 
     def has_pending_work(self) -> bool:
         """Whether the engine should go on stepping: transfers are in flight, or to come, or their end is to be told."""
-        return self._scheduler.has_pending_work or self._untold is not None or self._parts.changes.pending
+        return self._scheduler.has_pending_work or self._pending_report is not None or self._parts.changes.pending
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -146,7 +146,7 @@ class Stack(StackBase):
             worker.drain()
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
         report = self.update_connector_output(output)
-        self._untold = None if report == LoadReport() else report
+        self._pending_report = None if report == LoadReport() else report
 
     def _take_last_step(self) -> None:
         """A request that has ended may have left stores to the next step's instructions, and no step will come."""
@@ -192,9 +192,9 @@ class RecordedStack(Stack):
             self._recorder.begin_step()
         super()._begin_step()
 
-    def _on_news(self, news: Completion | TierHealth) -> None:
-        self._recorder.news(news)
-        super()._on_news(news)
+    def _on_news(self, completion: Completion | TierHealth) -> None:
+        self._recorder.completion(completion)
+        super()._on_news(completion)
 
     def _submit(self, op: TierOp) -> None:
         self._recorder.op_began(op)

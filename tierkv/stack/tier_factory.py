@@ -21,7 +21,7 @@ from tierkv.abc import (
     CodecPlugin,
     EvictionPolicy,
     PolicyPlugin,
-    RoomTeller,
+    SupportsRoomLimit,
 )
 from tierkv.config.options import make_options
 from tierkv.config.resolving import ResolvedTier
@@ -114,7 +114,7 @@ class TierOpener:
                 config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,
                 terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
                 retry=RetryLimits(attempts=config.retries + 1),
-                timing=Timing(self._runtime.clock, self._runtime.nap, self._runtime.rng),
+                timing=Timing(self._runtime.clock, self._runtime.io_sleep, self._runtime.rng),
             )  # fmt: skip
         except BaseException:
             close_backend(backend)
@@ -173,7 +173,7 @@ class TierOpener:
         """
         config = tier.config
         capacity = config.capacity
-        if capacity is not None and isinstance(backend, RoomTeller):
+        if capacity is not None and isinstance(backend, SupportsRoomLimit):
             capacity = min(capacity, _checked_room(backend.room_bytes, config.name))
         limits = LowerTierLimits(
             capacity_bytes=capacity,

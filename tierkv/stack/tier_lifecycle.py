@@ -184,7 +184,7 @@ class TierChanges:
 
     def _scan(self, tier: Tier, timeout_s: float) -> list[tuple[Key, int]]:
         runtime = self._runtime
-        for result in scan_all([tier], timeout_s, runtime.clock, runtime.pause, runtime.spawn):
+        for result in scan_all([tier], timeout_s, runtime.clock, runtime.engine_sleep, runtime.spawn):
             if result.error:
                 raise BackendError(f"cannot tell what it holds: {result.error}", tier=tier.name)
             return list(result.entries)

@@ -16,7 +16,7 @@ from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
 from tierkv.frames.frame import PARTS_MAX, FrameSealer
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.memory.arena import HostArena, private_memory
@@ -113,14 +113,16 @@ class Assembly(ABC, Generic[StackT]):
             runtime, counters = self.runtime, self.counters
             opener = TierOpener(
                 self.registry, runtime, self.namespace, self.sealer, arena, counters,
-                self.config.tenants.told_apart_max, self.engine.replica,
+                self.config.tenants.tracked_max, self.engine.replica,
             )  # fmt: skip
             codecs = opener.open_codecs(self.resolved.tiers)
             with contextlib.ExitStack() as unopened:
                 tiers = self._open_tiers(opener, codecs, unopened)
                 unopened.pop_all()  # from here on the dispatcher closes them
             limits = [dispatch_limits(tier) for tier in self.resolved.tiers]
-            dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, pause=runtime.pause)
+            dispatcher = Dispatcher(
+                tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep
+            )
             undo.callback(dispatcher.close, 0.0)
             tables = [
                 opener.table(index, resolved, tier.backend)
@@ -140,7 +142,7 @@ class Assembly(ABC, Generic[StackT]):
     ) -> BaseParts:
         config, counters = self.config, self.counters
         share_host_slots(lower, arena.num_slots)
-        host = HostIndex(arena.num_slots, opener.host_policy(config.host, self.resolved.host_policy, arena.num_slots))
+        host = HostTier(arena.num_slots, opener.host_policy(config.host, self.resolved.host_policy, arena.num_slots))
         manager = OffloadManager(
             host,
             lower,
@@ -189,7 +191,9 @@ class Assembly(ABC, Generic[StackT]):
         threads = self.config.host.copy_threads
         runtime = self.runtime
         names = [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
-        pools = tuple(CopyPool(threads, name=name, spawn=runtime.spawn, pause=runtime.pause) for name in names)
+        pools = tuple(
+            CopyPool(threads, name=name, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep) for name in names
+        )
         workers = tuple(
             Worker(
                 arena, self.sealer, self.geometry, pool.submit,

@@ -12,7 +12,7 @@ _ORDER = 0
 """The only ring: keys from the first put to the last."""
 
 
-class KeyOrder:
+class FifoIndex:
     """First in, first out, unless put again. Columns beside it need ``length`` places. Sans-IO, O(1) per call."""
 
     __slots__ = ("_count", "_order", "_rows")

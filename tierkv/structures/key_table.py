@@ -85,7 +85,7 @@ class KeyColumn:
         self.pages[number // PAGE_KEYS][number % PAGE_KEYS] = key
 
 
-class FreeNumbers:
+class IdPool:
     """Which numbers from 0 on are free. ``bound``: how many there are; None: as many as are asked for."""
 
     __slots__ = ("_bound", "_given_back", "_just_now", "fresh")
@@ -151,7 +151,7 @@ class KeyTable:
         self.length = 0
         self._shards = new_shards()
         self._keys = KeyColumn(0)
-        self._free = FreeNumbers(None)
+        self._free = IdPool(None)
 
     def __len__(self) -> int:
         """Keys that have a number."""

@@ -15,7 +15,7 @@ _SPREAD = 0x9E3779B97F4A7C15
 """Odd and without a pattern: spreads numbers that come one after the other. Hashes need no spreading, but groups do."""
 
 
-class SeenKeys:
+class SeenFilter:
     """A table of marks, 8 bytes per place, with no dict behind it: a million take 8 MB and never stop to be rebuilt.
 
     A mark is not the key: two keys that share mark and place, one pair in 2**64, count as one. A chunk would then be

@@ -27,8 +27,8 @@ from tierkv.abc.backend import (
     Entry,
     ReadRequest,
     ReadResult,
-    RoomTeller,
-    Scannable,
+    SupportsRoomLimit,
+    SupportsScan,
     WriteRequest,
     WriteResult,
 )
@@ -56,13 +56,13 @@ class _Rules:
         rules: what is spoiled now; may be changed at any time.
         calls: names of the verbs that were called, in order.
         running: calls that have begun and not returned.
-        room_bytes: only where the inner backend tells it (:class:`tierkv.abc.RoomTeller`).
+        room_bytes: only where the inner backend tells it (:class:`tierkv.abc.SupportsRoomLimit`).
     """
 
     room_bytes: int
 
     def __init__(self, inner: Backend | AsyncBackend) -> None:
-        if isinstance(inner, RoomTeller):
+        if isinstance(inner, SupportsRoomLimit):
             self.room_bytes = inner.room_bytes
         self.rules: list[Rule] = []
         self.calls: list[VerbName] = []
@@ -121,8 +121,8 @@ class FaultyBackend(_Rules):
         return cast("Sequence[WriteResult]", self._call("delete", keys, self.inner.delete))
 
     def scan(self) -> Iterable[Entry]:
-        """See :meth:`tierkv.abc.Scannable.scan`."""
-        inner = cast("Scannable", self.inner)
+        """See :meth:`tierkv.abc.SupportsScan.scan`."""
+        inner = cast("SupportsScan", self.inner)
         return cast("Iterable[Entry]", self._call("scan", (), lambda _: inner.scan()))
 
     def close(self) -> None:
@@ -164,8 +164,8 @@ class AsyncFaultyBackend(_Rules):
         return cast("Sequence[WriteResult]", await self._call("delete", keys, self.inner.delete))
 
     def scan(self) -> Iterable[Entry]:
-        """See :meth:`tierkv.abc.Scannable.scan`. Called on a thread, also of an async backend."""
-        inner = cast("Scannable", self.inner)
+        """See :meth:`tierkv.abc.SupportsScan.scan`. Called on a thread, also of an async backend."""
+        inner = cast("SupportsScan", self.inner)
         try:
             return cast("Iterable[Entry]", self._spoil(self._due("scan"), lambda _: inner.scan(), ()))
         finally:

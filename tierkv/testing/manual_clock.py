@@ -66,7 +66,7 @@ class Stepper:
             if handle.name not in self.frozen and handle.is_alive():
                 handle.runner.step()
 
-    def pause(self, seconds: float) -> None:
+    def engine_sleep(self, seconds: float) -> None:
         """What the others do while the caller waits."""
         self.clock.advance(seconds)
         self.step_all()

@@ -112,7 +112,7 @@ class Probe:
 
     def waiting_slots(self) -> set[int]:
         """The slots of readable chunks that wait for a tier in service, which will take them."""
-        host, now = self.manager._host, self.manager._traffic.now
+        host, now = self.manager._host, self.manager._tier_io.now
         ready = {(slot, host.generation(slot)): key for key, slot in self.ready_slots()}
         return {
             lease[0]
@@ -122,9 +122,9 @@ class Probe:
             if lease in ready and tier.wants(ready[lease], now)
         }
 
-    def sheltered(self) -> set[int]:
+    def dirty_pinned(self) -> set[int]:
         """The slots of chunks that are kept from being evicted because they wait."""
-        return set(self.manager._traffic.admissions.shelter.slots)
+        return set(self.manager._tier_io.admissions.dirty_pins.slots)
 
     def listen_to_evictions(self, evicted: Callable[[set[int], Iterable[int]], None]) -> None:
         """Hear which slots become free when room is made, and which of all had a chunk then that waits for a tier."""
@@ -214,7 +214,7 @@ class Probe:
 
     def in_flight(self, tier: int) -> int:
         """Operations of one tier that have not ended."""
-        return sum(pending.op.tier == tier for pending in self.manager._traffic._in_flight.values())
+        return sum(pending.op.tier == tier for pending in self.manager._tier_io._in_flight.values())
 
     def trials(self) -> int:
         """Trials under way, of tiers that were left alone."""
@@ -240,7 +240,7 @@ class Probe:
             "loads that stream": list(scheduler._loads._streams),
             "legs": manager.streams.owners,
             "chunks of legs": manager.streams.held,
-            "instructions": len(manager._traffic._in_flight),
+            "instructions": len(manager._tier_io._in_flight),
             "pending writes": manager.has_pending_changes,
             "I/O": self._parts.dispatcher.pending(),
         }
@@ -287,9 +287,9 @@ class _Tap:
         self._inner.submit(op)
 
     def drain(self, limit: int) -> list[Completion | TierHealth]:
-        news: list[Completion | TierHealth] = self._inner.drain(limit)
-        self._drained(news)
-        return news
+        completion: list[Completion | TierHealth] = self._inner.drain(limit)
+        self._drained(completion)
+        return completion
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the inner one has
         return getattr(self._inner, name)

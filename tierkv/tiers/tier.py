@@ -19,10 +19,10 @@ from typing import Any, TypeVar, cast
 from tierkv.abc.backend import (
     AsyncBackend,
     Backend,
-    Distrustful,
     ProbeResult,
     ReadRequest,
     ReadResult,
+    SupportsQuarantine,
     WriteRequest,
     WriteResult,
 )
@@ -181,7 +181,7 @@ class Tier:
 
     def _distrust(self, key: Key, reason: str) -> None:
         # Not on an event loop, which it could block.
-        if isinstance(self.backend, Distrustful) and not self.is_async:
+        if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
             with contextlib.suppress(Exception):  # a help only: the chunk is a miss and will be deleted all the same
                 self.backend.distrust(key, reason)
 

@@ -23,7 +23,7 @@ class EngineCapabilities:
     loads_span_steps: a load may take several steps while the request waits. It must, too.
     prefix_caching: the engine keeps finished blocks for reuse, so two requests should not load one prefix twice.
     prefill_tokens_per_s: how fast it computes prompts; None: it does not know, and tierkv measures its steps.
-    holds_blocks_of_finished: the engine keeps the blocks of a finished request until it is told that its transfers
+    delays_free_blocks: the engine keeps the blocks of a finished request until it is told that its transfers
         have ended (``LoadReport.finished_sending`` and ``finished_recving``). Without it blocks are free at once, and
         whatever still reads one is flushed before the block is written.
     shows_free_blocks: the engine registers its :class:`FreeBlockQueue` before its first step.
@@ -35,7 +35,7 @@ class EngineCapabilities:
     loads_span_steps: bool = True
     prefix_caching: bool = True
     prefill_tokens_per_s: float | None = None
-    holds_blocks_of_finished: bool = False
+    delays_free_blocks: bool = False
     shows_free_blocks: bool = False
     worker_processes: bool = False
 
@@ -226,7 +226,7 @@ class LoadReport:
         Where a group has a window, a load that failed in part is reported whole: the engine goes on from what it had
         before the load, or from the start if its windows have no blocks there.
     finished_sending: finished requests whose last store ended: their blocks are free now. Told once, and only to an
-        engine with ``holds_blocks_of_finished``.
+        engine with ``delays_free_blocks``.
     """
 
     finished: frozenset[str] = frozenset()

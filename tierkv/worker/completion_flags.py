@@ -35,7 +35,7 @@ class _Table:
         self._memory.close()
 
 
-class MarksBook(_Table):
+class CompletionFlags(_Table):
     """The side that gives out numbers and looks for marks. Scheduler's thread."""
 
     def __init__(self, num_workers: int) -> None:

@@ -27,7 +27,7 @@ from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.cuda_pages import ChunkBlocks, DevicePages
 from tierkv.worker.cuda_runtime import CudaDevice, Device, Event, Stream
 from tierkv.worker.host_copies import log_failure
-from tierkv.worker.rank_slice import SlotParts
+from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import CopyResult, Submit, failed_result
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class CudaCopies:
     """
 
     def __init__(
-        self, slots: SlotParts, pages: DevicePages, submit: Submit, device: Device, staging_bytes: int
+        self, slots: RankSlice, pages: DevicePages, submit: Submit, device: Device, staging_bytes: int
     ) -> None:
         self._slots = slots
         self._pages = pages
@@ -222,7 +222,7 @@ class CudaCopies:
         return CopyResult(frozenset(bad), tuple(checksums), seconds)
 
 
-def cuda_copies(slots: SlotParts, caches: Sequence[Sequence[Any]], submit: Submit, staging_bytes: int) -> CudaCopies:
+def cuda_copies(slots: RankSlice, caches: Sequence[Sequence[Any]], submit: Submit, staging_bytes: int) -> CudaCopies:
     """Copies for KV tensors on a CUDA device; see :class:`CudaCopies`."""
     pages = DevicePages(slots.geometry, caches)
     return CudaCopies(slots, pages, submit, CudaDevice(pages.device), staging_bytes)

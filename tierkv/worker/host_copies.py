@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from tierkv.errors import CorruptFrameError
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
-from tierkv.worker.rank_slice import SlotParts
+from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import CopyResult, Pages, Submit, Wait, failed_result
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class HostCopies:
 
     def __init__(
         self,
-        slots: SlotParts,
+        slots: RankSlice,
         pages: Pages,
         submit: Submit,
         clock: Callable[[], float] = time.perf_counter,

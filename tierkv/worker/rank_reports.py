@@ -29,7 +29,7 @@ class _OpenJob:
     failed: set[Key] = field(default_factory=set)
 
 
-class PartBook:
+class RankReports:
     """Jobs in flight of a stack whose workers are several, or other processes. Scheduler's thread.
 
     A rank's second report of a job counts for nothing: a job must not end while a worker still copies for it.

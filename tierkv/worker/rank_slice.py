@@ -18,7 +18,7 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 
 
-class SlotParts:
+class RankSlice:
     """What the worker of one rank may touch of the arena. May be used on several threads.
 
     Args:

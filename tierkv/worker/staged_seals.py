@@ -20,7 +20,7 @@ from tierkv.types.transfers import SlotRef
 _log = logging.getLogger(__name__)
 
 
-class SlotSeals:
+class StagedSeals:
     """Scheduler's thread."""
 
     def __init__(self, arena: HostArena, sealer: FrameSealer, geometry: Geometry) -> None:

@@ -22,7 +22,7 @@ from tierkv.types.keys import Key
 from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 from tierkv.worker.host_copies import HostCopies
 from tierkv.worker.pages import HostPages, check_counts
-from tierkv.worker.rank_slice import SlotParts
+from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 
 GPU_STAGING_BYTES = 128 << 20
@@ -68,7 +68,7 @@ class Worker:
         self._began_s: dict[int, float] = {}
         self.bytes_stored = 0
         self.bytes_loaded = 0
-        self._slots = SlotParts(arena, sealer, geometry, rank, verify_loads=verify_loads, staged=staged)
+        self._slots = RankSlice(arena, sealer, geometry, rank, verify_loads=verify_loads, staged=staged)
         self._geometry = geometry
         self._submit = submit
         self._gpu_staging_bytes = gpu_staging_bytes

@@ -8,12 +8,12 @@ import pytest
 from disk_support import OpenDisk, frames
 
 import tierkv_disk
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv.testing.conformance.frames import make_key
 from tierkv_disk import DiskBackend, DiskOptions
 
 
-def check(place: Path, capacity_bytes: int | None = 1 << 20, **options: object) -> dict[str, Finding]:
+def check(place: Path, capacity_bytes: int | None = 1 << 20, **options: object) -> dict[str, CheckResult]:
     """Findings by subject; whatever they are, the disk is as before and each problem has a fix."""
     assert tierkv_disk.PLUGIN.check is not None
     wanted = {"path": str(place), "min_free_bytes": 0, **options}

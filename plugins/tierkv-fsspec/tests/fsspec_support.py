@@ -22,7 +22,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 import tierkv_fsspec
-from tierkv.abc import BackendContext, Finding, ReadRequest, ReadResult, WriteRequest, WriteResult
+from tierkv.abc import BackendContext, CheckResult, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 from tierkv_fsspec import FsspecOptions
@@ -208,7 +208,7 @@ def open_at(url: str, model: str = "tests", **options: Any) -> Any:
     return tierkv_fsspec.PLUGIN.open(context, FsspecOptions(url=url, **options))
 
 
-def check(url: str, **options: Any) -> dict[str, Finding]:
+def check(url: str, **options: Any) -> dict[str, CheckResult]:
     """Findings by subject; each that is not good has a fix."""
     assert tierkv_fsspec.PLUGIN.check is not None
     findings = list(tierkv_fsspec.PLUGIN.check(FsspecOptions(url=url, **options), None))

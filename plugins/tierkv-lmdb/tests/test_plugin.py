@@ -11,7 +11,7 @@ import pytest
 from lmdb_support import MIB, open_at, run_child
 
 import tierkv_lmdb
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv_lmdb import LmdbOptions
 
 
@@ -66,7 +66,7 @@ for finding in tierkv_lmdb.PLUGIN.check(tierkv_lmdb.LmdbOptions(path="/usr/tierk
 """
 
 
-def check(path: Path, capacity_bytes: int | None = 16 * MIB) -> dict[str, Finding]:
+def check(path: Path, capacity_bytes: int | None = 16 * MIB) -> dict[str, CheckResult]:
     """Findings by subject; and nothing at the place changed."""
     place = path if path.exists() else path.parent
     before = sorted((file, file.stat().st_mtime_ns) for file in place.rglob("*"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_served import Json, ServedEngine
 
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.staged.staged_jobs import StagedJobs
@@ -97,7 +97,7 @@ def overwrite_states(served: ServedEngine, start: int, stop: int) -> int:
     layers = [len(group.layer_names) for group in served.core.scheduler.kv_cache_config.kv_cache_groups]
     states = {group.index: group for group in geometry.groups if group.kind is GroupKind.SSM}
     changed = 0
-    for chunk in served.found(HostIndex).visible():
+    for chunk in served.found(HostTier).visible():
         group = states.get(split_key(chunk.key)[1])
         if group is not None:
             changed += 1
@@ -174,6 +174,6 @@ def serve_and_reset(served: ServedEngine, prompts: Prompts, every: int, **option
             assert served.core.scheduler.reset_connector_cache()
 
     answers = serve(served, prompts, on_step=on_step, **options)
-    host = served.found(HostIndex)
+    host = served.found(HostTier)
     host.sweep(host.num_slots)
     return {"answers": answers, "caught": caught, "room": host.room, "slots": host.num_slots}

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tierkv.errors import InvariantError
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.policies.lru import LruPolicy
 from tierkv.structures.key_table import SHARD_BYTE
 from tierkv.types.keys import Key, make_key
@@ -41,7 +41,7 @@ class HostMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.host = HostIndex(SLOTS, LruPolicy(SLOTS))
+        self.host = HostTier(SLOTS, LruPolicy(SLOTS))
         self.visible: dict[Key, SlotRef] = {}
         self.order: list[SlotRef] = []
         self.filling: dict[SlotRef, ChunkState] = {}
@@ -195,7 +195,7 @@ class HostMachine(RuleBasedStateMachine):
 TestHostIndex = HostMachine.TestCase
 
 
-def chunk_of(host: HostIndex, name: str = "k") -> Chunk:
+def chunk_of(host: HostTier, name: str = "k") -> Chunk:
     """A readable chunk that nobody holds."""
     host.make_room(1)
     host.filled(host.admit([named(name)], ChunkState.STORING), ChunkEvent.STORED)
@@ -206,7 +206,7 @@ def chunk_of(host: HostIndex, name: str = "k") -> Chunk:
 
 def test_released_more_often_than_held() -> None:
     """A release too many is a bug that would free a slot under somebody; it is told with the chunk's story."""
-    host = HostIndex(2, LruPolicy())
+    host = HostTier(2, LruPolicy())
     chunk = chunk_of(host)
     with pytest.raises(InvariantError, match="admitted -> storing; stored -> ready"):
         host.release([chunk.slot])
@@ -214,7 +214,7 @@ def test_released_more_often_than_held() -> None:
 
 def test_admitted_without_room() -> None:
     """The caller makes room first; who does not is told so instead of getting somebody's slot."""
-    host = HostIndex(1, LruPolicy())
+    host = HostTier(1, LruPolicy())
     chunk_of(host)
     with pytest.raises(InvariantError, match="without room"):
         host.admit([named("other")], ChunkState.STORING)
@@ -222,53 +222,53 @@ def test_admitted_without_room() -> None:
 
 def test_i_o_that_does_not_fit_the_state() -> None:
     """An arrival in a slot that a store fills is a bug: it is told with the chunk's story, not taken for a store."""
-    host = HostIndex(1, LruPolicy())
+    host = HostTier(1, LruPolicy())
     slots = host.admit([named("k")], ChunkState.STORING)
     with pytest.raises(InvariantError, match=r"storing cannot be arrived.*admitted -> storing"):
         host.filled(slots, ChunkEvent.ARRIVED)
 
 
-def _free_twice(host: HostIndex, _: Chunk) -> None:
+def _free_twice(host: HostTier, _: Chunk) -> None:
     host._free.give_back([3])
     host._free.give_back([3])
     host._free.fresh = 4
 
 
-def _lost_slot(host: HostIndex, _: Chunk) -> None:
+def _lost_slot(host: HostTier, _: Chunk) -> None:
     host._free.take(1)
 
 
-def _nobody_holds(host: HostIndex, chunk: Chunk) -> None:
+def _nobody_holds(host: HostTier, chunk: Chunk) -> None:
     (slot,) = host.admit([named("new")], ChunkState.STORING)
     host._holders[slot] = 0
     assert chunk.holders == 0
 
 
-def _policy_forgot(host: HostIndex, chunk: Chunk) -> None:
+def _policy_forgot(host: HostTier, chunk: Chunk) -> None:
     host._policy.remove([chunk.slot])
 
 
-def _invisible(host: HostIndex, chunk: Chunk) -> None:
+def _invisible(host: HostTier, chunk: Chunk) -> None:
     for shard in host._slots:
         shard.pop(chunk.key, None)
 
 
-def _not_readable(host: HostIndex, chunk: Chunk) -> None:
+def _not_readable(host: HostTier, chunk: Chunk) -> None:
     host._filling.add(chunk.slot)
 
 
-def _doomed_and_visible(host: HostIndex, chunk: Chunk) -> None:
+def _doomed_and_visible(host: HostTier, chunk: Chunk) -> None:
     host.hold([chunk.slot])
     host.drop([chunk.slot])
     host._slots[chunk.key[SHARD_BYTE]][chunk.key] = chunk.slot
 
 
-def _name_without_a_slot(host: HostIndex, _: Chunk) -> None:
+def _name_without_a_slot(host: HostTier, _: Chunk) -> None:
     for number in range(3):
         host._slots[number][named("nobody")] = number
 
 
-def _miscounted(host: HostIndex, _: Chunk) -> None:
+def _miscounted(host: HostTier, _: Chunk) -> None:
     host._evictable += 1
 
 
@@ -286,9 +286,9 @@ BREAKAGES = [
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES)
-def test_validate_sees_what_is_broken(breakage: Callable[[HostIndex, Chunk], None]) -> None:
+def test_validate_sees_what_is_broken(breakage: Callable[[HostTier, Chunk], None]) -> None:
     """Each invariant is broken once on purpose: a validate() that sees nothing proves nothing."""
-    host = HostIndex(4, LruPolicy())
+    host = HostTier(4, LruPolicy())
     chunk = chunk_of(host)
     host.validate()
     breakage(host, chunk)
@@ -298,7 +298,7 @@ def test_validate_sees_what_is_broken(breakage: Callable[[HostIndex, Chunk], Non
 
 def test_the_story_is_bounded() -> None:
     """What is remembered to explain an error does not grow with the uptime."""
-    host = HostIndex(1, LruPolicy())
+    host = HostTier(1, LruPolicy())
     for i in range(5000):
         chunk_of(host, str(i))
     assert len(host._story) == 4096
@@ -308,7 +308,7 @@ def test_the_story_is_bounded() -> None:
 
 def test_a_long_batch_in_the_story_is_kept_whole() -> None:
     """A batch that is longer than the bound is still told of, and leaves as one."""
-    host = HostIndex(5000, LruPolicy(5000))
+    host = HostTier(5000, LruPolicy(5000))
     batch = [named(str(i)) for i in range(5000)]
     slots = host.admit(batch, ChunkState.STORING)
     assert host.story(batch[0]) == "admitted -> storing"
@@ -319,7 +319,7 @@ def test_a_long_batch_in_the_story_is_kept_whole() -> None:
 def test_a_reset_is_paid_in_steps() -> None:
     """Nothing old is readable from the first moment on; slots come back a bounded number at a time, and whoever needs
     them sooner has them sooner, without a word about what was evicted: it had been cleared."""
-    host = HostIndex(8, LruPolicy(8))
+    host = HostTier(8, LruPolicy(8))
     for i in range(8):
         chunk_of(host, str(i))
     host.reset()
@@ -338,7 +338,7 @@ def test_a_reset_is_paid_in_steps() -> None:
 
 def test_two_holds_on_a_chunk_of_before_a_reset_end_in_one_batch() -> None:
     """It is dropped once. A random history found it dropped twice, and the policy counted one chunk too few."""
-    host = HostIndex(2, LruPolicy())
+    host = HostTier(2, LruPolicy())
     slot = chunk_of(host).slot
     host.hold([slot])
     host.hold([slot])
@@ -352,7 +352,7 @@ def test_a_remembered_prefix_is_forgotten_when_a_chunk_leaves() -> None:
     """The answer to a question is kept for the one that follows. A chunk that was evicted, dropped or reset in between
     must not be held by its old slot, where another chunk's bytes are."""
     for leave in ("evicted", "dropped", "reset"):
-        host = HostIndex(2, LruPolicy())
+        host = HostTier(2, LruPolicy())
         prefix = (named("a"), named("b"))
         slots = [chunk_of(host, "a").slot, chunk_of(host, "b").slot]
         assert host.ready_prefix(prefix) == slots == host.ready_prefix(prefix)
@@ -367,7 +367,7 @@ def test_a_remembered_prefix_is_forgotten_when_a_chunk_leaves() -> None:
 
 def test_what_is_being_filled_ends_a_readable_prefix() -> None:
     """A chunk that has its slot and not yet its bytes is not readable, however the prefix around it is."""
-    host = HostIndex(3, LruPolicy())
+    host = HostTier(3, LruPolicy())
     first = chunk_of(host, "a")
     slots = host.admit([named("b")], ChunkState.STORING)
     last = chunk_of(host, "c")

@@ -127,7 +127,7 @@ def test_a_chunk_that_comes_back_before_its_bad_frame_is_gone() -> None:
     core = make_core(tiers=[disk()])
     key, deletion = refused_and_stored_again(core)
     assert core.manager.has_pending_changes
-    assert core.lower[0].makes_wait
+    assert core.lower[0].has_backlog
     core.finish(deletion)
     core.finish(only(core, Verb.WRITE))
     assert core.lower[0].presence(key, 0.0) is LookupResult.HIT
@@ -144,7 +144,7 @@ def test_a_chunk_that_comes_back_and_leaves_before_its_bad_frame_is_gone() -> No
     core.finish(deletion)
     assert not core.manager.take_ops()
     assert not core.manager.has_pending_changes
-    assert not core.lower[0].makes_wait
+    assert not core.lower[0].has_backlog
 
 
 def test_a_chunk_that_comes_back_while_nobody_knows_what_lies_there() -> None:
@@ -161,7 +161,7 @@ def test_a_chunk_that_comes_back_while_nobody_knows_what_lies_there() -> None:
     core.finish(deletion, OutcomeKind.FAILED)
     assert not core.manager.take_ops()
     assert not core.manager.has_pending_changes
-    assert not core.lower[0].makes_wait
+    assert not core.lower[0].has_backlog
     assert core.counters.cascades_dropped == {"disk": 1}
     core.manager.validate()
 
@@ -179,12 +179,12 @@ def test_nobody_steps_for_a_tier_that_hangs(verb: Verb) -> None:
         core.put(keys)
     op = only(core, verb)
     (tier,) = core.lower
-    assert tier.makes_wait
+    assert tier.has_backlog
     late(core, op)
     late(core, op)
-    assert not tier.makes_wait
+    assert not tier.has_backlog
     core.finish(op)
-    assert tier.makes_wait, "it goes on"
+    assert tier.has_backlog, "it goes on"
     core.manager.validate()
 
 

@@ -68,7 +68,7 @@ def test_a_scan_passes_over_what_is_being_deleted() -> None:
     """A frame whose write did not end well may be found again before its deletion is confirmed: taken onto the account,
     its bytes would count twice, and it would be a hit that is gone a moment later."""
     tier = tier_of()
-    assert tier.doubt(A, 10)
+    assert tier.mark_uncertain(A, 10)
     tier.load_index([(A, 10), (B, 10)])
     assert [tier.presence(key, 0.0) for key in (A, B)] == [MISS, HIT]
     assert (tier.used_bytes, tier.reserved_bytes) == (10, 10)
@@ -109,7 +109,7 @@ def test_a_suspect_is_absent_for_a_while(capabilities: Capabilities) -> None:
     """A chunk whose read failed is not read again in every step, and not given up for ever."""
     tier = tier_of(capabilities)
     tier.stored([(A, 10)], 0.0)
-    tier.suspect(A, 0.0)
+    tier.mark_absent(A, 0.0)
     assert tier.presence(A, 4.9) is MISS
     assert tier.presence(A, 5.0) is (HIT if capabilities is DISK else RETRY)
 
@@ -120,7 +120,7 @@ def test_a_deletion_that_fails(capabilities: Capabilities) -> None:
     again, once per step, so it counts as absent for a while. What an index accounts for stays on account."""
     tier = tier_of(capabilities)
     tier.stored([(A, 10)], 0.0)
-    tier.condemn(A)
+    tier.schedule_delete(A)
     assert tier.presence(A, 0.0) is MISS
     tier.deleted(A, ok=False, now=0.0)
     assert tier.presence(A, 4.9) is MISS
@@ -152,7 +152,7 @@ def test_what_is_being_written_is_no_victim() -> None:
     victim now, the deletion could hit the new frame, or leave it there with nobody who knows of it."""
     tier = filled(2, FRAME_BYTES, FRAME_BYTES)
     old = make_key(b"old 0", 0)
-    tier.suspect(old, 0.0)
+    tier.mark_absent(old, 0.0)
     assert tier.wants(old, 0.0)
     tier.begin_write([old], FRAME_BYTES)
     assert old not in tier.victims(FRAME_BYTES)
@@ -169,18 +169,18 @@ def test_a_batch_is_wanted_as_its_chunks_are(capabilities: Capabilities, hindere
     """Chunks that become readable are looked at in one pass: it must say of each what is said of one alone, or a chunk
     would be written twice, over its own deletion, or never."""
     tier = tier_of(capabilities)
-    stored, writing, deleting, reading, absent, suspect = keys = [make_key(b"chunk %d" % i, 0) for i in range(6)]
-    tier.load_index([(key, FRAME_BYTES) for key in (stored, deleting, reading, suspect)])
+    stored, writing, deleting, reading, absent, mark_absent = keys = [make_key(b"chunk %d" % i, 0) for i in range(6)]
+    tier.load_index([(key, FRAME_BYTES) for key in (stored, deleting, reading, mark_absent)])
     tier.begin_write([writing], FRAME_BYTES)
-    tier.condemn(deleting)
+    tier.schedule_delete(deleting)
     tier.begin_read([reading, absent])
     if suspected:
-        tier.suspect(suspect, 0.0)
+        tier.mark_absent(mark_absent, 0.0)
     if hindered:
         setattr(tier, hindered, hindered == "emptying")
     chunks = list(enumerate(keys))
-    assert tier.lacking(chunks, 0.0) == [chunk for chunk in chunks if tier.wants(chunk[1], 0.0)]
-    assert (4, absent) in tier.lacking(chunks, 0.0)
+    assert tier.missing(chunks, 0.0) == [chunk for chunk in chunks if tier.wants(chunk[1], 0.0)]
+    assert (4, absent) in tier.missing(chunks, 0.0)
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, FRAME_BYTES), max_size=60))

@@ -140,9 +140,9 @@ def reading(count: int = 8) -> tuple[Core, list[Key]]:
 def test_reads_teach_with_their_queue() -> None:
     """The later of several batches waited for the others: it tells of more bytes, not of less speed."""
     core, _ = reading(4 * READINGS_MIN)
-    speed = core.manager._traffic.speeds[0]
+    speed = core.manager._tier_io.speeds[0]
     ops = core.manager.take_ops()
-    queues = [core.manager._traffic._in_flight[op.op_id].queue_bytes for op in ops]
+    queues = [core.manager._tier_io._in_flight[op.op_id].queue_bytes for op in ops]
     assert queues == [64 * (i + 1) for i in range(READINGS_MIN)]
     for number, op in enumerate(ops):
         core.finish(op, elapsed_s=0.1 + 0.05 * number)
@@ -153,7 +153,7 @@ def test_reads_teach_with_their_queue() -> None:
 def test_failures_teach_nothing_and_deadlines_a_lot() -> None:
     """A refusal comes at once and is not speed; a read that missed its deadline is slow, and is counted once."""
     core, _ = reading(4 * (1 + READINGS_MIN))
-    speed = core.manager._traffic.speeds[0]
+    speed = core.manager._tier_io.speeds[0]
     first, *others = core.manager.take_ops()
     core.finish(first, OutcomeKind.REFUSED, elapsed_s=0.0001)
     assert (speed.latency_s, speed.expected()) == (None, None)

@@ -37,16 +37,16 @@ def begun(core: Core, verb: Verb = Verb.WRITE) -> TierOp:
     return op
 
 
-def sheltered(core: Core) -> int:
+def dirty_pinned(core: Core) -> int:
     """How many chunks are."""
     core.manager.validate()
-    return len(core.manager._traffic.admissions.shelter.slots)
+    return len(core.manager._tier_io.admissions.dirty_pins.slots)
 
 
 def check_end(core: Core) -> None:
     """Everything ends: nothing is held, nobody is sheltered."""
     core.finish_all()
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
     assert core.host.room == core.host.num_slots
 
 
@@ -109,7 +109,7 @@ def test_what_has_a_copy_below_leaves_before_what_waits(policy: str) -> None:
     put(core, run(20, 4))
     put_each(core, run(24, 6))
     assert core.ready().issuperset(run(5, 6))
-    assert sheltered(core) == 6
+    assert dirty_pinned(core) == 6
     check_end(core)
     assert core.counters.cascades == {"disk": 6}
     assert not core.counters.cascades_dropped
@@ -121,7 +121,7 @@ def test_a_store_takes_the_oldest_when_only_waiting_ones_are_left() -> None:
     put_each(core, run(0, SLOTS))
     write = begun(core)
     put(core, run(20, 7))
-    assert sheltered(core) == SLOTS // 2
+    assert dirty_pinned(core) == SLOTS // 2
     assert core.ready() == {*run(0, 9), *run(20, 7)}, "the second half of those that wait is not sheltered"
     put(core, run(30, 10))
     assert core.ready().issuperset([*run(0, 1), *run(30, 10)]), "what is being written stays, and the store is granted"
@@ -139,7 +139,7 @@ def test_a_load_takes_them_too() -> None:
     put_each(core, run(0, SLOTS))
     begun(core)
     put(core, run(50, 2))
-    assert sheltered(core)
+    assert dirty_pinned(core)
     reservation = core.manager.reserve(tuple(run(20, SLOTS - 1)), WHO)
     for op in core.manager.take_ops():
         core.finish(op)
@@ -158,7 +158,7 @@ def test_used_chunks_keep_a_quarter() -> None:
         put_each(core, run(first, 1))
         core.manager.touch(run(100, 4))
         core.manager.take_ops()
-        assert sheltered(core) <= SLOTS // 4
+        assert dirty_pinned(core) <= SLOTS // 4
     assert core.ready().issuperset(run(100, 3))
     assert core.counters.stores_refused == 0
 
@@ -173,7 +173,7 @@ def test_a_choice_can_pass_over_all_that_are_sheltered() -> None:
         put(core, run(first, 128))
     for _ in range(3):
         put(core, run(core.counters.chunks_stored, 100))
-    assert sheltered(core) == SHELTERED_MAX
+    assert dirty_pinned(core) == SHELTERED_MAX
     assert core.counters.stores_refused == 0
 
 
@@ -186,9 +186,9 @@ def test_who_has_left_takes_no_place() -> None:
     assert core.ready() == {*run(0, 9), *run(20, 7)}
     core.finish(write)
     write = begun(core)
-    assert sheltered(core) == SLOTS // 2 - 1
+    assert dirty_pinned(core) == SLOTS // 2 - 1
     put(core, run(50, 1))
-    assert sheltered(core) == SLOTS // 2
+    assert dirty_pinned(core) == SLOTS // 2
     core.finish(write)
     check_end(core)
 
@@ -201,14 +201,14 @@ def test_it_waits_for_the_last_of_two_tiers() -> None:
     put_each(core, run(0, SLOTS))
     fast, slow = core.manager.take_ops()
     put_each(core, run(20, 1))
-    assert sheltered(core) == 1
+    assert dirty_pinned(core) == 1
     core.finish(fast)
     core.finish(begun(core))
     put_each(core, run(30, 20))
     assert core.ready().issuperset(run(1, 1)), "the slow one has not taken it yet"
     core.finish(slow)
     core.finish(begun(core))
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
     put_each(core, run(60, 2))
     assert not core.ready().intersection(run(0, 2))
     assert not core.counters.cascades_dropped
@@ -220,7 +220,7 @@ def test_tenants_with_quotas_have_no_shelter() -> None:
     core = make_core(slots=SLOTS, tiers=[disk(queue=1)], host_policy=TenantPolicy(LruPolicy, quotas, 1))
     put(core, run(0, SLOTS))
     put(core, run(20, 4))
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
 
 
 def waiting_core() -> tuple[Core, TierOp]:
@@ -230,7 +230,7 @@ def waiting_core() -> tuple[Core, TierOp]:
     put_each(core, run(0, SLOTS))
     write = begun(core)
     put(core, run(20, 4))
-    assert sheltered(core) == 7
+    assert dirty_pinned(core) == 7
     return core, write
 
 
@@ -239,9 +239,9 @@ def test_a_tier_that_is_out_of_service() -> None:
     core, write = waiting_core()
     core.manager.on_completion(TierHealth(0, usable=False))
     core.manager.take_ops()
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
     put_each(core, run(50, 12))
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
     core.finish(write, OutcomeKind.FAILED)
     check_end(core)
     assert core.counters.cascades_dropped["disk"] == 7 + 12
@@ -252,10 +252,10 @@ def test_a_tier_that_is_back_before_its_queue_was_dropped() -> None:
     core, write = waiting_core()
     core.manager.on_completion(TierHealth(0, usable=False))
     core.manager.on_completion(TierHealth(0, usable=True))
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
     core.keep_below(run(60, 1))
     put(core, run(60, 1))
-    assert sheltered(core) >= 6
+    assert dirty_pinned(core) >= 6
     core.finish(write)
     check_end(core)
 
@@ -264,7 +264,7 @@ def test_a_tier_that_is_detached() -> None:
     """It may hang for ever, and its queue with it: nobody waits for it from then on."""
     core, _ = waiting_core()
     core.manager.detach("disk")
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
     assert core.host.room == SLOTS - 1, "only what is being written is held"
 
 
@@ -273,7 +273,7 @@ def test_a_reset(scope: str) -> None:
     """Slots of chunks of before are not kept by anybody who waits for a tier, which may take its time to be empty."""
     core, _ = waiting_core()
     core.manager.reset_cache(scope)  # type: ignore[arg-type]  # it is one of both
-    assert sheltered(core) == 0
+    assert dirty_pinned(core) == 0
     assert core.host.room == SLOTS - 1
     core.manager.begin_step(1.0)
     put(core, run(100, SLOTS - 1))
@@ -313,7 +313,7 @@ def test_a_chunk_that_waits_twice_is_held_once() -> None:
     queue = core.lower[0].cascades
     queue.extend(queue.first(1))
     put_each(core, run(2, 4))
-    assert sheltered(core) == 1
+    assert dirty_pinned(core) == 1
     core.finish(write)
     check_end(core)
 

@@ -7,7 +7,7 @@ from core_parts import disk, make_core
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.moves import retention as module
-from tierkv.manager.moves.retention import HELD_SKIPPED_MAX, SWEPT_PER_STEP_MAX, Terms
+from tierkv.manager.moves.retention import HELD_SKIPPED_MAX, SWEPT_PER_STEP_MAX, Retention
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys
 
@@ -22,72 +22,72 @@ def nowhere(key: Key) -> bool:
 
 def test_empty_books_are_not_looked_into() -> None:
     """A stack without hints pays nothing: there is nothing in the books, however much is stored and used."""
-    terms = Terms(8)
-    terms.stored(KEYS, NO_HINTS, 0.0, nowhere)
-    terms.used(KEYS, NO_HINTS, 0.0)
-    assert not terms.any
+    retention = Retention(8)
+    retention.stored(KEYS, NO_HINTS, 0.0, nowhere)
+    retention.used(KEYS, NO_HINTS, 0.0)
+    assert not retention.any
 
 
 def test_one_step_sweeps_a_bounded_number() -> None:
     """A thousand chunks that end at once must not end in one step; but all of them end."""
-    terms = Terms(8)
-    terms.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
+    retention = Retention(8)
+    retention.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
     gone: list[Key] = []
 
     def remove(key: Key) -> bool:
         gone.append(key)
         return True
 
-    terms.sweep(0.9, remove)
+    retention.sweep(0.9, remove)
     assert not gone
-    terms.sweep(1.0, remove)
+    retention.sweep(1.0, remove)
     assert len(gone) == SWEPT_PER_STEP_MAX
     for _ in range(len(KEYS) // SWEPT_PER_STEP_MAX):
-        terms.sweep(1.0, remove)
+        retention.sweep(1.0, remove)
     assert sorted(gone) == sorted(KEYS)
-    assert not terms.any
+    assert not retention.any
 
 
 def test_one_that_cannot_go_does_not_hold_up_the_others() -> None:
     """A chunk that is read for an hour waits at the end of the line."""
-    terms = Terms(8)
-    terms.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
+    retention = Retention(8)
+    retention.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
     stuck = set(KEYS[:SWEPT_PER_STEP_MAX])
     for _ in range(20):
-        terms.sweep(1.0, lambda key: key not in stuck)
-    assert set(terms.lifetimes) == stuck
+        retention.sweep(1.0, lambda key: key not in stuck)
+    assert set(retention.lifetimes) == stuck
 
 
 def test_lifetimes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the bound the oldest is forgotten: memory does not grow with the number of chunks ever stored."""
     monkeypatch.setattr(module, "LIFETIMES_MAX", 10)
-    terms = Terms(8)
-    terms.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
-    assert set(terms.lifetimes) == set(KEYS[-10:])
+    retention = Retention(8)
+    retention.stored(KEYS, RequestHints(ttl_s=1.0), 0.0, nowhere)
+    assert set(retention.lifetimes) == set(KEYS[-10:])
 
 
 def test_one_shot_marks_are_bounded() -> None:
     """No more marks than slots: the rest have left already."""
-    terms = Terms(8)
-    terms.stored(KEYS, ONE_SHOT, 0.0, nowhere)
-    taken = [terms.take_one_shot(lambda _: True) for _ in range(9)]
+    retention = Retention(8)
+    retention.stored(KEYS, ONE_SHOT, 0.0, nowhere)
+    taken = [retention.take_one_shot(lambda _: True) for _ in range(9)]
     assert taken == [*KEYS[-8:], None]
 
 
 def test_held_chunks_are_passed_over_within_a_bound() -> None:
     """A search for a slot looks at few held chunks, and they keep their marks for later."""
-    terms = Terms(100)
-    terms.stored(KEYS[:100], ONE_SHOT, 0.0, nowhere)
+    retention = Retention(100)
+    retention.stored(KEYS[:100], ONE_SHOT, 0.0, nowhere)
     looked: list[Key] = []
 
     def held(key: Key) -> bool:
         looked.append(key)
         return False
 
-    assert terms.take_one_shot(held) is None
+    assert retention.take_one_shot(held) is None
     assert len(looked) == HELD_SKIPPED_MAX
-    assert terms.take_one_shot(lambda _: None) is None, "all are gone"
-    assert not terms.any
+    assert retention.take_one_shot(lambda _: None) is None, "all are gone"
+    assert not retention.any
 
 
 def test_a_chunk_that_a_load_holds_outlives_its_time() -> None:

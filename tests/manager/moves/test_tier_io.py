@@ -50,18 +50,18 @@ def test_chunks_that_wait_for_a_tier_are_a_reason_to_step() -> None:
     know that there is one; and must not step for a tier that is out of service."""
     core = make_core(tiers=[disk(queue=1)])
     (tier,) = core.lower
-    assert not tier.makes_wait
+    assert not tier.has_backlog
     core.put(run(0, 3))
-    assert tier.makes_wait
+    assert tier.has_backlog
     for waiting in (2, 1, 0):
         write = only(core, Verb.WRITE)
         assert len(tier.cascades) == waiting
-        assert tier.makes_wait is (waiting > 0)
+        assert tier.has_backlog is (waiting > 0)
         core.manager.on_completion(TierHealth(0, usable=False))
-        assert not tier.makes_wait
+        assert not tier.has_backlog
         core.manager.on_completion(TierHealth(0, usable=True))
         core.finish(write)
-    assert not tier.makes_wait
+    assert not tier.has_backlog
 
 
 def test_write_through_to_every_tier() -> None:
@@ -266,7 +266,7 @@ def test_a_frame_that_can_never_fit() -> None:
     core = make_core(tiers=[disk(frames=1)])
     core.keep_below(run(0, 1))
     chunk_bytes = 3 * FRAME_BYTES
-    core.manager._traffic._cascades.sizes = ChunkSizes([chunk_bytes])
+    core.manager._tier_io._cascades.sizes = ChunkSizes([chunk_bytes])
     core.put(run(5, 1))
     assert not core.manager.take_ops()
     assert core.counters.cascades_dropped == {"disk": 1}

@@ -306,7 +306,7 @@ def test_what_has_ended_is_not_written() -> None:
     core = make_core(slots=SLOTS, tiers=[disk(write="back")])
     put(core, run(0, SLOTS), ttl_s=5.0)
     core.now = 10.0
-    core.manager._traffic.now = 10.0  # before the sweep of that step
+    core.manager._tier_io.now = 10.0  # before the sweep of that step
     assert not core.manager.take_ops()
     assert core.host.free == KEPT_FREE
     assert core.counters.demotions_dropped == {}
@@ -329,7 +329,7 @@ def test_a_tier_is_detached_while_chunks_leave_for_it() -> None:
     """What is under way ends; the slots are free then, and nothing more is chosen for a tier that has gone."""
     core = full_core()
     write = only(core, Verb.WRITE)
-    core.manager._traffic.detach(core.lower[0])
+    core.manager._tier_io.detach(core.lower[0])
     assert not core.manager.take_ops()
     core.finish(write)
     core.manager.validate()

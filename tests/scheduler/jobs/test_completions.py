@@ -14,7 +14,7 @@ from tierkv.types.transfers import TransferJob, WorkerOutput
 
 def holding_core(**limits: object) -> Core:
     """A core whose engine holds the blocks of finished requests."""
-    return make_core(limits=SchedulerLimits(holds_blocks_of_finished=True, **limits))  # type: ignore[arg-type]
+    return make_core(limits=SchedulerLimits(delays_free_blocks=True, **limits))  # type: ignore[arg-type]
 
 
 def two_stores(core: Core) -> tuple[BedRequest, TransferJob, TransferJob]:

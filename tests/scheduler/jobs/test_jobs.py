@@ -263,7 +263,7 @@ def test_an_id_that_still_loads_is_refused() -> None:
 
 def test_an_id_whose_blocks_are_held_is_refused() -> None:
     """The same for an engine that is told when a finished request's blocks are free: that is still to be told."""
-    core = make_core(limits=SchedulerLimits(holds_blocks_of_finished=True))
+    core = make_core(limits=SchedulerLimits(delays_free_blocks=True))
     job = stored(core)
     finish(core, "a")
     with pytest.raises(EngineProtocolError, match="use another id"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan
-from tierkv.scheduler.lookup.first_segment import first_leg, window_chunks_max, window_keys
+from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_max, window_keys
 from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.types.geometry import Geometry, cdiv
 from tierkv.types.keys import Key, make_key
@@ -33,7 +33,7 @@ def test_what_goes_first(readable: str, always: str, leg: list[int]) -> None:
     """Chunks of windows, then what is there already, up to the cap of six; if that is less than four chunks, the front
     of the rest. In the order of the hit, so that the tail leaves first."""
     there = {KEYS[int(i)] for i in readable.split()}
-    first = first_leg(KEYS, {KEYS[int(i)] for i in always.split()}, there.__contains__, 4, 6)
+    first = first_segment(KEYS, {KEYS[int(i)] for i in always.split()}, there.__contains__, 4, 6)
     assert first == tuple(KEYS[i] for i in leg)
 
 

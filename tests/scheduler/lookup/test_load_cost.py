@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.scheduler.lookup.load_cost import Piece, ReadCost, worth_loading
+from tierkv.scheduler.lookup.load_cost import PendingRead, ReadCost, worth_loading
 from tierkv.types.keys import Key
 
 
-def piece(start: int, tier: int, num_bytes: int) -> Piece:
+def piece(start: int, tier: int, num_bytes: int) -> PendingRead:
     """A piece whose key nobody asks for."""
-    return Piece(start, tier, num_bytes, Key(b""))
+    return PendingRead(start, tier, num_bytes, Key(b""))
 
 
 def cost_of(
-    pieces: list[Piece], computed: int, hit: int, tokens: int, rate: float, costs: dict[int, ReadCost]
+    pieces: list[PendingRead], computed: int, hit: int, tokens: int, rate: float, costs: dict[int, ReadCost]
 ) -> float:
     """The formula as it stands in the documentation, for a hit cut to ``tokens``."""
     read: dict[int, int] = {}

@@ -34,7 +34,7 @@ def core_of(*tiers: TierSpec, auto: bool = True, rate: float | None = TOKENS_PER
 def teach(core: Core, elapsed_s: float, tier: int = 0, count: int = READINGS_MIN) -> None:
     """Some reads of a tier, of one chunk each."""
     for _ in range(count):
-        speed = core.manager._traffic.speeds[tier]
+        speed = core.manager._tier_io.speeds[tier]
         speed.measured(16, elapsed_s)
 
 
@@ -265,7 +265,7 @@ def test_answers_do_not_flap() -> None:
     for i in range(20):
         core.begin(float(i))
         teach(core, 0.064 * (1.1 if i % 2 else 0.9), count=4)
-        core.manager._traffic.speeds[0].s_per_byte = 1e-9
+        core.manager._tier_io.speeds[0].s_per_byte = 1e-9
         request = below(core, 64, chr(ord("a") + i))
         loaded = core.ask(request) is None
         core.scheduler.request_finished(request, [[]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_bed import Bed, BedSpec
-from core_engine import Whims
+from core_engine import EngineBehaviour
 from core_parts import TierSpec, disk, objects
 from core_truth import BedRequest
 
@@ -35,7 +35,7 @@ def steps_until_answered(bed: Bed, count: int, steps_max: int) -> int:
     for step in range(steps_max):
         if not bed.engine.waiting:
             return step
-        bed.step(Whims(budget=10_000))
+        bed.step(EngineBehaviour(budget=10_000))
         bed.check()
         bed.run_io()
         bed.run_transfers()
@@ -102,7 +102,7 @@ def test_g2_the_oldest_is_served_first() -> None:
         arrive(bed, 32, family)
     order: list[str] = []
     while bed.engine.waiting:
-        bed.step(Whims(budget=10_000))
+        bed.step(EngineBehaviour(budget=10_000))
         order += [request_id for request_id in bed.engine.loading if request_id not in order]
         bed.run_io()
         bed.run_transfers()
@@ -152,7 +152,7 @@ def test_g7_every_tier_hangs() -> None:
         bed.fill_below(prompt(bed, 32, family))
         arrive(bed, 32, family)
     for _ in range(60):
-        bed.step(Whims(budget=10_000), seconds=0.1)
+        bed.step(EngineBehaviour(budget=10_000), seconds=0.1)
         bed.run_transfers()
         bed.check()
     assert not bed.engine.seats
@@ -166,5 +166,5 @@ def test_slow_steps_do_not_defer_for_ever() -> None:
     bed = big_bed(tiers=(objects(),))
     arrive(bed, 32)
     for _ in range(2):
-        bed.step(Whims(budget=10_000), seconds=7.0)
+        bed.step(EngineBehaviour(budget=10_000), seconds=7.0)
     assert not bed.engine.waiting

@@ -8,8 +8,8 @@ import pytest
 from core_parts import Core, disk, make_core, objects
 from core_pool import blocks
 
-from tierkv.abc import SightingPolicy
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.abc import RequestAwarePolicy
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
@@ -17,7 +17,7 @@ from tierkv.policies.lru import LruPolicy
 from tierkv.policies.request_feed import SightingFeed
 from tierkv.types.engine import StepOutput
 from tierkv.types.hints import RequestHints
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 
 class WatchingPolicy(LruPolicy):
@@ -25,10 +25,10 @@ class WatchingPolicy(LruPolicy):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Sighting] = []
+        self.seen: list[RequestObservation] = []
         self.broken = False
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         """Remember it."""
         self.seen.append(sighting)
         if self.broken:
@@ -45,8 +45,8 @@ def watched(core: Core) -> list[WatchingPolicy]:
 
 def test_the_protocol_is_what_lru_does_not_have() -> None:
     """A policy that does not listen costs nothing: no sighting is ever made for it."""
-    assert isinstance(WatchingPolicy(), SightingPolicy)
-    assert not isinstance(LruPolicy(), SightingPolicy)
+    assert isinstance(WatchingPolicy(), RequestAwarePolicy)
+    assert not isinstance(LruPolicy(), RequestAwarePolicy)
     assert not make_core(tiers=[disk()]).manager.wants_sightings
 
 
@@ -55,9 +55,9 @@ def test_policies_of_all_tiers_are_told() -> None:
     host, below = WatchingPolicy(), WatchingPolicy()
     spec = disk()
     tier = LowerTier(0, spec.name, spec.capabilities, spec.limits, below)
-    manager = OffloadManager(HostIndex(4, host), [tier], [16], 4, CoreCounters())
+    manager = OffloadManager(HostTier(4, host), [tier], [16], 4, CoreCounters())
     assert manager.wants_sightings
-    manager.sighted(Sighting("a", SightingEvent.ARRIVED, 0.0, (), (), ()))
+    manager.sighted(RequestObservation("a", SightingEvent.ARRIVED, 0.0, (), (), ()))
     assert len(host.seen) == len(below.seen) == 1
 
 
@@ -76,7 +76,7 @@ def test_arrival_tells_the_whole_path() -> None:
     core.begin(0.5)
     for _ in range(3):
         assert core.ask(request, computed=8) == 8
-    expected = Sighting(
+    expected = RequestObservation(
         request_id="a",
         event=SightingEvent.ARRIVED,
         now_s=0.5,

@@ -13,7 +13,7 @@ from tierkv.types.transfers import SlotRef
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A picture of a chunk that owns a slot; the chunk itself lives in the columns of :class:`HostIndex`.
+    """A picture of a chunk that owns a slot; the chunk itself lives in the columns of :class:`HostTier`.
 
     holders: how many need its slot to stay. origin: the tier its bytes come from, while they are on their way.
     """

@@ -16,7 +16,7 @@ STORY_EVENTS_MAX = 4096
 """Events kept, over all chunks; a batch that begins within them is kept whole."""
 
 
-class Story:
+class TransitionLog:
     """The latest transitions of all chunks."""
 
     def __init__(self, events_max: int = STORY_EVENTS_MAX) -> None:

@@ -21,7 +21,7 @@ from tierkv.errors import InvariantError, require
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Evicted, Filled
 from tierkv.manager.host.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, ChunkState
-from tierkv.manager.host.slot_pins import SlotHolds
+from tierkv.manager.host.slot_pins import SlotPins
 from tierkv.policies.quotas import TenantPolicy
 from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE
 from tierkv.types.keys import Key
@@ -33,7 +33,7 @@ _FILLING = {ChunkEvent.STORED: ChunkState.STORING, ChunkEvent.ARRIVED: ChunkStat
 _GENERATIONS = 1 << 32
 
 
-class HostIndex(SlotHolds):
+class HostTier(SlotPins):
     """Slots, chunks and holds of the host tier. Sans-IO; every call O(1) amortised per chunk."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:

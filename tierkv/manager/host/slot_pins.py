@@ -9,13 +9,13 @@ from tierkv.abc import EvictionPolicy, WriteAwarePolicy
 from tierkv.errors import InvariantError
 from tierkv.manager.host.chunk_state import CODES, ChunkEvent, ChunkState
 from tierkv.manager.host.slot_table import SlotTable
-from tierkv.structures.key_table import SHARD_BYTE, FreeNumbers, column, new_shards
+from tierkv.structures.key_table import SHARD_BYTE, IdPool, column, new_shards
 from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
 
 
-class SlotHolds(SlotTable):
+class SlotPins(SlotTable):
     """Holds, and what they keep from going. :mod:`tierkv.manager.host.host_tier` says who comes, and who leaves for it.
 
     Two kinds of holds: of those that use a chunk, or fill its slot; and of writes to tiers below. The end of a write is
@@ -26,7 +26,7 @@ class SlotHolds(SlotTable):
         super().__init__(num_slots)
         self._policy = policy
         self._put_back = policy.put_back if isinstance(policy, WriteAwarePolicy) else policy.release
-        self._free = FreeNumbers(num_slots)
+        self._free = IdPool(num_slots)
         self._evictable = 0
         self._leaving: set[int] = set()  # a few, under the bound of what is written at once
         self._writers = column("H", num_slots)  # how many of a slot's holders are writes below

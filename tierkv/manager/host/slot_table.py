@@ -8,7 +8,7 @@ from itertools import repeat
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk, Waiter
-from tierkv.manager.host.chunk_state import CODES, STATES, ChunkEvent, ChunkState, Story, next_state
+from tierkv.manager.host.chunk_state import CODES, STATES, ChunkEvent, ChunkState, TransitionLog, next_state
 from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, column, new_shards, shards_len
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
@@ -39,7 +39,7 @@ class SlotTable:
         """Grows when a chunk stops being readable: what was found before may not be true any more."""
         self._found: tuple[tuple[Key, ...], list[int], int] = ((), [], 0)
         self._waiters: dict[int, list[Waiter]] = {}
-        self._story = Story()
+        self._story = TransitionLog()
 
     def __len__(self) -> int:
         """Chunks that are visible (STORING, PROMOTING or READY)."""

@@ -14,11 +14,11 @@ from itertools import islice
 
 from tierkv.abc import AdmissionPolicy, Capabilities, EvictionPolicy
 from tierkv.errors import require
-from tierkv.manager.lower.presence_cache import Answers
+from tierkv.manager.lower.presence_cache import PresenceCache
 from tierkv.manager.lower.residency import DELETING, STORED, WRITING, TierTable
 from tierkv.structures.key_table import KEY_BYTES_MIN
 from tierkv.structures.lease_queue import LeaseQueue
-from tierkv.structures.seen_filter import SeenKeys
+from tierkv.structures.seen_filter import SeenFilter
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
@@ -101,21 +101,21 @@ class LowerTier(TierTable):
         self.after_deletion: dict[Key, tuple[int, int]] = {}  # leases on chunks that are due when a bad frame is gone
         self.changes_late = 0  # writes and deletions that run on behind their deadlines
         self.cascades = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
-        self.seen = SeenKeys(limits.seen_keys_max) if limits.write is WritePolicy.ON_REUSE else None
+        self.seen = SeenFilter(limits.seen_keys_max) if limits.write is WritePolicy.ON_REUSE else None
         self.deletions: list[Key] = []
         self.unknown_to_ask: dict[Key, None] = {}
-        self._answers = Answers(limits.presence_keys_max)
+        self._answers = PresenceCache(limits.presence_keys_max)
         self._asked: set[Key] = set()
         self._doubtful: dict[Key, int] = {}  # bytes that stay reserved until the key's deletion is confirmed
         self._overdue: deque[tuple[float, Key]] = deque()
 
     @property
-    def is_told(self) -> bool:
+    def emits_events(self) -> bool:
         """Whether events tell what comes and goes here: not once they have said that everything has left."""
         return not (self.leaving or self.emptying)
 
     @property
-    def makes_wait(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether chunks wait for a later step to be written or deleted here.
 
         Not while the tier is out of service, or is late with such a call: nobody knows for how long.
@@ -160,7 +160,7 @@ class LowerTier(TierTable):
         ttl = self._present_s if present else self._absent_s
         self._answers.put(key, now + ttl, present=present)
 
-    def suspect(self, key: Key, now: float) -> None:
+    def mark_absent(self, key: Key, now: float) -> None:
         """A read of ``key`` failed although it may be there: treat it as absent for a while."""
         self._answers.put(key, now + self.limits.suspect_ttl_s, present=False)
 
@@ -217,7 +217,7 @@ class LowerTier(TierTable):
             return False
         return self._presence(key, flags, now) is not LookupResult.HIT
 
-    def lacking(self, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
+    def missing(self, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
         """Those of ``chunks``, each a slot and its key, that it wants; see :meth:`wants`."""
         if not self.limits.writes:
             return []
@@ -287,7 +287,7 @@ class LowerTier(TierTable):
         """Whether ``key`` is here and nobody reads, writes or deletes it."""
         return self.is_idle(key) and self.presence(key, now) is LookupResult.HIT
 
-    def condemn(self, key: Key) -> None:
+    def schedule_delete(self, key: Key) -> None:
         """``key`` is about to be deleted for another reason than room (its frame is bad)."""
         row = self._row(key)
         if self._is_listed(row):
@@ -310,11 +310,11 @@ class LowerTier(TierTable):
             return False
         known = self.forget(key, now) if ok else False  # while it is being deleted, the policy does not know it
         if not ok:
-            self.suspect(key, now)
+            self.mark_absent(key, now)
         self._end_deletion(self._row(key))
         return known
 
-    def doubt(self, key: Key, frame_bytes: int) -> bool:
+    def mark_uncertain(self, key: Key, frame_bytes: int) -> bool:
         """A write of ``key`` did not end well, and may lie here all the same: too late, or only its reply was lost.
 
         Its bytes, at most ``frame_bytes``, stay reserved until its deletion is confirmed. Nothing of it is read.
@@ -325,7 +325,7 @@ class LowerTier(TierTable):
         if not self.capabilities.authoritative_index:
             return False
         if self._flagged(key, STORED):
-            self.condemn(key)
+            self.schedule_delete(key)
         else:
             self._begin_deletion(self._row(key))
             self.reserved_bytes += frame_bytes

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from array import array
 
-from tierkv.structures.fifo_index import KeyOrder
+from tierkv.structures.fifo_index import FifoIndex
 from tierkv.types.keys import Key
 
 
-class Answers:
+class PresenceCache:
     """Key -> (yes or no, until when), under a bound: the answer given longest ago goes first. Sans-IO."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
-        self._order = KeyOrder()
+        self._order = FifoIndex()
         self._until = array("d")
         self._present = bytearray()
         self.any = False

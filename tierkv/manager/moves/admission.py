@@ -8,10 +8,10 @@ from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.host.chunk_state import ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
-from tierkv.manager.moves.dirty_pins import Shelter
-from tierkv.manager.moves.write_mask import Routes
+from tierkv.manager.moves.dirty_pins import DirtyPins
+from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.hints import RequestHints
@@ -22,19 +22,19 @@ class Admissions:
     """Makes room and takes it: by the policy, the terms of one-shot chunks and the routes of hints. Sans-IO."""
 
     def __init__(
-        self, host: HostIndex, shelter: Shelter, routes: Routes, events: EventLog, counters: CoreCounters
+        self, host: HostTier, dirty_pins: DirtyPins, write_mask: WriteMask, events: EventLog, counters: CoreCounters
     ) -> None:
         self._host = host
-        self.shelter = shelter
-        self.routes = routes
-        self._terms = routes.terms
+        self.dirty_pins = dirty_pins
+        self.write_mask = write_mask
+        self._retention = write_mask.retention
         self._events = events
         self._counters = counters
 
     @property
     def room(self) -> int:
         """Slots that can be had now, also those whose chunks would give way. Looks at all of these."""
-        return self._host.room + self.shelter.spare()
+        return self._host.room + self.dirty_pins.spare()
 
     def let_in(self, keys: list[Key]) -> list[Key]:
         """Those of ``keys`` that the host tier's policy lets in."""
@@ -51,11 +51,11 @@ class Admissions:
         One-shot chunks leave before all others, and what waits to be written below only when there are no others.
         """
         if count > self._host.free:
-            self.shelter.take_in()
+            self.dirty_pins.pin()
         if count > self._host.room:
             if count > self.room:
                 return None
-            self.shelter.give_way(count)
+            self.dirty_pins.give_way(count)
         one_shots = self.drop_one_shots(count - self._host.free)
         chosen = self._host.evict_for(count)
         if chosen is None:
@@ -78,15 +78,15 @@ class Admissions:
 
     def _count_lost(self, evicted: Evicted, now: float) -> None:
         """Nobody waits for a tier below: what should have been written there when it is evicted is lost for it now."""
-        for tier in self.routes.tiers if evicted.keys else ():
+        for tier in self.write_mask.tiers if evicted.keys else ():
             if tier.limits.write is WritePolicy.BACK:
                 unwritten = [chunk for chunk in zip(*evicted, strict=True) if tier.wants(chunk[1], now)]
-                if lost := len(self.routes.allowed(tier, unwritten, now)):
+                if lost := len(self.write_mask.allowed(tier, unwritten, now)):
                     self._counters.demotions_dropped[tier.name] += lost
 
     def drop_one_shots(self, count: int) -> list[Key]:
         """Free the slots of up to so many one-shot chunks, as far as they are to be had."""
-        if not self._terms.any:
+        if not self._retention.any:
             return []
 
         def is_free(key: Key) -> bool | None:
@@ -94,7 +94,7 @@ class Admissions:
             return None if slot is None else self._host.is_idle(slot)
 
         dropped: list[Key] = []
-        while len(dropped) < count and (key := self._terms.take_one_shot(is_free)) is not None:
+        while len(dropped) < count and (key := self._retention.take_one_shot(is_free)) is not None:
             dropped.append(key)
             self._host.drop([slot for slot in [self._host.find(key)] if slot is not None])
         self.evicted(dropped)
@@ -102,11 +102,11 @@ class Admissions:
 
     def reset(self) -> None:
         """Everything in the host tier is of before, and waits for nobody."""
-        self.shelter.empty()
+        self.dirty_pins.empty()
         self._host.reset()
 
     def admit(self, keys: Sequence[Key], hints: RequestHints, source: LowerTier | None = None) -> list[int]:
-        """Slots for ``keys``, held once; see :meth:`HostIndex.admit`.
+        """Slots for ``keys``, held once; see :meth:`HostTier.admit`.
 
         hints: of the request that brings the chunks. source: the tier that they are read from; None: they are stored.
         """
@@ -114,5 +114,5 @@ class Admissions:
             slots = self._host.admit(keys, ChunkState.STORING)
         else:
             slots = self._host.admit(keys, ChunkState.PROMOTING, source.name)
-        self.routes.admitted(slots, hints, source)
+        self.write_mask.admitted(slots, hints, source)
         return slots

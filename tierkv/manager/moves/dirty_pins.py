@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 from tierkv.errors import require
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.lower.tier_list import TierList
 
@@ -25,10 +25,10 @@ SHELTERED_MAX = 4096
 """Chunks that the shelter has at most: a choice must be able to pass over all of them at once."""
 
 
-class Shelter:
+class DirtyPins:
     """Sans-IO; O(1) amortised per chunk. One hold per slot, however many tiers its chunk waits for."""
 
-    def __init__(self, host: HostIndex, tiers: TierList) -> None:
+    def __init__(self, host: HostTier, tiers: TierList) -> None:
         self._host = host
         self._tiers = tiers
         # Under quotas a tenant that floods the cache evicts its own chunks, also those that wait.
@@ -41,7 +41,7 @@ class Shelter:
         """Slots that can be had beside those of the host tier: those of the shelter that nobody else holds."""
         return sum(1 for _ in self._host.held_once(self._waits))
 
-    def take_in(self) -> None:
+    def pin(self) -> None:
         """Something is about to be evicted: shelter what waits, those first that have waited longest."""
         waits = self._waits
         written = sum(tier.num_writing for tier in self._tiers.with_leaving)
@@ -67,7 +67,7 @@ class Shelter:
             slots = [slot for slot in slots if not self._leaves(slot, 1 << tier.index)]
         self._host.hold_to_write(slots)
 
-    def let_out(self, tier: LowerTier, leases: Iterable[tuple[int, int]]) -> None:
+    def unpin(self, tier: LowerTier, leases: Iterable[tuple[int, int]]) -> None:
         """These do not wait for a tier any more."""
         if not self._waits:
             return
@@ -92,9 +92,9 @@ class Shelter:
             del self._waits[slot]
         self._host.end_writes(oldest)
 
-    def forsake(self, tier: LowerTier) -> None:
+    def unpin_tier(self, tier: LowerTier) -> None:
         """Those who wait for a tier do so without shelter, until they are taken in again."""
-        self.let_out(tier, [(slot, self._host.generation(slot)) for slot in self._waits])
+        self.unpin(tier, [(slot, self._host.generation(slot)) for slot in self._waits])
         tier.cascades.rejoin()
 
     def empty(self) -> None:

@@ -15,7 +15,7 @@ from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk import Filled
 from tierkv.manager.host.chunk_state import ChunkEvent
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.read_speed import TierSpeed
 from tierkv.manager.lower.tier_list import TierList
@@ -38,7 +38,7 @@ class _OpInFlight:
     queue_bytes: int = 0
 
 
-class OpBook:
+class InFlightOps:
     """Sans-IO.
 
     Attributes:
@@ -48,7 +48,7 @@ class OpBook:
 
     def __init__(
         self,
-        host: HostIndex,
+        host: HostTier,
         tiers: TierList,
         cascades: Cascades,
         demotions: Demotions,
@@ -102,36 +102,36 @@ class OpBook:
 
     # -- news --------------------------------------------------------------------------------------------------------
 
-    def on_news(self, news: Completion | TierHealth) -> None:
+    def on_news(self, completion: Completion | TierHealth) -> None:
         """Take in a completion or a change of a tier's health."""
-        if isinstance(news, TierHealth):
+        if isinstance(completion, TierHealth):
             self.version += 1
-            tier = self._tiers[news.tier]
-            tier.usable = news.usable and not tier.leaving
+            tier = self._tiers[completion.tier]
+            tier.usable = completion.usable and not tier.leaving
             if not tier.usable:
                 self._cascades.out_of_service(tier)
             return
-        pending = self._in_flight.get(news.op_id)
+        pending = self._in_flight.get(completion.op_id)
         if pending is None:
             return
         self.version += pending.op.verb in (Verb.PROBE, Verb.READ)  # a read may find that the chunk is gone
         tier = self._tiers[pending.op.tier]
         if pending.op.verb is Verb.READ:
-            self._measure(pending, news)
-        if not news.ended:
+            self._measure(pending, completion)
+        if not completion.ended:
             self._announce_late(tier, pending)
             return
-        del self._in_flight[news.op_id]
+        del self._in_flight[completion.op_id]
         tier.changes_late -= pending.announced_late and pending.op.verb in _CHANGES
-        self._ended[pending.op.verb](tier, pending, news.outcomes)
+        self._ended[pending.op.verb](tier, pending, completion.outcomes)
 
-    def _measure(self, pending: _OpInFlight, news: Completion) -> None:
+    def _measure(self, pending: _OpInFlight, completion: Completion) -> None:
         """A read has shown how fast its tier is. One that failed at once shows nothing; one that was late, a lot."""
         speed = self._speeds[pending.op.tier]
-        served = not news.ended or any(outcome.kind is OutcomeKind.OK for outcome in news.outcomes)
+        served = not completion.ended or any(outcome.kind is OutcomeKind.OK for outcome in completion.outcomes)
         if served and not pending.announced_late:
-            speed.measured(pending.queue_bytes, news.elapsed_s)
-        if news.ended:
+            speed.measured(pending.queue_bytes, completion.elapsed_s)
+        if completion.ended:
             speed.ended(self._sizes.raw(pending.op.keys))
 
     def _announce_late(self, tier: LowerTier, pending: _OpInFlight) -> None:
@@ -145,7 +145,7 @@ class OpBook:
                 tier.answered(key, self.now, present=False)
         elif pending.op.verb is Verb.READ:
             for key in pending.op.keys:
-                tier.suspect(key, self.now)
+                tier.mark_absent(key, self.now)
             self._counters.reads_failed[tier.name] += len(pending.op.keys)
             self._host.drop(pending.slots)
         elif pending.op.verb is Verb.WRITE:
@@ -180,19 +180,19 @@ class OpBook:
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ABSENT:
-            if tier.forget(key, self.now) and tier.is_told:
+            if tier.forget(key, self.now) and tier.emits_events:
                 self._events.add(CacheEventKind.REMOVED, tier.name, key)
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
             if tier.is_writing(key):  # it is being written anew: the deletion could hit the new frame
-                tier.suspect(key, self.now)
+                tier.mark_absent(key, self.now)
             else:
-                tier.condemn(key)
+                tier.schedule_delete(key)
                 tier.deletions.append(key)
         else:
             self._counters.reads_failed[tier.name] += 1
-            tier.suspect(key, self.now)
+            tier.mark_absent(key, self.now)
 
     def _write_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
         keys, well = pending.op.keys, OutcomeKind.OK
@@ -200,7 +200,7 @@ class OpBook:
         if stored:
             tier.stored(stored, self.now)
             self._cascades.written(tier, len(stored))
-            if tier.is_told:
+            if tier.emits_events:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.end_write(keys, self._sizes.frame_bounds(keys))
         if tier.capabilities.authoritative_index:  # of a shared tier nobody knows for long what it has: once is enough
@@ -212,7 +212,7 @@ class OpBook:
             tier.cascades.forget((ref,))
             if outcome.kind is OutcomeKind.NO_SPACE:
                 self._cascades.evict(tier, tier.next_victim())
-            elif outcome.kind in _PERHAPS_WRITTEN and tier.doubt(key, self._sizes.frame_bound(key)):
+            elif outcome.kind in _PERHAPS_WRITTEN and tier.mark_uncertain(key, self._sizes.frame_bound(key)):
                 tier.deletions.append(key)
         self._demotions.left(pending.slots)
 
@@ -222,7 +222,7 @@ class OpBook:
             for key, outcome in zip(pending.op.keys, outcomes, strict=True)
             if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self.now)
         ]
-        if tier.is_told:
+        if tier.emits_events:
             self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
         self._cascades.deletion_ended(tier, pending.op.keys, self.now)
 

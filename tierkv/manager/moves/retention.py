@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 
-from tierkv.structures.fifo_index import KeyOrder
+from tierkv.structures.fifo_index import FifoIndex
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
@@ -23,7 +23,7 @@ HELD_SKIPPED_MAX = 8
 """One-shot chunks that somebody holds, passed over in one search for a slot."""
 
 
-class Terms:
+class Retention:
     """The books. Sans-IO, single-threaded; every verb O(1) per key.
 
     Args:
@@ -37,9 +37,9 @@ class Terms:
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
         self.ever_limited = False
-        self.lifetimes = KeyOrder()
+        self.lifetimes = FifoIndex()
         self._ends = array("d")
-        self._one_shot = KeyOrder()
+        self._one_shot = FifoIndex()
 
     @property
     def any(self) -> bool:
@@ -91,11 +91,11 @@ class Terms:
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def ends(self, key: Key) -> bool:
+    def has_ttl(self, key: Key) -> bool:
         """Whether the chunk has an end, past or to come."""
         return key in self.lifetimes
 
-    def has_ended(self, key: Key, now: float) -> bool:
+    def is_expired(self, key: Key, now: float) -> bool:
         """Whether the chunk counts as absent."""
         row = self.lifetimes.find(key)
         return row is not None and now >= self._ends[row]
@@ -127,4 +127,4 @@ class Terms:
 
     def forget_one_shots(self) -> None:
         """The host tier was emptied."""
-        self._one_shot = KeyOrder()
+        self._one_shot = FifoIndex()

@@ -7,17 +7,17 @@ from typing import TypeVar
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.chunk_sizes import ChunkSizes
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.read_speed import TierSpeed
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.admission import Admissions
-from tierkv.manager.moves.dirty_pins import Shelter
-from tierkv.manager.moves.in_flight import OpBook
-from tierkv.manager.moves.retention import Terms
+from tierkv.manager.moves.dirty_pins import DirtyPins
+from tierkv.manager.moves.in_flight import InFlightOps
+from tierkv.manager.moves.retention import Retention
 from tierkv.manager.moves.write_back import Demotions
-from tierkv.manager.moves.write_mask import Routes
+from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
@@ -29,20 +29,20 @@ from tierkv.types.tier_ops import TierOp, Verb
 _T = TypeVar("_T")
 
 
-class TierTraffic(OpBook):
+class TierIO(InFlightOps):
     """Sans-IO; the manager's hands towards dispatch. group_bytes: bytes of one chunk of each group."""
 
     def __init__(
         self,
-        host: HostIndex,
+        host: HostTier,
         tiers: TierList,
         group_bytes: Sequence[int],
         events: EventLog,
         counters: CoreCounters,
     ) -> None:
-        self._terms = Terms(host.num_slots)
-        routes = Routes(host.num_slots, tiers, self._terms)
-        self.admissions = Admissions(host, Shelter(host, tiers), routes, events, counters)
+        self._retention = Retention(host.num_slots)
+        write_mask = WriteMask(host.num_slots, tiers, self._retention)
+        self.admissions = Admissions(host, DirtyPins(host, tiers), write_mask, events, counters)
         cascades = Cascades(host, tiers, self.admissions, ChunkSizes(group_bytes), counters)
         super().__init__(host, tiers, cascades, Demotions(host, tiers, cascades, self.admissions), events)
         self._promotions: dict[int, list[int]] = {}
@@ -114,15 +114,15 @@ class TierTraffic(OpBook):
     # -- terms -------------------------------------------------------------------------------------------------------
 
     @property
-    def terms(self) -> Terms:
+    def retention(self) -> Retention:
         """On what terms chunks are kept."""
-        return self._terms
+        return self._retention
 
     def sweep_ended(self) -> None:
         """Delete some chunks whose time has ended or whose tenant has too many, where nobody uses them at present."""
         self._demotions.trim(self.now)
         self._cascades.trim()
-        self._terms.sweep(self.now, self._remove_ended)
+        self._retention.sweep(self.now, self._remove_ended)
 
     def _remove_ended(self, key: Key) -> bool:
         """Whether the chunk is gone from everywhere. A deletion that failed is tried again later."""
@@ -137,7 +137,7 @@ class TierTraffic(OpBook):
             if tier.holds(key):
                 gone = False
                 if tier.may_delete(key, self.now):
-                    tier.condemn(key)
+                    tier.schedule_delete(key)
                     tier.deletions.append(key)
         return gone
 
@@ -162,18 +162,18 @@ class TierTraffic(OpBook):
 
     def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """A request wants chunks that are in the host tier, or on their way into it."""
-        if self._terms.any:
-            self._terms.used(map(self._host.key, slots), hints, self.now)
+        if self._retention.any:
+            self._retention.used(map(self._host.key, slots), hints, self.now)
         self._cascades.used(slots, hints, self.now)
 
     def validate(self) -> None:
-        """See :meth:`OpBook.validate` and :meth:`Shelter.validate`.
+        """See :meth:`InFlightOps.validate` and :meth:`DirtyPins.validate`.
 
         Raises:
             InvariantError: one of it is not so.
         """
         super().validate()
-        self.admissions.shelter.validate()
+        self.admissions.dirty_pins.validate()
 
     # -- instructions ------------------------------------------------------------------------------------------------
 

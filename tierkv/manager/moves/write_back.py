@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tierkv.manager.host.chunk_state import ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.write_through import Cascades
@@ -27,9 +27,9 @@ FLUSHED_PER_STEP_MAX = 128
 
 
 class Demotions:
-    """Chooses what leaves; :class:`~tierkv.manager.moves.tier_io.TierTraffic` makes instructions of it. Sans-IO."""
+    """Chooses what leaves; :class:`~tierkv.manager.moves.tier_io.TierIO` makes instructions of it. Sans-IO."""
 
-    def __init__(self, host: HostIndex, tiers: Iterable[LowerTier], cascades: Cascades, admissions: Admissions) -> None:
+    def __init__(self, host: HostTier, tiers: Iterable[LowerTier], cascades: Cascades, admissions: Admissions) -> None:
         self._host = host
         self._tiers = tiers
         self._cascades = cascades
@@ -49,7 +49,7 @@ class Demotions:
         if short > -self._free_wanted:
             takes = max(map(self._takes, back))
             short -= len(self._admissions.drop_one_shots(short))
-            self._admissions.shelter.take_in()
+            self._admissions.dirty_pins.pin()
             leaving += self._host.begin_leaving(max(0, min(short, takes)))
         return self._demote(back, leaving, now) if leaving else {}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
-from tierkv.manager.moves.retention import Terms
+from tierkv.manager.moves.retention import Retention
 from tierkv.structures.key_table import column
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
@@ -18,15 +18,15 @@ _ALL = (1 << TIERS_MAX) - 1
 _ONE_SHOT, _INEXACT = 1 << TIERS_MAX, 2 << TIERS_MAX
 
 
-class Routes:
+class WriteMask:
     """A column of bits by slot: the tiers that may *not* have the chunk. Sans-IO.
 
     What holds for one chunk holds until its slot has another. Nothing is written while no chunk has a route.
     """
 
-    def __init__(self, num_slots: int, tiers: Iterable[LowerTier], terms: Terms) -> None:
+    def __init__(self, num_slots: int, tiers: Iterable[LowerTier], retention: Retention) -> None:
         self.tiers = tiers
-        self.terms = terms
+        self.retention = retention
         self._denied = column("Q", num_slots)
         self.any = False
         """Whether any chunk ever had a route. While not, nobody needs to ask."""
@@ -63,10 +63,12 @@ class Routes:
         """Those of ``chunks``, each a slot and its key, that may be written to a tier."""
         if self.any:
             chunks = [chunk for chunk in chunks if self._allows(chunk[0], tier)]
-        if self.terms.lifetimes:
+        if self.retention.lifetimes:
             # Of a chunk with an end no other process would know when.
-            ends = self.terms.ends if tier.capabilities.shared else partial(self.terms.has_ended, now=now)
-            chunks = [chunk for chunk in chunks if not ends(chunk[1])]
+            has_ttl = (
+                self.retention.has_ttl if tier.capabilities.shared else partial(self.retention.is_expired, now=now)
+            )
+            chunks = [chunk for chunk in chunks if not has_ttl(chunk[1])]
         return chunks
 
     def _allows(self, slot: int, tier: LowerTier) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from tierkv.manager.host.chunk import Filled
 from tierkv.manager.host.chunk_state import ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.chunk_sizes import ChunkSizes
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.moves.admission import Admissions
 from tierkv.metrics.counters import CoreCounters
-from tierkv.structures.seen_filter import SeenKeys
+from tierkv.structures.seen_filter import SeenFilter
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
@@ -21,21 +21,21 @@ _NO_LEASE = -1, 0
 
 
 class Cascades:
-    """Chooses; :class:`~tierkv.manager.moves.tier_io.TierTraffic` makes instructions of it. Sans-IO."""
+    """Chooses; :class:`~tierkv.manager.moves.tier_io.TierIO` makes instructions of it. Sans-IO."""
 
     def __init__(
         self,
-        host: HostIndex,
+        host: HostTier,
         tiers: Iterable[LowerTier],
         admissions: Admissions,
         sizes: ChunkSizes,
         counters: CoreCounters,
     ) -> None:
-        self.routes = admissions.routes
+        self.write_mask = admissions.write_mask
         self.sizes = sizes
         self._host = host
         self._tiers = tiers
-        self._shelter = admissions.shelter
+        self._dirty_pins = admissions.dirty_pins
         self.counters = counters
 
     def became_ready(self, filled: Filled, now: float, *, promoted: bool) -> None:
@@ -53,7 +53,7 @@ class Cascades:
 
     def used(self, slots: Sequence[int], hints: RequestHints, now: float) -> None:
         """A request wants chunks that the host tier has, or that are on their way into it."""
-        kept = [] if hints.one_shot else self.routes.end_one_shot(slots)
+        kept = [] if hints.one_shot else self.write_mask.end_one_shot(slots)
         for tier in self._tiers:
             if tier.seen is not None:
                 self.queue(tier, self._reused(tier.seen, slots), now)
@@ -64,7 +64,7 @@ class Cascades:
         host = self._host
         return [(slot, host.key(slot)) for slot in slots if host.state(slot) is ChunkState.READY]
 
-    def _reused(self, seen: SeenKeys, slots: Sequence[int]) -> list[tuple[int, Key]]:
+    def _reused(self, seen: SeenFilter, slots: Sequence[int]) -> list[tuple[int, Key]]:
         """Those of ``slots`` that can be written now; of the others it is noted, for when they become readable."""
         ready = self._readable(slots)
         if len(ready) < len(slots):
@@ -77,7 +77,7 @@ class Cascades:
 
     def due(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
         """Those of ``chunks``, each a slot and its key, that a tier lacks, may have, and lets in."""
-        wanted = self.routes.allowed(tier, tier.lacking(chunks, now), now)
+        wanted = self.write_mask.allowed(tier, tier.missing(chunks, now), now)
         if not wanted:
             return wanted
         keys = [key for _, key in wanted]
@@ -104,18 +104,18 @@ class Cascades:
     def _shorten(self, tier: LowerTier, count: int) -> None:
         """Drop the oldest of a queue: but of those who are not gone, first those without shelter."""
         cascades, left = tier.cascades, count
-        while left and len(cascades) > cascades.num_behind and not self._shelter.has(tier, *cascades.front()):
+        while left and len(cascades) > cascades.num_behind and not self._dirty_pins.has(tier, *cascades.front()):
             cascades.drop_front()
             left -= 1
         behind = min(left, cascades.num_behind)
         cascades.drop_behind(behind)
-        self._shelter.let_out(tier, cascades.first(left - behind))
+        self._dirty_pins.unpin(tier, cascades.first(left - behind))
         cascades.drop_front(left - behind)
         self.dropped(tier, count)
 
     def out_of_service(self, tier: LowerTier) -> None:
         """A tier takes nothing for a while: what waits for it waits without shelter, until it is dropped."""
-        self._shelter.forsake(tier)
+        self._dirty_pins.unpin_tier(tier)
 
     def deletion_ended(self, tier: LowerTier, keys: Iterable[Key], now: float) -> None:
         """Those that were stored again meanwhile are due now, if the host tier has them still."""
@@ -161,7 +161,7 @@ class Cascades:
             size = self.sizes.frame_bound(key)
             if slot in batch or not tier.wants(key, now):
                 tier.cascades.drop_front()
-                self._shelter.let_out(tier, (lease,))
+                self._dirty_pins.unpin(tier, (lease,))
                 continue
             if not batch:  # with the first, for all that wait
                 self.evict(tier, tier.victims(size, len(tier.cascades)))
@@ -175,12 +175,12 @@ class Cascades:
                 self._drop_front(tier, lease, here=here)
         if batch:
             tier.begin_write(list(batch.values()), batch_bytes)
-            self._shelter.begin_writes(tier, batch)
+            self._dirty_pins.begin_writes(tier, batch)
         return list(batch)
 
     def _drop_front(self, tier: LowerTier, lease: tuple[int, int], *, here: bool) -> None:
         tier.cascades.drop_front()
-        self._shelter.let_out(tier, (lease,))
+        self._dirty_pins.unpin(tier, (lease,))
         if here or tier.limits.write is not WritePolicy.BACK:  # what left was written then, or was counted
             self.dropped(tier, 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk_state import ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
@@ -40,7 +40,7 @@ class Reservation:
         "slots",
     )
 
-    def __init__(self, owner: str, keys: tuple[Key, ...], host: HostIndex, hints: RequestHints = NO_HINTS) -> None:
+    def __init__(self, owner: str, keys: tuple[Key, ...], host: HostTier, hints: RequestHints = NO_HINTS) -> None:
         self.owner = owner
         self.hints = hints
         self.outstanding = 0

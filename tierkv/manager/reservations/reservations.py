@@ -14,9 +14,9 @@ from tierkv.errors import require
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import ChunkState
-from tierkv.manager.host.host_tier import HostIndex
+from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
-from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.moves.tier_io import TierIO
 from tierkv.manager.reservations.reservation import NOT_GRANTED, Reservation
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
@@ -26,7 +26,7 @@ LET_GO_PER_STEP_MAX = 16_384
 and the host tier can be full of them; what is over waits for the next step, and stays held."""
 
 
-class Gathering:
+class Reservations:
     """All reservations, in order of arrival (a dict keeps it).
 
     trusting: a tier that would have to be asked again is believed to have still what is reserved.
@@ -34,8 +34,8 @@ class Gathering:
 
     def __init__(
         self,
-        host: HostIndex,
-        traffic: TierTraffic,
+        host: HostTier,
+        tier_io: TierIO,
         chunks_max: int,
         let_go_per_step_max: int = LET_GO_PER_STEP_MAX,
         *,
@@ -46,7 +46,7 @@ class Gathering:
         self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
         self._to_let_go: list[list[int]] = []
         self._host = host
-        self._traffic = traffic
+        self._tier_io = tier_io
         self._by_owner: dict[str, Reservation] = {}
         self._pins: dict[str, dict[Key, int]] = {}
         self._held = 0
@@ -146,10 +146,10 @@ class Gathering:
                 room = self._host.room
                 continue
             if room <= len(missing):
-                spare = self._traffic.admissions.shelter.spare() if spare is None else spare
+                spare = self._tier_io.admissions.dirty_pins.spare() if spare is None else spare
                 if room + spare <= len(missing):
                     break
-            tier = self._traffic.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
+            tier = self._tier_io.source_of(keys[position], reservation.hints.load_tiers, trusting=self._trusting)
             if tier is None:
                 reservation.failed = True
                 break
@@ -187,7 +187,7 @@ class Gathering:
         tiers = {tier.index: tier for _, tier in missing}
         for index, wanted in positions.items():
             keys = [reservation.keys[position] for position in wanted]
-            slots = self._traffic.promote(keys, tiers[index], reservation.hints)
+            slots = self._tier_io.promote(keys, tiers[index], reservation.hints)
             if slots is None:
                 continue
             for position, slot in zip(wanted, slots, strict=True):

@@ -19,24 +19,24 @@ from collections.abc import Sequence
 from tierkv.errors import InvariantError, require
 from tierkv.manager.contract import LoadGrant, RequestContext
 from tierkv.manager.host.chunk import Chunk
-from tierkv.manager.host.host_tier import HostIndex
-from tierkv.manager.moves.tier_io import TierTraffic
+from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.moves.tier_io import TierIO
 from tierkv.manager.reservations.reservation import Reservation
-from tierkv.manager.reservations.reservations import Gathering
+from tierkv.manager.reservations.reservations import Reservations
 from tierkv.types.keys import Key
 
 
 class StreamSlots:
     """Sans-IO. ``staged``: the reservations of requests that wait for an answer, or for blocks."""
 
-    def __init__(self, host: HostIndex, traffic: TierTraffic, staged: Gathering) -> None:
+    def __init__(self, host: HostTier, tier_io: TierIO, staged: Reservations) -> None:
         self._host = host
-        self._traffic = traffic
+        self._tier_io = tier_io
         self._staged = staged
         self._all_max = staged.chunks_max
         self.chunks_max = max(1, staged.chunks_max // 2)
         """Chunks that are the streams' own, whatever others want."""
-        self._legs = Gathering(host, traffic, self.chunks_max, trusting=True)
+        self._legs = Reservations(host, tier_io, self.chunks_max, trusting=True)
         self._owners: set[str] = set()
         self._copying = 0
 
@@ -81,7 +81,7 @@ class StreamSlots:
             raise InvariantError(f"a leg of {ctx.request_id!r} is sent before chunk {handed.hex()} has come")
         slots, sources = handed
         self._copying += len(slots)
-        self._traffic.used(slots, ctx.hints)
+        self._tier_io.used(slots, ctx.hints)
         return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
 
     def copied(self, chunks: int) -> None:
@@ -92,7 +92,7 @@ class StreamSlots:
         """Whether a chunk is in no tier any more that the owner may load from."""
         if self._host.find(key) is not None:
             return False
-        return self._traffic.source_of(key, ctx.hints.load_tiers, trusting=True) is None
+        return self._tier_io.source_of(key, ctx.hints.load_tiers, trusting=True) is None
 
     def is_readable(self, key: Key) -> bool:
         """Whether a chunk is in the host tier."""
@@ -101,7 +101,7 @@ class StreamSlots:
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """See :meth:`Gathering.begin_step`."""
+        """See :meth:`Reservations.begin_step`."""
         self._legs.begin_step()
 
     def release_all(self) -> None:
@@ -119,11 +119,11 @@ class StreamSlots:
         return self._legs.held
 
     def granted(self, owner: str) -> dict[Key, tuple[Chunk, str]]:
-        """See :meth:`Gathering.granted`."""
+        """See :meth:`Reservations.granted`."""
         return self._legs.granted(owner)
 
     def validate(self) -> None:
-        """See :meth:`Gathering.validate`; and only streams gather here."""
+        """See :meth:`Reservations.validate`; and only streams gather here."""
         self._legs.chunks_max = self._all_max
         self._legs.validate()
         require(self._copying >= 0, f"{self._copying} chunks of streams are being copied")

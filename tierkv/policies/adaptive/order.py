@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from tierkv.policies.adaptive.classes import LEVEL_WORTH, LEVELS
 from tierkv.policies.adaptive.runs import QUEUES, RunLog
-from tierkv.policies.adaptive.value_model import AGES, Worths
+from tierkv.policies.adaptive.value_model import AGES, ValueModel
 from tierkv.structures.rings import Rings
 
 LOOK_EVERY_S = 1.0
@@ -27,7 +27,7 @@ class LeavingOrder:
     *parked*; when the last of those has gone, they are *leaving*.
     """
 
-    def __init__(self, log: RunLog, worths: Worths, chunks_max: int | None) -> None:
+    def __init__(self, log: RunLog, worths: ValueModel, chunks_max: int | None) -> None:
         self._log = log
         self._worths = worths
         self._ancient = log.size

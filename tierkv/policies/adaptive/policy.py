@@ -11,12 +11,12 @@ from tierkv.policies.adaptive.order import LeavingOrder
 from tierkv.policies.adaptive.residents import NOBODY, Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.sightings import Watcher
-from tierkv.policies.adaptive.value_model import Worths
+from tierkv.policies.adaptive.value_model import ValueModel
 from tierkv.policies.ghost import marks_of
 from tierkv.structures.rings import PASSED_OVER_MAX, longer_bytes
 from tierkv.types.hints import NO_HINTS
 from tierkv.types.keys import Key
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 
 CHUNKS_EXPECTED = 1 << 16
 """Where it is not known how many chunks there will be, memory is sized for so many."""
@@ -43,7 +43,7 @@ class AdaptivePolicy:
     def __init__(self, chunks_max: int | None = None) -> None:
         expected = chunks_max or CHUNKS_EXPECTED
         self._log = RunLog(expected)
-        self._worths = Worths()
+        self._worths = ValueModel()
         self._order = LeavingOrder(self._log, self._worths, chunks_max)
         self._rings = self._order.rings
         self._memory = Memory(expected, self._log.lost)
@@ -62,7 +62,7 @@ class AdaptivePolicy:
         """How many handles are known, held or not."""
         return len(self._residents)
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         """A request arrived or finished: learn from it, and note what its chunks are from now on."""
         self._watcher.sighted(sighting)
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from tierkv.policies.adaptive.classes import CLASSES, LEVELS
-from tierkv.policies.adaptive.value_model import AGES, Worths
+from tierkv.policies.adaptive.value_model import AGES, ValueModel
 from tierkv.structures.rings import numbers
 
 RUNS_MIN, RUNS_MAX = 1 << 12, 1 << 18
@@ -68,7 +68,7 @@ class RunLog:
             if number and numbers_[place] == number and alive[place]:
                 alive[place] -= 1
 
-    def grow_older(self, now_s: float, worths: Worths) -> None:
+    def grow_older(self, now_s: float, worths: ValueModel) -> None:
         """Tell of the chunks that came into another interval of age."""
         times, queues, alive, size = self.times, self.queues, self.alive, self.size
         left, end, oldest = STEPS_MAX, self._next, self._next - size

@@ -19,10 +19,10 @@ from tierkv.policies.adaptive.memory import Memory
 from tierkv.policies.adaptive.order import LeavingOrder
 from tierkv.policies.adaptive.residents import Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
-from tierkv.policies.adaptive.value_model import Worths
+from tierkv.policies.adaptive.value_model import ValueModel
 from tierkv.policies.ghost import mark_of, marks_of
 from tierkv.types.keys import Key
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 PATH_CHUNKS_MAX = 2048
 """Of a longer path only so much is looked at, from the front."""
@@ -52,7 +52,7 @@ class _Path:
 
     keys: tuple[Key, ...]
     piece: int
-    sighting: Sighting
+    sighting: RequestObservation
     level: int
     at: int = 0
     new: int = 0
@@ -67,7 +67,9 @@ class _Path:
 class Watcher:
     """Counts how often chunks are seen, and gives each request's chunks to runs of their classes."""
 
-    def __init__(self, log: RunLog, worths: Worths, order: LeavingOrder, memory: Memory, residents: Residents) -> None:
+    def __init__(
+        self, log: RunLog, worths: ValueModel, order: LeavingOrder, memory: Memory, residents: Residents
+    ) -> None:
         self._log = log
         self._worths = worths
         self._order = order
@@ -85,7 +87,7 @@ class Watcher:
         self._order.end(self._log.next_place)
         return self._log.open(self.now_s, queue)
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         """A request arrived or finished."""
         self.now_s = max(self.now_s, sighting.now_s)
         self._log.grow_older(self.now_s, self._worths)

@@ -54,7 +54,7 @@ def _prior_chance(begin_s: float, length_s: float) -> float:
     return 1 - math.exp(-per_s * length_s)
 
 
-class Worths:
+class ValueModel:
     """One curve: the chance to come back in each interval of age. One factor per class. And what follows from both.
 
     The *worth* of a chunk at an age is the best ratio, over all times that one could keep it, of expected re-uses to

@@ -7,7 +7,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.jobs.jobs import Fences, JobStatus, JobTable
 from tierkv.scheduler.load.loads import EndedLoad, Loads
-from tierkv.scheduler.requests.accounting import Accounts
+from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.engine import LoadReport
@@ -15,7 +15,7 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.transfers import VOID_SLOT, TransferJob, WorkerOutput, chunk_blocks
 
 
-class Results:
+class CompletionHandler:
     """The half of the scheduler that hears of ends. Sans-IO; shares the records, jobs and fences of the other half."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
@@ -27,7 +27,7 @@ class Results:
         jobs: JobTable,
         fences: Fences,
         loads: Loads,
-        accounts: Accounts,
+        accounts: Accounting,
         block_events: BlockEvents,
     ) -> None:
         self._manager = manager

@@ -22,7 +22,7 @@ from tierkv.scheduler.load.load_plan import LoadPlan
 from tierkv.scheduler.load.stream import Stream
 from tierkv.scheduler.load.stream_state import StreamState
 from tierkv.scheduler.lookup.lookups import Lookups
-from tierkv.scheduler.requests.accounting import Accounts
+from tierkv.scheduler.requests.accounting import Accounting
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.geometry import Geometry
@@ -60,7 +60,7 @@ class Loads:
         counters: CoreCounters,
         jobs: JobTable,
         lookups: Lookups,
-        accounts: Accounts,
+        accounts: Accounting,
     ) -> None:
         self._manager = manager
         self._geometry = geometry

@@ -24,7 +24,7 @@ def window_keys(groups: Sequence[SearchGroup], computed_tokens: int, tokens: int
     return keys
 
 
-def first_leg(
+def first_segment(
     wanted: tuple[Key, ...],
     always: AbstractSet[Key],
     is_readable: Callable[[Key], bool],

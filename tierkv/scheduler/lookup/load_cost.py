@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tierkv.types.keys import Key
 
 
-class Piece(NamedTuple):
+class PendingRead(NamedTuple):
     """One chunk of a hit that would be read from a lower tier. start: its first token."""
 
     start: int
@@ -25,7 +25,7 @@ class ReadCost(NamedTuple):
 
 
 def worth_loading(
-    pieces: Iterable[Piece], computed_tokens: int, hit_tokens: int, prefill_tokens_per_s: float,
+    pieces: Iterable[PendingRead], computed_tokens: int, hit_tokens: int, prefill_tokens_per_s: float,
     costs: Mapping[int, ReadCost],
 ) -> int:  # fmt: skip
     """How many tokens of a hit to load, so that the request's prefix is complete soonest.
@@ -61,7 +61,7 @@ def worth_loading(
     return hit_tokens if reading_s <= best_s else best
 
 
-def reading_s(pieces: Iterable[Piece], costs: Mapping[int, ReadCost]) -> float:
+def reading_s(pieces: Iterable[PendingRead], costs: Mapping[int, ReadCost]) -> float:
     """How long it takes to read all pieces: the first part of the sum that :func:`worth_loading` makes smallest."""
     read_bytes: dict[int, int] = {}
     for piece in pieces:

@@ -12,7 +12,7 @@ from typing import Protocol
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.limits import SchedulerLimits
-from tierkv.scheduler.lookup.load_cost import Piece, ReadCost, reading_s, worth_loading
+from tierkv.scheduler.lookup.load_cost import PendingRead, ReadCost, reading_s, worth_loading
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.lookup.search import NO_HIT, Hit
 from tierkv.scheduler.requests.record import RequestRecord
@@ -96,7 +96,7 @@ class LoadChoice:
         return best
 
     def _shorter(
-        self, record: RequestRecord, computed_tokens: int, pieces: list[Piece], worth: int, search: Search
+        self, record: RequestRecord, computed_tokens: int, pieces: list[PendingRead], worth: int, search: Search
     ) -> Iterator[Hit]:
         """Shorter hits that may be better than the whole one, as the search finds them.
 
@@ -120,9 +120,9 @@ class LoadChoice:
                 costs[tier] = ReadCost(expected[0] * factor, expected[1] * factor)
         return costs
 
-    def _pieces(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[Piece]:
+    def _pieces(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
         """The chunks of a hit that would have to be read, in the order in which they begin."""
-        pieces: list[Piece] = []
+        pieces: list[PendingRead] = []
         for index, group in zip(self._geometry.lookup_order, record.search_groups, strict=True):
             num_bytes = self._geometry.groups[index].payload_bytes
             needs = group.needs(computed_tokens, computed_tokens + tokens)
@@ -130,12 +130,12 @@ class LoadChoice:
             for i in needs[resident:]:
                 tier = self._manager.would_read(group.keys[i], record.ctx)
                 if tier is not None:
-                    pieces.append(Piece(i * group.chunk_tokens, tier, num_bytes, group.keys[i]))
+                    pieces.append(PendingRead(i * group.chunk_tokens, tier, num_bytes, group.keys[i]))
         if len(record.search_groups) > 1:
             pieces.sort(key=lambda piece: piece.start)
         return pieces
 
-    def _learn(self, record: RequestRecord, whole: list[Piece], used: list[Piece], end: int) -> None:
+    def _learn(self, record: RequestRecord, whole: list[PendingRead], used: list[PendingRead], end: int) -> None:
         """Note which tiers are used and which one is left out, and have that one measured again now and then."""
         in_use = {piece.tier for piece in used}
         self._left_out -= in_use

@@ -17,7 +17,7 @@ from tierkv.manager.contract import HOST, RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservations.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
-from tierkv.scheduler.lookup.first_segment import first_leg, window_chunks_max, window_keys
+from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_max, window_keys
 from tierkv.scheduler.lookup.load_or_recompute import LoadChoice
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.scheduler.requests.record import RequestRecord
@@ -150,7 +150,7 @@ class Lookups:
             return record.wanted
         streams = self._manager.streams
         always = window_keys(record.search_groups, computed_tokens, record.hit_tokens)
-        return first_leg(record.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
+        return first_segment(record.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
 
     def sources(self, record: RequestRecord) -> Counter[str]:
         """How many chunks of the hit that was just answered come from which tier."""

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.load.load_plan import LoadPlan
-from tierkv.scheduler.requests.record import Ledger
+from tierkv.scheduler.requests.record import RequestStats
 from tierkv.types.account import RequestAccount
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -54,18 +54,18 @@ def _by_tier(tokens: Sequence[int], sources: Sequence[str]) -> Counter[str]:
     return by_tier
 
 
-class Accounts:
+class Accounting:
     """The ledgers of all requests that are known, and the last ones of those that are over."""
 
     def __init__(self, geometry: Geometry, counters: CoreCounters) -> None:
         self._geometry = geometry
         self._counters = counters
-        self._open: dict[str, Ledger] = {}
+        self._open: dict[str, RequestStats] = {}
         self._closed: OrderedDict[str, RequestAccount] = OrderedDict()
 
-    def open(self, request_id: str) -> Ledger:
+    def open(self, request_id: str) -> RequestStats:
         """A new ledger."""
-        ledger = self._open[request_id] = Ledger(request_id)
+        ledger = self._open[request_id] = RequestStats(request_id)
         return ledger
 
     def close(self, request_id: str) -> None:
@@ -84,13 +84,13 @@ class Accounts:
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
-    def deferred(self, ledger: Ledger, now_s: float) -> None:
+    def deferred(self, ledger: RequestStats, now_s: float) -> None:
         """A lookup was answered "ask me again"."""
         ledger.deferrals += 1
         if ledger.deferred_since_s is None:
             ledger.deferred_since_s = now_s
 
-    def settled(self, ledger: Ledger, now_s: float) -> None:
+    def settled(self, ledger: RequestStats, now_s: float) -> None:
         """The lookup was answered, or nobody waits for its answer any more."""
         if ledger.deferred_since_s is not None:
             waited_s = now_s - ledger.deferred_since_s
@@ -98,7 +98,7 @@ class Accounts:
             ledger.deferred_since_s = None
             self._counters.deferred_ms += round(waited_s * 1000)
 
-    def loading(self, ledger: Ledger, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
+    def loading(self, ledger: RequestStats, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
         """A load of the tokens from ``start`` to ``end`` begins."""
         if len(set(sources)) == 1:  # as where all was in the host tier: no need to ask which chunk stands for what
             self._load(ledger, plan.chunk_groups, {sources[0]: end - start}, sources)
@@ -106,12 +106,14 @@ class Accounts:
             self.loading_part(ledger, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
 
     def loading_part(
-        self, ledger: Ledger, groups: Sequence[int], tokens: Sequence[int], sources: Sequence[str]
+        self, ledger: RequestStats, groups: Sequence[int], tokens: Sequence[int], sources: Sequence[str]
     ) -> None:
         """Some chunks of a load are on their way. Of each: its group, the tokens it stands for, its tier."""
         self._load(ledger, groups, _by_tier(tokens, sources), sources)
 
-    def _load(self, ledger: Ledger, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]) -> None:
+    def _load(
+        self, ledger: RequestStats, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]
+    ) -> None:
         """tokens: by tier."""
         for source, count in tokens.items():
             ledger.loaded_tokens[source] += count

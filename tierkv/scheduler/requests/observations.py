@@ -1,4 +1,4 @@
-"""A request as policies see it: pure functions from what the scheduler remembers to a :class:`Sighting`."""
+"""A request as policies see it: pure functions from what the scheduler remembers to a :class:`RequestObservation`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.geometry import cdiv
-from tierkv.types.sighting import Sighting, SightingEvent
+from tierkv.types.observation import RequestObservation, SightingEvent
 
 
-def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int], now_s: float) -> Sighting:
+def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int], now_s: float) -> RequestObservation:
     """The request was answered for the first time: ``hit_tokens`` beyond what the engine has itself.
 
     Args:
@@ -21,7 +21,7 @@ def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int
     """
     local = record.computed_tokens
     ends = [cdiv(local + hit_tokens, group.chunk_tokens) for group in record.groups]
-    return Sighting(
+    return RequestObservation(
         request_id=record.ctx.request_id,
         event=SightingEvent.ARRIVED,
         now_s=now_s,
@@ -33,9 +33,9 @@ def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int
     )
 
 
-def end_of(record: RequestRecord, now_s: float) -> Sighting:
+def end_of(record: RequestRecord, now_s: float) -> RequestObservation:
     """The request has ended. One that was never answered brings no counts."""
-    arrival = record.arrival or Sighting(
+    arrival = record.arrival or RequestObservation(
         request_id=record.ctx.request_id,
         event=SightingEvent.FINISHED,
         now_s=now_s,

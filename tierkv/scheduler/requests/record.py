@@ -15,10 +15,10 @@ from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys, make_scope
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 
 
-class Ledger:
+class RequestStats:
     """Fields as in :class:`~tierkv.types.account.RequestAccount`.
 
     deferred_since_s: since when its lookup waits, or None.
@@ -91,7 +91,7 @@ class RequestRecord:
     """One request over all groups. Invariant I1: its jobs are one load, or stores, or none."""
 
     def __init__(
-        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, ledger: Ledger | None = None
+        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, ledger: RequestStats | None = None
     ) -> None:
         self.request = request
         self.ctx = RequestContext(request.request_id, _mapping(request.kv_transfer_params), hints)
@@ -107,8 +107,8 @@ class RequestRecord:
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
         self.tokens_unconfirmed = 0  # computed in its last step; where only what is certain is stored
-        self.ledger = Ledger(request.request_id) if ledger is None else ledger
-        self.arrival: Sighting | None = None
+        self.ledger = RequestStats(request.request_id) if ledger is None else ledger
+        self.arrival: RequestObservation | None = None
         self.has_arrived = False
         self.store_policy = StorePolicy.BLOCK_LEVEL
         self.held_for_stores = False  # finished; its engine keeps its blocks until its stores have ended

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from tierkv.abc import Backend, BackendPlugin, ReadRequest, Scannable, WriteResult
+from tierkv.abc import Backend, BackendPlugin, ReadRequest, SupportsScan, WriteResult
 from tierkv.errors import TierKVError
 from tierkv.testing.conformance.frames import aligned_buffer, make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
@@ -46,7 +46,7 @@ class ContractTests(KitBase):
         assert declared.scan or not declared.authoritative_index, "authoritative_index needs scan"
         with self.open(place) as session:
             assert isinstance(session.backend, Backend)
-            assert isinstance(session.backend, Scannable) or not declared.scan, "scan is declared but not there"
+            assert isinstance(session.backend, SupportsScan) or not declared.scan, "scan is declared but not there"
             verbs = [getattr(session.backend, name) for name in ("contains", "read_into", "write", "delete", "close")]
             kinds = {inspect.iscoroutinefunction(verb) for verb in verbs}
             assert kinds == {is_async(session.backend)}, "some verbs are coroutines and some are not"

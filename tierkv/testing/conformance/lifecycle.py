@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv.config.options import make_options
 from tierkv.errors import TierKVError
 from tierkv.testing.conformance.frames import make_frame, make_key
@@ -158,14 +158,14 @@ class LifecycleTests(KitBase):
         options = self.make_options(place)
         findings = list(self.plugin.check(options, self.capacity_bytes))
         assert not place.exists(), "check made the place that it looked for"
-        assert findings and all(isinstance(finding, Finding) for finding in findings)
+        assert findings and all(isinstance(finding, CheckResult) for finding in findings)
         if not self.capabilities.durable or self.capabilities.read_only:
             return
         key, size = make_key(1), self.small
         with self.open(place) as session:
             session.put({key: make_frame(key, 1, size)})
         before = _content(place)
-        assert all(isinstance(finding, Finding) for finding in self.plugin.check(options, self.capacity_bytes))
+        assert all(isinstance(finding, CheckResult) for finding in self.plugin.check(options, self.capacity_bytes))
         assert _content(place) == before, "check changed files"
         with self.open(place) as session:
             list(self.plugin.check(options, self.capacity_bytes))

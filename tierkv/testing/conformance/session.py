@@ -18,7 +18,7 @@ from tierkv.abc import (
     BackendPlugin,
     ReadRequest,
     ReadResult,
-    Scannable,
+    SupportsScan,
     WriteRequest,
     WriteResult,
 )
@@ -87,7 +87,7 @@ class Session:
     def scan(self) -> dict[Key, int]:
         """Everything stored: key -> frame_bytes. Checks that no key is told twice."""
         found: dict[Key, int] = {}
-        for entry in cast("Scannable", self.backend).scan():
+        for entry in cast("SupportsScan", self.backend).scan():
             assert entry.key not in found, f"scan told {entry.key.hex()} twice"
             found[entry.key] = entry.frame_bytes
         return found

@@ -128,7 +128,7 @@ class SmallStack(HandEngine):
             "tiers": tiers,
         }
         registry = self._registry(plugin, make_options, place)
-        runtime = Runtime(clock=self.clock, pause=self._pause, nap=lambda _: None)
+        runtime = Runtime(clock=self.clock, engine_sleep=self._pause, io_sleep=lambda _: None)
         stack = open_stack(config, engine_spec(model, payload_bytes), plugins=registry, runtime=runtime)
         super().__init__(stack, payload_bytes)
         self.probe = Probe(stack)

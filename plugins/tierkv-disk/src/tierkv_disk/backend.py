@@ -100,13 +100,13 @@ class DiskBackend:
             return [None] * len(keys)
 
     def scan(self) -> Iterable[Entry]:
-        """See :meth:`tierkv.abc.Scannable.scan`; oldest first."""
+        """See :meth:`tierkv.abc.SupportsScan.scan`; oldest first."""
         with self._table_lock:
             entries = dict(self._table.entries)
         return map(Entry, entries, map(frame_bytes_of, entries.values()))
 
     def distrust(self, key: Key, reason: str) -> None:
-        """See :meth:`tierkv.abc.Distrustful.distrust`: the frame's pages are not used again when it is deleted."""
+        """See :class:`tierkv.abc.SupportsQuarantine`: the frame's pages are not used again when it is deleted."""
         with self._gate.entered():
             with self._table_lock:
                 found = self._table.find(key)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv.errors import BackendError
 from tierkv_disk import layout
 from tierkv_disk.directio import supports_direct
@@ -19,7 +19,7 @@ from tierkv_disk.quarantine import QUARANTINE_NAME, read_suspects
 from tierkv_disk.shared import last_used_s, namespaces, used_bytes
 
 
-def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[Finding]:
+def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
     """Findings on path, format, permission, space, O_DIRECT, locks, bad places; stops where the rest makes no sense."""
     path = Path(options.path).expanduser().absolute()
     try:
@@ -42,12 +42,12 @@ def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[Finding]
         yield from _namespace_findings(path)
 
 
-def _good(subject: str, detail: str) -> Finding:
-    return Finding(subject, ok=True, detail=detail)
+def _good(subject: str, detail: str) -> CheckResult:
+    return CheckResult(subject, ok=True, detail=detail)
 
 
-def _bad(subject: str, detail: str, fix: str) -> Finding:
-    return Finding(subject, ok=False, detail=detail, fix=fix)
+def _bad(subject: str, detail: str, fix: str) -> CheckResult:
+    return CheckResult(subject, ok=False, detail=detail, fix=fix)
 
 
 def _why_not_writable(directory: Path) -> str:
@@ -62,7 +62,7 @@ def _why_not_writable(directory: Path) -> str:
     return ""
 
 
-def _direct_finding(options: DiskOptions, existing: Path) -> Finding:
+def _direct_finding(options: DiskOptions, existing: Path) -> CheckResult:
     if options.direct_io == "off":
         return _good("direct I/O", "switched off: reads and writes go through the page cache")
     if supports_direct(existing):
@@ -72,7 +72,7 @@ def _direct_finding(options: DiskOptions, existing: Path) -> Finding:
     return _bad("direct I/O", f"no O_DIRECT in {existing}", "set direct_io = 'auto', or use a local ext4 or XFS")
 
 
-def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Finding:
+def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> CheckResult:
     held = sum(map(_held_bytes, path.iterdir())) if existing == path else 0
     free = shutil.disk_usage(existing).free
     usable = max(0, free - options.min_free_bytes) + held
@@ -83,7 +83,9 @@ def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_by
     return _bad("space", detail, f"free {wanted - usable} bytes, or lower the tier's capacity or min_free_bytes")
 
 
-def _limit_finding(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Iterator[Finding]:
+def _limit_finding(
+    options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None
+) -> Iterator[CheckResult]:
     limit = options.directory_bytes_max
     if limit is None:
         return
@@ -101,7 +103,7 @@ def _limit_finding(options: DiskOptions, path: Path, existing: Path, capacity_by
         yield _good("limit", detail)
 
 
-def _namespace_findings(path: Path) -> Iterator[Finding]:
+def _namespace_findings(path: Path) -> Iterator[CheckResult]:
     for directory in namespaces(path):
         owner = lock_owner(directory)
         name = f"namespace {directory.name} ({_model_of(directory)}, {_held_bytes(directory)} bytes)"

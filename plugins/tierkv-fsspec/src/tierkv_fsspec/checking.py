@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv.errors import BackendError
 from tierkv_fsspec.choosing import Choice, choose
 from tierkv_fsspec.credentials import find_credentials
@@ -24,36 +24,36 @@ _GIB = 1024**3
 READ_ONLY_FIX = f'{FIXES[Kind.REFUSED]}; or set backend = "fsspec-read-only" and write = "read_only" for this tier'
 
 
-def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Finding]:
+def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[CheckResult]:
     """Findings on package, credentials, reachability, the right to write, and who removes old chunks."""
     if options.location.protocol in READ_ONLY_PROTOCOLS:
         fix = 'use backend = "fsspec-read-only"'
-        yield Finding("write", ok=False, detail="http places are never written", fix=fix)
+        yield CheckResult("write", ok=False, detail="http places are never written", fix=fix)
         return
     yield from _check(options, writes=True)
 
 
-def check_reader(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[Finding]:
+def check_reader(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[CheckResult]:
     """Findings on package, credentials and reachability."""
     yield from _check(options, writes=False)
 
 
-def _check(options: FsspecOptions, *, writes: bool) -> Iterator[Finding]:
+def _check(options: FsspecOptions, *, writes: bool) -> Iterator[CheckResult]:
     location = options.location
     try:
         choice = choose(options)
     except BackendError as error:
-        yield Finding("package", ok=False, detail=str(error), fix="install one of the packages named")
+        yield CheckResult("package", ok=False, detail=str(error), fix="install one of the packages named")
         return
-    yield Finding("package", ok=True, detail=f"{location.url} is served by {choice.detail}")
+    yield CheckResult("package", ok=True, detail=f"{location.url} is served by {choice.detail}")
     if location.protocol == "file":
         yield from _check_directory(Path(location.prefix), writes=writes)
         return
     if location.protocol == "memory":
-        yield Finding("durable", ok=True, detail="memory URLs are for trials: the data ends with the process")
+        yield CheckResult("durable", ok=True, detail="memory URLs are for trials: the data ends with the process")
     credentials = find_credentials(location.protocol)
     if credentials is not None and not options.storage_options.get("anon"):
-        yield Finding("credentials", credentials.found, credentials.detail, "" if credentials.found else CHAINS)
+        yield CheckResult("credentials", credentials.found, credentials.detail, "" if credentials.found else CHAINS)
         if not credentials.found:
             return
     yield from _check_access(choice, location, writes=writes)
@@ -61,7 +61,7 @@ def _check(options: FsspecOptions, *, writes: bool) -> Iterator[Finding]:
         yield check_lifecycle(location, options)
 
 
-def _check_access(choice: Choice, location: Location, *, writes: bool) -> Iterator[Finding]:
+def _check_access(choice: Choice, location: Location, *, writes: bool) -> Iterator[CheckResult]:
     try:
         store = choice.open(location)
         try:
@@ -71,14 +71,16 @@ def _check_access(choice: Choice, location: Location, *, writes: bool) -> Iterat
                 raise
     except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
         trouble = Trouble.of(error)
-        yield Finding("access", ok=False, detail=f"{trouble.kind.value} ({trouble.detail})", fix=FIXES[trouble.kind])
+        yield CheckResult(
+            "access", ok=False, detail=f"{trouble.kind.value} ({trouble.detail})", fix=FIXES[trouble.kind]
+        )
         return
-    yield Finding("access", ok=True, detail=f"{location.url} answers")
+    yield CheckResult("access", ok=True, detail=f"{location.url} answers")
     if writes:
         yield _check_write(store)
 
 
-def _check_write(store: Store) -> Finding:
+def _check_write(store: Store) -> CheckResult:
     name = f"tierkv-check-{uuid.uuid4().hex}"
     try:
         store.write(name, memoryview(b"tierkv check"))
@@ -86,24 +88,24 @@ def _check_write(store: Store) -> Finding:
     except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
         trouble = Trouble.of(error)
         fix = READ_ONLY_FIX if trouble.kind is Kind.REFUSED else FIXES.get(trouble.kind, "")
-        return Finding("write", ok=False, detail=f"read-only: {trouble.kind.value} ({trouble.detail})", fix=fix)
-    return Finding("write", ok=True, detail="a short object was stored and removed")
+        return CheckResult("write", ok=False, detail=f"read-only: {trouble.kind.value} ({trouble.detail})", fix=fix)
+    return CheckResult("write", ok=True, detail="a short object was stored and removed")
 
 
-def _check_directory(root: Path, *, writes: bool) -> Iterator[Finding]:
+def _check_directory(root: Path, *, writes: bool) -> Iterator[CheckResult]:
     existing = next(path for path in (root, *root.parents) if path.exists())
     if not existing.is_dir():
-        yield Finding("access", ok=False, detail=f"{existing} is not a directory", fix="give another path")
+        yield CheckResult("access", ok=False, detail=f"{existing} is not a directory", fix="give another path")
         return
     if not writes:
         there = root == existing
         fix = "" if there else f"make {root} or mount it, or correct the tier's url"
-        yield Finding("access", ok=there, detail=f"{root} {'is there' if there else 'does not exist'}", fix=fix)
+        yield CheckResult("access", ok=there, detail=f"{root} {'is there' if there else 'does not exist'}", fix=fix)
         return
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("write", ok=False, detail=f"no permission to write in {existing}", fix=READ_ONLY_FIX)
+        yield CheckResult("write", ok=False, detail=f"no permission to write in {existing}", fix=READ_ONLY_FIX)
         return
-    yield Finding("write", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
+    yield CheckResult("write", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
     disk = os.statvfs(existing)
     free = disk.f_bavail * disk.f_frsize
-    yield Finding("space", ok=free > 0, detail=f"{free / _GIB:.1f} GiB free", fix="" if free > 0 else "make room")
+    yield CheckResult("space", ok=free > 0, detail=f"{free / _GIB:.1f} GiB free", fix="" if free > 0 else "make room")

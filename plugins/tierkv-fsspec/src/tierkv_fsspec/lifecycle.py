@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv_fsspec.options import FsspecOptions, Location
 from tierkv_fsspec.troubles import Trouble
 
@@ -17,7 +17,7 @@ NOBODY = (
 )
 
 
-def check_lifecycle(location: Location, options: FsspecOptions) -> Finding:
+def check_lifecycle(location: Location, options: FsspecOptions) -> CheckResult:
     """Whether an enabled rule lets objects below ``location`` expire. Never a failure: it may be somebody else's job.
 
     Rules are told by botocore, which comes with s3fs and boto3; obstore cannot ask.
@@ -26,16 +26,16 @@ def check_lifecycle(location: Location, options: FsspecOptions) -> Finding:
     try:
         rules = _rules(location.bucket, options)
     except ImportError:
-        return Finding("lifecycle", ok=True, detail="not known: install boto3 to have the bucket's rules looked at")
+        return CheckResult("lifecycle", ok=True, detail="not known: install boto3 to have the bucket's rules looked at")
     except Exception as error:  # noqa: BLE001  whatever the library raises is what the check is there to tell
         trouble = Trouble.of(error)
         if "NoSuchLifecycleConfiguration" in trouble.detail:
-            return Finding("lifecycle", ok=True, detail=NOBODY.format(place=place))
-        return Finding("lifecycle", ok=True, detail=f"not known: {trouble.kind.value} ({trouble.detail})")
+            return CheckResult("lifecycle", ok=True, detail=NOBODY.format(place=place))
+        return CheckResult("lifecycle", ok=True, detail=f"not known: {trouble.kind.value} ({trouble.detail})")
     days = [days for rule in rules if (days := _days(rule, location.prefix, options.tags)) is not None]
     if not days:
-        return Finding("lifecycle", ok=True, detail=NOBODY.format(place=place))
-    return Finding("lifecycle", ok=True, detail=f"a rule removes chunks below {place} after {min(days)} days")
+        return CheckResult("lifecycle", ok=True, detail=NOBODY.format(place=place))
+    return CheckResult("lifecycle", ok=True, detail=f"a rule removes chunks below {place} after {min(days)} days")
 
 
 def _rules(bucket: str, options: FsspecOptions) -> Sequence[Mapping[str, Any]]:

@@ -8,45 +8,47 @@ from pathlib import Path
 
 import lmdb
 
-from tierkv.abc import Finding
+from tierkv.abc import CheckResult
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
 from tierkv_lmdb.place import LOCK, MANIFEST, foreign_content, lock_holder
 
 _GIB = 1024**3
 
 
-def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[Finding]:
+def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
     """Findings on path, permission, free space, what lies there and who uses it."""
     root = options.root
     version = ".".join(map(str, lmdb.version()))
-    yield Finding("lmdb", ok=True, detail=f"library {version}, Python binding {lmdb.__version__}")
+    yield CheckResult("lmdb", ok=True, detail=f"library {version}, Python binding {lmdb.__version__}")
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     try:
         trouble = _trouble(root, existing)
     except OSError as error:
         trouble = f"{error.filename}: {error.strerror}"
     if trouble:
-        yield Finding("path", ok=False, detail=trouble, fix="give an empty or new directory that this user can write")
+        yield CheckResult(
+            "path", ok=False, detail=trouble, fix="give an empty or new directory that this user can write"
+        )
         return
-    yield Finding("path", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
+    yield CheckResult("path", ok=True, detail=f"{root} {'can be written' if root == existing else 'will be created'}")
     yield _space(root, existing, capacity_bytes)
     yield from _owners(root)
 
 
-def check_reader(options: LmdbReaderOptions, capacity_bytes: int | None) -> Iterator[Finding]:
+def check_reader(options: LmdbReaderOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
     """Findings on the path, permissions, and who writes there."""
     del capacity_bytes  # the writer's business
     root = options.root
     if not root.exists():
         fix = 'start the process whose tier has backend = "lmdb" and this path, or correct the path'
-        yield Finding("path", ok=False, detail=f"{root} is not there; until it is, each chunk is a miss", fix=fix)
+        yield CheckResult("path", ok=False, detail=f"{root} is not there; until it is, each chunk is a miss", fix=fix)
         return
     try:
         trouble = _reader_trouble(root)
     except OSError as error:
         trouble = f"{error.filename}: {error.strerror}"
     fix = "give the path of an LMDB tier, and run as the user who writes it: LMDB's readers write to its lock.mdb"
-    yield Finding("path", ok=not trouble, detail=trouble or f"{root} can be read", fix=fix if trouble else "")
+    yield CheckResult("path", ok=not trouble, detail=trouble or f"{root} can be read", fix=fix if trouble else "")
     if not trouble:
         yield from _owners(root, "it is the writer; nothing to do")
 
@@ -69,23 +71,23 @@ def _trouble(root: Path, existing: Path) -> str | None:
     return foreign_content(root) if root == existing else None
 
 
-def _space(root: Path, existing: Path, capacity_bytes: int | None) -> Finding:
+def _space(root: Path, existing: Path, capacity_bytes: int | None) -> CheckResult:
     disk = os.statvfs(existing)
     free = disk.f_bavail * disk.f_frsize
     if capacity_bytes is None:
-        return Finding("space", ok=True, detail=f"no capacity set; {free / _GIB:.1f} GiB free")
+        return CheckResult("space", ok=True, detail=f"no capacity set; {free / _GIB:.1f} GiB free")
     used = sum(file.stat().st_blocks * 512 for file in root.glob("*/data.mdb"))
     detail = (
         f"the tier may grow to {capacity_bytes / _GIB:.1f} GiB; it has {used / _GIB:.1f} GiB, "
         f"{free / _GIB:.1f} GiB are free"
     )
     fits = capacity_bytes <= free + used
-    return Finding("space", ok=fits, detail=detail, fix="" if fits else "lower the tier's capacity")
+    return CheckResult("space", ok=fits, detail=detail, fix="" if fits else "lower the tier's capacity")
 
 
-def _owners(root: Path, fix: str = "") -> Iterator[Finding]:
+def _owners(root: Path, fix: str = "") -> Iterator[CheckResult]:
     fix = fix or "stop it before another process opens the same namespace; those of other ranks or models may run"
     for manifest in sorted(root.glob(f"*/{MANIFEST}")):
         pid = lock_holder(manifest.parent / LOCK)
         if pid is not None:
-            yield Finding("lock", ok=True, detail=f"{manifest.parent} is written by process {pid}", fix=fix)
+            yield CheckResult("lock", ok=True, detail=f"{manifest.parent} is written by process {pid}", fix=fix)

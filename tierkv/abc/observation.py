@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from tierkv.types.sighting import Sighting
+from tierkv.types.observation import RequestObservation
 
 
 @runtime_checkable
-class SightingPolicy(Protocol):
+class RequestAwarePolicy(Protocol):
     """A policy that wants to know who asks, for what, with which hints, and what the engine found in its own cache.
 
     Called on the engine's scheduler thread, once when a request's first lookup is answered and once when it ends, in
@@ -16,5 +16,5 @@ class SightingPolicy(Protocol):
     that raises is not called again, and counted (``sightings_failed``); it goes on ordering chunks.
     """
 
-    def sighted(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: RequestObservation) -> None:
         """A request arrived or finished."""

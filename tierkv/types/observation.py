@@ -22,7 +22,7 @@ class SightingEvent(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class RequestObservation:
     """A request at one of its boundaries.
 
     now_s: on the stack's clock.
