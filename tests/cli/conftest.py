@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from tierkv.abc import BackendPlugin, Capabilities, Finding
+from tierkv.abc import BackendPlugin, Capabilities, CheckResult
 from tierkv.hookspecs import hookimpl
 
 TIERKV_SPI = 1
@@ -35,7 +35,7 @@ def opened(*_):
 
 def look(options, capacity):
     ok = options.path.is_dir()
-    yield Finding("path", ok, f"[{options.path}], {capacity}", "" if ok else "mkdir it")
+    yield CheckResult("path", ok, f"[{options.path}], {capacity}", "" if ok else "mkdir it")
 
 def crash(options, capacity):
     raise OSError("the disk is on fire")

@@ -49,7 +49,7 @@ def test_json_holds_every_finding(tierkv: Run, stack: Stack) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "detail"),
-    [("burning", "OSError: the disk is on fire"), ("mumbling", "gave 'all fine', no Finding")],
+    [("burning", "OSError: the disk is on fire"), ("mumbling", "gave 'all fine', no CheckResult")],
 )
 def test_a_probe_that_misbehaves_is_a_finding(tierkv: Run, stack: Stack, backend: str, detail: str) -> None:
     """A plugin's crash must not hide what the other tiers have to say."""

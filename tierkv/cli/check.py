@@ -118,7 +118,7 @@ def _asked(look: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
     except Exception as error:  # noqa: BLE001  a plugin's code: whatever it raises is what the user must hear
         return [_plugin_fault(f"{type(error).__name__}: {error}")]
     return [
-        item if isinstance(item, CheckResult) else _plugin_fault(f"gave {item!r:.80}, no Finding") for item in found
+        item if isinstance(item, CheckResult) else _plugin_fault(f"gave {item!r:.80}, no CheckResult") for item in found
     ]
 
 

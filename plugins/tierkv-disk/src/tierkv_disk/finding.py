@@ -1,4 +1,4 @@
-"""Finding frames without a log: reading pages that nobody accounts for, and asking the framework what begins there."""
+"""CheckResult frames without a log: reading pages that nobody accounts for, and asking the framework what begins there."""
 
 from __future__ import annotations
 
