@@ -1,4 +1,4 @@
-"""CheckResult frames without a log: reading pages that nobody accounts for, and asking the framework what begins there."""
+"""Search for frames without a log: read unused pages and ask the framework which frame begins there."""
 
 from __future__ import annotations
 
