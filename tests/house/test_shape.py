@@ -67,5 +67,6 @@ def test_there_are_plugins() -> None:
 def test_helper_modules_of_tests_have_names_of_their_own() -> None:
     """They are imported by bare names, so a second one of a name would get the first one's content."""
     paths = [path for pattern in ("tests/**/*.py", "plugins/*/tests/**/*.py") for path in ROOT.glob(pattern)]
-    names = Counter(path.stem for path in paths if not path.stem.startswith("test_") and path.stem != "conftest")
+    bare = [path for path in paths if not (path.parent / "__init__.py").exists()]  # packages have dotted names
+    names = Counter(path.stem for path in bare if not path.stem.startswith("test_") and path.stem != "conftest")
     assert not [name for name, count in names.items() if count > 1]

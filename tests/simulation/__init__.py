@@ -9,8 +9,8 @@ tells what is checked and how to add to it.
 
 from __future__ import annotations
 
-from simulation.failure import Violation
+from simulation.checks.failure import Violation
+from simulation.drawing.scenarios import SCENARIOS, Scenario
 from simulation.runner import Finding, Outcome, simulate
-from simulation.scenarios import SCENARIOS, Scenario
 
 __all__ = ["SCENARIOS", "Finding", "Outcome", "Scenario", "Violation", "simulate"]

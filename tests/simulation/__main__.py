@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from simulation.drawing.scenarios import SCENARIOS
 from simulation.report import story, summary, total
 from simulation.runner import STEPS, Outcome, simulate
-from simulation.scenarios import SCENARIOS
 
 SEEDS = 200
 

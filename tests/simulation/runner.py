@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from simulation.failure import Violation
-from simulation.run_spec import RunSpec, draw_run_spec
-from simulation.trace import Trace
-from simulation.world import World
+from simulation.checks.failure import Violation
+from simulation.checks.trace import Trace
+from simulation.drawing.run_spec import RunSpec, draw_run_spec
+from simulation.world.world import World
 from tierkv.testing.manual_clock import ManualClock
 
 STEPS = 200
@@ -59,7 +59,7 @@ def simulate(seed: int, *, steps: int = STEPS, scenario: str | None = None) -> O
     Args:
         seed: decides everything.
         steps: engine steps with trouble.
-        scenario: one of :data:`~simulation.scenarios.SCENARIOS`; None: the one that the seed chooses.
+        scenario: one of :data:`~simulation.drawing.scenarios.SCENARIOS`; None: the one that the seed chooses.
     """
     setup = draw_run_spec(seed, scenario)
     clock = ManualClock(0.0)

@@ -55,7 +55,7 @@ def test_runs_reach_what_they_are_about() -> None:
 
 def test_it_tells_what_it_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A report names the seed, the step, the promise, what led to it, and the command that shows it again."""
-    monkeypatch.setattr("simulation.checks.Checks._check_bounds", _broken)
+    monkeypatch.setattr("simulation.checks.checks.Checks._check_bounds", _broken)
     assert main(["--seeds", "2", "--first", "7", "--fail-fast"]) == 1
     said = capsys.readouterr()
     assert "seed 7 broke at step 1: made up" in said.err

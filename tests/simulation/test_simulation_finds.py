@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulation import simulate
-from simulation.feature_breaks import BREAKS, Break
+from simulation.breaks.feature_breaks import BREAKS, Break
 
 STEPS = 150
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from simulation.expected_bytes import Truth
-from simulation.failure import Violation, demand
-from simulation.feature_draw import ENCRYPTED
-from simulation.kv_memory import WRONG_BYTES
-from simulation.run_spec import RunSpec
-from simulation.sequences import EngineSequence
-from simulation.storage import DETACHED, Storage
-from simulation.trace import Trace
+from simulation.checks.failure import Violation, demand
+from simulation.checks.trace import Trace
+from simulation.drawing.features import ENCRYPTED
+from simulation.drawing.run_spec import RunSpec
+from simulation.engine.expected_bytes import Truth
+from simulation.engine.kv_memory import WRONG_BYTES
+from simulation.engine.sequences import EngineSequence
+from simulation.world.storage import DETACHED, Storage
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.testing.probe import Probe
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
@@ -72,7 +72,7 @@ class LiveJob:
 
 
 class Monitor:
-    """Satisfies :class:`simulation.engine.Monitor`; also hears instructions to tiers.
+    """Satisfies :class:`simulation.engine.engine.Monitor`; also hears instructions to tiers.
 
     Attributes:
         residents: per tier what events say is readable there.

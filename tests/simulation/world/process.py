@@ -8,18 +8,18 @@ from functools import partial
 from itertools import chain
 from random import Random
 
-from simulation.backends import plugin_of, registry_of
-from simulation.checks import Checks
-from simulation.engine import SimEngine
-from simulation.exception_guard import guarded
-from simulation.executor import Executor
-from simulation.expected_bytes import Truth
-from simulation.failure import demand
-from simulation.feature_draw import key_at_hand
-from simulation.monitor import PROGRESS, Monitor
-from simulation.run_spec import RunSpec, codec_name
-from simulation.storage import Storage
-from simulation.trace import Trace
+from simulation.checks.checks import Checks
+from simulation.checks.exception_guard import guarded
+from simulation.checks.failure import demand
+from simulation.checks.monitor import PROGRESS, Monitor
+from simulation.checks.trace import Trace
+from simulation.drawing.features import key_at_hand
+from simulation.drawing.run_spec import RunSpec, codec_name
+from simulation.engine.engine import SimEngine
+from simulation.engine.expected_bytes import Truth
+from simulation.world.backends import plugin_of, registry_of
+from simulation.world.executor import Executor
+from simulation.world.storage import Storage
 from tierkv.abc import WriteRequest
 from tierkv.dispatch.runtime import Runtime
 from tierkv.stack.opening import open_stack

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulation.engine import SimEngine
-from simulation.evictions import EvictionChecks
-from simulation.exception_guard import guarded
-from simulation.failure import Violation, demand
-from simulation.kv_memory import WRONG_BYTES
-from simulation.monitor import EVENTS, HOST, JOBS, PROGRESS, RESET, Monitor
-from simulation.quotas import QuotaChecks
-from simulation.run_spec import RunSpec
-from simulation.storage import Storage
-from simulation.trace import Trace
+from simulation.checks.evictions import EvictionChecks
+from simulation.checks.exception_guard import guarded
+from simulation.checks.failure import Violation, demand
+from simulation.checks.monitor import EVENTS, HOST, JOBS, PROGRESS, RESET, Monitor
+from simulation.checks.quotas import QuotaChecks
+from simulation.checks.trace import Trace
+from simulation.drawing.run_spec import RunSpec
+from simulation.engine.engine import SimEngine
+from simulation.engine.kv_memory import WRONG_BYTES
+from simulation.world.storage import Storage
 from tierkv.errors import InvariantError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
 from tierkv.testing.probe import Probe

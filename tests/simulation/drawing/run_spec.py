@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from simulation.expected_bytes import TOKEN_BYTES, Who
-from simulation.fault_schedule import Fault
-from simulation.feature_draw import SLOT_BYTES, Features, draw_features, draw_tier_features
-from simulation.scenarios import SCENARIOS, Scenario
+from simulation.drawing.features import SLOT_BYTES, Features, draw_features, draw_tier_features
+from simulation.drawing.scenarios import SCENARIOS, Scenario
+from simulation.engine.expected_bytes import TOKEN_BYTES, Who
+from simulation.world.fault_schedule import Fault
 from tierkv.abc import Capabilities
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
 

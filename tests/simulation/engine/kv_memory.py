@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from simulation.expected_bytes import TOKEN_BYTES, SimRequest, Truth
-from simulation.failure import Violation, demand
+from simulation.checks.failure import Violation, demand
+from simulation.engine.expected_bytes import TOKEN_BYTES, SimRequest, Truth
 from tierkv.types.engine import NULL_BLOCK_ID, EngineSpec
 from tierkv.types.geometry import cdiv
 

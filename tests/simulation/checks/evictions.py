@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulation.failure import demand
-from simulation.feature_draw import has_quotas
-from simulation.run_spec import RunSpec
+from simulation.checks.failure import demand
+from simulation.drawing.features import has_quotas
+from simulation.drawing.run_spec import RunSpec
 from tierkv.manager.moves.dirty_pins import SHELTERED_SHARE, UNWRITTEN_SHARE
 from tierkv.testing.probe import Probe
 

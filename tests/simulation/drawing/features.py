@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from simulation.expected_bytes import NOBODY, Who
-from simulation.scenarios import Scenario
+from simulation.drawing.scenarios import Scenario
+from simulation.engine.expected_bytes import NOBODY, Who
 from tierkv.plugins.loading import load_plugins
 from tierkv.types.keys import Tenant, tenant_of_salt
 

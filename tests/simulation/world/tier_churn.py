@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from simulation.exception_guard import guarded
-from simulation.failure import demand
-from simulation.fault_schedule import Fault
-from simulation.feature_draw import key_at_hand
-from simulation.monitor import PROGRESS
-from simulation.process import Process
-from simulation.run_spec import RunSpec
-from simulation.storage import Opening, Storage
-from simulation.trace import Trace
+from simulation.checks.exception_guard import guarded
+from simulation.checks.failure import demand
+from simulation.checks.monitor import PROGRESS
+from simulation.checks.trace import Trace
+from simulation.drawing.features import key_at_hand
+from simulation.drawing.run_spec import RunSpec
+from simulation.world.fault_schedule import Fault
+from simulation.world.process import Process
+from simulation.world.storage import Opening, Storage
 from tierkv.errors import BackendError
 from tierkv.stack.tier_lifecycle import TierChange
 

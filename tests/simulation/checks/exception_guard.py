@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from simulation.failure import Violation, demand
+from simulation.checks.failure import Violation, demand
 from tierkv.tiers.results import explain
 
 FATAL = "never fatal"

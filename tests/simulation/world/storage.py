@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, TypeVar, cast
 
-from simulation.failure import Violation
-from simulation.fault_schedule import Fault, FaultSchedule
+from simulation.checks.failure import Violation
+from simulation.world.fault_schedule import Fault, FaultSchedule
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 from tierkv.frames.frame import HEADER_BYTES

@@ -10,9 +10,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from simulation.blocks import BlockPool, SimBlock
-from simulation.expected_bytes import SimRequest
-from simulation.run_spec import RunSpec
+from simulation.drawing.run_spec import RunSpec
+from simulation.engine.blocks import BlockPool, SimBlock
+from simulation.engine.expected_bytes import SimRequest
 from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec
 from tierkv.types.geometry import cdiv
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from simulation.storage import Storage
+from simulation.world.storage import Storage
 from tierkv.abc import (
     AsyncBackend,
     Backend,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from random import Random
 
-from simulation.exception_guard import guarded
-from simulation.expected_bytes import NOBODY, SimRequest, Who
-from simulation.failure import Violation, demand
-from simulation.fault_schedule import Fault, FaultSchedule
-from simulation.monitor import HOST, PROGRESS, RESET
-from simulation.process import CLOSE_AT_REST_S, Era, Process
-from simulation.run_spec import RunSpec, TierSetup
-from simulation.storage import Storage, flipped
-from simulation.tier_churn import Mover
-from simulation.trace import Trace
-from simulation.workload import Workload
+from simulation.checks.exception_guard import guarded
+from simulation.checks.failure import Violation, demand
+from simulation.checks.monitor import HOST, PROGRESS, RESET
+from simulation.checks.trace import Trace
+from simulation.drawing.run_spec import RunSpec, TierSetup
+from simulation.drawing.workload import Workload
+from simulation.engine.expected_bytes import NOBODY, SimRequest, Who
+from simulation.world.fault_schedule import Fault, FaultSchedule
+from simulation.world.process import CLOSE_AT_REST_S, Era, Process
+from simulation.world.storage import Storage, flipped
+from simulation.world.tier_churn import Mover
 from tierkv.errors import EngineProtocolError
 from tierkv.frames.frame import HEADER_BYTES, FrameSealer, checksum, frame_bytes
 from tierkv.testing.manual_clock import ManualClock

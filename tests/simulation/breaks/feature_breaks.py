@@ -1,7 +1,7 @@
 """More promises broken on purpose: tiers that come and go, resets of all tiers, tenants, what is installed, loads
 that stream.
 
-Importing this module adds them to :data:`~simulation.simulated_breaks.BREAKS`.
+Importing this module adds them to :data:`~simulation.breaks.core_breaks.BREAKS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simulation.simulated_breaks import BREAKS, Break, breaks
+from simulation.breaks.core_breaks import BREAKS, Break, breaks
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.host.host_tier import HostTier
@@ -111,7 +111,7 @@ def a_shared_tier_is_emptied_with_the_others(patch: Patch) -> None:
 def _scopes(patch: Patch, scope: Callable[[str | None, str | None], bytes]) -> None:
     """The truth makes its keys in the same wrong way, so only bytes can tell."""
     patch.setattr("tierkv.scheduler.requests.record.make_scope", scope)
-    patch.setattr("simulation.expected_bytes.make_scope", scope)
+    patch.setattr("simulation.engine.expected_bytes.make_scope", scope)
 
 
 @breaks("tenants", 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulation.fault_schedule import Fault
+from simulation.world.fault_schedule import Fault
 
 _T = Fault
 _ALL = tuple(trouble for trouble in Fault if trouble is not Fault.NONE)

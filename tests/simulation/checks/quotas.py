@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from simulation.failure import Violation, demand
-from simulation.feature_draw import has_quotas, quota_of
-from simulation.monitor import HOST
-from simulation.run_spec import RunSpec
+from simulation.checks.failure import Violation, demand
+from simulation.checks.monitor import HOST
+from simulation.drawing.features import has_quotas, quota_of
+from simulation.drawing.run_spec import RunSpec
 from tierkv.testing.probe import Kept, Probe
 from tierkv.types.keys import Key, Tenant, tenant_of
 

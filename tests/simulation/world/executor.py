@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
-from simulation.failure import Violation
+from simulation.checks.failure import Violation
 from tierkv.dispatch.async_lane import LoopRunner
 from tierkv.dispatch.lane import IoWorker
 from tierkv.dispatch.spawn import Divisible, Runner

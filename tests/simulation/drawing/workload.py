@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
-from simulation.engine import EngineBehaviour
-from simulation.expected_bytes import SimRequest, Who
-from simulation.run_spec import RunSpec
+from simulation.drawing.run_spec import RunSpec
+from simulation.engine.engine import EngineBehaviour
+from simulation.engine.expected_bytes import SimRequest, Who
 
 Prompt = tuple[list[int], Who]
 """Tokens, and who asks."""

@@ -1,0 +1,1 @@
+"""Deliberate breaks of the core, each with the invariant that must notice it."""
