@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.first_tokens import row, same_answers
+from benchmarks.models.first_tokens import row, same_answers
 
 
 def answer(ttft_s: float, cached: int, *tokens: int) -> dict[str, Any]:

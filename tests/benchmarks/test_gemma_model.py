@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gemma_model
+from benchmarks.models import gemma_model
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """As ``python -m benchmarks.gemma_model``."""
+    """As ``python -m benchmarks.models.gemma_model``."""
     monkeypatch.setattr(sys, "argv", ["gemma_model", *arguments])
     return gemma_model.main()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.kv_pages import PageLayout, PromptKv, groups_of
+from benchmarks.models.kv_pages import PageLayout, PromptKv, groups_of
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.worker.pages import HostPages

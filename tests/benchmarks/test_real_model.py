@@ -16,9 +16,9 @@ transformers = pytest.importorskip("transformers")
 
 import numpy as np  # noqa: E402 - after the skips
 
-from benchmarks.kv_pages import PageLayout, PromptKv, groups_of  # noqa: E402
-from benchmarks.lossy_effect import divergence, equal_front, restore  # noqa: E402
-from benchmarks.real_model import RealModel, Tokenizer  # noqa: E402
+from benchmarks.models.kv_pages import PageLayout, PromptKv, groups_of  # noqa: E402
+from benchmarks.models.lossy_effect import divergence, equal_front, restore  # noqa: E402
+from benchmarks.models.real_model import RealModel, Tokenizer  # noqa: E402
 from benchmarks.texts import texts  # noqa: E402
 
 WINDOW = 32
@@ -88,7 +88,7 @@ def test_after_exact_kv_the_model_says_the_same(model: RealModel, tokens: list[i
 
 def test_a_chunk_gives_back_what_was_cut(model: RealModel, tokens: list[int]) -> None:
     """A lossless codec must leave nothing to measure, in any layer of any kind."""
-    from benchmarks.codecs import subjects  # noqa: PLC0415 - opens plugins
+    from benchmarks.models.codecs import subjects  # noqa: PLC0415 - opens plugins
 
     kv = model.prefill(tokens[:150])
     groups, layout = groups_of(model.layer_kinds), PageLayout(16, 2)

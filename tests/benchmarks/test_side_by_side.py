@@ -24,7 +24,7 @@ from benchmarks.side_by_side.prompts import (
 )
 from benchmarks.side_by_side.stacks import transfer_config
 from benchmarks.side_by_side.table import markdown
-from benchmarks.vllm_ab import FULL, QUICK, in_turns
+from benchmarks.side_by_side.vllm_ab import FULL, QUICK, in_turns
 from tierkv.config.schema import StackConfig
 from tierkv.frames.frame import frame_bytes
 

@@ -23,24 +23,24 @@ A test of the kit that is overridden, taken out or skipped by anybody but the ki
 
 from __future__ import annotations
 
-from tierkv.testing.conformance.batches import BatchTests
-from tierkv.testing.conformance.buffers import BufferTests
-from tierkv.testing.conformance.contract import ContractTests
-from tierkv.testing.conformance.damage import DamageTests
-from tierkv.testing.conformance.durability import DurabilityTests, PlaceTests
-from tierkv.testing.conformance.event_loop import AsyncTests
-from tierkv.testing.conformance.keys import KeyTests
-from tierkv.testing.conformance.lifecycle import LifecycleTests
-from tierkv.testing.conformance.load import CapacityTests, ConcurrencyTests
-from tierkv.testing.conformance.processes import ProcessTests
-from tierkv.testing.conformance.reopen import ReopenTests
-from tierkv.testing.conformance.room import RoomTests
+from tierkv.testing.conformance.backend.batches import BatchTests
+from tierkv.testing.conformance.backend.buffers import BufferTests
+from tierkv.testing.conformance.backend.contract import ContractTests
+from tierkv.testing.conformance.backend.damage import DamageTests
+from tierkv.testing.conformance.backend.durability import DurabilityTests, PlaceTests
+from tierkv.testing.conformance.backend.event_loop import AsyncTests
+from tierkv.testing.conformance.backend.keys import KeyTests
+from tierkv.testing.conformance.backend.lifecycle import LifecycleTests
+from tierkv.testing.conformance.backend.load import CapacityTests, ConcurrencyTests
+from tierkv.testing.conformance.backend.processes import ProcessTests
+from tierkv.testing.conformance.backend.reopen import ReopenTests
+from tierkv.testing.conformance.backend.room import RoomTests
 from tierkv.testing.conformance.rules import RuleTests
-from tierkv.testing.conformance.stack_data import StackDataTests
-from tierkv.testing.conformance.stack_faults import StackFaultTests
-from tierkv.testing.conformance.stack_flow import StackFlowTests
-from tierkv.testing.conformance.stack_room import StackRoomTests
-from tierkv.testing.conformance.stack_wedged import StackWedgedTests
+from tierkv.testing.conformance.stack.data import StackDataTests
+from tierkv.testing.conformance.stack.faults import StackFaultTests
+from tierkv.testing.conformance.stack.flow import StackFlowTests
+from tierkv.testing.conformance.stack.room import StackRoomTests
+from tierkv.testing.conformance.stack.wedged import StackWedgedTests
 
 
 class BackendConformance(
