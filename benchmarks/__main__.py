@@ -35,7 +35,16 @@ BENCHMARKS = {
     "replay": "hits and writes of every policy, over a trace (--trace) and made workloads",
     "recovery": "opening a disk tier that holds a million chunks",
 }
-"""Name of a module here -> what it measures."""
+"""Name of a benchmark -> what it measures. Each is a module of that name in one of the wings."""
+
+WINGS = {
+    "core": ("lookup", "store_cycle", "engine_calls", "cascade", "memory"),
+    "models": ("codecs", "model_kv", "model_transformers", "model_vllm"),
+    "side_by_side": ("vllm_manager", "vllm_ab"),
+    "tiers": ("host_copies", "gpu_copies", "disk", "lmdb_tier", "object_store", "recovery"),
+    "workloads": ("traffic", "replay"),
+}
+"""Wing -> the benchmarks in it."""
 
 
 def main() -> int:
@@ -51,7 +60,8 @@ def main() -> int:
     if not arguments.json:
         sys.stdout.write(f"{_machine()}\n")
     for name in names:
-        run: Callable[[Settings], Iterable[Row]] = import_module(f"benchmarks.{name}").run
+        wing = next(wing for wing, modules in WINGS.items() if name in modules)
+        run: Callable[[Settings], Iterable[Row]] = import_module(f"benchmarks.{wing}.{name}").run
         rows = list(run(settings))
         sys.stdout.write(as_json(name, rows) if arguments.json else f"\n== {name}\n{as_table(rows)}")
         sys.stdout.flush()

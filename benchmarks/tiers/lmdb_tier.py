@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bandwidth import MIB, Limit, bandwidth_row, frame_sizes
 from benchmarks.measure import Cost, Settings, take_turns, timed
-from benchmarks.raw_disk import RawDisk
 from benchmarks.rows import Row
-from benchmarks.tier_rig import Frames, OpenTier, opened
+from benchmarks.tiers.bandwidth import MIB, Limit, bandwidth_row, frame_sizes
+from benchmarks.tiers.raw_disk import RawDisk
+from benchmarks.tiers.rig import Frames, OpenTier, opened
 
 
 def run(settings: Settings) -> Iterator[Row]:

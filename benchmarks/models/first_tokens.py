@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.measure import Settings
-from benchmarks.real_model import Tokenizer
+from benchmarks.models.real_model import Tokenizer
 from benchmarks.rows import Row
 from benchmarks.texts import texts
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _PROCESS_TIMEOUT_S = 1200
 _LOG_LINES = 40
 

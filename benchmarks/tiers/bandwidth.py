@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.measure import Cost, Settings, cpu_s_per_gb, medians, wall_ratios
 from benchmarks.rows import Row, Target
-from benchmarks.tier_rig import Frames
+from benchmarks.tiers.rig import Frames
 
 MIB = 1 << 20
 GB = 1e9

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from benchmarks.core_rig import Core, fill, keys_of, make_core, policy_names, random_hashes
+from benchmarks.core.pauses import Pauses
+from benchmarks.core.rig import Core, fill, keys_of, make_core, policy_names, random_hashes
 from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
-from benchmarks.pauses import Pauses
 from benchmarks.rows import Row, Target
 from tierkv.manager.contract import RequestContext
 from tierkv.types.keys import Key

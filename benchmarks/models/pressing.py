@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.kv_pages import Array
+from benchmarks.models.kv_pages import Array
 from tierkv.abc import CODEC_NOTES_BYTES, Codec, CodecFrame
 
 

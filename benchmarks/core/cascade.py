@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from benchmarks.engine_calls import BATCH, CallTimes, Steps
+from benchmarks.core.engine_calls import BATCH, CallTimes, Steps
 from benchmarks.measure import Settings
 from benchmarks.rows import Row, Target
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.core_rig import keys_of, open_policy, random_hashes
+from benchmarks.core.rig import keys_of, open_policy, random_hashes
 from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
 from benchmarks.rows import Row, Target
-from benchmarks.tier_rig import NAMESPACE
+from benchmarks.tiers.rig import NAMESPACE
 from tierkv.abc import BackendContext
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.frames.frame import FrameSealer, frame_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kv_pages import Array, PromptKv
+from benchmarks.models.kv_pages import Array, PromptKv
 
 
 class Tokenizer:

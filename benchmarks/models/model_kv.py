@@ -1,7 +1,7 @@
 """Codecs on the KV of a real model (``--model FOLDER``) that reads several kinds of text.
 
 How small, per kind of text, with what each kind of layer takes of it; how fast, beside memcpy; by size of chunk; and
-for codecs that are lossy, what they change in what the model says (:mod:`benchmarks.lossy_effect`).
+for codecs that are lossy, what they change in what the model says (:mod:`benchmarks.models.lossy_effect`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.codecs import Subject, error_over_values, subjects
-from benchmarks.kv_pages import Array, PageLayout, PromptKv, groups_of
-from benchmarks.lossy_effect import EffectSizes, effects
 from benchmarks.measure import Settings, cpu_ratios, cpu_s_per_gb, medians, take_turns, timed
-from benchmarks.pressing import Press
-from benchmarks.real_model import RealModel, Tokenizer
+from benchmarks.models.codecs import Subject, error_over_values, subjects
+from benchmarks.models.kv_pages import Array, PageLayout, PromptKv, groups_of
+from benchmarks.models.lossy_effect import EffectSizes, effects
+from benchmarks.models.pressing import Press
+from benchmarks.models.real_model import RealModel, Tokenizer
 from benchmarks.rows import Row
 from benchmarks.texts import texts
 

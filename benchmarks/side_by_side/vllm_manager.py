@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from benchmarks.core_rig import BLOCK_TOKENS, BenchRequest, copies_of, fill, keys_of, make_core, random_hashes
+from benchmarks.core.rig import BLOCK_TOKENS, BenchRequest, copies_of, fill, keys_of, make_core, random_hashes
 from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
 from benchmarks.rows import Row, Target
 from tierkv.manager.contract import RequestContext

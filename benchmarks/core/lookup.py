@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from benchmarks.core_rig import BLOCK_TOKENS, BenchRequest, copies_of, fill, keys_of, make_core, random_hashes
+from benchmarks.core.rig import BLOCK_TOKENS, BenchRequest, copies_of, fill, keys_of, make_core, random_hashes
 from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
 from benchmarks.rows import Row, Target
 

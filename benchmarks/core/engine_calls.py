@@ -20,8 +20,8 @@ from functools import partial
 from statistics import median
 from typing import TypeVar
 
-from benchmarks.busy_tier import CAPABILITIES, COPY_BYTES, BusyTier
-from benchmarks.core_rig import (
+from benchmarks.core.busy_tier import CAPABILITIES, COPY_BYTES, BusyTier
+from benchmarks.core.rig import (
     GEOMETRY,
     Core,
     batches_of,

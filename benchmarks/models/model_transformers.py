@@ -11,8 +11,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from benchmarks.first_tokens import Processes, row
 from benchmarks.measure import Settings
+from benchmarks.models.first_tokens import Processes, row
 from benchmarks.rows import Row
 
 
@@ -24,7 +24,7 @@ def run(settings: Settings) -> Iterator[Row]:
     if importlib.util.find_spec("transformers") is None:
         _say("transformers is not installed here, so nothing is measured")
         return
-    programs = Processes("benchmarks.model_generate", settings.model, settings, {"HF_HUB_OFFLINE": "1"})
+    programs = Processes("benchmarks.models.model_generate", settings.model, settings, {"HF_HUB_OFFLINE": "1"})
     with tempfile.TemporaryDirectory(dir=settings.directory, prefix="model-transformers-") as place:
         _say("a process that begins with nothing")
         first = programs.run(place=place, passes=["alone", "computed", "memory"])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from benchmarks.tier_rig import Frames
+from benchmarks.tiers.rig import Frames
 
 
 class RawDisk:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.core_rig import GEOMETRY
+from benchmarks.core.rig import GEOMETRY
 from tierkv.abc import Capabilities, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.errors import BackendUnavailableError
@@ -65,7 +65,7 @@ class CopyingBackend:
 
 
 class BusyTier:
-    """Arena, tier and dispatcher of the small chunks of :mod:`benchmarks.core_rig`, over a copying backend."""
+    """Arena, tier and dispatcher of the small chunks of :mod:`benchmarks.core.rig`, over a copying backend."""
 
     def __init__(self, slots: int, copy_bytes: int = COPY_BYTES) -> None:
         # Untouched pages of the arena cost nothing: a million slots are address space, not memory.

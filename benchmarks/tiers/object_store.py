@@ -2,7 +2,7 @@
 
 The limit is Python's HTTP client with signed URLs on as many connections, to the same server in the same rounds; it
 checks nothing and moves bytes between the slots and the sockets. The server is another process, so processor time is
-the client's alone. It is one of our own that does next to nothing (:mod:`benchmarks.object_server`), or what
+the client's alone. It is one of our own that does next to nothing (:mod:`benchmarks.tiers.object_server`), or what
 ``TIERKV_TEST_OBJECT_URL`` and ``TIERKV_TEST_OBJECT_ENDPOINT`` name::
 
     python plugins/tierkv-fsspec/tests/servers/radosgw.py FOLDER python -m benchmarks object_store
@@ -27,10 +27,10 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import S3Store
 
-from benchmarks.bandwidth import GB, MIB, Limit, bandwidth_row, frame_sizes
 from benchmarks.measure import Cost, Settings, medians, take_turns, timed
 from benchmarks.rows import Row, Target
-from benchmarks.tier_rig import Frames, opened
+from benchmarks.tiers.bandwidth import GB, MIB, Limit, bandwidth_row, frame_sizes
+from benchmarks.tiers.rig import Frames, opened
 
 REQUESTS = 16
 PUT_SHARE, GET_SHARE = 0.90, 0.80
@@ -165,7 +165,7 @@ def _served() -> Iterator[tuple[str, str]]:
         yield os.environ["TIERKV_TEST_OBJECT_URL"], os.environ["TIERKV_TEST_OBJECT_ENDPOINT"]
         return
     before = {name: os.environ.get(name) for name in NOBODY}
-    command = [sys.executable, "-m", "benchmarks.object_server"]
+    command = [sys.executable, "-m", "benchmarks.tiers.object_server"]
     pipe = subprocess.PIPE
     server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603  it is this package's own
     try:

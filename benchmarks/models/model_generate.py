@@ -1,4 +1,4 @@
-"""One process of transformers that answers prompts one by one: ``python -m benchmarks.model_generate JOB RESULT``."""
+"""One process of transformers that answers a job: ``python -m benchmarks.models.model_generate JOB RESULT``."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from benchmarks.core_rig import make_core, open_policy, policy_names
+from benchmarks.core.rig import make_core, open_policy, policy_names
 from benchmarks.measure import Settings
 from benchmarks.rows import Row
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.made import WORKLOADS
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.replay.bounds import FifoPolicy, clairvoyant

@@ -11,8 +11,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from benchmarks.busy_tier import CAPABILITIES
-from benchmarks.core_rig import Core, batches_of, fill, keys_of, make_core, open_policy, policy_names, random_hashes
+from benchmarks.core.busy_tier import CAPABILITIES
+from benchmarks.core.rig import Core, batches_of, fill, keys_of, make_core, open_policy, policy_names, random_hashes
 from benchmarks.measure import Settings
 from benchmarks.rows import Row, Target
 from tierkv.abc import EvictionPolicy

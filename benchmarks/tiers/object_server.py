@@ -1,7 +1,7 @@
-"""``python -m benchmarks.object_server``: as much of S3 as a tier needs, with the objects in memory.
+"""``python -m benchmarks.tiers.object_server``: as much of S3 as a tier needs, with the objects in memory.
 
 It says its port, and runs until its standard input ends. It checks no signature and forces nothing to a disk, so that
-what is measured against it is the client; for a server that people run, see :mod:`benchmarks.object_store`.
+what is measured against it is the client; for a server that people run, see :mod:`benchmarks.tiers.object_store`.
 """
 
 from __future__ import annotations

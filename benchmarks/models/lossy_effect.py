@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.codecs import Subject
-from benchmarks.kv_pages import PageLayout, PromptKv
-from benchmarks.pressing import Press
-from benchmarks.real_model import RealModel
+from benchmarks.models.codecs import Subject
+from benchmarks.models.kv_pages import PageLayout, PromptKv
+from benchmarks.models.pressing import Press
+from benchmarks.models.real_model import RealModel
 from benchmarks.rows import Row
 
 

@@ -1,4 +1,4 @@
-"""One process of vLLM that serves prompts one by one: ``python -m benchmarks.model_engine JOB.json RESULT.json``."""
+"""One process of vLLM that serves a job: ``python -m benchmarks.models.model_engine JOB.json RESULT.json``."""
 
 from __future__ import annotations
 

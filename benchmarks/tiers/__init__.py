@@ -1,0 +1,1 @@
+"""Benchmarks of tiers: copies, bandwidth and recovery, each beside the limit of the hardware or of a plain client."""
