@@ -264,7 +264,7 @@ LIES: dict[str, Fault] = {
     "a string": lie(lambda results: "x" * len(results)),
     "bytes": lie(lambda results: bytes(len(results))),
     "a generator": lie(lambda results: (result for result in results)),
-    "other types": lie(lambda results: [object() for _ in results]),
+    "other types": lie(lambda results: [object for _ in results]),
     "floats": lie(lambda results: [0.5 for _ in results]),
     "negative": lie(lambda results: [-1 for _ in results]),
     "too long": lie(lambda results: [2**40 for _ in results]),
