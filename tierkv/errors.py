@@ -9,7 +9,7 @@
     ├── EngineVersionError (ImportError)    the engine that is installed is not one that an adapter serves
     ├── EngineProtocolError (RuntimeError)  the engine called us in a way the contract does not allow
     ├── InvariantError (RuntimeError)       something that must always hold did not: a bug of ours
-    │   └── IllegalTransitionError          a state machine refused an event; told with its story
+    │   └── IllegalTransitionError          a state machine refused an event; lists its latest transitions
     ├── BackendError (OSError)              a tier could not do what it was asked
     │   ├── BackendUnavailableError (ConnectionError)  it cannot be reached; retryable
     │   ├── DeadlineExceededError (TimeoutError)       it did not answer in time; retryable
@@ -67,7 +67,7 @@ class InvariantError(TierKVError, RuntimeError):
 
 
 class IllegalTransitionError(InvariantError):
-    """A state machine was given an event that its table does not allow in its state. Carries the story so far."""
+    """A state machine was given an event that its table does not allow in its state. Lists the latest transitions."""
 
 
 def require(condition: object, message: str) -> None:

@@ -14,15 +14,16 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from tierkv.dispatch import breaker
 from tierkv.manager.host import chunk_state
 from tierkv.scheduler.load import stream_state
 from tierkv.scheduler.requests import request_state
 
 LEAD = """\
-Three state machines carry everything that tierkv remembers: one per chunk in the host tier, one per request, one per
-load that streams. Each is one literal table in one module, and what the table does not list raises
-`IllegalTransitionError` with the story so far. A column is a state; an arrow leads from the state before to the state
-after.
+Four state machines carry everything that tierkv remembers: one per chunk in the host tier, one per request, one per
+load that streams, one per circuit breaker of a tier. Each is one literal table in one module. An event that the table
+does not list raises `IllegalTransitionError` with the latest transitions of the item. A column is a state. An arrow
+leads from the state before to the state after.
 """
 
 Table = Mapping[Any, Enum]
@@ -113,4 +114,5 @@ def body() -> str:
     chunk = section("A chunk in the host tier", chunk_state, chunk_state.ChunkState, chunk_state.TRANSITIONS)
     request = section("A request", request_state, request_state.RequestState, request_state.TRANSITIONS)
     stream = section("A load that streams", stream_state, stream_state.StreamState, stream_state.STREAM_TRANSITIONS)
-    return f"{LEAD}\n{chunk}\n{request}\n{stream}"
+    tier = section("The circuit breaker of a tier", breaker, breaker.State, breaker.TABLE)
+    return f"{LEAD}\n{chunk}\n{request}\n{stream}\n{tier}"

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import states
 
+from tierkv.dispatch import breaker
 from tierkv.manager.host import chunk_state
 from tierkv.scheduler.load import stream_state
 from tierkv.scheduler.requests import request_state
@@ -42,10 +43,11 @@ def read_back(drawing: str) -> states.Arrows:
         (chunk_state.ChunkState, chunk_state.TRANSITIONS),
         (request_state.RequestState, request_state.TRANSITIONS),
         (stream_state.StreamState, stream_state.STREAM_TRANSITIONS),
+        (breaker.State, breaker.TABLE),
     ],
 )
 def test_the_drawing_is_the_table(enum: type[Enum], table: states.Table) -> None:
-    """A reader follows arrows; one that is missing, turned round or ends in the wrong column misleads him."""
+    """A reader follows arrows; one that is missing, turned round or ends in the wrong column is misleading."""
     drawing = states.drawing([state.value for state in enum], states.arrows(table))
     assert read_back(drawing) == states.arrows(table)
 
@@ -56,6 +58,7 @@ def test_every_state_has_its_meaning() -> None:
         (chunk_state, chunk_state.ChunkState),
         (request_state, request_state.RequestState),
         (stream_state, stream_state.StreamState),
+        (breaker, breaker.State),
     ]
     for module, enum in machines:
         assert set(states.meanings(module, enum)) == {state.value for state in enum}

@@ -300,7 +300,7 @@ class Bed:
             holds.update(promotions)
         for slot, holders in enumerate(core.host._holders):
             key = core.host.key(slot)
-            assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.story(key)}"
+            assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.transitions_of(key)}"
         assert not holds, "somebody holds a chunk that owns no slot"
 
     def _check_residents(self) -> None:

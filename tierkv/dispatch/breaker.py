@@ -1,43 +1,40 @@
-"""The breaker of one tier: when to leave it alone, and when to try it again. Reads no clock: time comes in.
+"""Circuit breaker of one tier: when dispatch stops using it, and when it is tried again.
 
-========= ========= =========================================================================================
-state     usable    leaves it by
-========= ========= =========================================================================================
-CLOSED    yes       enough operations in a row failed, or it was tripped -> OPEN
-OPEN      no        the cooldown is over and a trial begins -> HALF_OPEN
-HALF_OPEN no        the trial was answered -> CLOSED; it was not -> OPEN, with a new cooldown
-========= ========= =========================================================================================
-
-Operations that were under way when the breaker opened still end; they change nothing, the trial decides.
+Reads no clock: time is an argument. Operations that were under way when the breaker opened still end. They change
+nothing: only a trial closes the breaker.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
 
-from tierkv.errors import IllegalTransitionError
-
-_STORY_MAX = 16
+from tierkv.types.state_machine import TRANSITIONS_KEPT, StateMachine, TransitionLog
 
 
 class State(Enum):
-    """What the breaker lets through."""
+    """State of a breaker."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     CLOSED = "closed"
+    """Operations are submitted. Enough failures in a row, or a trip, open the breaker."""
     OPEN = "open"
+    """No operations are submitted. A trial may begin when the cooldown is over."""
     HALF_OPEN = "half_open"
+    """One trial is under way. Its answer closes the breaker; a failure opens it again with a new cooldown."""
 
 
 class Event(Enum):
-    """What happens to it."""
+    """Event of a breaker."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TRIPPED = "tripped"
-    TRIAL_BEGAN = "trial_began"
-    TRIAL_SUCCEEDED = "trial_succeeded"
-    TRIAL_FAILED = "trial_failed"
+    TRIAL_BEGAN = "trial began"
+    TRIAL_SUCCEEDED = "trial succeeded"
+    TRIAL_FAILED = "trial failed"
 
 
 TABLE: dict[tuple[State, Event], State] = {
@@ -55,21 +52,26 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.HALF_OPEN, Event.TRIAL_FAILED): State.OPEN,
 }
 
+BREAKER_STATES = StateMachine("breaker", TABLE)
+"""Lookup in the table above."""
+
 
 class Breaker:
-    """See the module. Used on the engine's thread alone; every method is O(1).
+    """Counts failures and moves by the table. Used on the engine's thread alone; every method is O(1).
 
     Args:
-        failures_max: operations that must fail in a row.
-        cooldown_s: seconds that it stays open at least.
+        tier: name of the tier, for error messages.
+        failures_max: failures in a row that open it.
+        cooldown_s: seconds between opening and the next trial.
     """
 
-    def __init__(self, failures_max: int, cooldown_s: float) -> None:
+    def __init__(self, tier: str, failures_max: int, cooldown_s: float) -> None:
+        self._tier = tier
         self._failures_max = failures_max
         self._cooldown_s = cooldown_s
         self._failures = 0
         self._opened_s = 0.0
-        self._story: deque[tuple[State, Event]] = deque(maxlen=_STORY_MAX)
+        self._transitions: TransitionLog[Event, State] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self.state = State.CLOSED
 
     @property
@@ -83,14 +85,14 @@ class Breaker:
         self._on(Event.SUCCEEDED, now_s)
 
     def failed(self, now_s: float) -> None:
-        """An operation failed or missed its deadline; opens the breaker if that is enough."""
+        """An operation failed or missed its deadline; opens the breaker after ``failures_max`` in a row."""
         self._failures += 1
         self._on(Event.FAILED, now_s)
         if self.state is State.CLOSED and self._failures >= self._failures_max:
             self._on(Event.TRIPPED, now_s)
 
     def trip(self, now_s: float) -> None:
-        """Open it, whatever was counted."""
+        """Open the breaker at once."""
         self._on(Event.TRIPPED, now_s)
 
     def trial_is_due(self, now_s: float) -> bool:
@@ -98,21 +100,18 @@ class Breaker:
         return self.state is State.OPEN and now_s >= self._opened_s + self._cooldown_s
 
     def trial_began(self, now_s: float) -> None:
-        """One operation is on its way to find out."""
+        """A trial was submitted."""
         self._on(Event.TRIAL_BEGAN, now_s)
 
     def trial_ended(self, now_s: float, *, answered: bool) -> None:
-        """It found out."""
+        """The trial ended. answered: whether the tier served it."""
         self._on(Event.TRIAL_SUCCEEDED if answered else Event.TRIAL_FAILED, now_s)
 
     def _on(self, event: Event, now_s: float) -> None:
         before = self.state
-        after = TABLE.get((before, event))
-        if after is None:
-            story = ", ".join(f"{state.name} {past.name}" for state, past in self._story)
-            raise IllegalTransitionError(f"breaker in {before.name} cannot take {event.name}; so far: {story}")
+        after = BREAKER_STATES.next(before, event, self._tier, self._transitions.describe)
         if after is not before:
-            self._story.append((before, event))
+            self._transitions.append((event, after))
             self._failures = 0
             self._opened_s = now_s
         self.state = after

@@ -94,7 +94,7 @@ class Dispatcher:
         """
         if tier.clock != self._clock:
             raise ValueError(f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold")
-        breaker = Breaker(limits.breaker_failures, limits.breaker_cooldown_s)
+        breaker = Breaker(tier.name, limits.breaker_failures, limits.breaker_cooldown_s)
         line = self._lines[index] = TierState(index, self._open_lane(tier, limits), limits, breaker, TierStats())
         self.stats.tiers[index] = line.stats
         self.stats.seconds[index] = line.seconds

@@ -208,7 +208,7 @@ def test_released_more_often_than_held() -> None:
     """A release too many is a bug that would free a slot under somebody; it is told with the chunk's story."""
     host = HostTier(2, LruPolicy())
     chunk = chunk_of(host)
-    with pytest.raises(InvariantError, match="admitted -> storing; stored -> ready"):
+    with pytest.raises(InvariantError, match="created -> storing; stored -> ready"):
         host.release([chunk.slot])
 
 
@@ -221,10 +221,10 @@ def test_admitted_without_room() -> None:
 
 
 def test_i_o_that_does_not_fit_the_state() -> None:
-    """An arrival in a slot that a store fills is a bug: it is told with the chunk's story, not taken for a store."""
+    """An arrival in a slot that a store fills is a bug: it raises with the chunk's transitions."""
     host = HostTier(1, LruPolicy())
     slots = host.admit([named("k")], ChunkState.STORING)
-    with pytest.raises(InvariantError, match=r"storing cannot be arrived.*admitted -> storing"):
+    with pytest.raises(InvariantError, match=r"is storing: event 'arrived'.*created -> storing"):
         host.filled(slots, ChunkEvent.ARRIVED)
 
 
@@ -296,24 +296,24 @@ def test_validate_sees_what_is_broken(breakage: Callable[[HostTier, Chunk], None
         host.validate()
 
 
-def test_the_story_is_bounded() -> None:
+def test_the_transition_log_is_bounded() -> None:
     """What is remembered to explain an error does not grow with the uptime."""
     host = HostTier(1, LruPolicy())
     for i in range(5000):
         chunk_of(host, str(i))
-    assert len(host._story) == 4096
-    assert host.story(named("0")) == "nothing remembered"
-    assert host.story(named("4999")) == "admitted -> storing; stored -> ready"
+    assert len(host._log) == 4096
+    assert host.transitions_of(named("0")) == "none kept"
+    assert host.transitions_of(named("4999")) == "created -> storing; stored -> ready"
 
 
-def test_a_long_batch_in_the_story_is_kept_whole() -> None:
+def test_a_long_batch_in_the_transition_log_is_kept_whole() -> None:
     """A batch that is longer than the bound is still told of, and leaves as one."""
     host = HostTier(5000, LruPolicy(5000))
     batch = [named(str(i)) for i in range(5000)]
     slots = host.admit(batch, ChunkState.STORING)
-    assert host.story(batch[0]) == "admitted -> storing"
+    assert host.transitions_of(batch[0]) == "created -> storing"
     host.filled(slots, ChunkEvent.STORED)
-    assert host.story(batch[0]) == "stored -> ready"
+    assert host.transitions_of(batch[0]) == "stored -> ready"
 
 
 def test_a_reset_is_paid_in_steps() -> None:

@@ -28,7 +28,7 @@ from stream_parts import (
 
 from tierkv.errors import IllegalTransitionError
 from tierkv.manager.lower.read_speed import READINGS_MIN
-from tierkv.scheduler.load.stream_state import STREAM_TRANSITIONS, StreamEvent, StreamState, next_stream_state
+from tierkv.scheduler.load.stream_state import STREAM_STATES, STREAM_TRANSITIONS, StreamEvent, StreamState
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.engine import StepOutput
 from tierkv.types.keys import Key
@@ -420,16 +420,16 @@ def test_whatever_the_sizes(
 
 
 def test_the_table_is_whole() -> None:
-    """Every state can be reached and left, but for the last; what the table does not list is told with its story."""
+    """Every state can be reached and left, but for the last; other events raise with the log."""
     assert set(STREAM_TRANSITIONS.values()) | {StreamState.GATHERING} == set(StreamState)
     assert {before for before, _ in STREAM_TRANSITIONS} == set(StreamState) - {StreamState.ENDED}
     for state in StreamState:
         for event in StreamEvent:
             if (state, event) in STREAM_TRANSITIONS:
-                assert next_stream_state("r", state, event) is STREAM_TRANSITIONS[state, event]
+                assert STREAM_STATES.next(state, event, "r", str) is STREAM_TRANSITIONS[state, event]
             else:
                 with pytest.raises(IllegalTransitionError, match="what it did"):
-                    next_stream_state("r", state, event, lambda: "what it did")
+                    STREAM_STATES.next(state, event, "r", lambda: "what it did")
 
 
 def test_a_void_slot_is_nobodys() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.errors import EngineProtocolError, IllegalTransitionError
-from tierkv.scheduler.requests.record import STORY_EVENTS_MAX
-from tierkv.scheduler.requests.request_state import TRANSITIONS, RequestEvent, RequestState, next_state
+from tierkv.scheduler.requests.request_state import REQUEST_STATES, TRANSITIONS, RequestEvent, RequestState
 from tierkv.types.keys import Key, make_key
+from tierkv.types.state_machine import TRANSITIONS_KEPT
 
 
 def test_s3_a_chunk_is_named_by_its_last_hash() -> None:
@@ -136,14 +136,14 @@ def test_block_ids_of_the_wrong_number_of_groups() -> None:
 def test_only_the_table_moves_a_request(state: RequestState, event: RequestEvent) -> None:
     """What the table does not list raises and names request, state and event; nothing is guessed."""
     if (state, event) in TRANSITIONS:
-        assert next_state("r", state, event) is TRANSITIONS[state, event]
+        assert REQUEST_STATES.next(state, event, "r", str) is TRANSITIONS[state, event]
     else:
-        with pytest.raises(IllegalTransitionError, match=f"'r' is {state.value}: '{event.value}'"):
-            next_state("r", state, event)
+        with pytest.raises(IllegalTransitionError, match=f"'r' is {state.value}: event '{event.value}'"):
+            REQUEST_STATES.next(state, event, "r", str)
 
 
-def test_an_illegal_transition_tells_the_story_of_the_request() -> None:
-    """Whoever reports the bug reports how it came to it, without having watched; a long life is told by its end."""
+def test_an_illegal_transition_shows_the_log_of_the_request() -> None:
+    """A bug report holds the way to the bug; of a long life the log keeps the end."""
     core = make_core()
     record = core.record(core.request(4))
     seen: list[tuple[str, RequestEvent, RequestState, RequestState]] = []
@@ -157,7 +157,7 @@ def test_an_illegal_transition_tells_the_story_of_the_request() -> None:
     assert len(seen) == 2
     for _ in range(100):
         record.apply(RequestEvent.UNKNOWN)
-    assert record.story().count(";") == STORY_EVENTS_MAX - 1
+    assert record.transitions.describe().count(";") == TRANSITIONS_KEPT - 1
 
 
 def test_every_state_can_be_reached_and_ended() -> None:

@@ -112,10 +112,12 @@ class HostTier(SlotPins):
         evicted = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in victims]
         for key, slot in zip(evicted, victims, strict=True):
             if shards[key[SHARD_BYTE]].pop(key, None) != slot:  # READY chunks only are known to the policy
-                raise InvariantError(f"slot {slot} was chosen as a victim, but it is not readable: {self.story(key)}")
+                raise InvariantError(
+                    f"slot {slot} was chosen as a victim, but is not readable. {self.transitions_of(key)}"
+                )
             states[slot] = _EVICTED
         self._free.give_back(victims)
-        self._story.note(ChunkEvent.EVICTED, STATES[_EVICTED], evicted)
+        self._log.note(ChunkEvent.EVICTED, STATES[_EVICTED], evicted)
         return Evicted(victims, evicted)
 
     def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST) -> list[int]:
@@ -142,7 +144,7 @@ class HostTier(SlotPins):
         self._filling.update(slots)
         if origin != HOST:
             self._origins.update(dict.fromkeys(slots, origin))
-        self._story.note(None, state, keys)
+        self._log.note(None, state, keys)
         return slots
 
     def filled(self, slots: Sequence[int], event: ChunkEvent) -> Filled:
@@ -174,7 +176,7 @@ class HostTier(SlotPins):
         self._filling.difference_update(done)
         self._evictable += idle
         self._policy.add(done, keys)
-        self._story.note(event, STATES[after], keys)
+        self._log.note(event, STATES[after], keys)
         if event is ChunkEvent.ARRIVED:
             for slot in done:
                 self._origins.pop(slot, None)

@@ -120,7 +120,7 @@ class SlotPins(SlotTable):
 
     def _not_held(self, slot: int) -> InvariantError:
         key = self._keys[slot]
-        return InvariantError(f"chunk {key.hex()} was released more often than held. Its story: {self.story(key)}")
+        return InvariantError(f"chunk {key.hex()} was released too often. Transitions: {self.transitions_of(key)}")
 
     def touch(self, keys: Iterable[Key]) -> None:
         """A request used these; give the tail of a prefix first (S54). What is not readable here is passed over."""

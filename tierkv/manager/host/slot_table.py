@@ -8,7 +8,7 @@ from itertools import repeat
 
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Chunk, Waiter
-from tierkv.manager.host.chunk_state import CODES, STATES, ChunkEvent, ChunkState, TransitionLog, next_state
+from tierkv.manager.host.chunk_state import CHUNK_STATES, CODES, STATES, ChunkEvent, ChunkState, ChunkTransitionLog
 from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, KeyColumn, column, new_shards, shards_len
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
@@ -39,7 +39,7 @@ class SlotTable:
         """Grows when a chunk stops being readable: what was found before may not be true any more."""
         self._found: tuple[tuple[Key, ...], list[int], int] = ((), [], 0)
         self._waiters: dict[int, list[Waiter]] = {}
-        self._story = TransitionLog()
+        self._log = ChunkTransitionLog()
 
     def __len__(self) -> int:
         """Chunks that are visible (STORING, PROMOTING or READY)."""
@@ -163,9 +163,9 @@ class SlotTable:
             slots.append(slot)
         return slots
 
-    def story(self, key: Key) -> str:
-        """What happened to a key lately, oldest first."""
-        return self._story.of(key)
+    def transitions_of(self, key: Key) -> str:
+        """Latest transitions of a key, oldest first, as text for error messages."""
+        return self._log.describe(key)
 
     # -- states and waiters ------------------------------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class SlotTable:
         moved: dict[ChunkState, list[Key]] = {}
         for slot in slots:
             key = self._keys[slot]
-            after = next_state(STATES[self._states[slot]], event, partial(self.story, key))
+            after = CHUNK_STATES.next(STATES[self._states[slot]], event, key, partial(self._log.describe, key))
             self._states[slot] = CODES[after]
             moved.setdefault(after, []).append(key)
         for after, keys in moved.items():
-            self._story.note(event, after, keys)
+            self._log.note(event, after, keys)
 
     def wait_for(self, slot: int, waiter: Waiter) -> None:
         """Tell ``waiter`` when the chunk becomes readable, or never will."""

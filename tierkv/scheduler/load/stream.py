@@ -14,11 +14,12 @@ from itertools import islice
 
 from tierkv.errors import require
 from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan
-from tierkv.scheduler.load.stream_state import StreamEvent, StreamState, next_stream_state
+from tierkv.scheduler.load.stream_state import STREAM_STATES, StreamEvent, StreamState
 from tierkv.scheduler.requests.accounting import tokens_of_chunks
-from tierkv.scheduler.requests.record import STORY_EVENTS_MAX, RequestRecord
+from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
+from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob
 
 
@@ -52,7 +53,7 @@ class Stream:
         self._to_come = deque(sorted(range(len(plan.keys)), key=self._chunks.ends.__getitem__))
         self._void: list[int] = []
         self._last_job: int | None = None
-        self._story: deque[tuple[StreamEvent, StreamState]] = deque(maxlen=STORY_EVENTS_MAX)
+        self._transitions: TransitionLog[StreamEvent, StreamState] = TransitionLog(maxlen=TRANSITIONS_KEPT)
 
     @property
     def is_over(self) -> bool:
@@ -149,12 +150,8 @@ class Stream:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def _apply(self, event: StreamEvent) -> None:
-        self.state = next_stream_state(self.record.ctx.request_id, self.state, event, self.story)
-        self._story.append((event, self.state))
-
-    def story(self) -> str:
-        """What happened to it lately, oldest first."""
-        return "; ".join(f"{event.value} -> {state.value}" for event, state in self._story) or "nothing yet"
+        self.state = STREAM_STATES.next(self.state, event, self.record.ctx.request_id, self._transitions.describe)
+        self._transitions.append((event, self.state))
 
     def validate(self) -> None:
         """Check that its jobs and its state say the same, and that no chunk is both to come and void.

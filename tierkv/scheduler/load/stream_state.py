@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 
-from tierkv.errors import IllegalTransitionError
+from tierkv.types.state_machine import StateMachine
 
 
 class StreamState(Enum):
@@ -46,18 +45,5 @@ STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
     (_S.ENDING, _E.LAST_ENDED): _S.ENDED,
 }
 
-
-def next_stream_state(
-    request_id: str, state: StreamState, event: StreamEvent, story: Callable[[], str] = str
-) -> StreamState:
-    """The state after ``event``.
-
-    Raises:
-        IllegalTransitionError: the table has no such row; carries the story.
-    """
-    try:
-        return STREAM_TRANSITIONS[state, event]
-    except KeyError:
-        raise IllegalTransitionError(
-            f"the load of request {request_id!r} is {state.value}: {event.value!r} cannot happen. Its story: {story()}"
-        ) from None
+STREAM_STATES = StateMachine("load of request", STREAM_TRANSITIONS)
+"""Lookup in the table above."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.limits import StorePolicy
 from tierkv.scheduler.lookup.search import SearchGroup
-from tierkv.scheduler.requests.request_state import RequestEvent, RequestState, next_state
+from tierkv.scheduler.requests.request_state import REQUEST_STATES, RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
 from tierkv.types.engine import Request
 from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_keys, make_scope
 from tierkv.types.observation import RequestObservation
+from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 
 
 class RequestStats:
@@ -53,9 +54,6 @@ class RequestStats:
             shortened_tokens=self.shortened_tokens,
         )
 
-
-STORY_EVENTS_MAX = 16
-"""Events kept per request, to explain an illegal transition."""
 
 Watcher = Callable[[str, RequestEvent, RequestState, RequestState], None]
 """Is told of each change: request id, event, state before, state after."""
@@ -97,7 +95,7 @@ class RequestRecord:
         self.ctx = RequestContext(request.request_id, _mapping(request.kv_transfer_params), hints)
         self.state = RequestState.IDLE
         self.watcher: Watcher | None = None
-        self._story: deque[tuple[RequestEvent, RequestState]] = deque(maxlen=STORY_EVENTS_MAX)
+        self.transitions: TransitionLog[RequestEvent, RequestState] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self.groups = [GroupRecord(group) for group in geometry.groups]
         self._scope = scope_of(request)
         self.search_groups = _search_groups(self.groups, geometry)
@@ -131,14 +129,10 @@ class RequestRecord:
             IllegalTransitionError: the request cannot do that now.
         """
         before = self.state
-        self.state = next_state(self.ctx.request_id, before, event, self.story)
-        self._story.append((event, self.state))
+        self.state = REQUEST_STATES.next(before, event, self.ctx.request_id, self.transitions.describe)
+        self.transitions.append((event, self.state))
         if self.watcher is not None:
             self.watcher(self.ctx.request_id, event, before, self.state)
-
-    def story(self) -> str:
-        """What happened to the request lately, oldest first."""
-        return "; ".join(f"{event.value} -> {state.value}" for event, state in self._story) or "nothing yet"
 
     def extend_keys(self, geometry: Geometry) -> None:
         """Add the keys of chunks whose hashes have become known (S3, S4)."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 
-from tierkv.errors import IllegalTransitionError
+from tierkv.types.state_machine import StateMachine
 
 
 class RequestState(Enum):
@@ -74,18 +73,5 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.FINISHED, _E.LOAD_ENDED): _S.FINISHED,
 }
 
-
-def next_state(
-    request_id: str, state: RequestState, event: RequestEvent, story: Callable[[], str] = str
-) -> RequestState:
-    """The state after ``event``.
-
-    Raises:
-        IllegalTransitionError: the table has no such row; carries the story.
-    """
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        raise IllegalTransitionError(
-            f"request {request_id!r} is {state.value}: {event.value!r} cannot happen. Its story: {story()}"
-        ) from None
+REQUEST_STATES = StateMachine("request", TRANSITIONS)
+"""Lookup in the table above."""
