@@ -221,7 +221,7 @@ def test_a_blocked_loop_is_never_in_the_way(async_bench: Bench, gate: threading.
     limits = TierLimits(queue_ops_max=10, breaker_failures=1000)
     with dispatching(async_bench, async_bench.tier(asynchronous=True), limits=limits) as dispatch:
         first = dispatch.submit(Verb.PROBE, [1])
-        wait_for(lambda: dispatch.dispatcher._lines[0].lane.busy() == 1, "the call")
+        wait_for(lambda: dispatch.dispatcher._tier_states[0].lane.running_calls() == 1, "the call")
 
         def engine() -> None:
             for _ in range(300):
@@ -288,7 +288,7 @@ def test_close_gives_up_what_ignores_cancellation(async_bench: Bench) -> None:
     spoil(async_bench, "contains", stubborn)
     with dispatching(async_bench, async_bench.tier(asynchronous=True)) as dispatch:
         dispatch.submit(Verb.PROBE, [1], deadline_s=1e9)
-        wait_for(lambda: dispatch.dispatcher._lines[0].lane.busy() == 1, "the call")
+        wait_for(lambda: dispatch.dispatcher._tier_states[0].lane.running_calls() == 1, "the call")
         assert dispatch.dispatcher.close(0.05) == 1
         assert ignored[0] >= 1
 

@@ -105,7 +105,7 @@ def test_it_opens_is_told_once_and_recovers_alone(bench: Bench) -> None:
         dispatch.clock.advance(0.1)  # the first trial fails
         dispatch.drain()
         wait_for(lambda: len(bench.backend.calls) == calls + 1, "the trial")
-        wait_for(lambda: dispatch.drain() == [] and dispatch.dispatcher._live == 0, "its end")
+        wait_for(lambda: dispatch.drain() == [] and dispatch.dispatcher._in_flight == 0, "its end")
         assert dispatch.health() == [False]
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [REFUSED]
         bench.backend.rules.remove(rule)
@@ -186,7 +186,7 @@ def test_trials_of_a_dead_tier_do_not_pile_up(bench: Bench, gate: Event) -> None
         for _ in range(200):
             dispatch.clock.advance(60.0)
             dispatch.drain()
-        lane = dispatch.dispatcher._lines[0].lane
+        lane = dispatch.dispatcher._tier_states[0].lane
         assert len(lane._tickets) == 4  # type: ignore[attr-defined]  # a thread lane
         assert dispatch.health() == [False]
         gate.set()

@@ -26,7 +26,7 @@ def left(dispatch: DispatchBench) -> list[int]:
 
     def some() -> bool:
         dispatch.drain()
-        gone.extend(dispatch.dispatcher.take_left())
+        gone.extend(dispatch.dispatcher.take_detached())
         return bool(gone)
 
     wait_for(some, "a tier to leave")
@@ -58,7 +58,7 @@ def test_what_runs_may_end_and_what_waits_is_refused(bench: Bench, gate: Event) 
         dispatch.dispatcher.detach(0, PATIENCE_S)
         dispatch.drain()
         assert dispatch.kinds(waiting) == [OutcomeKind.REFUSED]
-        assert dispatch.dispatcher.take_left() == []
+        assert dispatch.dispatcher.take_detached() == []
         gate.set()
         assert left(dispatch) == [0]
         assert dispatch.kinds(running) == [OutcomeKind.OK]
@@ -73,12 +73,12 @@ def test_a_call_that_hangs_is_closed_over_but_not_forgotten(bench: Bench, gate: 
         hung = dispatch.write(0, 0, deadline_s=1e9)
         wait_for(lambda: bench.backend.calls == ["write"], "the hung call")
         dispatch.dispatcher.detach(0, 5.0)
-        assert dispatch.dispatcher.take_left() == []
+        assert dispatch.dispatcher.take_detached() == []
         assert bench.backend.calls == ["write"]
         bench.clock.advance(6.0)
-        assert dispatch.dispatcher.take_left() == []
+        assert dispatch.dispatcher.take_detached() == []
         wait_for(lambda: bench.backend.calls == ["write", "close"], "the close")
-        assert dispatch.dispatcher.take_left() == []
+        assert dispatch.dispatcher.take_detached() == []
         gate.set()
         assert left(dispatch) == [0]
         assert len(dispatch.completions(hung)) == 1
@@ -94,7 +94,7 @@ def test_a_full_queue_is_refused_over_several_steps(bench: Bench, gate: Event) -
         dispatch.dispatcher.detach(0, 5.0)
         for _ in range(3):
             assert len(dispatch.drain(count)) <= REFUSED_PER_STEP_MAX
-            assert dispatch.dispatcher.take_left() == []
+            assert dispatch.dispatcher.take_detached() == []
         dispatch.drain(count)
         assert all(dispatch.kinds(op) == [OutcomeKind.REFUSED] for op in ops[1:])
         gate.set()
@@ -135,7 +135,7 @@ def test_a_read_of_an_async_tier_that_leaves_is_not_cancelled(async_bench: Bench
         dispatch.dispatcher.detach(0, 5.0)
         for _ in range(20):
             dispatch.drain()
-            assert dispatch.dispatcher.take_left() == []
+            assert dispatch.dispatcher.take_detached() == []
             time.sleep(0.002)
         assert not dispatch.completions(read), "its slot would be free while the library may still write to it"
         gate.set()
@@ -178,11 +178,11 @@ def test_a_scan_that_hangs_is_a_call_that_runs(bench: Bench, gate: Event) -> Non
         assert late.timed_out
         dispatch.drain()
         dispatch.dispatcher.detach(0, 5.0)
-        assert dispatch.dispatcher.take_left() == []
+        assert dispatch.dispatcher.take_detached() == []
         bench.clock.advance(6.0)
-        assert dispatch.dispatcher.take_left() == []
-        line = dispatch.dispatcher._lines[0]
-        wait_for(lambda: bench.backend.calls == ["scan", "close"] and not line.lane.closing(), "the close")
-        assert dispatch.dispatcher.take_left() == []
+        assert dispatch.dispatcher.take_detached() == []
+        line = dispatch.dispatcher._tier_states[0]
+        wait_for(lambda: bench.backend.calls == ["scan", "close"] and not line.lane.is_closing(), "the close")
+        assert dispatch.dispatcher.take_detached() == []
         gate.set()
         assert left(dispatch) == [0]

@@ -14,7 +14,7 @@ from tier_bench import Bench
 from tierkv.dispatch.async_lane import LoopRunner
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.lane import IoWorker
-from tierkv.dispatch.spawn import Divisible, start_thread
+from tierkv.dispatch.spawn import SplitRunner, start_thread
 from tierkv.dispatch.ticket import Ticket, TicketQueue
 from tierkv.testing.manual_clock import ManualClock, Stepper
 from tierkv.types.tier_ops import TierOp, Verb
@@ -24,7 +24,7 @@ def test_an_operation_is_under_way_between_its_halves(bench: Bench) -> None:
     """What was begun is claimed, so nobody can cancel it, and its result comes with the second half only."""
     tickets, tokens, done = TicketQueue(4), queue.SimpleQueue[bool](), deque[Ticket]()
     worker = IoWorker(bench.tier(), tickets, tokens, done)
-    assert isinstance(worker, Divisible)
+    assert isinstance(worker, SplitRunner)
     assert not worker.begin()
     ticket = Ticket(TierOp(1, 0, Verb.PROBE, (KEYS[0],), (), 1e9), 0.0)
     tickets.put(ticket)
@@ -45,7 +45,7 @@ def test_a_copy_runs_in_its_second_half() -> None:
     pool, seen = CopyPool(spawn=stepper), list[int]()
     future = pool.submit(lambda: seen.append(1))
     runner = stepper.handles[0].runner
-    assert isinstance(runner, Divisible)
+    assert isinstance(runner, SplitRunner)
     assert runner.begin()
     assert not seen
     assert not future.done()

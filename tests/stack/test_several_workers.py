@@ -260,7 +260,7 @@ def test_s122_reset_with_parts_in_flight() -> None:
         stack.reset_cache()
         driver.settle()
         assert stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
-        assert len(stack._parts.part_book or ()) == 0
+        assert len(stack._parts.rank_reports or ()) == 0
         driver.store(driver.request(PROMPT), SOURCE)
         assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
 

@@ -15,22 +15,22 @@ from tier_bench import CODECS, PAYLOAD_BYTES, Bench, compressible, make_bench
 from tierkv.abc import Capabilities
 from tierkv.frames.frame import HEADER_BYTES, pack_header, parse_header
 from tierkv.testing.conformance.frames import make_key
-from tierkv.tiers.framing import CodecTerms
+from tierkv.tiers.framing import FrameRules
 from tierkv.types.tier_ops import OutcomeKind
 from tierkv.types.transfers import SlotRef
 
 KEYS = [make_key(number) for number in range(4)]
 ALL = {**CODECS, "aes-256-gcm": aes(inner="zstd")}
-TERMS = {"fp8": CodecTerms(lossy=True), "int8": CodecTerms(lossy=True), "aes-256-gcm": CodecTerms(conceals=True)}
+RULES = {"fp8": FrameRules(lossy=True), "int8": FrameRules(lossy=True), "aes-256-gcm": FrameRules(conceals=True)}
 LOSSY = ("fp8", "int8")
 EXACT = ("none", "zstd", "bf16", "aes-256-gcm")
 OK, CORRUPT, UNREADABLE = OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.UNREADABLE
 
 
-def terms_of(codec: str, *, takes_lossy: bool = True) -> CodecTerms:
+def rules_of(codec: str, *, accepts_lossy: bool = True) -> FrameRules:
     """What a tier is told that writes with it."""
-    terms = TERMS.get(codec, CodecTerms())
-    return CodecTerms(terms.lossy, terms.conceals, takes_lossy)
+    rules = RULES.get(codec, FrameRules())
+    return FrameRules(rules.lossy, rules.conceals, accepts_lossy)
 
 
 def kv(seed: int = 0, size: int = PAYLOAD_BYTES) -> bytes:
@@ -42,7 +42,7 @@ def kv(seed: int = 0, size: int = PAYLOAD_BYTES) -> bytes:
 def stored(bench: Bench, codec: str, payload: bytes, parts: int = 1, slot: int = 0) -> bytes:
     """Write a chunk; what lies at rest then."""
     ref = bench.fill(slot, KEYS[0], payload, parts=parts)
-    (outcome,) = bench.tier(codec, codecs=ALL, terms=terms_of(codec)).write(KEYS[:1], [ref])
+    (outcome,) = bench.tier(codec, codecs=ALL, rules=rules_of(codec)).write_chunks(KEYS[:1], [ref])
     assert outcome.kind is OK, outcome
     return bench.file(KEYS[0]).read_bytes()
 
@@ -57,7 +57,7 @@ def test_what_one_configuration_wrote_any_other_reads(bench: Bench, writer: str,
     at_rest = parse_header(memoryview(stored(bench, writer, payload, parts)))
     assert at_rest.codec == writer
     assert (at_rest.withheld, at_rest.approximate) == (writer in {*LOSSY, "aes-256-gcm"}, writer in LOSSY)
-    (outcome,) = bench.tier(reader, codecs=ALL, terms=terms_of(reader)).read(KEYS[:1], bench.stale([1]))
+    (outcome,) = bench.tier(reader, codecs=ALL, rules=rules_of(reader)).read_chunks(KEYS[:1], bench.stale([1]))
     assert outcome.kind is OK, outcome
     found = bench.payload(1, KEYS[0])  # checks checksums, those of parts as well
     assert (found == payload) == (writer in EXACT)
@@ -73,7 +73,7 @@ def test_an_exact_tier_gives_no_approximation(bench: Bench, writer: str, caplog:
     tier = bench.tier("none", codecs=ALL)
     with caplog.at_level(logging.WARNING, "tierkv"):
         for _ in range(3):
-            (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+            (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
             assert outcome.kind is UNREADABLE
             assert "lossy = true" in outcome.error
     assert len(caplog.records) == 1
@@ -84,22 +84,22 @@ def test_an_exact_tier_gives_no_approximation(bench: Bench, writer: str, caplog:
 def test_an_approximation_stays_one(bench: Bench, tmp_path: Path, through: str, request: pytest.FixtureRequest) -> None:
     """It goes on to other lossy tiers with its mark, and to an exact one not at all: whatever the manager thinks."""
     stored(bench, "fp8", kv())
-    lossy = bench.tier(through, codecs=ALL, terms=terms_of(through))
-    lossy.read(KEYS[:1], bench.stale([1]))
+    lossy = bench.tier(through, codecs=ALL, rules=rules_of(through))
+    lossy.read_chunks(KEYS[:1], bench.stale([1]))
     assert parse_header(bench.arena.slot(1)).approximate
     below = make_bench(tmp_path / "below", beside=bench)
     request.addfinalizer(below.backend.close)
-    (refused,) = below.tier(through, codecs=ALL, terms=terms_of(through, takes_lossy=False)).write(
+    (refused,) = below.tier(through, codecs=ALL, rules=rules_of(through, accepts_lossy=False)).write_chunks(
         KEYS[:1], [SlotRef(1, 1)]
     )
     assert refused.kind is OutcomeKind.REFUSED
     assert "lossy tier" in refused.error
     assert not below.file(KEYS[0]).exists()
-    (outcome,) = below.tier(through, codecs=ALL, terms=terms_of(through)).write(KEYS[:1], [SlotRef(1, 1)])
+    (outcome,) = below.tier(through, codecs=ALL, rules=rules_of(through)).write_chunks(KEYS[:1], [SlotRef(1, 1)])
     assert outcome.kind is OK
     assert parse_header(memoryview(below.file(KEYS[0]).read_bytes())).approximate
     before = bench.payload(1, KEYS[0])
-    (outcome,) = below.tier("none", codecs=ALL, terms=terms_of("none")).read(KEYS[:1], bench.stale([2]))
+    (outcome,) = below.tier("none", codecs=ALL, rules=rules_of("none")).read_chunks(KEYS[:1], bench.stale([2]))
     assert outcome.kind is OK
     assert bench.payload(2, KEYS[0]) == before
     assert parse_header(bench.arena.slot(2)).approximate
@@ -109,7 +109,7 @@ def test_an_approximation_stays_one(bench: Bench, tmp_path: Path, through: str, 
 def test_a_new_chunk_is_exact_again(bench: Bench, codec: str) -> None:
     """A slot is used again and again: the mark of the chunk before must not stay with it."""
     stored(bench, codec, kv())
-    bench.tier(codec, codecs=ALL, terms=terms_of(codec)).read(KEYS[:1], bench.stale([1]))
+    bench.tier(codec, codecs=ALL, rules=rules_of(codec)).read_chunks(KEYS[:1], bench.stale([1]))
     bench.fill(1, KEYS[1], kv(1))
     assert not parse_header(bench.arena.slot(1)).approximate
 
@@ -121,13 +121,13 @@ def test_damage_in_the_host_tier_does_not_get_a_new_seal(bench: Bench, codec: st
     found when they are made, or when they are read."""
     ref = bench.fill(0, KEYS[0], kv(), parts=parts)
     bench.arena.slot(0)[HEADER_BYTES + 4321] ^= 1
-    tier = bench.tier(codec, codecs=ALL, terms=terms_of(codec))
-    (outcome,) = tier.write(KEYS[:1], [ref])
+    tier = bench.tier(codec, codecs=ALL, rules=rules_of(codec))
+    (outcome,) = tier.write_chunks(KEYS[:1], [ref])
     if codec in LOSSY:
         assert outcome.kind is CORRUPT
         assert not bench.file(KEYS[0]).exists()
     else:
-        (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+        (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
         assert outcome.kind is CORRUPT
         assert "did not give back" in outcome.error
 
@@ -144,8 +144,8 @@ def test_a_flipped_bit_at_rest_is_a_miss(bench: Bench, codec: str, parts: int) -
         damaged = bytearray(frame)
         damaged[place] ^= 1 << rng.randrange(8)
         bench.file(KEYS[0]).write_bytes(damaged)
-        tier = bench.tier(codec, codecs=ALL, terms=terms_of(codec))
-        (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+        tier = bench.tier(codec, codecs=ALL, rules=rules_of(codec))
+        (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
         assert outcome.kind is CORRUPT, (place, outcome)
 
 
@@ -160,27 +160,27 @@ def test_an_encrypted_tier_holds_nothing_in_the_clear(bench: Bench, payload: byt
     checksum; and the frame is no longer than a raw one, so a slot and a disk's slot hold it."""
     codecs = {**ALL, "aes-256-gcm": aes(inner=inner)}
     capabilities = Capabilities(preferred_batch=4, alignment=alignment)
-    tier = bench.tier("aes-256-gcm", codecs=codecs, terms=TERMS["aes-256-gcm"], capabilities=capabilities)
+    tier = bench.tier("aes-256-gcm", codecs=codecs, rules=RULES["aes-256-gcm"], capabilities=capabilities)
     payload = payload[:9900]
     for parts in (1, 3):
         ref = bench.fill(0, KEYS[0], payload, parts=parts)
         origin = parse_header(bench.arena.slot(0))
-        assert tier.write(KEYS[:1], [ref])[0].kind is OK
+        assert tier.write_chunks(KEYS[:1], [ref])[0].kind is OK
         at_rest = b"".join(path.read_bytes() for path in bench.place.rglob("*") if path.is_file())
         assert KEYS[0] in at_rest  # the search can find something
         assert not any(payload[start : start + 16] in at_rest for start in range(0, len(payload) - 16, 16))
         assert not any(digest in at_rest for digest in (origin.raw_checksum, *origin.part_checksums))
         assert len(bench.file(KEYS[0]).read_bytes()) <= HEADER_BYTES + 3 * 4096
-        (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+        (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
         assert outcome.kind is OK, outcome
         assert bench.payload(1, KEYS[0]) == payload
 
 
 def test_a_codec_that_hides_payloads_must_hide_all(bench: Bench) -> None:
     """One that declines has failed: its chunk is not stored, least of all raw."""
-    terms = CodecTerms(conceals=True)
+    rules = FrameRules(conceals=True)
     ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))
-    (outcome,) = bench.tier("zstd", terms=terms).write(KEYS[:1], [ref])
+    (outcome,) = bench.tier("zstd", rules=rules).write_chunks(KEYS[:1], [ref])
     assert outcome.kind is OutcomeKind.FAILED
     assert "encoded 10000 bytes to None" in outcome.error
     assert not bench.file(KEYS[0]).exists()
@@ -189,9 +189,9 @@ def test_a_codec_that_hides_payloads_must_hide_all(bench: Bench) -> None:
 def test_a_codec_that_hides_a_checksum_and_loses_it(bench: Bench) -> None:
     """Its frames are refused: what is not known to be right is wrong."""
     ref = bench.fill(0, KEYS[0], compressible(0))
-    tier = bench.tier("zstd", terms=CodecTerms(conceals=True))
-    assert tier.write(KEYS[:1], [ref])[0].kind is OK
-    (outcome,) = tier.read(KEYS[:1], bench.stale([1]))
+    tier = bench.tier("zstd", rules=FrameRules(conceals=True))
+    assert tier.write_chunks(KEYS[:1], [ref])[0].kind is OK
+    (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
     assert outcome.kind is CORRUPT
     assert "did not give back" in outcome.error
 
@@ -200,10 +200,10 @@ def test_another_key_is_a_miss_that_is_told_once(bench: Bench, caplog: pytest.Lo
     """All chunks of a tier are misses with a wrong key: the log says why, and which option mends it."""
     stored(bench, "aes-256-gcm", kv())
     before = bench.file(KEYS[0]).read_bytes()
-    tier = bench.tier("aes-256-gcm", codecs={"aes-256-gcm": aes(bytes(range(32, 64)))}, terms=TERMS["aes-256-gcm"])
+    tier = bench.tier("aes-256-gcm", codecs={"aes-256-gcm": aes(bytes(range(32, 64)))}, rules=RULES["aes-256-gcm"])
     with caplog.at_level(logging.WARNING, "tierkv"):
         for _ in range(5):
-            assert tier.read(KEYS[:1], bench.stale([1]))[0].kind is UNREADABLE
+            assert tier.read_chunks(KEYS[:1], bench.stale([1]))[0].kind is UNREADABLE
     (record,) = caplog.records
     assert "tier files" in record.getMessage()
     assert "previous_key_env" in record.getMessage()
@@ -217,8 +217,8 @@ def test_encrypted_frames_cannot_change_places(bench: Bench) -> None:
     pack_header(header, memoryview(frame))
     bench.file(KEYS[1]).parent.mkdir(parents=True, exist_ok=True)
     bench.file(KEYS[1]).write_bytes(frame)
-    tier = bench.tier("aes-256-gcm", codecs=ALL, terms=TERMS["aes-256-gcm"])
-    (outcome,) = tier.read(KEYS[1:2], bench.stale([1]))
+    tier = bench.tier("aes-256-gcm", codecs=ALL, rules=RULES["aes-256-gcm"])
+    (outcome,) = tier.read_chunks(KEYS[1:2], bench.stale([1]))
     assert outcome.kind is CORRUPT
     assert "not what was encrypted" in outcome.error
 
@@ -228,9 +228,9 @@ def test_values_of_parts_that_end_between_tiles(bench: Bench) -> None:
     codec = open_codec("int8")
     payload = kv(3, 9990)
     bench.fill(0, KEYS[0], payload, parts=5)
-    tier = bench.tier("int8", codecs={"int8": codec}, terms=terms_of("int8"))
-    assert tier.write(KEYS[:1], [SlotRef(0, 1)])[0].kind is OK
-    assert tier.read(KEYS[:1], bench.stale([1]))[0].kind is OK
+    tier = bench.tier("int8", codecs={"int8": codec}, rules=rules_of("int8"))
+    assert tier.write_chunks(KEYS[:1], [SlotRef(0, 1)])[0].kind is OK
+    assert tier.read_chunks(KEYS[:1], bench.stale([1]))[0].kind is OK
     truth, found = (
         (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
         for raw in (payload, bench.payload(1, KEYS[0]))

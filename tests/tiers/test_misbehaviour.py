@@ -27,10 +27,10 @@ def all_verbs(bench: Bench, make: Make) -> dict[str, list[Outcome]]:
     tier = bench.tier()
     refs = [bench.fill(number, key, make(number)) for number, key in enumerate(KEYS)]
     return {
-        "write": tier.write(KEYS, refs),
-        "contains": tier.contains(KEYS),
-        "read_into": tier.read(KEYS, bench.stale([5, 6, 7])),
-        "delete": tier.delete(KEYS),
+        "write": tier.write_chunks(KEYS, refs),
+        "contains": tier.probe_chunks(KEYS),
+        "read_into": tier.read_chunks(KEYS, bench.stale([5, 6, 7])),
+        "delete": tier.delete_chunks(KEYS),
     }
 
 
@@ -186,12 +186,12 @@ def test_a_backend_hears_of_its_bad_frames(
 
     monkeypatch.setattr(bench.backend, "distrust", distrust, raising=False)
     tier = bench.tier()
-    tier.write(KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
+    tier.write_chunks(KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
     content = bytearray(bench.file(KEYS[1]).read_bytes())
     content[HEADER_BYTES + 5] ^= 1
     bench.file(KEYS[1]).write_bytes(content)
     bench.file(KEYS[2]).unlink()
-    outcomes = tier.read(KEYS, bench.stale([5, 6, 7]))
+    outcomes = tier.read_chunks(KEYS, bench.stale([5, 6, 7]))
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.ABSENT]
     assert [key for key, _ in heard] == [KEYS[1]]
     assert "checksum" in heard[0][1]

@@ -13,7 +13,7 @@ from tier_bench import Bench
 from tierkv.errors import BackendError, BackendUnavailableError
 from tierkv.testing import faults
 from tierkv.testing.conformance.frames import make_key
-from tierkv.tiers.retry import Performed, RetryLimits, Timing
+from tierkv.tiers.retry import OpResult, RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
@@ -126,7 +126,7 @@ def test_batches_stop_at_the_deadline(bench: Bench) -> None:
 
 def test_an_operation_without_keys_is_nothing(bench: Bench) -> None:
     """All keys of a batch may have been served elsewhere."""
-    assert bench.tier().perform(Verb.PROBE, []) == Performed([], 0)
+    assert bench.tier().perform(Verb.PROBE, []) == OpResult([], 0)
     assert bench.backend.calls == []
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.spawn import Handle, Spawn
-from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
+from tierkv.dispatch.ticket import Ticket, TicketQueue, TicketResult
 from tierkv.tiers.results import explain
-from tierkv.tiers.retry import TIMED_OUT, Performed
+from tierkv.tiers.retry import TIMED_OUT, OpResult
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import Verb
 
@@ -100,9 +100,9 @@ class AsyncLane:
         self._tickets = TicketQueue(queue_ops_max)
         self._done = done
         self._runner = runner
-        self._running: dict[Ticket, None] = {}  # in the order in which they began: so are they cancelled
+        self._running: dict[Ticket, asyncio.Task[None]] = {}  # in the order in which they are cancelled
         self._closing: asyncio.Task[None] | None = None
-        self._is_closing = False
+        self._close_runs = False
 
     def offer(self, ticket: Ticket) -> bool:
         """See :class:`~tierkv.dispatch.lane.Lane`."""
@@ -111,7 +111,7 @@ class AsyncLane:
         self._runner.call(self._pump)
         return True
 
-    def expired(self, ticket: Ticket) -> None:
+    def cancel_overdue(self, ticket: Ticket) -> None:
         """See the module: only what touches no slot is cancelled."""
         if ticket.op.verb in {Verb.PROBE, Verb.DELETE}:
             self._runner.call(self._cancel, ticket)
@@ -123,51 +123,50 @@ class AsyncLane:
     def retire(self) -> None:
         """Nothing to do: calls end by themselves, and there is no thread to let go."""
 
-    def busy(self) -> int:
+    def running_calls(self) -> int:
         """See :class:`~tierkv.dispatch.lane.Lane`."""
         return len(self._running)
 
     def close_backend(self) -> None:
         """See :class:`~tierkv.dispatch.lane.Lane`."""
-        self._is_closing = True
+        self._close_runs = True
         self._runner.call(self._begin_close)
 
-    def closing(self) -> bool:
+    def is_closing(self) -> bool:
         """See :class:`~tierkv.dispatch.lane.Lane`."""
-        return self._is_closing
+        return self._close_runs
 
     # Everything below runs on the loop.
 
     def _pump(self) -> None:
         while len(self._running) < self._concurrency and (ticket := self._tickets.take()) is not None:
             if ticket.claim():
-                self._running[ticket] = None
-                ticket.task = self._runner.loop.create_task(self._perform(ticket))
-                # Not the end of the coroutine: one that is cancelled at once never begins.
-                ticket.task.add_done_callback(partial(self._ended, ticket))
+                task = self._running[ticket] = self._runner.loop.create_task(self._perform(ticket))
+                # A callback, not the end of the coroutine: a task cancelled before its first turn never begins.
+                task.add_done_callback(partial(self._ended, ticket))
 
     async def _perform(self, ticket: Ticket) -> None:
         op = ticket.op
         try:
-            ticket.result = Result.of(await self.tier.perform_async(op.verb, op.keys, op.slots, op.deadline_s))
+            ticket.result = TicketResult.of(await self.tier.perform_async(op.verb, op.keys, op.slots, op.deadline_s))
         except Exception as error:  # noqa: BLE001 - whatever it is, the operation ends and the loop goes on
             ticket.result = ticket.failed(explain(error))
 
     def _ended(self, ticket: Ticket, _task: asyncio.Task[None]) -> None:
         if ticket.result is None:
-            ticket.result = Result.of(Performed([TIMED_OUT] * len(ticket.op.keys)))
+            ticket.result = TicketResult.of(OpResult([TIMED_OUT] * len(ticket.op.keys)))
         self._running.pop(ticket, None)
         ticket.done_s = self.tier.clock()
         self._done.append(ticket)
         self._pump()
 
     def _cancel(self, ticket: Ticket) -> None:
-        if ticket.task is not None:
-            ticket.task.cancel()
+        if (task := self._running.get(ticket)) is not None:
+            task.cancel()
 
     def _cancel_all(self) -> None:
-        for ticket in self._running:
-            self._cancel(ticket)
+        for task in self._running.values():
+            task.cancel()
 
     def _begin_close(self) -> None:
         self._closing = self._runner.loop.create_task(self._close())
@@ -178,7 +177,7 @@ class AsyncLane:
         except BaseException as error:  # noqa: BLE001 - a plugin's last word
             self.close_error = explain(error)
         finally:
-            self._is_closing = False
+            self._close_runs = False
 
 
 class _DaemonExecutor(ThreadPoolExecutor):

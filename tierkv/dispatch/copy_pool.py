@@ -45,7 +45,7 @@ class CopyPool:
         self._name = name
         self._jobs_max = jobs_max
         self._spawn = spawn
-        self._pause = engine_sleep
+        self._engine_sleep = engine_sleep
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._handles: list[Handle] = []
         self._is_closed = False
@@ -72,7 +72,7 @@ class CopyPool:
                     job[0].cancel()
             for _ in self._handles:
                 self._jobs.put(None)
-        wait_until(lambda: not self._alive(), timeout_s, time.monotonic, self._pause)
+        wait_until(lambda: not self._alive(), timeout_s, time.monotonic, self._engine_sleep)
         return self._alive()
 
     def _alive(self) -> int:

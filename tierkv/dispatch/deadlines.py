@@ -22,25 +22,25 @@ class Deadlines:
         self._heap: list[tuple[float, int, Ticket]] = []
         self._sequence = itertools.count()
 
-    def watch(self, ticket: Ticket, in_flight: int) -> None:
+    def add_ticket(self, ticket: Ticket, in_flight: int) -> None:
         """Add a ticket. ``in_flight``: how many have not ended, this one included."""
         if len(self._heap) >= 2 * in_flight + _SPARE:
             self._heap = [entry for entry in self._heap if not entry[2].ended]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (ticket.op.deadline_s, next(self._sequence), ticket))
 
-    def overdue(self, now_s: float) -> Iterator[Ticket]:
+    def take_overdue(self, now_s: float) -> Iterator[Ticket]:
         """Take out the tickets whose deadline has passed and whose I/O has not ended, the oldest deadline first."""
         while self._heap and self._heap[0][0] <= now_s:
             ticket = heapq.heappop(self._heap)[2]
             if not ticket.ended and ticket.result is None:
                 yield ticket
 
-    def unannounced(self) -> list[Ticket]:
+    def unreported(self) -> list[Ticket]:
         """All tickets that have neither ended nor missed their deadline. O(n); for shutdown."""
         return [ticket for _, _, ticket in sorted(self._heap) if not ticket.ended]
 
-    def of_tier(self, tier: int) -> list[Ticket]:
+    def tickets_of(self, tier: int) -> list[Ticket]:
         """The tickets of one tier that have neither ended nor missed their deadline, in no order. O(n)."""
         return [ticket for _, _, ticket in self._heap if ticket.op.tier == tier and not ticket.ended]
 

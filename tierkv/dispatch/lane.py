@@ -11,7 +11,7 @@ from collections import deque
 from typing import Protocol
 
 from tierkv.dispatch.spawn import Handle, OneShot, Spawn
-from tierkv.dispatch.ticket import Result, Ticket, TicketQueue
+from tierkv.dispatch.ticket import Ticket, TicketQueue, TicketResult
 from tierkv.tiers.results import explain
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import TierOp
@@ -26,7 +26,7 @@ class Lane(Protocol):
     def offer(self, ticket: Ticket) -> bool:
         """Queue a ticket; it comes back through the deque of finished ones. False if the queue is full."""
 
-    def expired(self, ticket: Ticket) -> None:
+    def cancel_overdue(self, ticket: Ticket) -> None:
         """The deadline of a claimed ticket has passed: whatever can be done to end it soon."""
 
     def stop(self) -> None:
@@ -35,13 +35,13 @@ class Lane(Protocol):
     def retire(self) -> None:
         """The same where the stack goes on: what runs has its time, since its slots will have other chunks."""
 
-    def busy(self) -> int:
+    def running_calls(self) -> int:
         """Calls that are still under way after :meth:`stop` or :meth:`retire`."""
 
     def close_backend(self) -> None:
         """Begin to close the backend, off the caller's thread."""
 
-    def closing(self) -> bool:
+    def is_closing(self) -> bool:
         """Whether the backend's close has begun and not ended."""
 
 
@@ -75,7 +75,7 @@ class ThreadLane:
         self._tokens.put(True)  # noqa: FBT003 - the queue's own signature
         return True
 
-    def expired(self, ticket: Ticket) -> None:
+    def cancel_overdue(self, ticket: Ticket) -> None:
         """A blocking call cannot be ended from outside."""
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class ThreadLane:
         """See :class:`Lane`."""
         self.stop()
 
-    def busy(self) -> int:
+    def running_calls(self) -> int:
         """See :class:`Lane`."""
         return sum(worker.is_alive() for worker in self._workers)
 
@@ -98,7 +98,7 @@ class ThreadLane:
         except RuntimeError as error:  # no thread to be had: that is no reason to raise on the engine's
             self.close_error = explain(error)
 
-    def closing(self) -> bool:
+    def is_closing(self) -> bool:
         """See :class:`Lane`."""
         return self._closer is not None and self._closer.is_alive()
 
@@ -137,7 +137,7 @@ class IoWorker:
         return begun
 
     def begin(self) -> bool:
-        """See :class:`~tierkv.dispatch.spawn.Divisible`."""
+        """See :class:`~tierkv.dispatch.spawn.SplitRunner`."""
         try:
             more = self._tokens.get_nowait()
         except queue.Empty:
@@ -159,13 +159,13 @@ class IoWorker:
         return None if self._ticket is None else self._ticket.op
 
     def finish(self) -> None:
-        """See :class:`~tierkv.dispatch.spawn.Divisible`."""
+        """See :class:`~tierkv.dispatch.spawn.SplitRunner`."""
         ticket, self._ticket = self._ticket, None
         if ticket is None:
             return
         op = ticket.op
         try:
-            ticket.result = Result.of(self._tier.perform(op.verb, op.keys, op.slots, op.deadline_s))
+            ticket.result = TicketResult.of(self._tier.perform(op.verb, op.keys, op.slots, op.deadline_s))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the operation ends and the thread goes on
             ticket.result = ticket.failed(explain(error))
         ticket.done_s = self._tier.clock()

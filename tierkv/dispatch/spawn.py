@@ -26,7 +26,7 @@ class Runner(Protocol):
 
 
 @runtime_checkable
-class Divisible(Runner, Protocol):
+class SplitRunner(Runner, Protocol):
     """A runner whose steps take time: a simulation lets some pass between the halves of each. ``step`` is both."""
 
     def begin(self) -> bool:
@@ -79,7 +79,7 @@ class OneShot:
         return True
 
 
-PAUSE_S = 0.002
+POLL_INTERVAL_S = 0.002
 """How often a wait at open or close looks again. Nothing on the engine's step path waits."""
 
 
@@ -95,6 +95,6 @@ def wait_until(
     while not condition():
         if waited_s >= timeout_s or clock() >= deadline_s:
             return condition()
-        engine_sleep(PAUSE_S)
-        waited_s += PAUSE_S
+        engine_sleep(POLL_INTERVAL_S)
+        waited_s += POLL_INTERVAL_S
     return True

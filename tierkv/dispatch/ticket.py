@@ -1,30 +1,32 @@
-"""An operation on its way through the I/O shell, and the queue in which it waits."""
+"""Ticket of one operation in flight, its result, and the bounded queue in which tickets wait for a lane."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
 from tierkv.dispatch.stats import Tally
-from tierkv.tiers.retry import Performed
+from tierkv.tiers.retry import OpResult
 from tierkv.types.tier_ops import Outcome, OutcomeKind, TierOp, Verb
 
 PRIORITY = (Verb.READ, Verb.PROBE, Verb.DELETE, Verb.WRITE)
-"""Somebody waits for loads; deletions make room; stores can wait."""
+"""Reads first: requests wait for loads. Deletions free space. Writes can wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What an I/O thread found out."""
+class TicketResult:
+    """Result of one operation, as computed on an I/O thread."""
 
     outcomes: tuple[Outcome, ...]
+    """One per key, in order."""
     tally: Tally
+    """The outcomes, counted."""
     retries: int
+    """Tries of a key after its first one, over all keys."""
 
     @classmethod
-    def of(cls, performed: Performed) -> Result:
-        """Counted here, so that the engine's thread need not."""
+    def of(cls, performed: OpResult) -> TicketResult:
+        """Count the outcomes here, on the I/O thread, to keep that work off the engine's thread."""
         return cls(tuple(performed.outcomes), Tally.of(performed.outcomes), performed.retries)
 
 
@@ -32,41 +34,48 @@ class Result:
 class Ticket:
     """One operation in flight.
 
-    Whoever claims it owns it: an I/O thread, to perform it; or the engine's thread, to cancel it before it began.
-    ``result`` and ``done_s``, the time at which the I/O was over, are set once, by the I/O thread, before it hands the
-    ticket back. ``announced`` and ``ended`` are the engine's thread's own: its deadline was told as missed; its last
-    completion was made.
+    The thread that claims a ticket owns it: an I/O thread to perform it, or the engine's thread to cancel it before it
+    starts.
     """
 
     op: TierOp
+    """The operation."""
     submitted_s: float
+    """Time of the submission."""
     is_trial: bool = False
-    announced: bool = False
+    """Whether the dispatcher itself sends it, to probe a tier whose breaker is half open."""
+    deadline_reported: bool = False
+    """Whether a missed deadline was reported. Engine's thread."""
     ended: bool = False
-    result: Result | None = None
+    """Whether its last completion was made. Engine's thread."""
+    result: TicketResult | None = None
+    """Set once, by the I/O thread, before it hands the ticket back."""
     done_s: float | None = None
-    task: asyncio.Task[None] | None = None
+    """Time at which the I/O ended. Set with ``result``."""
     _claim: list[None] = field(default_factory=lambda: [None])
 
     def claim(self) -> bool:
-        """Whether the caller is the first to ask. ``list.pop`` is atomic, so exactly one is."""
+        """Whether the caller is the first to claim it. ``list.pop`` is atomic, so exactly one caller is."""
         try:
             self._claim.pop()
         except IndexError:
             return False
         return True
 
-    def failed(self, error: str) -> Result:
-        """The result where not even a tier could say what went wrong."""
+    def failed(self, error: str) -> TicketResult:
+        """Return a result in which every key failed with ``error``."""
         outcomes = [Outcome(OutcomeKind.FAILED, error=error)] * len(self.op.keys)
-        return Result.of(Performed(outcomes))
+        return TicketResult.of(OpResult(outcomes))
 
 
 class TicketQueue:
-    """Tickets that wait, by priority, first in first out among equals. Bounded.
+    """Bounded queue of tickets by priority, first in first out among equals.
 
-    The engine's thread puts, I/O threads take; ``deque.append`` and ``popleft`` are atomic. A cancelled ticket stays
-    until it is taken, and counts until then: so a tier that hangs for ever cannot make the queue grow.
+    The engine's thread puts, I/O threads take; ``deque.append`` and ``popleft`` are atomic. A cancelled ticket stays in
+    the queue, and counts, until a lane takes it. So a tier that hangs forever cannot make the queue grow.
+
+    Args:
+        ops_max: number of tickets that may wait.
     """
 
     def __init__(self, ops_max: int) -> None:
@@ -75,7 +84,7 @@ class TicketQueue:
         self._in_order = tuple(self._waiting.values())
 
     def __len__(self) -> int:
-        """How many wait, cancelled ones included."""
+        """Number of waiting tickets, cancelled ones included."""
         return sum(map(len, self._in_order))
 
     def put(self, ticket: Ticket) -> bool:
@@ -86,7 +95,7 @@ class TicketQueue:
         return True
 
     def take(self) -> Ticket | None:
-        """The next ticket, perhaps a cancelled one; None if there is none."""
+        """Return the next ticket, which may be a cancelled one; None if the queue is empty."""
         for waiting in self._in_order:
             try:
                 return waiting.popleft()

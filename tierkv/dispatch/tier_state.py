@@ -1,4 +1,8 @@
-"""What bounds the I/O of one tier."""
+"""Bounds and bookkeeping of one tier in the dispatcher.
+
+:class:`TierLimits` is what the configuration sets. :class:`TierState` is one tier's record while the dispatcher serves
+it: its lane, its breaker, its counters, and how far a detach has come.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,20 @@ from tierkv.types.tier_ops import Verb
 class TierLimits:
     """Bounds of one tier (promise 6).
 
-    queue_ops_max: operations that may wait; more are refused.
-    io_threads: calls to the backend at once; None: what it prefers, which is also the most.
-    breaker_failures: operations that must fail in a row until the tier is left alone.
-    breaker_cooldown_s: seconds until it is tried again.
-    trial_deadline_s: seconds within which that trial must be answered.
+    Raises:
+        ValueError: a bound is out of range.
     """
 
     queue_ops_max: int = 4096
+    """Operations that may be queued; further ones are refused."""
     io_threads: int | None = None
+    """Concurrent calls to the backend. None: the backend's preference, which is also the upper limit."""
     breaker_failures: int = 5
+    """Consecutive failed operations that open the breaker."""
     breaker_cooldown_s: float = 5.0
+    """Seconds from the opening of the breaker to the first trial."""
     trial_deadline_s: float = 2.0
+    """Seconds within which a trial must be answered."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -39,38 +45,45 @@ class TierLimits:
             raise ValueError(f"breaker_cooldown_s must be 0 or more, trial_deadline_s more than 0: {self}")
 
     def concurrency(self, preferred: int) -> int:
-        """Calls at once, for a backend that prefers so many."""
+        """Return the number of concurrent calls for a backend that prefers ``preferred``."""
         return preferred if self.io_threads is None else min(preferred, self.io_threads)
 
 
 @dataclass(slots=True)
 class TierState:
-    """A tier's lane, bounds and counts.
-
-    live, writes: operations and writes whose I/O has not ended. leave_by_s: set when it is detached: the time at which
-    its backend is closed at the latest. waiting: of a tier that leaves, what no thread has begun, perhaps. scan: one
-    that was late, and may go on.
-    """
+    """Record of one tier that the dispatcher serves. Engine's thread."""
 
     index: int
+    """Number of the tier; never reused within a stack."""
     lane: Lane
+    """Path of its operations to the backend."""
     limits: TierLimits
+    """Its bounds."""
     breaker: Breaker
+    """Refuses operations while the tier is unusable."""
     stats: TierStats
+    """Its counters."""
     seconds: dict[Verb, Histogram] = field(default_factory=io_histograms)
-    live: int = 0
-    writes: int = 0
-    leave_by_s: float | None = None
+    """Duration of reads and writes, from submission to the end of the I/O."""
+    in_flight: int = 0
+    """Operations whose I/O has not ended, trials included."""
+    writes_in_flight: int = 0
+    """Writes among them."""
+    detach_by_s: float | None = None
+    """Time at which a detached tier's backend is closed at the latest. None: the tier is attached."""
+    not_started: list[Ticket] = field(default_factory=list)
+    """Operations that were in flight at the detach and may still be refused."""
     close_began: bool = False
-    waiting: list[Ticket] = field(default_factory=list)
+    """Whether the close of the backend has begun."""
     scan: Handle | None = None
+    """Thread of a scan that missed its bound and may still run."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call runs in its backend."""
-        return bool(self.lane.busy()) or (self.scan is not None and self.scan.is_alive())
+        """Whether a call to the backend may still run."""
+        return bool(self.lane.running_calls()) or (self.scan is not None and self.scan.is_alive())
 
     @property
-    def has_left(self) -> bool:
-        """Whether everything has ended since its backend began to close."""
-        return self.close_began and not (self.live or self.is_busy or self.lane.closing())
+    def has_detached(self) -> bool:
+        """Whether all operations, all calls and the close of the backend have ended."""
+        return self.close_began and not (self.in_flight or self.is_busy or self.lane.is_closing())

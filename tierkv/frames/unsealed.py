@@ -12,7 +12,7 @@ from tierkv.frames.frame import CHECKSUM_BYTES, MAGIC
 _NOTHING = bytes(CHECKSUM_BYTES)
 
 
-def open_frame(slot: memoryview, parts: int) -> None:
+def mark_unsealed(slot: memoryview, parts: int) -> None:
     """Make sure that nothing in the slot passes for a frame, or for the report of one of ``parts`` workers."""
     length = CHECKSUM_BYTES * (1 + (parts if parts > 1 else 0))
     slot[:length] = bytes(length)
@@ -23,13 +23,13 @@ def is_sealed(slot: memoryview) -> bool:
     return bytes(slot[: len(MAGIC)]) == MAGIC
 
 
-def leave_part(slot: memoryview, part: int, digest: bytes) -> None:
+def put_part_checksum(slot: memoryview, part: int, digest: bytes) -> None:
     """A worker's part is in place, and this is its checksum."""
     start = CHECKSUM_BYTES * (1 + part)
     slot[start : start + CHECKSUM_BYTES] = digest
 
 
-def parts_left(slot: memoryview, parts: int) -> list[bytes] | None:
+def part_checksums(slot: memoryview, parts: int) -> list[bytes] | None:
     """The checksums that all workers have left; None if one has not."""
     table = bytes(slot[CHECKSUM_BYTES : CHECKSUM_BYTES * (1 + parts)])
     digests = [table[start : start + CHECKSUM_BYTES] for start in range(0, len(table), CHECKSUM_BYTES)]

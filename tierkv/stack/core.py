@@ -73,24 +73,25 @@ class BaseParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackParts(BaseParts):
-    """And a stack with our own scheduler. part_book: where workers are several, or other processes."""
+    """And a stack with our own scheduler. rank_reports: where workers are several, or other processes."""
 
     scheduler: OffloadScheduler
-    part_book: RankReports | None
+    rank_reports: RankReports | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedParts(BaseParts):
     """And a stack for an engine that schedules itself.
 
-    marks: where workers mark the jobs that they ended. seals: what tells whether a store is whole. group_ids: the
-    number at the end of the keys of each group.
+    completion_flags: table in which workers flag completed jobs.
+    staged_seals: opens slots for stores, and seals them.
+    group_ids: the number at the end of the keys of each group.
     """
 
     lookups: StagedLookups
     jobs: StagedJobs
-    marks: CompletionFlags
-    seals: StagedSeals
+    completion_flags: CompletionFlags
+    staged_seals: StagedSeals
     hints: HintReader
     group_ids: tuple[int, ...]
 

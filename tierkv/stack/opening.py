@@ -175,7 +175,7 @@ class _Scheduled(Assembly[Stack]):
         parts = StackParts(
             **_fields(base),
             scheduler=scheduler,
-            part_book=None if len(base.workers) == 1 else RankReports(base.arena, self.sealer, self.geometry),
+            rank_reports=None if len(base.workers) == 1 else RankReports(base.arena, self.sealer, self.geometry),
         )
         runtime = self.runtime
         if config.record.path is None:
@@ -220,14 +220,14 @@ class _Staged(Assembly[StagedStack]):
 
     def wire(self, base: BaseParts, undo: contextlib.ExitStack) -> StagedStack:
         counters = self.counters
-        marks = CompletionFlags(self.geometry.num_workers)
-        undo.callback(marks.close)
+        flags = CompletionFlags(self.geometry.num_workers)
+        undo.callback(flags.close)
         parts = StagedParts(
             **_fields(base),
             lookups=StagedLookups(base.manager, self.geometry, self.config.lookup.deadline_s, counters),
-            jobs=StagedJobs(marks),
-            marks=marks,
-            seals=StagedSeals(base.arena, self.sealer, self.geometry),
+            jobs=StagedJobs(flags),
+            completion_flags=flags,
+            staged_seals=StagedSeals(base.arena, self.sealer, self.geometry),
             hints=HintReader(lambda: base.manager.tier_names, counters, _log.warning),
             group_ids=self._group_ids,
         )

@@ -16,7 +16,7 @@ from tierkv.frames.frame import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach
 from tierkv.types.geometry import Geometry
-from tierkv.worker.completion_flags import Marks
+from tierkv.worker.completion_flags import RankFlags
 from tierkv.worker.worker import Worker
 
 
@@ -27,8 +27,8 @@ class WorkerSetup:
     rank: which worker it will be. geometry: sizes of groups and chunks. namespace: the fingerprint, sixteen bytes.
     arena: where the host tier's memory is. copy_threads: threads for its copies. gpu_staging_bytes: device memory for
     chunks on their way. verify_frames: compare checksums at all. verify_loads: check each chunk's part on its way to
-    the GPU. marks: where ended jobs are marked; only of a stack whose engine schedules itself, and then the worker is
-    *staged* (see :mod:`tierkv.worker.rank_slice`).
+    the GPU. completion_flags: where completed jobs are flagged; only of a stack whose engine schedules itself, and
+    then the worker is *staged* (see :mod:`tierkv.worker.rank_slice`).
     """
 
     rank: int
@@ -39,7 +39,7 @@ class WorkerSetup:
     gpu_staging_bytes: int
     verify_frames: bool
     verify_loads: bool
-    marks: MemoryHandle | None = None
+    completion_flags: MemoryHandle | None = None
 
 
 class ProcessWorker(Worker):
@@ -57,22 +57,23 @@ class ProcessWorker(Worker):
             rank=setup.rank,
             verify_loads=setup.verify_loads,
             gpu_staging_bytes=setup.gpu_staging_bytes,
-            staged=setup.marks is not None,
+            staged=setup.completion_flags is not None,
         )
-        self._marks = None if setup.marks is None else Marks(setup.marks, setup.geometry.num_workers, setup.rank)
+        flags = setup.completion_flags
+        self._flags = None if flags is None else RankFlags(flags, setup.geometry.num_workers, setup.rank)
 
     def mark_ended(self, number: int) -> None:
         """Tell a staged stack that this worker has ended the job of that number."""
-        if self._marks is not None:
-            self._marks.end(number)
+        if self._flags is not None:
+            self._flags.set_ended(number)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Shut down, then give threads and memory back. Call ``drain`` first to lose no store. Idempotent."""
         self.shutdown()
         self._pool.close(timeout_s)
         self._arena.close()
-        if self._marks is not None:
-            self._marks.close()
+        if self._flags is not None:
+            self._flags.close()
 
     def __enter__(self) -> Self:
         """The open worker."""

@@ -48,9 +48,9 @@ class Stack(StackBase):
         Raises:
             EngineProtocolError: there is no such rank, or a stack of one worker in this process, which cannot be lost.
         """
-        if self._parts.part_book is None:
+        if self._parts.rank_reports is None:
             raise EngineProtocolError("the only worker of this stack lives in its own process: it cannot be lost alone")
-        return self.update_connector_output(self._parts.part_book.report_of_lost(rank))
+        return self.update_connector_output(self._parts.rank_reports.output_of_lost(rank))
 
     # -- what an engine calls ----------------------------------------------------------------------------------------
 
@@ -81,8 +81,8 @@ class Stack(StackBase):
         self._begin_step()
         meta = self._scheduler.build_connector_meta(step)
         self._in_step = False
-        if self._parts.part_book is not None:
-            self._parts.part_book.hand_out(meta)
+        if self._parts.rank_reports is not None:
+            self._parts.rank_reports.add_jobs(meta)
         self._hand_out()
         return meta
 
@@ -90,8 +90,8 @@ class Stack(StackBase):
         """What a worker reported, or several; see :meth:`OffloadScheduler.update_connector_output`."""
         if output.transfers:
             self._stats.transferred(output.transfers)
-        if self._parts.part_book is not None and not output.is_empty:
-            output = self._parts.part_book.take_in(output)
+        if self._parts.rank_reports is not None and not output.is_empty:
+            output = self._parts.rank_reports.merge_output(output)
         report = self._scheduler.update_connector_output(output)
         if self._pending_report is not None:
             report, self._pending_report = _joined(self._pending_report, report), None

@@ -73,7 +73,7 @@ class StagedStack(StackBase):
         Raises:
             EngineProtocolError: there is no such rank.
         """
-        return replace(super().worker_setup(rank), marks=self._parts.marks.handle)
+        return replace(super().worker_setup(rank), completion_flags=self._parts.completion_flags.handle)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class StagedStack(StackBase):
         if not wanted:
             return StagedStore(StagedTransfer(UNMARKED, (), (), ()), ())
         self._tell_time()
-        number = self._parts.marks.new(is_store=True)
+        number = self._parts.completion_flags.allocate(is_store=True)
         if number == UNMARKED:
             self.counters.stores_refused += 1
             return None
@@ -194,13 +194,13 @@ class StagedStack(StackBase):
         if grant is not None:
             self.counters.chunks_not_stored += len(offered) - taken
         if grant is None or not grant.keys:
-            self._parts.marks.free(number)
+            self._parts.completion_flags.release(number)
         if grant is None:
             return None
         group_of = dict(offered)
         groups = tuple([group_of[key] for key in grant.keys])
         if grant.keys:
-            self._parts.seals.open(grant.slots)
+            self._parts.staged_seals.open_slots(grant.slots)
             self._jobs.begin_store(grant.keys, groups, grant.slots, number)
         return StagedStore(StagedTransfer(number, grant.keys, groups, grant.slots), grant.evicted)
 
@@ -213,7 +213,7 @@ class StagedStack(StackBase):
         if jobs:
             self._tell_time()
         for job in jobs:
-            self._end_store(job, self._parts.seals.close(_chunks(job)) if success else frozenset(job.keys))
+            self._end_store(job, self._parts.staged_seals.seal_slots(_chunks(job)) if success else frozenset(job.keys))
         if jobs:
             self._hand_out()
 
@@ -290,7 +290,7 @@ class StagedStack(StackBase):
         """The engine's to do, its workers are never ours; but what they have marked has ended, reported or not."""
         self._take_orphans()
         for job in self._jobs.take_marked_stores():
-            self._end_store(job, self._parts.seals.close(_chunks(job)))
+            self._end_store(job, self._parts.staged_seals.seal_slots(_chunks(job)))
 
     def _take_last_step(self) -> None:
         """Nothing is ever kept back here."""
@@ -303,7 +303,7 @@ class StagedStack(StackBase):
         try:
             return super().close(timeout_s)
         finally:
-            self._parts.marks.close()
+            self._parts.completion_flags.close()
 
 
 def _chunks(job: StagedJob) -> Iterable[tuple[Key, int, SlotRef]]:

@@ -38,7 +38,7 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins.registry import PluginRegistry, opened
 from tierkv.policies.guarded import guarded
 from tierkv.policies.quotas import Quotas, TenantPolicy
-from tierkv.tiers.framing import CodecTerms
+from tierkv.tiers.framing import FrameRules
 from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import tenant_of_salt
@@ -112,7 +112,7 @@ class TierOpener:
         try:
             return Tier(
                 config.name, backend, capabilities, codec.name, codecs, self._sealer, self._arena,
-                terms=CodecTerms(codec.lossy, codec.conceals, config.lossy),
+                rules=FrameRules(codec.lossy, codec.conceals, config.lossy),
                 retry=RetryLimits(attempts=config.retries + 1),
                 timing=Timing(self._runtime.clock, self._runtime.io_sleep, self._runtime.rng),
             )  # fmt: skip

@@ -201,7 +201,7 @@ class TierChanges:
         """Let go of what has left, and link what is ready. Never waits; costs nothing where nothing changes."""
         # In this order: what the manager still had to say to a tier that goes now is said, and refused, before it left.
         if self._leaving:
-            for index in self._dispatcher.take_left():
+            for index in self._dispatcher.take_detached():
                 self._manager.forget(index)
                 self._leaving.pop(index).change.settle()
                 self._share_host_slots()

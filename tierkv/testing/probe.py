@@ -160,7 +160,7 @@ class Probe:
 
     def served(self) -> list[str]:
         """Names of all tiers that dispatch has to do with, also of those that are leaving."""
-        return [self.name_of(index) for index in self._parts.dispatcher._lines]
+        return [self.name_of(index) for index in self._parts.dispatcher._tier_states]
 
     def attach(self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float) -> TierChange:
         """See :meth:`Stack.attach_tier`, which waits longer than is of use in a simulation."""

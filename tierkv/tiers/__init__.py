@@ -1,1 +1,1 @@
-"""The host arena, and what every lower tier gets for nothing: frames, codecs, checked answers, retries."""
+"""The host arena, and what every lower tier gets for nothing: frames, codecs, checked results, retries."""

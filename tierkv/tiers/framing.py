@@ -36,20 +36,20 @@ class NotForThisTierError(BackendError):
 
 
 @dataclass(frozen=True, slots=True)
-class CodecTerms:
+class FrameRules:
     """What the codec that a tier writes with does to payloads, and what the tier takes.
 
     lossy: the codec gives back approximations.
     conceals: nothing of a payload may lie at rest in the clear.
-    takes_lossy: the tier may hold approximations.
+    accepts_lossy: the tier may hold approximations.
     """
 
     lossy: bool = False
     conceals: bool = False
-    takes_lossy: bool = False
+    accepts_lossy: bool = False
 
 
-EXACT_AND_CLEAR = CodecTerms()
+EXACT_AND_CLEAR = FrameRules()
 
 
 class Framer:
@@ -61,7 +61,7 @@ class Framer:
         sealer: seals and checks.
         alignment: frames made here have a length that is a multiple of it.
         slot_bytes: length of the arena's slots.
-        terms: of the codec that is written with.
+        rules: of the codec that is written with.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that tells how frames of a tier look
@@ -71,16 +71,16 @@ class Framer:
         sealer: FrameSealer,
         alignment: int,
         slot_bytes: int,
-        terms: CodecTerms = EXACT_AND_CLEAR,
+        rules: FrameRules = EXACT_AND_CLEAR,
     ) -> None:
-        self._terms = terms
+        self._rules = rules
         self._codec_name = codec_name
         self._codecs = codecs
         self._sealer = sealer
         self._alignment = alignment
-        self._staging = Staging(slot_bytes)
+        self._staging = StagingBuffers(slot_bytes)
 
-    def accept(self, slot: memoryview, length: int, key: bytes) -> None:
+    def decode_frame(self, slot: memoryview, length: int, key: bytes) -> None:
         """Check the frame of ``length`` bytes that a backend put into ``slot``, and turn it into a raw one.
 
         Raises:
@@ -94,7 +94,7 @@ class Framer:
             raise CorruptFrameError(f"{length} bytes came back for a frame of {whole}")
         if frame_bytes(header.raw_bytes) > len(slot):
             raise CorruptFrameError(f"a payload of {header.raw_bytes} bytes does not fit a slot of {len(slot)}")
-        if header.approximate and not self._terms.takes_lossy:
+        if header.approximate and not self._rules.accepts_lossy:
             raise UnreadableFrameError(
                 f"frame of codec {header.codec!r} holds an approximation; this tier gives exact chunks only, "
                 "lossy = true would change that"
@@ -103,12 +103,12 @@ class Framer:
             # A backend with a smaller alignment may leave the last page's padding to us; old bytes must not stay there.
             slot[length:whole] = bytes(max(0, whole - length))
         else:
-            self._decode(slot, header)
+            self._decode_payload(slot, header)
 
-    def frame_of(self, slot: memoryview, key: bytes) -> tuple[memoryview, memoryview | None]:
+    def encode_frame(self, slot: memoryview, key: bytes) -> tuple[memoryview, memoryview | None]:
         """The frame to store for the chunk in ``slot``, and the staging buffer it lies in, if any.
 
-        Give the buffer back with :meth:`give_back` once the frame is not used any more.
+        Give the buffer back with :meth:`release_staging` once the frame is not used any more.
 
         Raises:
             CorruptFrameError: the slot does not hold this key; nothing foreign is ever written.
@@ -116,8 +116,8 @@ class Framer:
             Exception: whatever a foreign codec raises.
         """
         # A lossy codec's frame says nothing of its payload's origin: damage must be found before, or never.
-        header = self._sealer.check(slot, key, payload=self._terms.lossy)
-        if header.approximate and not self._terms.takes_lossy:
+        header = self._sealer.check(slot, key, payload=self._rules.lossy)
+        if header.approximate and not self._rules.accepts_lossy:
             raise NotForThisTierError("the chunk came from a lossy tier; this one keeps exact chunks only")
         raw_frame = slot[: frame_bytes(header.raw_bytes)]
         codec = None if self._codec_name == NO_CODEC else self._codecs[self._codec_name]
@@ -126,33 +126,33 @@ class Framer:
         staging = self._staging.take()
         length = 0
         try:
-            length = self._encode(codec, slot, header, staging)
+            length = self._encode_payload(codec, slot, header, staging)
         finally:
             if not length:
-                self.give_back(staging)
+                self.release_staging(staging)
         return (staging[:length], staging) if length else (raw_frame, None)
 
-    def give_back(self, staging: memoryview) -> None:
+    def release_staging(self, staging: memoryview) -> None:
         """Return a staging buffer."""
-        self._staging.give_back(staging)
+        self._staging.release(staging)
 
-    def _encode(self, codec: Codec, slot: memoryview, header: FrameHeader, staging: memoryview) -> int:
+    def _encode_payload(self, codec: Codec, slot: memoryview, header: FrameHeader, staging: memoryview) -> int:
         """Make the encoded frame in ``staging``. Returns its length, or 0 where it would not be shorter at rest."""
-        raw_bytes, terms = header.raw_bytes, self._terms
+        raw_bytes, rules = header.raw_bytes, self._rules
         raw = slot[HEADER_BYTES : HEADER_BYTES + raw_bytes].toreadonly()
         notes = bytearray(CODEC_NOTES_BYTES)
         frame = CodecFrame(_identity(self._codec_name, header), memoryview(notes), memoryview(header.raw_checksum))
         stored_bytes = codec.encode(raw, staging[HEADER_BYTES : HEADER_BYTES + raw_bytes], frame)
-        if stored_bytes is None and not terms.conceals:
+        if stored_bytes is None and not rules.conceals:
             return 0
-        if type(stored_bytes) is not int or not 0 < stored_bytes < raw_bytes + terms.conceals:
+        if type(stored_bytes) is not int or not 0 < stored_bytes < raw_bytes + rules.conceals:
             raise ValueError(f"codec {self._codec_name!r} encoded {raw_bytes} bytes to {stored_bytes!r}")
         end = HEADER_BYTES + stored_bytes
         length = pad(end, self._alignment)
-        if length >= frame_bytes(raw_bytes) and not terms.conceals:
+        if length >= frame_bytes(raw_bytes) and not rules.conceals:
             return 0
         staging[end:length] = bytes(length - end)
-        withheld = terms.conceals or terms.lossy
+        withheld = rules.conceals or rules.lossy
         pack_header(
             FrameHeader(
                 self._codec_name,
@@ -164,14 +164,14 @@ class Framer:
                 _NO_DIGEST if withheld else header.raw_checksum,
                 (_NO_DIGEST,) * len(header.part_checksums) if withheld else header.part_checksums,
                 withheld,
-                header.approximate or terms.lossy,
+                header.approximate or rules.lossy,
                 bytes(notes) if notes != _NO_NOTES else b"",
             ),
             staging,
         )
         return length
 
-    def _decode(self, slot: memoryview, header: FrameHeader) -> None:
+    def _decode_payload(self, slot: memoryview, header: FrameHeader) -> None:
         codec = self._codecs.get(header.codec)
         if codec is None:
             raise UnreadableFrameError(
@@ -187,7 +187,7 @@ class Framer:
             np.copyto(np.frombuffer(staging[:stored_end], np.uint8), np.frombuffer(slot[:stored_end], np.uint8))
             codec.decode(staging[HEADER_BYTES:stored_end].toreadonly(), slot[HEADER_BYTES:raw_end], frame)
         finally:
-            self.give_back(staging)
+            self.release_staging(staging)
         raw_checksum, parts = self._checksums(slot, header, bytes(origin))
         self._sealer.seal_as(slot, header.key, header.raw_bytes, raw_checksum, parts, approximate=header.approximate)
 
@@ -214,7 +214,7 @@ def _identity(codec: str, header: FrameHeader) -> bytes:
     return b"".join((b"tierkv frame 1", codec.encode("ascii").ljust(16, b"\0"), header.namespace, lengths, header.key))
 
 
-class Staging:
+class StagingBuffers:
     """A free list of page-aligned buffers.
 
     Copying into fresh memory runs at a tenth of the speed of copying into memory that was used before, so buffers are
@@ -233,6 +233,6 @@ class Staging:
         except IndexError:
             return memoryview(mmap.mmap(-1, self._buffer_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
-    def give_back(self, buffer: memoryview) -> None:
+    def release(self, buffer: memoryview) -> None:
         """Return a buffer that :meth:`take` gave."""
         self._free.append(buffer)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError, UnreadableFrameError
 from tierkv.tiers.framing import NotForThisTierError
-from tierkv.tiers.retry import Answer
+from tierkv.tiers.retry import KeyResult
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 
 ERROR_CHARS_MAX = 300
@@ -20,7 +20,7 @@ ERROR_CHARS_MAX = 300
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def checked(results: object, count: int, is_allowed: Callable[[object], bool], tier: str) -> list[Any]:
+def checked_results(results: object, count: int, is_allowed: Callable[[object], bool], tier: str) -> list[Any]:
     """A backend's results, one per key, none of an impossible kind.
 
     Args:
@@ -34,16 +34,16 @@ def checked(results: object, count: int, is_allowed: Callable[[object], bool], t
     """
     if not isinstance(results, Sequence) or isinstance(results, str | bytes | bytearray | memoryview):
         raise BackendError(f"backend returned {type(results).__name__} instead of a list of results", tier=tier)
-    answers = list(results)
-    if len(answers) != count:
-        raise BackendError(f"backend returned {len(answers)} results for {count} keys", tier=tier)
-    for answer in answers:
-        if not isinstance(answer, BaseException) and not is_allowed(answer):
-            raise BackendError(f"backend returned the impossible result {describe(answer)}", tier=tier)
-    return answers
+    checked = list(results)
+    if len(checked) != count:
+        raise BackendError(f"backend returned {len(checked)} results for {count} keys", tier=tier)
+    for result in checked:
+        if not isinstance(result, BaseException) and not is_allowed(result):
+            raise BackendError(f"backend returned the impossible result {describe(result)}", tier=tier)
+    return checked
 
 
-def failure(error: BaseException) -> Answer:
+def failed_result(error: BaseException) -> KeyResult:
     """The answer for a key whose operation raised or returned ``error``."""
     if isinstance(error, NotForThisTierError):
         kind = OutcomeKind.REFUSED
@@ -55,7 +55,7 @@ def failure(error: BaseException) -> Answer:
         kind = OutcomeKind.NO_SPACE
     else:
         kind = OutcomeKind.FAILED
-    return Answer(Outcome(kind, error=explain(error)), retryable=kind is OutcomeKind.FAILED and _may_pass(error))
+    return KeyResult(Outcome(kind, error=explain(error)), retryable=kind is OutcomeKind.FAILED and _may_pass(error))
 
 
 def explain(error: BaseException) -> str:

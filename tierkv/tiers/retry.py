@@ -47,14 +47,14 @@ class Timing:
     rng: random.Random = field(default_factory=random.Random)
 
 
-class Answer(NamedTuple):
+class KeyResult(NamedTuple):
     """What one try gave for one key."""
 
     outcome: Outcome
     retryable: bool = False
 
 
-class Performed(NamedTuple):
+class OpResult(NamedTuple):
     """What became of an operation on a tier: an outcome per key, and how many further tries of a key it took."""
 
     outcomes: list[Outcome]
@@ -78,11 +78,11 @@ class Retrier:
 
     async def run(
         self,
-        attempt: Callable[[Sequence[int]], Awaitable[Sequence[Answer]]],
+        attempt: Callable[[Sequence[int]], Awaitable[Sequence[KeyResult]]],
         count: int,
         batch: int,
         deadline_s: float,
-    ) -> Performed:
+    ) -> OpResult:
         """Try the keys 0 to ``count`` - 1.
 
         Args:
@@ -98,7 +98,7 @@ class Retrier:
             again: list[int] = []
             for indices in _batches(todo, batch):
                 if self._clock() >= deadline_s:
-                    return Performed(outcomes, retries)
+                    return OpResult(outcomes, retries)
                 retries += len(indices) if number > 1 else 0
                 for index, answer in zip(indices, await attempt(indices), strict=True):
                     outcomes[index] = answer.outcome
@@ -111,7 +111,7 @@ class Retrier:
             if self._clock() + delay_s >= deadline_s:
                 break
             await self._sleep(delay_s)
-        return Performed(outcomes, retries)
+        return OpResult(outcomes, retries)
 
     def _delay_s(self, number: int) -> float:
         limit = min(self._limits.delay_s_max, self._limits.base_delay_s * 2.0 ** (number - 1))

@@ -31,16 +31,16 @@ from tierkv.abc.codec import Codec
 from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, UnreadableFrameError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, FrameSealer
 from tierkv.memory.arena import HostArena
-from tierkv.tiers.framing import EXACT_AND_CLEAR, CodecTerms, Framer
-from tierkv.tiers.results import checked, failure
-from tierkv.tiers.retry import Answer, Performed, Retrier, RetryLimits, Timing
+from tierkv.tiers.framing import EXACT_AND_CLEAR, Framer, FrameRules
+from tierkv.tiers.results import checked_results, failed_result
+from tierkv.tiers.retry import KeyResult, OpResult, Retrier, RetryLimits, Timing
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
 
 _log = logging.getLogger(__name__)
 
-TOLD_MAX = 8
+LOGGED_REASONS_MAX = 8
 """Reasons for which frames cannot be read that are logged; later ones are counted only."""
 
 _SLOTTED = frozenset({Verb.READ, Verb.WRITE})
@@ -60,7 +60,7 @@ class Tier:
         codecs: all codecs by name, to read what lies there already.
         sealer: seals and checks frames of this stack's namespace.
         arena: where the slots are.
-        terms: what that codec does to payloads, and what the tier takes.
+        rules: what that codec does to payloads, and what the tier takes.
         retry: tries per key.
         timing: clock and chance.
 
@@ -78,7 +78,7 @@ class Tier:
         sealer: FrameSealer,
         arena: HostArena,
         *,
-        terms: CodecTerms = EXACT_AND_CLEAR,
+        rules: FrameRules = EXACT_AND_CLEAR,
         retry: RetryLimits | None = None,
         timing: Timing | None = None,
     ) -> None:
@@ -94,17 +94,17 @@ class Tier:
         )
         self.backend = backend
         self.is_async = inspect.iscoroutinefunction(backend.read_into)
-        self._told: set[str] = set()
-        self._verbs = cast("AsyncBackend", backend) if self.is_async else _Unwaiting(cast("Backend", backend))
+        self._logged_reasons: set[str] = set()
+        self._verbs = cast("AsyncBackend", backend) if self.is_async else _BlockingVerbs(cast("Backend", backend))
         self._arena = arena
-        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, terms)
+        self._framer = Framer(codec_name, codecs, sealer, capabilities.alignment, arena.slot_bytes, rules)
         self._retrier = Retrier(
-            retry or RetryLimits(), timing, asyncio.sleep if self.is_async else _unwaiting(timing.sleep)
+            retry or RetryLimits(), timing, asyncio.sleep if self.is_async else _blocking_sleep(timing.sleep)
         )
 
     def perform(
         self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef] = (), deadline_s: float = math.inf
-    ) -> Performed:
+    ) -> OpResult:
         """Do one operation of a blocking backend: an outcome per key, in order. Blocks.
 
         Keys whose turn did not come before ``deadline_s`` are TIMED_OUT. Whatever the backend does is an outcome.
@@ -118,33 +118,33 @@ class Tier:
 
     async def perform_async(
         self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef] = (), deadline_s: float = math.inf
-    ) -> Performed:
+    ) -> OpResult:
         """The same on an event loop. May be cancelled."""
         if len(slots) != (len(keys) if verb in _SLOTTED else 0):
             raise EngineProtocolError(f"{verb.name} of {len(keys)} keys came with {len(slots)} slots", tier=self.name)
         if self.capabilities.read_only and verb in _CHANGING:
-            return Performed([_REFUSED] * len(keys))
+            return OpResult([_REFUSED] * len(keys))
         do = {Verb.READ: self._read, Verb.WRITE: self._write, Verb.PROBE: self._probe, Verb.DELETE: self._delete}[verb]
 
-        async def attempt(indices: Sequence[int]) -> list[Answer]:
+        async def attempt(indices: Sequence[int]) -> list[KeyResult]:
             return await do([keys[i] for i in indices], [slots[i] for i in indices] if slots else [])
 
         batch = self._read_batch if verb is Verb.READ else self.capabilities.preferred_batch
         return await self._retrier.run(attempt, len(keys), batch, deadline_s)
 
-    def read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
+    def read_chunks(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
         """Fill each slot with the raw frame of its key. The slot of a key that is not OK holds nothing of use."""
         return self.perform(Verb.READ, keys, slots).outcomes
 
-    def write(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
+    def write_chunks(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
         """Store the chunk in each slot. A slot that does not hold its key is CORRUPT, and is not written."""
         return self.perform(Verb.WRITE, keys, slots).outcomes
 
-    def contains(self, keys: Sequence[Key]) -> list[Outcome]:
+    def probe_chunks(self, keys: Sequence[Key]) -> list[Outcome]:
         """OK for keys that are stored, ABSENT for others."""
         return self.perform(Verb.PROBE, keys).outcomes
 
-    def delete(self, keys: Sequence[Key]) -> list[Outcome]:
+    def delete_chunks(self, keys: Sequence[Key]) -> list[Outcome]:
         """Forget keys; absent ones are OK."""
         return self.perform(Verb.DELETE, keys).outcomes
 
@@ -156,76 +156,76 @@ class Tier:
         """Close the backend. Raises what it raises."""
         await self._verbs.close()
 
-    async def _read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Answer]:
+    async def _read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:
         requests = [ReadRequest(key, self._arena.slot(ref.slot)) for key, ref in zip(keys, slots, strict=True)]
-        results = await self._ask(self._verbs.read_into, requests, self._is_length)
-        _release(request.buffer for request in requests)
+        results = await self._call_backend(self._verbs.read_into, requests, self._is_length)
+        _release_views(request.buffer for request in requests)
         return [self._accept(key, ref, result) for key, ref, result in zip(keys, slots, results, strict=True)]
 
-    def _accept(self, key: Key, ref: SlotRef, result: ReadResult | BaseException) -> Answer:
+    def _accept(self, key: Key, ref: SlotRef, result: ReadResult | BaseException) -> KeyResult:
         if result is None:
-            return Answer(ABSENT)
+            return KeyResult(ABSENT)
         if isinstance(result, BaseException):
-            return failure(result)
+            return failed_result(result)
         try:
-            self._framer.accept(self._arena.slot(ref.slot), result, key)
+            self._framer.decode_frame(self._arena.slot(ref.slot), result, key)
         except UnreadableFrameError as error:
-            self._tell(str(error))
-            return failure(error)
+            self._log_once(str(error))
+            return failed_result(error)
         except CorruptFrameError as error:
-            self._distrust(key, str(error))
-            return failure(error)
+            self._quarantine(key, str(error))
+            return failed_result(error)
         except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk is a miss
-            return failure(error)
-        return Answer(Outcome(OutcomeKind.OK, result))
+            return failed_result(error)
+        return KeyResult(Outcome(OutcomeKind.OK, result))
 
-    def _distrust(self, key: Key, reason: str) -> None:
+    def _quarantine(self, key: Key, reason: str) -> None:
         # Not on an event loop, which it could block.
         if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
             with contextlib.suppress(Exception):  # a help only: the chunk is a miss and will be deleted all the same
                 self.backend.distrust(key, reason)
 
-    def _tell(self, why: str) -> None:
+    def _log_once(self, why: str) -> None:
         """Say it once: a key or codec that is missing makes every chunk a miss, and nobody would know why."""
-        if why not in self._told and len(self._told) < TOLD_MAX:
-            self._told.add(why)
+        if why not in self._logged_reasons and len(self._logged_reasons) < LOGGED_REASONS_MAX:
+            self._logged_reasons.add(why)
             _log.warning("tier %s: %s", self.name, why)
 
-    async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Answer]:
-        answers: dict[int, Answer] = {}
+    async def _write(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:
+        key_results: dict[int, KeyResult] = {}
         requests: dict[int, WriteRequest] = {}
         staged: list[memoryview] = []
         try:
             for index, (key, ref) in enumerate(zip(keys, slots, strict=True)):
                 try:
-                    frame, staging = self._framer.frame_of(self._arena.slot(ref.slot), key)
+                    frame, staging = self._framer.encode_frame(self._arena.slot(ref.slot), key)
                 except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk stays above
-                    answers[index] = failure(error)
+                    key_results[index] = failed_result(error)
                     continue
                 requests[index] = WriteRequest(key, frame.toreadonly())
-                answers[index] = Answer(Outcome(OutcomeKind.OK, len(frame)))  # unless the backend says otherwise
+                key_results[index] = KeyResult(Outcome(OutcomeKind.OK, len(frame)))  # unless the backend says otherwise
                 if staging is not None:
                     staged.append(staging)
             if requests:
-                results = await self._ask(self._verbs.write, list(requests.values()), _is_none)
+                results = await self._call_backend(self._verbs.write, list(requests.values()), _is_none)
                 for index, result in zip(requests, results, strict=True):
                     if result is not None:
-                        answers[index] = failure(result)
+                        key_results[index] = failed_result(result)
         finally:
-            _release(request.frame for request in requests.values())
+            _release_views(request.frame for request in requests.values())
             for staging in staged:
-                self._framer.give_back(staging)
-        return [answers[index] for index in range(len(keys))]
+                self._framer.release_staging(staging)
+        return [key_results[index] for index in range(len(keys))]
 
-    async def _probe(self, keys: Sequence[Key], _slots: Sequence[SlotRef]) -> list[Answer]:
-        results = await self._ask(self._verbs.contains, keys, _is_bool)
-        return [failure(r) if isinstance(r, BaseException) else Answer(OK if r else ABSENT) for r in results]
+    async def _probe(self, keys: Sequence[Key], _slots: Sequence[SlotRef]) -> list[KeyResult]:
+        results = await self._call_backend(self._verbs.contains, keys, _is_bool)
+        return [failed_result(r) if isinstance(r, BaseException) else KeyResult(OK if r else ABSENT) for r in results]
 
-    async def _delete(self, keys: Sequence[Key], _slots: Sequence[SlotRef]) -> list[Answer]:
-        results = await self._ask(self._verbs.delete, keys, _is_none)
-        return [Answer(OK) if result is None else failure(result) for result in results]
+    async def _delete(self, keys: Sequence[Key], _slots: Sequence[SlotRef]) -> list[KeyResult]:
+        results = await self._call_backend(self._verbs.delete, keys, _is_none)
+        return [KeyResult(OK) if result is None else failed_result(result) for result in results]
 
-    async def _ask(
+    async def _call_backend(
         self,
         verb: Callable[[Any], Awaitable[Sequence[_T]]],
         items: Sequence[Any],
@@ -233,7 +233,7 @@ class Tier:
     ) -> Sequence[_T | BaseException]:
         """Call the backend. A raised error, or the error that stands for a lie, is the result of every key."""
         try:
-            return checked(await verb(items), len(items), is_allowed, self.name)
+            return checked_results(await verb(items), len(items), is_allowed, self.name)
         except (asyncio.CancelledError, GeneratorExit) as error:
             if self.is_async:
                 raise
@@ -245,7 +245,7 @@ class Tier:
         return result is None or (type(result) is int and 0 <= result <= self._arena.slot_bytes)
 
 
-class _Unwaiting:
+class _BlockingVerbs:
     """A blocking backend behind async verbs that never wait."""
 
     def __init__(self, backend: Backend) -> None:
@@ -267,11 +267,11 @@ class _Unwaiting:
         self._backend.close()
 
 
-def _unwaiting(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
-    async def nap(seconds: float) -> None:
+def _blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
+    async def io_sleep(seconds: float) -> None:
         sleep(seconds)
 
-    return nap
+    return io_sleep
 
 
 def _run_now(coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -282,7 +282,7 @@ def _run_now(coroutine: Coroutine[Any, Any, _T]) -> _T:
         result: _T = stop.value
         return result
     coroutine.close()
-    raise RuntimeError("a blocking tier waited on an event loop")  # pragma: no cover - _Unwaiting never waits
+    raise RuntimeError("a blocking tier waited on an event loop")  # pragma: no cover - _BlockingVerbs never waits
 
 
 def _require_servable(name: str, declared: Capabilities) -> None:
@@ -295,7 +295,7 @@ def _require_servable(name: str, declared: Capabilities) -> None:
         raise PluginError(f"the backend of tier {name!r} declares a preferred batch or concurrency below 1")
 
 
-def _release(views: Iterable[memoryview]) -> None:
+def _release_views(views: Iterable[memoryview]) -> None:
     """Make a view that a backend kept useless to it, unless it holds on to the memory itself."""
     for view in views:
         with contextlib.suppress(BufferError):

@@ -1,8 +1,8 @@
-"""A table in shared memory where workers mark the jobs that they ended.
+"""Table in shared memory in which workers flag the jobs that they completed.
 
-For engines whose reports do not tell everything: a job that a cache reset has overtaken is never reported, and yet its
-slots must not be used again while a worker still reads or writes them. One row per worker, one cell per job in flight;
-a cell holds the number of the last job that ended in it, so nothing has to be cleared.
+A staged engine does not report every job: after a cache reset it never reports the jobs in flight. Their slots must not
+be reused while a worker still reads or writes them. The table has one row per worker and one cell per job in flight.
+A cell holds the number of the last job completed in it, so no cell has to be cleared.
 """
 
 from __future__ import annotations
@@ -10,48 +10,39 @@ from __future__ import annotations
 import mmap
 
 import numpy as np
+import numpy.typing as npt
 
 from tierkv.memory.shared import MemoryHandle, SharedMemory, attach_memory
 
 JOBS_MAX = 16_384
-"""Jobs that can be in flight at once: two pages of memory for each worker and thousand."""
+"""Maximum number of jobs in flight: 128 KiB of shared memory per worker."""
 STORES_MAX = JOBS_MAX * 3 // 4
-"""How many of them may be stores: an engine can do without a store, but not without a load that it was promised."""
+"""Maximum number of stores among them. A store may be refused; a load that was promised to the engine may not."""
 
 _CELL_BYTES = 8
 
 
-class _Table:
-    """``[workers, JOBS_MAX]`` numbers, in memory that processes share."""
+class CompletionFlags:
+    """Scheduler's side of the table: hands out job numbers and reads the flags. Scheduler's thread.
 
-    def __init__(self, memory: mmap.mmap, num_workers: int) -> None:
-        self._memory = memory
-        self._cells = np.frombuffer(memory, dtype=np.uint64).reshape(num_workers, JOBS_MAX)
-
-    def close(self) -> None:
-        """Give the memory back. Idempotent."""
-        del self._cells
-        self._cells = np.zeros((0, JOBS_MAX), dtype=np.uint64)
-        self._memory.close()
-
-
-class CompletionFlags(_Table):
-    """The side that gives out numbers and looks for marks. Scheduler's thread."""
+    Args:
+        num_workers: rows of the table.
+    """
 
     def __init__(self, num_workers: int) -> None:
-        self._shared = SharedMemory("tierkv-marks")
-        super().__init__(self._shared.map(num_workers * JOBS_MAX * _CELL_BYTES), num_workers)
+        self._shared = SharedMemory("tierkv-flags")
+        self._table = _FlagTable(self._shared.map(num_workers * JOBS_MAX * _CELL_BYTES), num_workers)
         self._taken: dict[int, int] = {}  # cell -> number
         self._stores: set[int] = set()
         self._last = 0
 
     @property
     def handle(self) -> MemoryHandle:
-        """How workers find the table."""
+        """Handle with which workers attach the table."""
         return self._shared.memory_handle()
 
-    def new(self, *, is_store: bool) -> int:
-        """A number for a job; 0 if there is none left for its kind."""
+    def allocate(self, *, is_store: bool) -> int:
+        """Return a number for a new job; 0 if the limit of its kind is reached."""
         if len(self._taken) >= JOBS_MAX or (is_store and len(self._stores) >= STORES_MAX):
             return 0
         self._last += 1
@@ -62,29 +53,54 @@ class CompletionFlags(_Table):
             self._stores.add(self._last)
         return self._last
 
-    def ended(self, number: int) -> bool:
-        """Whether every worker has ended that job. Never so for 0."""
-        return number > 0 and bool((self._cells[:, number % JOBS_MAX] == number).all())
+    def has_ended(self, number: int) -> bool:
+        """Whether every worker has completed the job. Always False for 0."""
+        return number > 0 and bool((self._table.cells[:, number % JOBS_MAX] == number).all())
 
-    def free(self, number: int) -> None:
-        """Nobody will ask about that job again."""
+    def release(self, number: int) -> None:
+        """Make the job's cell available for another job. Unknown numbers are ignored."""
         if self._taken.get(number % JOBS_MAX) == number:
             del self._taken[number % JOBS_MAX]
             self._stores.discard(number)
 
     def close(self) -> None:
-        """Give the memory back; workers keep what they have mapped. Idempotent."""
-        super().close()
+        """Release the memory; workers keep their mappings. Idempotent."""
+        self._table.close()
         self._shared.close()
 
 
-class Marks(_Table):
-    """A worker's side. That worker's thread."""
+class RankFlags:
+    """One worker's row of the table. Worker's thread.
+
+    Args:
+        handle: from :attr:`CompletionFlags.handle`.
+        num_workers: rows of the table.
+        rank: row of this worker.
+
+    Raises:
+        EngineProtocolError: the stack is closed, or its process has ended.
+    """
 
     def __init__(self, handle: MemoryHandle, num_workers: int, rank: int) -> None:
-        super().__init__(attach_memory(handle), num_workers)
+        self._table = _FlagTable(attach_memory(handle), num_workers)
         self._rank = rank
 
-    def end(self, number: int) -> None:
-        """This worker has ended that job."""
-        self._cells[self._rank, number % JOBS_MAX] = number
+    def set_ended(self, number: int) -> None:
+        """Flag a job as completed by this worker."""
+        self._table.cells[self._rank, number % JOBS_MAX] = number
+
+    def close(self) -> None:
+        """Unmap the table. Idempotent."""
+        self._table.close()
+
+
+class _FlagTable:
+    """``[workers, JOBS_MAX]`` job numbers over a mapping."""
+
+    def __init__(self, memory: mmap.mmap, num_workers: int) -> None:
+        self._memory = memory
+        self.cells: npt.NDArray[np.uint64] = np.frombuffer(memory, dtype=np.uint64).reshape(num_workers, JOBS_MAX)
+
+    def close(self) -> None:
+        self.cells = np.zeros((0, JOBS_MAX), dtype=np.uint64)  # no view may remain when the mapping is closed
+        self._memory.close()

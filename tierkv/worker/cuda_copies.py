@@ -108,7 +108,7 @@ class CudaCopies:
     def finish(self, job: TransferJob, failed: frozenset[Key], seconds: float | None) -> Future[CopyResult]:
         """The bytes are where they belong: what is left to do for a job."""
         if job.is_store:
-            return self._submit(lambda: self._close_stores(job, failed, seconds))
+            return self._submit(lambda: self._finish_stores(job, failed, seconds))
         future: Future[CopyResult] = Future()
         future.set_result(CopyResult(failed, seconds=seconds))
         return future
@@ -117,13 +117,13 @@ class CudaCopies:
 
     def _enqueue_store(self, job: TransferJob, before: Event) -> _Enqueued:
         done = _Enqueued(set())
-        self._enqueue(job, before, self._sound(job, done.failed), done)
+        self._enqueue(job, before, self._valid_chunks(job, done.failed), done)
         return done
 
     def _enqueue_load(self, job: TransferJob, before: Event) -> _Enqueued:
         done = _Enqueued(set())
         whole = []
-        for chunk in self._sound(job, done.failed):
+        for chunk in self._valid_chunks(job, done.failed):
             try:
                 self._slots.check_load(chunk.key, chunk.slot, chunk.group)
             except TierKVError as error:
@@ -134,7 +134,7 @@ class CudaCopies:
         self._enqueue(job, before, whole, done)
         return done
 
-    def _sound(self, job: TransferJob, failed: set[Key]) -> list[_Chunk]:
+    def _valid_chunks(self, job: TransferJob, failed: set[Key]) -> list[_Chunk]:
         """The chunks of a job that come, with blocks that exist: a wrong id would be a fault of the GPU's context."""
         sound = []
         parts = chunk_blocks(job, self._slots.geometry.blocks_per_chunk)
@@ -206,7 +206,7 @@ class CudaCopies:
             if lane.bounce is not None:
                 lane.stream.synchronize()
 
-    def _close_stores(self, job: TransferJob, failed: frozenset[Key], seconds: float | None) -> CopyResult:
+    def _finish_stores(self, job: TransferJob, failed: frozenset[Key], seconds: float | None) -> CopyResult:
         """Seal the slots, or checksum this worker's parts of them."""
         bad = set(failed)
         checksums = []
@@ -214,7 +214,7 @@ class CudaCopies:
             digest = b""
             if key not in failed:
                 try:
-                    digest = self._slots.close_store(key, ref.slot, group)
+                    digest = self._slots.finish_store(key, ref.slot, group)
                 except Exception as error:  # noqa: BLE001 - concerns this chunk alone (promise 3)
                     log_failure(key, error)
                     bad.add(key)
@@ -240,14 +240,14 @@ class CudaTransfer:
     def done(self) -> bool:
         """Whether it has ended; moves it on if the GPU is through. Does not wait."""
         if self._finished is None and self._enqueued.done():
-            self._go_on(block=False)
+            self._advance(block=False)
         return self._finished is not None and self._finished.done()
 
     def wait(self) -> None:
         """Until it has ended."""
         wait((self._enqueued,))
         if self._finished is None:
-            self._go_on(block=True)
+            self._advance(block=True)
         if self._finished is not None:
             wait((self._finished,))
 
@@ -258,7 +258,7 @@ class CudaTransfer:
             return failed_result(self._job)
         return finished.result()
 
-    def _go_on(self, *, block: bool) -> None:
+    def _advance(self, *, block: bool) -> None:
         """Behind the GPU's last copy, finish the job."""
         failed, seconds = frozenset(self._job.keys), None
         if not self._enqueued.cancelled() and self._enqueued.exception() is None:

@@ -75,7 +75,7 @@ class HostCopies:
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
         self._pages.check_ids(group, block_ids)
         self._pages.gather(group, skip, block_ids, self._slots.part(slot, group))
-        return self._slots.close_store(key, slot, group)
+        return self._slots.finish_store(key, slot, group)
 
     def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> None:
         self._slots.check_load(key, slot, group)

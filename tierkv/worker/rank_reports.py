@@ -45,12 +45,12 @@ class RankReports:
         """Jobs in flight."""
         return len(self._open)
 
-    def hand_out(self, meta: ConnectorMeta) -> None:
+    def add_jobs(self, meta: ConnectorMeta) -> None:
         """These jobs go to all workers now."""
         for job in (*meta.loads, *meta.stores):
             self._open[job.job_id] = _OpenJob(job)
 
-    def take_in(self, output: WorkerOutput) -> WorkerOutput:
+    def merge_output(self, output: WorkerOutput) -> WorkerOutput:
         """Seal what is complete. Returns the report as the scheduler shall see it: each rank counted once per job.
 
         Raises:
@@ -74,7 +74,7 @@ class RankReports:
                     failed[job_id] = frozenset(entry.failed)
         return WorkerOutput(finished, failed)
 
-    def report_of_lost(self, rank: int) -> WorkerOutput:
+    def output_of_lost(self, rank: int) -> WorkerOutput:
         """What stands for the reports of a worker that will send none: its part of everything in flight has failed.
 
         Raises:

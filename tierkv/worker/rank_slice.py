@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tierkv.errors import CorruptFrameError, EngineProtocolError
 from tierkv.frames.frame import HEADER_BYTES, FrameSealer, checksum
-from tierkv.frames.unsealed import leave_part
+from tierkv.frames.unsealed import put_part_checksum
 from tierkv.memory.arena import Bytes, HostArena
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -60,7 +60,7 @@ class RankSlice:
         start = self.rank * part_bytes
         return self.arena.payload(slot)[start : start + part_bytes]
 
-    def close_store(self, key: Key, slot: int, group: int) -> bytes:
+    def finish_store(self, key: Key, slot: int, group: int) -> bytes:
         """This worker's part is in place. Seals the slot, or returns the part's checksum for those who will.
 
         Raises:
@@ -76,7 +76,7 @@ class RankSlice:
         start = HEADER_BYTES + self.rank * part_bytes
         digest = checksum(self.arena.slot(slot)[start : start + part_bytes])
         if self._staged:
-            leave_part(self.arena.slot(slot), self.rank, digest)
+            put_part_checksum(self.arena.slot(slot), self.rank, digest)
         return digest
 
     def check_load(self, key: Key, slot: int, group: int) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from tierkv.frames.frame import FrameSealer
-from tierkv.frames.unsealed import is_sealed, open_frame, parts_left
+from tierkv.frames.unsealed import is_sealed, mark_unsealed, part_checksums
 from tierkv.memory.arena import HostArena
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -28,12 +28,12 @@ class StagedSeals:
         self._sealer = sealer
         self._geometry = geometry
 
-    def open(self, slots: Iterable[SlotRef]) -> None:
+    def open_slots(self, slots: Iterable[SlotRef]) -> None:
         """These slots were granted for a store: what they held before must not pass for its result."""
         for slot, _ in slots:
-            open_frame(self._arena.slot(slot), self._geometry.num_workers)
+            mark_unsealed(self._arena.slot(slot), self._geometry.num_workers)
 
-    def close(self, chunks: Iterable[tuple[Key, int, SlotRef]]) -> frozenset[Key]:
+    def seal_slots(self, chunks: Iterable[tuple[Key, int, SlotRef]]) -> frozenset[Key]:
         """The store of these chunks (key, group, slot) has ended. Returns those that are not whole."""
         return frozenset(key for key, group, ref in chunks if not self._is_whole(key, group, ref.slot))
 
@@ -41,7 +41,7 @@ class StagedSeals:
         view, parts = self._arena.slot(slot), self._geometry.num_workers
         if parts == 1:
             return is_sealed(view)
-        digests = parts_left(view, parts)
+        digests = part_checksums(view, parts)
         if digests is None:
             return False
         try:

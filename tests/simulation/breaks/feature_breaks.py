@@ -51,7 +51,7 @@ def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
     finish = Dispatcher._finish
 
     def lossy(self: Dispatcher, line: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
-        if line.leave_by_s is None:
+        if line.detach_by_s is None:
             finish(self, line, ticket, outcomes, now_s)
         else:
             self._end(line, ticket)
@@ -61,7 +61,7 @@ def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
 
 @breaks("changes", 20)
 def a_tier_has_left_while_its_calls_hang(patch: Patch) -> None:
-    patch.setattr("tierkv.dispatch.tier_state.TierState.has_left", property(lambda self: self.close_began))
+    patch.setattr("tierkv.dispatch.tier_state.TierState.has_detached", property(lambda self: self.close_began))
 
 
 @breaks("changes", 20)
@@ -149,12 +149,12 @@ def named_quotas_are_ignored(patch: Patch) -> None:
 @breaks("calm", 30)
 def a_chunk_that_gets_no_shorter_is_written_in_the_clear(patch: Patch) -> None:
     pytest.importorskip("cryptography")
-    encode = Framer._encode
+    encode = Framer._encode_payload
 
     def lazy(self: Framer, codec: Any, slot: memoryview, header: Any, staging: memoryview) -> int:
-        return 0 if self._terms.conceals else encode(self, codec, slot, header, staging)
+        return 0 if self._rules.conceals else encode(self, codec, slot, header, staging)
 
-    patch.setattr(Framer, "_encode", lazy)
+    patch.setattr(Framer, "_encode_payload", lazy)
 
 
 @breaks("mixed", 40)

@@ -16,7 +16,7 @@ from typing import Any
 from simulation.checks.failure import Violation
 from tierkv.dispatch.async_lane import LoopRunner
 from tierkv.dispatch.lane import IoWorker
-from tierkv.dispatch.spawn import Divisible, Runner
+from tierkv.dispatch.spawn import Runner, SplitRunner
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.tier_ops import TierOp
 
@@ -44,7 +44,7 @@ class SimThread:
     def __init__(self, name: str, runner: Runner) -> None:
         self.name = name
         self.runner = runner
-        self._divisible = runner if isinstance(runner, Divisible) else None
+        self._divisible = runner if isinstance(runner, SplitRunner) else None
         self.due_s: float | None = None
 
     def is_alive(self) -> bool:

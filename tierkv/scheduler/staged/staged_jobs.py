@@ -18,16 +18,16 @@ UNMARKED = 0
 """The number of a job whose end no mark will tell."""
 
 
-class JobMarks(Protocol):
+class JobFlags(Protocol):
     """Where workers mark the jobs that they ended."""
 
-    def new(self, *, is_store: bool) -> int:
+    def allocate(self, *, is_store: bool) -> int:
         """A number for a job; UNMARKED if there is none left for its kind."""
 
-    def ended(self, number: int) -> bool:
+    def has_ended(self, number: int) -> bool:
         """Whether every worker has ended that job. Never so for UNMARKED."""
 
-    def free(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Nobody will ask about that job again."""
 
 
@@ -44,8 +44,8 @@ class StagedJob:
 class StagedJobs:
     """All transfers in flight. Sans-IO."""
 
-    def __init__(self, marks: JobMarks) -> None:
-        self._marks = marks
+    def __init__(self, flags: JobFlags) -> None:
+        self._flags = flags
         self._stores: dict[Key, StagedJob] = {}
         self._loads: dict[str, list[StagedJob]] = {}
         self._orphans: list[tuple[StagedJob, bool]] = []
@@ -67,7 +67,7 @@ class StagedJobs:
 
     def begin_load(self, request_id: str, keys: Sequence[Key], groups: Sequence[int], slots: Sequence[SlotRef]) -> int:
         """These chunks will be loaded for a request, in one job. Returns its number."""
-        number = self._marks.new(is_store=False)
+        number = self._flags.allocate(is_store=False)
         self._loads.setdefault(request_id, []).append(StagedJob(number, tuple(keys), tuple(groups), tuple(slots)))
         return number
 
@@ -77,7 +77,7 @@ class StagedJobs:
         for job in ended.values():
             for key in job.keys:
                 self._stores.pop(key, None)
-            self._marks.free(job.number)
+            self._flags.release(job.number)
         return list(ended.values())
 
     def end_load(self, request_id: str, keys: Collection[Key]) -> StagedJob | None:
@@ -88,12 +88,12 @@ class StagedJobs:
             jobs.remove(job)
             if not jobs:
                 del self._loads[request_id]
-            self._marks.free(job.number)
+            self._flags.release(job.number)
         return job
 
     def take_marked_stores(self) -> list[StagedJob]:
         """Stores that every worker has marked as ended, though the engine has not reported them."""
-        jobs = {id(job): job for job in self._stores.values() if self._marks.ended(job.number)}
+        jobs = {id(job): job for job in self._stores.values() if self._flags.has_ended(job.number)}
         return self.end_stores([job.keys[0] for job in jobs.values()])
 
     def orphan_all(self) -> None:
@@ -110,8 +110,8 @@ class StagedJobs:
             return []
         ended, left = [], []
         for job, is_store in self._orphans:
-            if all_of_them or self._marks.ended(job.number):
-                self._marks.free(job.number)
+            if all_of_them or self._flags.has_ended(job.number):
+                self._flags.release(job.number)
                 ended.append((job, is_store))
             else:
                 left.append((job, is_store))
