@@ -17,11 +17,11 @@ from benchmarks.workloads.made import WORKLOADS
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
 from tierkv.replay.bounds import FifoPolicy, clairvoyant
-from tierkv.replay.replaying import Replayed, replay, sighting_of
+from tierkv.replay.replaying import Replayed, observation_of, replay
 from tierkv.replay.trace import TraceRequest, read_trace
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
-from tierkv.types.observation import SightingEvent
+from tierkv.types.observation import RequestPhase
 
 _BOUND = "Belady with bypass: knows what will be asked"
 _Trace = Sequence[TraceRequest]
@@ -99,7 +99,7 @@ def _managed(manager: OffloadManager, trace: _Trace) -> Replayed:
         found = manager.resident_prefix(request.keys, 0, len(request.keys))
         asked += len(request.keys)
         hits += found
-        manager.sighted(sighting_of(number, request, found, SightingEvent.ARRIVED))
+        manager.observe_request(observation_of(number, request, found, RequestPhase.ARRIVED))
         used: list[Key] = []
         for key in reversed(request.keys):
             if manager.lookup(key, ctx) is LookupResult.MISS:
@@ -111,6 +111,6 @@ def _managed(manager: OffloadManager, trace: _Trace) -> Replayed:
                     writes += 1
             used.append(key)
         manager.touch(used[::-1])
-        manager.sighted(sighting_of(number, request, found, SightingEvent.FINISHED))
+        manager.observe_request(observation_of(number, request, found, RequestPhase.FINISHED))
         manager.take_events()
     return Replayed(asked, hits, writes)

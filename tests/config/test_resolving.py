@@ -10,8 +10,8 @@ import pytest
 
 from tierkv.config import parse_config, resolve
 from tierkv.errors import ConfigError
-from tierkv.plugins.loading import load_plugins
-from tierkv.plugins.registry import EntryPoint, PluginRegistry
+from tierkv.plugins.loading import EntryPoint, load_plugins
+from tierkv.plugins.registry import PluginRegistry
 
 DISK = {"backend": "disk", "path": "/x", "capacity": "1GiB"}
 

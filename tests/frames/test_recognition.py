@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.frames.frame import HEADER_BYTES, MAGIC, FrameHeader, FrameSealer, frame_bytes, pack_header
-from tierkv.frames.recognition import frame_at
+from tierkv.frames.recognition import recognise_frame
 
 NAMESPACE = bytes(range(16))
 KEY = b"some key"
@@ -29,18 +29,18 @@ def test_a_raw_frame_has_the_length_that_was_written(raw_bytes: int) -> None:
     slot = memoryview(bytearray(frame_bytes(raw_bytes)))
     FrameSealer(NAMESPACE).seal(slot, KEY, raw_bytes)
     for alignment in (1, 512, 4096):
-        assert frame_at(NAMESPACE, alignment, slot[:HEADER_BYTES]) == (KEY, len(slot))
+        assert recognise_frame(NAMESPACE, alignment, slot[:HEADER_BYTES]) == (KEY, len(slot))
 
 
 @pytest.mark.parametrize(("alignment", "length"), [(1, 4096 + 700), (512, 4096 + 1024), (4096, 8192)])
 def test_an_encoded_frame_has_the_length_that_was_written(alignment: int, length: int) -> None:
     """Frames of a codec end with the alignment of the tier."""
-    assert frame_at(NAMESPACE, alignment, page_of("zstd", 20_000, 700)) == (KEY, length)
+    assert recognise_frame(NAMESPACE, alignment, page_of("zstd", 20_000, 700)) == (KEY, length)
 
 
 def test_frames_of_other_namespaces_are_none() -> None:
     """Another model's chunk under the same key must not be taken for ours."""
-    assert frame_at(NAMESPACE, 4096, page_of("none", 10, 10, bytes(16))) is None
+    assert recognise_frame(NAMESPACE, 4096, page_of("none", 10, 10, bytes(16))) is None
 
 
 def test_every_flipped_bit_is_noticed() -> None:
@@ -48,9 +48,9 @@ def test_every_flipped_bit_is_noticed() -> None:
     page = page_of("none", 10, 10)
     for offset in range(HEADER_BYTES):
         page[offset] ^= 1 << random.Random(offset).randrange(8)
-        assert frame_at(NAMESPACE, 4096, page) is None
+        assert recognise_frame(NAMESPACE, 4096, page) is None
         page[offset] = page_of("none", 10, 10)[offset] if offset < 512 else 0
-    assert frame_at(NAMESPACE, 4096, page) is not None
+    assert recognise_frame(NAMESPACE, 4096, page) is not None
 
 
 @given(page=st.binary(max_size=HEADER_BYTES), begin=st.sampled_from([b"", MAGIC, bytes(page_of("none", 10, 10))[:400]]))
@@ -58,4 +58,4 @@ def test_anything_else_is_none(page: bytes, begin: bytes) -> None:
     """Payloads, zeros, cut pages: an exception here would stop a tier from opening."""
     mixed = begin + page[len(begin) :]
     if mixed.ljust(HEADER_BYTES, b"\0") != page_of("none", 10, 10):
-        assert frame_at(NAMESPACE, 4096, memoryview(mixed)) is None
+        assert recognise_frame(NAMESPACE, 4096, memoryview(mixed)) is None

@@ -14,8 +14,9 @@ import pytest
 from tierkv import __version__
 from tierkv.errors import PluginError
 from tierkv.hookspecs import hookimpl
-from tierkv.plugins.loading import load_plugins
-from tierkv.plugins.registry import BrokenPlugin, EntryPoint, PluginRegistry
+from tierkv.plugins.loading import EntryPoint, load_plugins
+from tierkv.plugins.origins import BrokenPlugin
+from tierkv.plugins.registry import PluginRegistry
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 
 FOO = """
@@ -124,9 +125,9 @@ class TestBrokenPlugins:
             ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
             ("raise SystemExit('bye')", "SystemExit: bye"),
             ("this is no python", "SyntaxError: "),
-            ("TIERKV_SPI = 2" + FOO, f"it was written for TIERKV_SPI = 2, and tierkv {__version__} serves 1"),
-            ("del TIERKV_SPI" + FOO, "it states no TIERKV_SPI; this tierkv serves TIERKV_SPI = 1"),
-            ("def tierkv_backends(): return []", "it implements no hook: mark its functions with @hookimpl"),
+            ("TIERKV_SPI = 2" + FOO, f"the plugin was written for TIERKV_SPI = 2, and tierkv {__version__} serves 1"),
+            ("del TIERKV_SPI" + FOO, "the plugin states no TIERKV_SPI; this tierkv serves TIERKV_SPI = 1"),
+            ("def tierkv_backends(): return []", "the plugin implements no hook: mark its functions with @hookimpl"),
             ("@hookimpl\ndef tierkv_backends(): 1 / 0", "ZeroDivisionError: division by zero"),
             ("@hookimpl\ndef tierkv_backends(): pass", "tierkv_backends returned None; return a list of BackendPlugin"),
             ("@hookimpl\ndef tierkv_backends(): return 5", "TypeError: 'int' object is not iterable"),
@@ -139,7 +140,10 @@ class TestBrokenPlugins:
             ("@hookimpl\ndef tierkv_backends(): return [backend('Foo')]", "backend name 'Foo' is not allowed"),
             ("@hookimpl\ndef tierkv_backends(config): return []", "PluginValidationError: .*config"),
             ("@hookimpl\ndef tierkv_bakends(): return []", "PluginValidationError: unknown hook 'tierkv_bakends'"),
-            ("@hookimpl\ndef tierkv_backends(): return [backend('a'), backend('a')]", "it registers backend 'a' twice"),
+            (
+                "@hookimpl\ndef tierkv_backends(): return [backend('a'), backend('a')]",
+                "the plugin registers backend 'a' twice",
+            ),
             (
                 "@hookimpl\ndef tierkv_codecs(): return [CodecPlugin('zstd', '', never)]",
                 "codec 'zstd' is already registered by tierkv",

@@ -10,12 +10,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from naive_adaptive import NaiveAdaptive
 
+from tierkv.policies.adaptive.observations import OBSERVATION_CHUNKS, WAITING_MAX
 from tierkv.policies.adaptive.policy import AdaptivePolicy
-from tierkv.policies.adaptive.sightings import SIGHTING_CHUNKS, WAITING_MAX
 from tierkv.policies.ghost import marks_of
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key, make_key
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 SLOTS = 24
 HINTS = (
@@ -37,7 +37,7 @@ def key_of(number: int) -> Key:
 
 def arrival(path: Sequence[Key], now_s: float, hints: RequestHints = NO_HINTS) -> RequestObservation:
     """A request that asks for a path."""
-    return RequestObservation("r", SightingEvent.ARRIVED, now_s, (tuple(path),), (0,), (len(path),), {}, hints)
+    return RequestObservation("r", RequestPhase.ARRIVED, now_s, (tuple(path),), (0,), (len(path),), {}, hints)
 
 
 class Tier:
@@ -52,7 +52,7 @@ class Tier:
         self.policies = policies
         self.slots: dict[Key, int] = {}
         self.free = list(range(slots))
-        self.holds = bytearray(slots)
+        self.pins = bytearray(slots)
         self.writes = self.hits = 0
 
     def ask(self, verb: str, *args: object) -> list[int]:
@@ -68,16 +68,16 @@ class Tier:
             if key not in self.slots:
                 break
             self.hits += 1
-        self.ask("sighted", arrival(path, now_s, hints))
+        self.ask("observe_request", arrival(path, now_s, hints))
         missing = [key for key in path if key not in self.slots]
-        present = [self.slots[key] for key in path if key in self.slots and not self.holds[self.slots[key]]]
+        present = [self.slots[key] for key in path if key in self.slots and not self.pins[self.slots[key]]]
         refused = self.ask("refuse", missing, len(self.free))
         missing = [key for i, key in enumerate(missing) if i not in refused]
         self.hold(present)
-        room = len(self.slots) - sum(self.holds)
+        room = len(self.slots) - sum(self.pins)
         missing = missing[: len(self.free) + room]
         if len(missing) > len(self.free):
-            self.leave(self.ask("evict", len(missing) - len(self.free), self.holds))
+            self.leave(self.ask("evict", len(missing) - len(self.free), self.pins))
         handles = [self.free.pop() for _ in missing]
         self.slots.update(zip(missing, handles, strict=True))
         self.writes += len(handles)
@@ -88,25 +88,25 @@ class Tier:
     def hold(self, handles: Sequence[int]) -> None:
         """Somebody reads these."""
         for handle in handles:
-            self.holds[handle] = 1
+            self.pins[handle] = 1
 
     def release(self, handles: Sequence[int]) -> None:
         """Nobody does any more."""
-        held = [handle for handle in handles if self.holds[handle]]
+        held = [handle for handle in handles if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         self.ask("release", held)
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """Nobody writes these any more."""
-        held = [handle for handle in handles if self.holds[handle]]
+        held = [handle for handle in handles if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
-        self.ask("put_back", held)
+            self.pins[handle] = 0
+        self.ask("release_after_write", held)
 
     def leave(self, victims: Sequence[int]) -> None:
         """These are gone."""
-        assert not any(self.holds[handle] for handle in victims)
+        assert not any(self.pins[handle] for handle in victims)
         gone = set(victims)
         self.slots = {key: handle for key, handle in self.slots.items() if handle not in gone}
         self.free.extend(victims)
@@ -115,14 +115,14 @@ class Tier:
         """Damaged chunks."""
         mine = [handle for handle in handles if handle in self.slots.values()]
         for handle in mine:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         self.ask("remove", mine)
         self.leave(mine)
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "ask", "hold", "hold", "release", "put_back", "remove"]),
+        st.sampled_from(["ask", "ask", "ask", "ask", "hold", "hold", "release", "release_after_write", "remove"]),
         st.lists(st.integers(0, 2), min_size=1, max_size=9),
         st.sampled_from([1, 3, 40, 700]),
         st.sampled_from(HINTS),
@@ -172,7 +172,7 @@ def test_it_learns_who_comes_back(seed: int) -> None:
     """Without learning all this would be ballast: where sessions go on and one-shots do not, it must keep clearly more
     of what is asked for again than recency does, with fewer writes."""
     told, untold = Tier([AdaptivePolicy(200)], 200), Tier([AdaptivePolicy(200)], 200)
-    untold.policies[0].sighted = lambda _: None  # type: ignore[method-assign]  # so it is least recently used
+    untold.policies[0].observe_request = lambda _: None  # type: ignore[method-assign]  # so it is least recently used
     for now_s, path in conversations(seed, 1500):
         told.request(path, now_s)
         untold.request(path, now_s)
@@ -195,7 +195,7 @@ def test_few_runs_are_remembered_and_no_chunk_is_lost(monkeypatch: pytest.Monkey
         (tier.hold if randomness.random() < 0.2 else tier.release)(held)
     tier.release(sorted(tier.slots.values()))
     here = sorted(tier.slots.values())
-    assert sorted(policy.evict(len(here), tier.holds)) == here
+    assert sorted(policy.evict(len(here), tier.pins)) == here
     assert len(policy) == 0
 
 
@@ -204,7 +204,7 @@ def first_to_leave(*hints: RequestHints) -> list[int]:
     policy = AdaptivePolicy(100)
     for number, hint in enumerate(hints):
         path = [key_of(10 * number + i) for i in range(4)]
-        policy.sighted(arrival(path, 100.0, hint))
+        policy.observe_request(arrival(path, 100.0, hint))
         policy.add(range(4 * number, 4 * number + 4), path[::-1])
     victims = policy.evict(4 * len(hints), bytes(100))
     return list(dict.fromkeys(victim // 4 for victim in victims if victim % 4))  # tails are a matter of their own
@@ -226,24 +226,24 @@ def test_what_all_use_does_not_depend_on_one_session() -> None:
     policy, shared = AdaptivePolicy(100), [key_of(1)]
     policy.add([0], shared)
     for number in range(20):
-        policy.sighted(arrival([*shared, key_of(100 + number)], float(number), RequestHints(closed=True)))
-    policy.sighted(arrival([key_of(500), key_of(501)], 20.0))
+        policy.observe_request(arrival([*shared, key_of(100 + number)], float(number), RequestHints(closed=True)))
+    policy.observe_request(arrival([key_of(500), key_of(501)], 20.0))
     policy.add([2, 1], [key_of(501), key_of(500)])
     policy.touch([0])
     assert policy.evict(3, bytes(100))[-1] == 0
 
 
-def test_sightings_that_make_no_sense() -> None:
+def test_observations_that_make_no_sense() -> None:
     """What a request says comes from outside: empty paths, a chunk that is its own parent, a clock that runs backwards
     and paths of any length must neither raise nor lose a chunk."""
     policy = AdaptivePolicy(100)
     one, other = key_of(1), key_of(2)
     for now_s in (50.0, 10.0, -3.0, float("nan"), 60.0):
         for path in ([], [one], [one, one, one], [one, other, one], [key_of(n) for n in range(10_000)]):
-            for event in SightingEvent:
-                policy.sighted(RequestObservation("r", event, now_s, (tuple(path),), (0,), (len(path),)))
+            for event in RequestPhase:
+                policy.observe_request(RequestObservation("r", event, now_s, (tuple(path),), (0,), (len(path),)))
     policy.add([3, 2, 1], [one, other, one])
-    policy.sighted(arrival([one, one, other], 61.0))
+    policy.observe_request(arrival([one, one, other], 61.0))
     policy.touch([1, 2])
     assert sorted(policy.evict(3, bytes(100))) == [1, 2, 3]
     assert len(policy) == 0
@@ -254,15 +254,15 @@ def test_a_long_path_is_looked_at_over_several_calls() -> None:
     and each call after it a smaller one, until all are known, in the order in which they were told."""
     policy = AdaptivePolicy(4000)
     long, short = [key_of(n) for n in range(2000)], [key_of(n) for n in range(5000, 5008)]
-    policy.sighted(arrival(long, 1.0))
-    assert len(policy._memory) <= SIGHTING_CHUNKS
-    policy.sighted(arrival(short, 2.0))
+    policy.observe_request(arrival(long, 1.0))
+    assert len(policy._memory) <= OBSERVATION_CHUNKS
+    policy.observe_request(arrival(short, 2.0))
     known = [len(policy._memory)]
-    assert known[0] <= 2 * SIGHTING_CHUNKS
+    assert known[0] <= 2 * OBSERVATION_CHUNKS
     while known[-1] < len(long) + len(short):
         policy.touch([])
         known.append(len(policy._memory))
-        assert known[-1] - known[-2] < SIGHTING_CHUNKS
+        assert known[-1] - known[-2] < OBSERVATION_CHUNKS
         assert len(known) < 20
     marks, newcomers = marks_of([*long, *short]), policy._memory._newcomers
     assert list(newcomers) == marks
@@ -274,14 +274,14 @@ def test_paths_that_wait_are_bounded() -> None:
     """A caller that tells of requests and does nothing else must not make a list that grows."""
     policy = AdaptivePolicy(100)
     for number in range(3 * WAITING_MAX):
-        policy.sighted(arrival([key_of(1000 * number + n) for n in range(600)], float(number)))
+        policy.observe_request(arrival([key_of(1000 * number + n) for n in range(600)], float(number)))
     assert len(policy._watcher._waiting) <= WAITING_MAX
 
 
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a prompt is cut must not be seen in what is decided: in pieces of two it is the same as in one."""
-    monkeypatch.setattr("tierkv.policies.adaptive.sightings.WHOLE_CHUNKS_MAX", 2)
-    monkeypatch.setattr("tierkv.policies.adaptive.sightings.PIECE_CHUNKS", 2)
+    monkeypatch.setattr("tierkv.policies.adaptive.observations.WHOLE_CHUNKS_MAX", 2)
+    monkeypatch.setattr("tierkv.policies.adaptive.observations.PIECE_CHUNKS", 2)
     naive, policy = NaiveAdaptive(), AdaptivePolicy(SLOTS)
     tier = Tier([policy, naive], SLOTS)
     for now_s, path in conversations(5, 60):
@@ -297,7 +297,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     log, memory = policy._log, policy._memory
     sizes = set()
     for number in range(3000):
-        policy.sighted(arrival([key_of(7 * number + i) for i in range(7)], float(number)))
+        policy.observe_request(arrival([key_of(7 * number + i) for i in range(7)], float(number)))
         sizes.add((len(log.alive), len(log.times), policy._rings.length))
         assert len(memory) <= 150
     assert len(sizes) == 1
@@ -309,7 +309,7 @@ def test_no_refusal_while_there_is_room() -> None:
     """A cache that turns chunks away with room left is worse than none."""
     policy = AdaptivePolicy(100)
     path = [key_of(n) for n in range(8)]
-    policy.sighted(arrival(path, 1.0, RequestHints(one_shot=True)))
+    policy.observe_request(arrival(path, 1.0, RequestHints(one_shot=True)))
     assert not policy.refuse(path, 8)
     assert not policy.refuse([], 0)
 
@@ -319,12 +319,12 @@ def test_the_youngest_leaves_if_it_comes_back_later() -> None:
     that only looks at the oldest of a kind would let the first one go."""
     policy = AdaptivePolicy(100)
     old, young, newcomer = ([key_of(100 * number + i) for i in range(6)] for number in range(3))
-    policy.sighted(arrival(old, 0.0))
+    policy.observe_request(arrival(old, 0.0))
     policy.add(range(6), old[::-1])
-    policy.sighted(arrival(young, 55.0))
+    policy.observe_request(arrival(young, 55.0))
     policy.add(range(6, 12), young[::-1])
-    policy.sighted(arrival(newcomer, 56.0))
+    policy.observe_request(arrival(newcomer, 56.0))
     assert policy.evict(3, bytes(100)) == [6, 7, 8]
-    policy.sighted(arrival(young, 57.0))
+    policy.observe_request(arrival(young, 57.0))
     policy.touch(range(9, 12))
     assert policy.evict(3, bytes(100)) == [0, 1, 2], "seen twice by now"

@@ -31,11 +31,11 @@ def keys_of(numbers: Iterable[int]) -> list[Key]:
     return [make_key(number.to_bytes(16, "big"), 0) for number in numbers]
 
 
-def evicted(policy: EvictionPolicy, count: int, holds: Sequence[int]) -> list[int]:
+def evicted(policy: EvictionPolicy, count: int, pins: Sequence[int]) -> list[int]:
     """Victims, asked for as a tier does: again where the answer is not now."""
     for _ in range(ASKED_MAX):
         before = len(policy)
-        victims = policy.evict(count, holds)
+        victims = policy.evict(count, pins)
         assert len(victims) in {0, count}, "exactly so many, or none"
         assert len(policy) == before - len(victims)
         if victims:
@@ -43,9 +43,9 @@ def evicted(policy: EvictionPolicy, count: int, holds: Sequence[int]) -> list[in
     raise AssertionError(f"said {ASKED_MAX} times: not now")
 
 
-def put_back(policy: EvictionPolicy, handles: Sequence[int]) -> None:
+def release_after_write(policy: EvictionPolicy, handles: Sequence[int]) -> None:
     """Writes below have ended, as the host tier says it."""
-    (policy.put_back if isinstance(policy, WriteAwarePolicy) else policy.release)(handles)
+    (policy.release_after_write if isinstance(policy, WriteAwarePolicy) else policy.release)(handles)
 
 
 class Counting(bytearray):
@@ -74,7 +74,7 @@ class Tier:
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
         self.known: set[int] = set()
-        self.holds = bytearray(HANDLES)
+        self.pins = bytearray(HANDLES)
         self.keys = 0
 
     def add(self, batch: list[int]) -> None:
@@ -88,19 +88,19 @@ class Tier:
 
     def hold(self, batch: list[int]) -> None:
         for handle in self.known.intersection(batch):
-            self.holds[handle] = 1
+            self.pins[handle] = 1
 
     def release(self, batch: list[int]) -> None:
-        held = [handle for handle in batch if self.holds[handle]]
+        held = [handle for handle in batch if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         self.policy.release(held)
 
-    def put_back(self, batch: list[int]) -> None:
-        held = [handle for handle in batch if self.holds[handle]]
+    def release_after_write(self, batch: list[int]) -> None:
+        held = [handle for handle in batch if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
-        put_back(self.policy, held)
+            self.pins[handle] = 0
+        release_after_write(self.policy, held)
 
     def remove(self, batch: list[int]) -> None:
         mine = [handle for handle in batch if handle in self.known]
@@ -110,22 +110,22 @@ class Tier:
     def forget(self, batch: list[int]) -> None:
         self.known.difference_update(batch)
         for handle in batch:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
 
     def evict(self, batch: list[int]) -> None:
-        count = min(len(batch), sum(not self.holds[handle] for handle in self.known))
+        count = min(len(batch), sum(not self.pins[handle] for handle in self.known))
         if not count:
             return
-        victims = evicted(self.policy, count, self.holds)
+        victims = evicted(self.policy, count, self.pins)
         assert len(set(victims)) == count
         assert self.known.issuperset(victims)
-        assert not any(self.holds[victim] for victim in victims)
+        assert not any(self.pins[victim] for victim in victims)
         self.forget(victims)
 
 
 VERBS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "touch", "hold", "hold", "release", "put_back", "remove", "evict", "evict"]),
+        st.sampled_from(["add", "touch", "hold", "hold", "release", "release_after_write", "remove", "evict", "evict"]),
         st.lists(st.integers(0, HANDLES - 1), min_size=1, max_size=12, unique=True),
     ),
     max_size=80,
@@ -145,7 +145,7 @@ def test_no_handle_is_lost_doubled_or_chosen_while_held(
         assert len(tier.policy) == len(tier.known)
     tier.release(list(range(HANDLES)))
     if tier.known:
-        assert set(evicted(tier.policy, len(tier.known), tier.holds)) == tier.known
+        assert set(evicted(tier.policy, len(tier.known), tier.pins)) == tier.known
     assert not len(tier.policy)
 
 
@@ -153,10 +153,10 @@ def test_all_held_but_one(opened: Opened) -> None:
     """A long prefix that is being loaded can hold nearly the whole tier: the one chunk that is left must be found, in
     steps if need be, and the others must still be there afterwards."""
     count = 2 * PASSED_OVER_MAX
-    policy, holds = filled(opened, count), bytearray([1]) * count
-    holds[count // 2] = 0
-    assert evicted(policy, 1, holds) == [count // 2]
-    held = [handle for handle in range(count) if holds[handle]]
+    policy, pins = filled(opened, count), bytearray([1]) * count
+    pins[count // 2] = 0
+    assert evicted(policy, 1, pins) == [count // 2]
+    held = [handle for handle in range(count) if pins[handle]]
     policy.release(held)
     assert len(policy) == count - 1
     assert set(evicted(policy, count - 1, bytes(count))) == set(held)
@@ -169,10 +169,10 @@ def test_a_wall_of_held_chunks_is_passed_in_steps(opened: Opened) -> None:
     victims: Sequence[int] = ()
     asked = 0
     while not victims and asked < ASKED_MAX:
-        holds = Counting(bytes([1]) * (count - 1) + bytes(1))
-        victims = policy.evict(1, holds)
+        pins = Counting(bytes([1]) * (count - 1) + bytes(1))
+        victims = policy.evict(1, pins)
         asked += 1
-        assert holds.looks <= 4 * PASSED_OVER_MAX
+        assert pins.looks <= 4 * PASSED_OVER_MAX
     assert list(victims) == [count - 1]
 
 
@@ -181,8 +181,8 @@ def test_not_now_costs_nobody_his_place(opened: Opened) -> None:
     each refused store would leak a few slots."""
     free, wall = 100, PASSED_OVER_MAX + 100
     count = free + wall + free
-    policy, holds = filled(opened, count), bytearray(free) + bytearray([1]) * wall + bytearray(free)
-    victims = evicted(policy, 2 * free, holds)
+    policy, pins = filled(opened, count), bytearray(free) + bytearray([1]) * wall + bytearray(free)
+    victims = evicted(policy, 2 * free, pins)
     assert sorted(victims) == [*range(free), *range(count - free, count)]
     policy.release(range(free, free + wall))
     assert sorted(evicted(policy, wall, bytes(count))) == list(range(free, free + wall))
@@ -192,11 +192,11 @@ def test_a_hold_that_lasts_is_not_paid_for_each_time(opened: Opened) -> None:
     """Chunks of a slow load stand in the way of every store meanwhile; each may be looked at now and then, not by every
     choice, or a tier with a few long loads becomes slow for all."""
     count, held = 4000, 2000
-    policy, holds = filled(opened, count), Counting(bytes([1]) * held + bytes(count - held))
+    policy, pins = filled(opened, count), Counting(bytes([1]) * held + bytes(count - held))
     for number in range(1000):
-        handle = evicted(policy, 1, holds)[0]
+        handle = evicted(policy, 1, pins)[0]
         policy.add([handle], keys_of([count + number]))
-    assert holds.looks < 20 * (1000 + held)
+    assert pins.looks < 20 * (1000 + held)
 
 
 @pytest.mark.parametrize("uses", [0, 1, 5])
@@ -209,11 +209,11 @@ def test_no_choice_looks_at_everything(opened: Opened, uses: int) -> None:
         for first in range(0, count, 1000):
             policy.touch(range(first, first + 1000))
     for number in range(20):
-        holds = Counting(count)
-        victims = policy.evict(128, holds)
+        pins = Counting(count)
+        victims = policy.evict(128, pins)
         policy.add(victims, keys_of(range(count + 128 * number, count + 128 * number + len(victims))))
         policy.touch(victims)
-        worst = max(worst, holds.looks)
+        worst = max(worst, pins.looks)
     assert worst <= PASSED_OVER_MAX + 128
 
 
@@ -232,7 +232,7 @@ def test_the_end_of_a_write_is_no_use(opened: Opened) -> None:
         pytest.skip("a plugin's policy may take the end of a write for a use")
     written, plain = with_history(opened), with_history(opened)
     for batch in ([7, 3, 30], [0, 39], list(range(10, 20))):
-        put_back(written, batch)
+        release_after_write(written, batch)
     for count in (5, 1, 10, 24):
         assert evicted(written, count, bytes(HANDLES)) == evicted(plain, count, bytes(HANDLES))
 
@@ -242,13 +242,13 @@ def test_passed_over_for_a_write_and_next_to_leave(opened: Opened) -> None:
     if not isinstance(opened(None), WriteAwarePolicy):
         pytest.skip("a plugin's policy may take the end of a write for a use")
     policy = with_history(opened)
-    holds = bytearray(HANDLES)
-    first = evicted(with_history(opened), 6, holds)
+    pins = bytearray(HANDLES)
+    first = evicted(with_history(opened), 6, pins)
     for handle in first:
-        holds[handle] = 1
-    others = evicted(policy, 6, holds)
+        pins[handle] = 1
+    others = evicted(policy, 6, pins)
     assert not set(others).intersection(first)
-    put_back(policy, first)
+    release_after_write(policy, first)
     assert set(evicted(policy, 6, bytes(HANDLES))) == set(first)
 
 
@@ -258,7 +258,7 @@ def test_nothing_is_asked_or_told(opened: Opened) -> None:
     policy.add([], [])
     policy.touch([])
     policy.release([])
-    put_back(policy, [])
+    release_after_write(policy, [])
     policy.remove([])
     assert len(policy) == 0
 

@@ -14,7 +14,7 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
-from tierkv.policies.guarded import GuardedPolicy, guarded
+from tierkv.policies.guarded import GuardedPolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.types.keys import Key, make_key
 from tierkv.types.lookup import LookupResult
@@ -54,8 +54,8 @@ class Listener(LruPolicy):
         super().__init__()
         self.heard: list[RequestObservation] = []
 
-    def sighted(self, sighting: RequestObservation) -> None:
-        self.heard.append(sighting)
+    def observe_request(self, observation: RequestObservation) -> None:
+        self.heard.append(observation)
 
 
 def manager_over(policy: LruPolicy, slots: int, *lower: LowerTier) -> OffloadManager:
@@ -77,7 +77,7 @@ def store(manager: OffloadManager, keys: Sequence[Key]) -> tuple[Key, ...]:
 class Unaware(Breakable):
     """Has never heard of writes below."""
 
-    put_back = None  # type: ignore[assignment]  # as if it were not there
+    release_after_write = None  # type: ignore[assignment]  # as if it were not there
 
 
 def raising(*_: object) -> Sequence[int]:
@@ -85,27 +85,27 @@ def raising(*_: object) -> Sequence[int]:
     raise ZeroDivisionError
 
 
-def held(count: int, holds: Sequence[int]) -> Sequence[int]:
+def held(count: int, pins: Sequence[int]) -> Sequence[int]:
     """Chooses what is held: its bytes would be overwritten while they are read."""
-    return [handle for handle in range(4) if holds[handle]][:count]
+    return [handle for handle in range(4) if pins[handle]][:count]
 
 
-def the_same_twice(count: int, holds: Sequence[int]) -> Sequence[int]:
+def the_same_twice(count: int, pins: Sequence[int]) -> Sequence[int]:
     """Chooses one chunk for two."""
     return [3] * count
 
 
-def unknown(count: int, holds: Sequence[int]) -> Sequence[int]:
+def unknown(count: int, pins: Sequence[int]) -> Sequence[int]:
     """Chooses slots that do not exist."""
     return range(10**6, 10**6 + count)
 
 
-def too_few(count: int, holds: Sequence[int]) -> Sequence[int]:
+def too_few(count: int, pins: Sequence[int]) -> Sequence[int]:
     """Chooses fewer than asked for, and not none."""
     return [3] * (count - 1)
 
 
-def nonsense(count: int, holds: Sequence[int]) -> Sequence[int]:
+def nonsense(count: int, pins: Sequence[int]) -> Sequence[int]:
     """Chooses something else."""
     return ["3"] * count  # type: ignore[list-item]  # that is the point
 
@@ -148,7 +148,7 @@ def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy)
 def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
     """Promise 3, as for every other verb."""
     policy, counters = Breakable(), CoreCounters()
-    policy.put_back = raising  # type: ignore[assignment]  # a bug that comes with time
+    policy.release_after_write = raising  # type: ignore[assignment]  # a bug that comes with time
     host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = host.filled(host.admit(run(0, 2), ChunkState.STORING), ChunkEvent.STORED).slots
     host.hold_to_write(slots)
@@ -181,7 +181,7 @@ def test_a_policy_that_says_not_now() -> None:
     manager = manager_over(policy, 2)
     store(manager, run(0, 2))
     manager.take_events()
-    policy.evict = lambda _count, _holds: []  # type: ignore[method-assign]  # its right
+    policy.evict = lambda _count, _pins: []  # type: ignore[method-assign]  # its right
     assert manager.prepare_store([(run(9, 1)[0], 0)], WHO) is None
     assert not manager.take_events()
     assert [manager.lookup(key, WHO) for key in run(0, 2)] == [LookupResult.HIT] * 2
@@ -229,10 +229,3 @@ def test_a_guard_has_the_abilities_of_its_policy() -> None:
     plain, strict, curious = (GuardedPolicy(made, HOST, counters) for made in (Breakable(), SecondSight(), Listener()))
     assert [isinstance(guard, AdmissionPolicy) for guard in (plain, strict, curious)] == [False, True, False]
     assert [isinstance(guard, RequestAwarePolicy) for guard in (plain, strict, curious)] == [False, False, True]
-
-
-def test_our_own_policies_need_no_guard() -> None:
-    """Their tests are here, and a guard costs time."""
-    own = LruPolicy()
-    assert guarded(own, HOST, CoreCounters()) is own
-    assert isinstance(guarded(Breakable(), HOST, CoreCounters()), GuardedPolicy)

@@ -37,7 +37,7 @@ class LruMachine(RuleBasedStateMachine):
         self.policy = LruPolicy(4)  # handles beyond it come as well
         self.order: list[int] = []
         self.passed_over: set[int] = set()
-        self.holds = bytearray(HANDLES)
+        self.pins = bytearray(HANDLES)
 
     def known(self, batch: list[int]) -> list[int]:
         return [handle for handle in batch if handle in self.order]
@@ -55,25 +55,25 @@ class LruMachine(RuleBasedStateMachine):
     @rule(batch=handles)
     def hold(self, batch: list[int]) -> None:
         for handle in self.known(batch):
-            self.holds[handle] = 1
+            self.pins[handle] = 1
 
     @rule(batch=handles)
     def release(self, batch: list[int]) -> None:
-        held = [handle for handle in self.known(batch) if self.holds[handle]]
+        held = [handle for handle in self.known(batch) if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         self.used(held)
         self.policy.release(held)
 
     @rule(batch=handles)
-    def put_back(self, batch: list[int]) -> None:
-        held = [handle for handle in self.known(batch) if self.holds[handle]]
+    def release_after_write(self, batch: list[int]) -> None:
+        held = [handle for handle in self.known(batch) if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         first = [handle for handle in held if handle in self.passed_over]
         self.passed_over.difference_update(first)
         self.order = first + [handle for handle in self.order if handle not in first]
-        self.policy.put_back(held)
+        self.policy.release_after_write(held)
 
     @rule(batch=handles)
     def touch(self, batch: list[int]) -> None:
@@ -86,7 +86,7 @@ class LruMachine(RuleBasedStateMachine):
         batch = self.known(batch)
         self.order = [handle for handle in self.order if handle not in batch]
         for handle in batch:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         self.passed_over.difference_update(batch)
         self.policy.remove(batch)
 
@@ -94,13 +94,13 @@ class LruMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, HANDLES))
     def evict(self, count: int) -> None:
         victims = self.evictable()[: min(count, len(self.evictable()))]
-        assert self.policy.evict(len(victims), self.holds) == victims
+        assert self.policy.evict(len(victims), self.pins) == victims
         before = self.order[: self.order.index(victims[-1])]
-        self.passed_over.update(handle for handle in before if self.holds[handle])
+        self.passed_over.update(handle for handle in before if self.pins[handle])
         self.order = [handle for handle in self.order if handle not in victims]
 
     def evictable(self) -> list[int]:
-        return [handle for handle in self.order if not self.holds[handle]]
+        return [handle for handle in self.order if not self.pins[handle]]
 
     @invariant()
     def length(self) -> None:
@@ -109,7 +109,7 @@ class LruMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """What is left must leave in the model's order."""
         self.release(list(range(HANDLES)))
-        assert self.policy.evict(len(self.order), self.holds) == self.order
+        assert self.policy.evict(len(self.order), self.pins) == self.order
         assert not len(self.policy)
 
 
@@ -137,10 +137,10 @@ def test_many_held_ones_in_the_way_are_passed_over_in_steps() -> None:
     count = 4 * PASSED_OVER_MAX
     policy = LruPolicy(count + 1)
     policy.add(range(count + 1), keys_of(list(range(count + 1))))
-    holds = bytearray([1]) * count + bytes(1)
+    pins = bytearray([1]) * count + bytes(1)
     answers = []
     while not answers or not answers[-1]:
-        answers.append(policy.evict(1, holds))
+        answers.append(policy.evict(1, pins))
     assert answers == [[]] * 4 + [[count]]
     policy.release(range(count))
     assert policy.evict(2, UNHELD) == [0, 1]

@@ -12,7 +12,7 @@ from tierkv.abc import EvictionPolicy
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.quotas import LOOKS_MAX, OTHERS, TRIMMED_MAX, Quotas, TenantPolicy
 from tierkv.types.keys import NO_TENANT, Key, Tenant, make_key, make_scope, tenant_of, tenant_of_salt
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 SALTS = [None, "a", "b", "c"]
 A, B = tenant_of_salt("a"), tenant_of_salt("b")
@@ -47,7 +47,7 @@ class TenantMachine(RuleBasedStateMachine):
         self.policy = policy_of(HANDLES, 12, {A: 5})
         self.owner: dict[int, str | None] = {}
         self.order: list[int] = []
-        self.holds = bytearray(HANDLES)
+        self.pins = bytearray(HANDLES)
 
     def of(self, salt: str | None) -> list[int]:
         return [handle for handle in self.order if self.owner[handle] == salt]
@@ -74,22 +74,22 @@ class TenantMachine(RuleBasedStateMachine):
     @rule(batch=st.lists(st.integers(0, HANDLES - 1), unique=True))
     def hold(self, batch: list[int]) -> None:
         for handle in batch:
-            self.holds[handle] = handle in self.owner
+            self.pins[handle] = handle in self.owner
 
     @rule(batch=st.lists(st.integers(0, HANDLES - 1), unique=True))
     def release(self, batch: list[int]) -> None:
-        held = [handle for handle in batch if self.holds[handle]]
+        held = [handle for handle in batch if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         self.policy.release(held)
         self.order = [handle for handle in self.order if handle not in held] + held
 
     @rule(batch=st.lists(st.integers(0, HANDLES - 1), unique=True))
-    def put_back(self, batch: list[int]) -> None:
-        held = [handle for handle in batch if self.holds[handle]]
+    def release_after_write(self, batch: list[int]) -> None:
+        held = [handle for handle in batch if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
-        self.policy.put_back(held)
+            self.pins[handle] = 0
+        self.policy.release_after_write(held)
 
     @rule(batch=st.lists(st.integers(0, HANDLES - 1), unique=True))
     def remove(self, batch: list[int]) -> None:
@@ -97,13 +97,13 @@ class TenantMachine(RuleBasedStateMachine):
         self.policy.remove(known)
         self.gone(known)
         for handle in known:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
 
     @rule(count=st.integers(1, HANDLES))
     def evict(self, count: int) -> None:
-        free = [handle for handle in self.order if not self.holds[handle]]
+        free = [handle for handle in self.order if not self.pins[handle]]
         count = min(count, len(free))
-        victims = list(self.policy.evict(count, self.holds))
+        victims = list(self.policy.evict(count, self.pins))
         assert len(set(victims)) == count
         assert set(victims) <= set(free), "a held or unknown chunk was chosen"
         self.gone(victims)
@@ -111,12 +111,12 @@ class TenantMachine(RuleBasedStateMachine):
     @rule()
     def trim(self) -> None:
         before = {salt: len(self.of(salt)) for salt in SALTS}
-        victims = self.policy.trim(self.holds)
-        assert all(not self.holds[handle] for handle in victims)
+        victims = self.policy.trim(self.pins)
+        assert all(not self.pins[handle] for handle in victims)
         lost = {salt: sum(self.owner[handle] == salt for handle in victims) for salt in SALTS}
         self.gone(victims)
         for salt, quota in [(None, 12), ("a", 5), ("b", 12), ("c", 12)]:
-            free = sum(not self.holds[handle] for handle in self.of(salt))
+            free = sum(not self.pins[handle] for handle in self.of(salt))
             if before[salt] <= quota:
                 assert not lost[salt], "a tenant within its quota was trimmed"
             else:
@@ -172,12 +172,12 @@ def test_held_chunks_stay_and_the_next_tenant_is_asked() -> None:
     policy = policy_of(100, each=50)
     add(policy, list(range(40)), "a")
     add(policy, list(range(40, 50)), "b")
-    holds = bytearray(50)
-    holds[:40] = b"\1" * 40
-    assert policy.evict(3, holds) == [40, 41, 42]
-    assert policy.evict(8, holds) == []
+    pins = bytearray(50)
+    pins[:40] = b"\1" * 40
+    assert policy.evict(3, pins) == [40, 41, 42]
+    assert policy.evict(8, pins) == []
     assert len(policy) == 47
-    assert set(policy.evict(7, holds)) == set(range(43, 50)), "what was chosen in vain is chosen first"
+    assert set(policy.evict(7, pins)) == set(range(43, 50)), "what was chosen in vain is chosen first"
 
 
 def test_the_end_of_a_write_is_no_use_for_any_tenant() -> None:
@@ -185,9 +185,9 @@ def test_the_end_of_a_write_is_no_use_for_any_tenant() -> None:
     policy = policy_of(6)
     add(policy, [0, 2, 4], "a")
     add(policy, [1, 3], "b")
-    holds = bytearray([1, 1, 0, 0, 0])
-    assert sorted(policy.evict(2, holds)) in ([2, 3], [2, 4])
-    policy.put_back([0, 1])
+    pins = bytearray([1, 1, 0, 0, 0])
+    assert sorted(policy.evict(2, pins)) in ([2, 3], [2, 4])
+    policy.release_after_write([0, 1])
     assert policy.evict(1, bytes(5)) in ([0], [1])
 
 
@@ -246,12 +246,12 @@ def test_a_choice_looks_at_a_bounded_number_of_chunks() -> None:
     policy = policy_of(2 * count)
     add(policy, list(range(count)), "a")
     add(policy, list(range(count, count + 4)), "b")
-    holds = Counted(count + 4)
-    holds[: count - 4] = b"\1" * (count - 4)
+    pins = Counted(count + 4)
+    pins[: count - 4] = b"\1" * (count - 4)
     Counted.reads = 0
-    assert policy.evict(2, holds) == [count, count + 1]
+    assert policy.evict(2, pins) == [count, count + 1]
     assert Counted.reads <= 2 * LOOKS_MAX
-    assert any(policy.evict(6, holds) for _ in range(100)), "what nobody holds is never found"
+    assert any(policy.evict(6, pins) for _ in range(100)), "what nobody holds is never found"
     assert policy.usage() == {A: count - 4}
 
 
@@ -292,9 +292,9 @@ class Listening(LruPolicy):
         self.heard: list[str] = []
         self.asked: list[tuple[int, int]] = []
 
-    def sighted(self, sighting: RequestObservation) -> None:
+    def observe_request(self, observation: RequestObservation) -> None:
         """Note who came."""
-        self.heard.append(sighting.request_id)
+        self.heard.append(observation.request_id)
 
     def refuse(self, keys: list[Key], free: int) -> list[int]:
         """Let nobody in whose key is odd."""
@@ -314,7 +314,7 @@ def test_each_tenant_has_a_policy_of_its_own() -> None:
     add(policy, [0, 1, 2], "a")
     add(policy, [3], "b")
     path = (key_of(0, "a"),)
-    policy.sighted(RequestObservation("r1", SightingEvent.ARRIVED, 0.0, (path,), (0,), (1,)))
+    policy.observe_request(RequestObservation("r1", RequestPhase.ARRIVED, 0.0, (path,), (0,), (1,)))
     assert [one.heard for one in made] == [[], ["r1"], []]
     wanted = [key_of(4, "a"), key_of(5, "b"), key_of(7, "a")]
     assert policy.refuse(wanted, 50) == {i for i, key in enumerate(wanted) if key[-5] % 2}
@@ -322,9 +322,9 @@ def test_each_tenant_has_a_policy_of_its_own() -> None:
 
 
 def test_abilities_that_the_policy_lacks_are_lacking() -> None:
-    """Tiers find abilities by name; a wrapper that has them all would make every lookup pay for sightings."""
+    """Tiers find abilities by name; a wrapper that has them all would make every lookup pay for observations."""
     policy = policy_of(10)
-    assert not hasattr(policy, "sighted")
+    assert not hasattr(policy, "observe_request")
     assert not hasattr(policy, "refuse")
 
 

@@ -50,7 +50,7 @@ class PolicyMachine(RuleBasedStateMachine):
         policy, model = PAIRS[self.name]
         self.policy, self.model = policy(), model()
         self.keys: dict[int, Key] = {}
-        self.holds = bytearray(HANDLES)
+        self.pins = bytearray(HANDLES)
 
     def known(self, batch: list[int]) -> list[int]:
         return [handle for handle in batch if handle in self.keys]
@@ -58,7 +58,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def forget(self, batch: list[int]) -> None:
         for handle in batch:
             del self.keys[handle]
-            self.holds[handle] = 0
+            self.pins[handle] = 0
 
     @rule(batch=handles, keys=keys, held=st.booleans())
     def add(self, batch: list[int], keys: list[Key], *, held: bool) -> None:
@@ -67,30 +67,30 @@ class PolicyMachine(RuleBasedStateMachine):
         new = new[: len(free)]
         self.keys |= dict(zip(free, new, strict=True))
         for handle in free:
-            self.holds[handle] = held
+            self.pins[handle] = held
         self.policy.add(free, new)
         self.model.add(free, new)
 
     @rule(batch=handles)
     def hold(self, batch: list[int]) -> None:
         for handle in self.known(batch):
-            self.holds[handle] = 1
+            self.pins[handle] = 1
 
     @rule(batch=handles)
     def release(self, batch: list[int]) -> None:
-        held = [handle for handle in self.known(batch) if self.holds[handle]]
+        held = [handle for handle in self.known(batch) if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
+            self.pins[handle] = 0
         self.policy.release(held)
         self.model.release(held)
 
     @rule(batch=handles)
-    def put_back(self, batch: list[int]) -> None:
-        held = [handle for handle in self.known(batch) if self.holds[handle]]
+    def release_after_write(self, batch: list[int]) -> None:
+        held = [handle for handle in self.known(batch) if self.pins[handle]]
         for handle in held:
-            self.holds[handle] = 0
-        self.policy.put_back(held)
-        self.model.put_back(held)
+            self.pins[handle] = 0
+        self.policy.release_after_write(held)
+        self.model.release_after_write(held)
 
     @rule(batch=handles)
     def touch(self, batch: list[int]) -> None:
@@ -105,14 +105,14 @@ class PolicyMachine(RuleBasedStateMachine):
         self.forget(batch)
 
     def evictable(self) -> int:
-        return sum(not self.holds[handle] for handle in self.keys)
+        return sum(not self.pins[handle] for handle in self.keys)
 
     @precondition(lambda self: self.evictable())
     @rule(count=st.integers(1, HANDLES))
     def evict(self, count: int) -> None:
         count = min(count, self.evictable())
-        held = {handle for handle in self.keys if self.holds[handle]}
-        victims = self.policy.evict(count, self.holds)
+        held = {handle for handle in self.keys if self.pins[handle]}
+        victims = self.policy.evict(count, self.pins)
         assert list(victims) == self.model.evict(count, held)
         self.forget(list(victims))
 
@@ -135,7 +135,7 @@ class PolicyMachine(RuleBasedStateMachine):
         """What is left must leave in the model's order."""
         self.release(list(range(HANDLES)))
         count = len(self.keys)
-        assert list(self.policy.evict(count, self.holds)) == self.model.evict(count, ())
+        assert list(self.policy.evict(count, self.pins)) == self.model.evict(count, ())
         assert not len(self.policy)
 
 
@@ -147,7 +147,7 @@ def test_arc_puts_back_into_the_ring_of_before() -> None:
     policy.touch([0, 1])
     policy.touch([0, 1])
     assert list(policy.evict(2, bytes([1, 0, 0]))) == [2, 1]
-    policy.put_back([0])
+    policy.release_after_write([0])
     policy.add([3], KEYS[3:4])
     assert list(policy.evict(2, bytes(4))) == [3, 0]
 

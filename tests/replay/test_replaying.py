@@ -16,7 +16,7 @@ from tierkv.replay.bounds import FifoPolicy, clairvoyant
 from tierkv.replay.replaying import Replayed, replay
 from tierkv.replay.trace import KeysOfIds, TraceRequest
 from tierkv.types.keys import Key
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 def trace_of(*paths: Sequence[int]) -> list[TraceRequest]:
@@ -42,11 +42,13 @@ class Book(LruPolicy):
         self.told.append(("touch", len(handles)))
         super().touch(handles)
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
-        return [] if self.never_now else super().evict(count, holds)
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
+        return [] if self.never_now else super().evict(count, pins)
 
-    def sighted(self, sighting: RequestObservation) -> None:
-        self.told.append((sighting.event.value, (sighting.now_s, len(sighting.paths[0]), sighting.new_chunks)))
+    def observe_request(self, observation: RequestObservation) -> None:
+        self.told.append(
+            (observation.phase.value, (observation.now_s, len(observation.paths[0]), observation.new_chunks))
+        )
 
     def refuse(self, keys: Sequence[Key], free: int) -> list[int]:
         return [i for i, key in enumerate(keys) if key in self.refused]
@@ -67,22 +69,22 @@ def test_s54_the_tail_is_used_first() -> None:
 
 
 def test_a_policy_hears_what_a_tier_would_tell_it() -> None:
-    """Sightings at both ends, newcomers with their keys, and a use by the request that brought them."""
+    """Observations at both ends, newcomers with their keys, and a use by the request that brought them."""
     trace = trace_of([0, 1], [0, 2])
     zero, one, two = (*trace[0].keys, trace[1].keys[1])
     book = Book(10)
     replay(trace, book, 10)
     assert [entry for entry in book.told if entry != ("touch", 0)] == [
-        (SightingEvent.ARRIVED.value, (0.0, 2, (2,))),
+        (RequestPhase.ARRIVED.value, (0.0, 2, (2,))),
         ("add", [one]),
         ("touch", 1),
         ("add", [zero]),
         ("touch", 1),
-        (SightingEvent.FINISHED.value, (0.0, 2, (2,))),
-        (SightingEvent.ARRIVED.value, (1.0, 2, (1,))),
+        (RequestPhase.FINISHED.value, (0.0, 2, (2,))),
+        (RequestPhase.ARRIVED.value, (1.0, 2, (1,))),
         ("add", [two]),
         ("touch", 2),
-        (SightingEvent.FINISHED.value, (1.0, 2, (1,))),
+        (RequestPhase.FINISHED.value, (1.0, 2, (1,))),
     ]
 
 

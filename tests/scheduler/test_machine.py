@@ -136,7 +136,7 @@ def test_random_days_reach_every_state(rng: random.Random) -> None:
         for name, value in moves.bed.core.counters.as_dict().items():
             totals[name] = totals.get(name, 0) + (value if isinstance(value, int) else sum(value.values()))
     # The last two are of policies, and ours neither fails nor refuses anybody.
-    unlikely = {"events_dropped", "payloads_forgotten", "entries_dropped", "sightings_failed"}
+    unlikely = {"events_dropped", "payloads_forgotten", "entries_dropped", "observations_failed"}
     unlikely |= {"admissions_refused", "policies_failed"}
     never = {name for name, value in totals.items() if not value} - unlikely
     assert not never

@@ -1,4 +1,4 @@
-"""Hints, accounts, sightings and the choice between loading and computing, wired as a user gets them: a real disk."""
+"""Hints, accounts, observations and the choice between loading and computing, over a real disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tierkv.plugins.loading import load_plugins
 from tierkv.policies.lru import LruPolicy
 from tierkv.stack.stack import Stack
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, ScheduledRequest, StepOutput
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
 WAIT_S = 20.0
@@ -171,8 +171,8 @@ def test_a_plugins_policy_hears_of_requests(tmp_path: Path) -> None:
     seen: list[RequestObservation] = []
 
     class Listening(LruPolicy):
-        def sighted(self, sighting: RequestObservation) -> None:
-            seen.append(sighting)
+        def observe_request(self, observation: RequestObservation) -> None:
+            seen.append(observation)
 
     class Plugin:
         TIERKV_SPI = 1
@@ -188,5 +188,30 @@ def test_a_plugins_policy_hears_of_requests(tmp_path: Path) -> None:
         stack.on_new_request(request)
         assert stack.get_num_new_matched_tokens(request, 16) == (0, False)
         stack.request_finished(request, [[]])
-    assert [sighting.event for sighting in seen] == [SightingEvent.ARRIVED, SightingEvent.FINISHED]
+    assert [observation.phase for observation in seen] == [RequestPhase.ARRIVED, RequestPhase.FINISHED]
     assert (seen[0].gpu_chunks, seen[0].hints.session) == ((1,), "s")
+
+
+def test_a_plugins_policy_is_guarded_whatever_its_class(tmp_path: Path) -> None:
+    """The origin of a policy decides, not the module of its class: a plugin may configure a class of tierkv."""
+
+    class Plugin:
+        TIERKV_SPI = 1
+
+        @hookimpl
+        def tierkv_policies(self) -> list[PolicyPlugin]:
+            return [PolicyPlugin("failing", "LRU that fails.", failing)]
+
+    def failing(chunks: int | None) -> LruPolicy:
+        policy = LruPolicy(chunks)
+        policy.add = lambda *_: 1 // 0  # type: ignore[assignment, method-assign, return-value]
+        return policy
+
+    registry = load_plugins([Plugin()])
+    config = {"host": {"capacity": "1MiB", "policy": "failing"}}
+    with tierkv.open_stack(config, SPEC, plugins=registry) as stack:
+        stack.worker.register_kv_caches([[np.ones((8, 1024), np.float32)]])
+        compute(stack, Asked("a", 1, 2))
+        assert ask(stack, Asked("b", 1, 2)) == 32
+    assert registry.policies["lru"].origin.is_builtin
+    assert not registry.policies["failing"].origin.is_builtin

@@ -16,11 +16,11 @@ from tierkv.policies.adaptive.classes import (
     level_of,
     tail_class,
 )
-from tierkv.policies.adaptive.sightings import LEARN_EVERY
+from tierkv.policies.adaptive.observations import LEARN_EVERY
 from tierkv.policies.adaptive.value_model import AGES, ValueModel
 from tierkv.types.hints import NO_HINTS
 from tierkv.types.keys import Key
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 @dataclass(eq=False)
@@ -79,30 +79,30 @@ class NaiveAdaptive:
         self.stray.alive += 1
         return self.stray
 
-    # -- sightings ---------------------------------------------------------------------------------------------------
+    # -- observations ------------------------------------------------------------------------------------------------
 
-    def sighted(self, sighting: RequestObservation) -> None:
-        self.now_s = max(self.now_s, sighting.now_s)
+    def observe_request(self, observation: RequestObservation) -> None:
+        self.now_s = max(self.now_s, observation.now_s)
         for interval, begin_s in enumerate(AGES):
             for run in self.runs:
                 if run.interval == interval and self.now_s - run.time_s >= begin_s:
                     run.interval += 1
                     if run.alive:
                         self.worths.at_risk(run.number, interval, run.alive)
-        for path in sighting.paths:
-            if sighting.event is SightingEvent.ARRIVED:
-                self.arrived(path, sighting)
-        if sighting.event is SightingEvent.ARRIVED:
+        for path in observation.paths:
+            if observation.phase is RequestPhase.ARRIVED:
+                self.arrived(path, observation)
+        if observation.phase is RequestPhase.ARRIVED:
             self.requests += 1
             if self.requests % LEARN_EVERY == 0:
                 self.worths.learn(self.now_s)
 
-    def arrived(self, path: Sequence[Key], sighting: RequestObservation) -> None:
+    def arrived(self, path: Sequence[Key], observation: RequestObservation) -> None:
         old = [self.known.get(key) for key in path]
         new = sum(chunk is None for chunk in old)
         deepest = next((chunk for chunk in reversed(old) if chunk is not None), None)
         follows = deepest is not None and deepest.seen < PUBLIC_SEEN_MIN
-        classes = classes_for(new, sighting.hints, follows=follows)
+        classes = classes_for(new, observation.hints, follows=follows)
         run, last, parent = None, None, None
         for key, chunk in zip(path, old, strict=True):
             seen = 1
@@ -114,7 +114,7 @@ class NaiveAdaptive:
             if key == path[-1] and seen == 1:
                 number = tail_class(number)
             if run is None or run.number != number:
-                run = self.open_run(number, level_of(sighting.hints))
+                run = self.open_run(number, level_of(observation.hints))
             run.alive += 1
             if chunk is None:
                 self.known[key] = Chunk(key, seen, run, parent)
@@ -172,7 +172,7 @@ class NaiveAdaptive:
 
     release = touch
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         linked = [*self.parked, *self.leaving, *(handle for run in self.runs for handle in run.handles)]
         for handle in reversed(handles):
             if handle not in linked:
@@ -221,18 +221,18 @@ class NaiveAdaptive:
                     queue.remove(worst)
         return order
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         victims: list[int] = []
-        self.choose(self.leaving, victims, count, holds)
+        self.choose(self.leaving, victims, count, pins)
         for run in self.worst_first():
-            self.choose(run.handles, victims, count, holds)
-        self.choose(self.parked, victims, count, holds)
+            self.choose(run.handles, victims, count, pins)
+        self.choose(self.parked, victims, count, pins)
         return victims
 
-    def choose(self, handles: list[int], victims: list[int], count: int, holds: Sequence[int]) -> None:
+    def choose(self, handles: list[int], victims: list[int], count: int, pins: Sequence[int]) -> None:
         while handles and len(victims) < count:
             handle = handles.pop(0)
-            if holds[handle]:
+            if pins[handle]:
                 continue  # aside, until it is released or used
             key = self.here[handle].key
             if self.children[key] and handles is not self.parked:
@@ -243,7 +243,7 @@ class NaiveAdaptive:
             self.known[key].parent = self.parents.get(key)
             self.orphan(key)
             if handles is not self.leaving:
-                self.choose(self.leaving, victims, count, holds)
+                self.choose(self.leaving, victims, count, pins)
 
     # -- letting in --------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class NaivePolicy(Protocol):
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None: ...
     def touch(self, handles: Sequence[int]) -> None: ...
     def release(self, handles: Sequence[int]) -> None: ...
-    def put_back(self, handles: Sequence[int]) -> None: ...
+    def release_after_write(self, handles: Sequence[int]) -> None: ...
     def remove(self, handles: Sequence[int]) -> None: ...
     def evict(self, count: int, held: Container[int]) -> list[int]: ...
     def known(self) -> list[int]: ...
@@ -42,7 +42,7 @@ class Aside:
             self.queues[handle] = queue
         return None
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """In their order."""
         for handle in reversed(handles):
             if handle in self.queues:
@@ -68,7 +68,7 @@ class NaiveLru:
     def __init__(self, chunks_max: int) -> None:
         self.order: list[int] = []
         self.aside = Aside()
-        self.put_back = self.aside.put_back
+        self.release_after_write = self.aside.release_after_write
 
     def known(self) -> list[int]:
         return [*self.order, *self.aside.queues]
@@ -99,7 +99,7 @@ class NaiveArc:
         self.t1: list[int] = []
         self.t2: list[int] = []
         self.aside = Aside()
-        self.put_back = self.aside.put_back
+        self.release_after_write = self.aside.release_after_write
         self.b1, self.b2 = NaiveGhosts(chunks_max), NaiveGhosts(chunks_max)
         self.p = 0.0
         self.key: dict[int, Key] = {}
@@ -168,7 +168,7 @@ class NaiveS3Fifo:
         self.small: list[int] = []
         self.main: list[int] = []
         self.aside = Aside()
-        self.put_back = self.aside.put_back
+        self.release_after_write = self.aside.release_after_write
         self.ghosts = NaiveGhosts(chunks_max - chunks_max // 10)
         self.key: dict[int, Key] = {}
         self.uses: dict[int, int] = {}
@@ -227,7 +227,7 @@ class NaiveLfu:
         self.room = chunks_max
         self.rings: list[list[int]] = [[] for _ in range(16)]
         self.aside = Aside()
-        self.put_back = self.aside.put_back
+        self.release_after_write = self.aside.release_after_write
         self.uses = 0
 
     def known(self) -> list[int]:

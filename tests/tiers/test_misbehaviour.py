@@ -179,12 +179,12 @@ def test_a_backend_hears_of_its_bad_frames(
     """Only of those that did not check out; and what it does with the news changes nothing about the miss."""
     heard: list[tuple[Key, str]] = []
 
-    def distrust(key: Key, reason: str) -> None:
+    def quarantine(key: Key, reason: str) -> None:
         heard.append((key, reason))
         if not helpful:
             raise SystemError("broken")
 
-    monkeypatch.setattr(bench.backend, "distrust", distrust, raising=False)
+    monkeypatch.setattr(bench.backend, "quarantine", quarantine, raising=False)
     tier = bench.tier()
     tier.write_chunks(KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
     content = bytearray(bench.file(KEYS[1]).read_bytes())

@@ -176,10 +176,10 @@ def errors_are_values(result: ReadResult, plugin: CodecPlugin, backend: Backend 
 class MyListener:
     """Structurally a policy that listens; it inherits nothing."""
 
-    def sighted(self, sighting: RequestObservation) -> None:
+    def observe_request(self, observation: RequestObservation) -> None:
         """Look at who asks, and for what."""
-        assert_type(sighting.paths, tuple[tuple[Key, ...], ...])
-        assert_type(sighting.hints.continues, float | None)
+        assert_type(observation.paths, tuple[tuple[Key, ...], ...])
+        assert_type(observation.hints.continues, float | None)
 
 
 listener: RequestAwarePolicy = MyListener()

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     frame_bytes: int
 
 
-FrameAt = Callable[[memoryview], tuple[Key, int] | None]
+FrameRecogniser = Callable[[memoryview], tuple[Key, int] | None]
 """From the first 4,096 bytes of what may be a frame: its key and its whole length in bytes; or None.
 
 None also for frames of other namespaces. Says nothing of the payload: that is checked when the frame is read. Never
@@ -69,7 +69,7 @@ raises; any thread.
 
 
 def recognise_nothing(_page: memoryview) -> None:
-    """The :data:`FrameAt` of whoever knows no frames, such as a test whose frames are arbitrary bytes."""
+    """The :data:`FrameRecogniser` of whoever knows no frames, such as a test whose frames are arbitrary bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class BackendContext:
         directory name or prefix.
     frame_bytes_max: no frame is longer.
     capacity_bytes: the tier's limit, or None where the configuration sets none.
-    frame_at: recognises a frame of this namespace by its first page, for a backend that lost track of what lies where.
+    recognise_frame: recognises a frame of this namespace by its first page, for a backend whose index was lost.
     """
 
     tier: str
     namespace: Namespace
     frame_bytes_max: int
     capacity_bytes: int | None
-    frame_at: FrameAt = field(default=recognise_nothing, repr=False, compare=False)
+    recognise_frame: FrameRecogniser = field(default=recognise_nothing, repr=False, compare=False)
 
 
 @runtime_checkable
@@ -146,7 +146,7 @@ class SupportsScan(Protocol):
 class SupportsQuarantine(Protocol):
     """Ability: keep the places of bad frames out of service. Found by the method; no capability declares it."""
 
-    def distrust(self, key: Key, reason: str) -> None:
+    def quarantine(self, key: Key, reason: str) -> None:
         """The frame that was read for ``key`` did not check out; a delete will follow. ``reason``: for people."""
 
 

@@ -13,8 +13,8 @@ class RequestAwarePolicy(Protocol):
 
     Called on the engine's scheduler thread, once when a request's first lookup is answered and once when it ends, in
     every tier whose policy has the method. At most a microsecond or so per key of the path: it delays a step. A policy
-    that raises is not called again, and counted (``sightings_failed``); it goes on ordering chunks.
+    that raises is not called again, and counted (``observations_failed``); it goes on ordering chunks.
     """
 
-    def sighted(self, sighting: RequestObservation) -> None:
+    def observe_request(self, observation: RequestObservation) -> None:
         """A request arrived or finished."""

@@ -47,10 +47,10 @@ class EvictionPolicy(Protocol):
     def remove(self, handles: Sequence[int]) -> None:
         """These are gone for another reason than this policy's choice: damaged, deleted, or the cache was emptied."""
 
-    def evict(self, count: int, holds: Sequence[int]) -> Sequence[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> Sequence[int]:
         """Choose ``count`` victims and forget them, the first to leave first.
 
-        ``holds[handle]`` is above 0 for what may not be chosen now: such a handle stays known. At least ``count``
+        ``pins[handle]`` is above 0 for what may not be chosen now: such a handle stays known. At least ``count``
         handles are not held.
 
         Returns:
@@ -78,7 +78,7 @@ class AdmissionPolicy(Protocol):
 class WriteAwarePolicy(Protocol):
     """An ability of some policies: to tell the end of a write to a tier below from a use."""
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """Writes that held these have ended, and nobody holds them any more. Their order is what it would be without.
 
         So there is nothing to do but for those that a choice passed over meanwhile: they are the next to leave, the

@@ -15,7 +15,8 @@ from tierkv.cli.output import BAD, DIM, Cell, console, print_json, print_table
 from tierkv.config.options import describe_options
 from tierkv.errors import PluginError
 from tierkv.plugins.loading import load_plugins
-from tierkv.plugins.registry import BrokenPlugin, Origin, PluginRegistry
+from tierkv.plugins.origins import BrokenPlugin, Origin
+from tierkv.plugins.registry import PluginRegistry
 
 _FLAGS = ("durable", "shared", "authoritative_index", "scan", "read_only", "bounded")
 

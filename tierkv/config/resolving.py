@@ -11,7 +11,8 @@ from tierkv.config.options import make_options
 from tierkv.config.problems import Problem, refuse
 from tierkv.config.schema import StackConfig, TierConfig
 from tierkv.errors import PluginError
-from tierkv.plugins.registry import PluginRegistry, Registered
+from tierkv.plugins.origins import Registered
+from tierkv.plugins.registry import PluginRegistry
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from tierkv.frames.frame import HEADER_BYTES, MAGIC, NO_CODEC, pad, parse_header
 from tierkv.types.keys import Key
 
 
-def frame_at(namespace: bytes, alignment: int, page: memoryview) -> tuple[Key, int] | None:
-    """Key and length of the frame that begins here. With the first two arguments: a :data:`tierkv.abc.FrameAt`.
+def recognise_frame(namespace: bytes, alignment: int, page: memoryview) -> tuple[Key, int] | None:
+    """Key and length of the frame that begins here. With the first two arguments: a :data:`tierkv.abc.FrameRecogniser`.
 
     Args:
         namespace: fingerprint of the namespace that the frame must belong to.

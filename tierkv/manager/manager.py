@@ -24,7 +24,7 @@ from tierkv.manager.reservations.reservation import Reservation
 from tierkv.manager.reservations.reservations import Reservations
 from tierkv.manager.reservations.stream_slots import StreamSlots
 from tierkv.metrics.counters import CoreCounters
-from tierkv.policies.request_feed import SightingFeed
+from tierkv.policies.request_feed import RequestFeed
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
@@ -63,7 +63,7 @@ class OffloadManager:
         self._tier_io = TierIO(host, self._tiers, group_bytes, self._events, counters)
         self._retention = self._tier_io.retention
         self._admissions = self._tier_io.admissions
-        self._sightings = SightingFeed(self.policies, counters)
+        self._request_feed = RequestFeed(self.policies, counters)
         self._gathering = Reservations(host, self._tier_io, reserved_chunks_max)
         self.streams = StreamSlots(host, self._tier_io, self._gathering)
 
@@ -198,16 +198,16 @@ class OffloadManager:
         if self._host.find(key) is None and self.would_read(key, ctx) == tier:
             self._tier_io.remeasure(tier, key)
 
-    # -- sightings ---------------------------------------------------------------------------------------------------
+    # -- observations ------------------------------------------------------------------------------------------------
 
     @property
-    def wants_sightings(self) -> bool:
-        """Whether the policy of any tier listens to :meth:`sighted`."""
-        return self._sightings.wanted
+    def wants_observations(self) -> bool:
+        """Whether the policy of any tier listens to :meth:`observe_request`."""
+        return self._request_feed.has_subscribers
 
-    def sighted(self, sighting: RequestObservation) -> None:
+    def observe_request(self, observation: RequestObservation) -> None:
         """A request arrived or finished: tell the policies of all tiers."""
-        self._sightings.tell(sighting)
+        self._request_feed.publish(observation)
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class OffloadManager:
             raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
         follower = None if before is None else self._tiers.named(before)
         self._tier_io.attach(tier, follower)
-        self._sightings.add(tier.name, tier.policy)
+        self._request_feed.add_tier(tier.name, tier.policy)
 
     def detach(self, name: str) -> int:
         """Take a lower tier out of service; :meth:`forget` follows when dispatch has done with it.
@@ -329,7 +329,7 @@ class OffloadManager:
         """
         tier = self._tiers.named(name)
         self._tier_io.detach(tier)
-        self._sightings.remove(name)
+        self._request_feed.remove_tier(name)
         return tier.index
 
     def forget(self, index: int) -> None:

@@ -23,7 +23,7 @@ class CoreCounters:
     chunks a worker could not load. hints_ignored: hints of requests that could not be used. tokens_local: found in the
     engine's own cache, once per request. tokens_stored: copied to the host tier. deferred_ms: time that lookups were
     deferred for. policies_failed: policies that raised or chose what was held, and are asked no more, by tier.
-    sightings_failed: policies that raised and are told no more, by tier. hits_shortened: answers shorter than what was
+    observations_failed: policies that raised on one, by tier. hits_shortened: answers shorter than what was
     there, because the rest was not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record
     of the stack does not tell. loads_streamed: loads of several jobs, because the hit was longer than what can be
     gathered at once; loads_given_up: those of them that ended early; tokens_given_up: what they did not bring.
@@ -61,7 +61,7 @@ class CoreCounters:
     hits_shortened: int = 0
     tokens_shortened: int = 0
     policies_failed: Counter[str] = field(default_factory=Counter)
-    sightings_failed: Counter[str] = field(default_factory=Counter)
+    observations_failed: Counter[str] = field(default_factory=Counter)
     entries_dropped: int = 0
     loads_streamed: int = 0
     loads_given_up: int = 0

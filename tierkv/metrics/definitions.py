@@ -56,7 +56,7 @@ COUNTERS = {
     "hits_shortened": "Hits cut short because loading the rest was expected to take longer than computing it",
     "tokens_shortened": "Tokens cut off from hits for that reason",
     "policies_failed": "Eviction policies that failed and are asked no more",
-    "sightings_failed": "Policies that raised when told of a request, and are told no more",
+    "observations_failed": "Policies that raised when told of a request, and are told no more",
     "loads_streamed": "Loads of several jobs, of hits longer than what the host tier gathers at once",
     "loads_given_up": "Those of them that ended early: a chunk was lost or late, or the request was aborted",
     "tokens_given_up": "Tokens that those did not bring",
@@ -127,7 +127,7 @@ def counters() -> list[Metric]:
         *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
         *("demotions", "demotions_dropped"),
         *("admissions_refused", "policies_failed"),
-        *("reads_failed", "writes_failed", "probes", "sightings_failed"),
+        *("reads_failed", "writes_failed", "probes", "observations_failed"),
     }
     core = [
         Metric(f"tierkv_{name}", "counter", meaning, ("tier",) if name in by_tier else ())

@@ -1,7 +1,7 @@
-"""The plugin that ships with tierkv: its codecs and policies, registered through the same hooks as anybody's.
+"""Plugin that ships with tierkv: registers its codecs and policies through the public hooks.
 
-:mod:`tierkv.plugins.loading` loads it by name, like any installed plugin, so no module of the
-framework imports the codecs and policies for their names.
+:mod:`tierkv.plugins.loading` loads this module by name, like any installed plugin. No other module of the framework
+imports the codecs and policies in order to list them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TIERKV_SPI = 1
 
 @hookimpl
 def tierkv_codecs() -> Iterable[CodecPlugin]:
-    """The codecs of :mod:`tierkv.codecs`."""
+    """Codecs of :mod:`tierkv.codecs`."""
     return CODEC_PLUGINS
 
 
 @hookimpl
 def tierkv_policies() -> Iterable[PolicyPlugin]:
-    """The eviction policies of :mod:`tierkv.policies`."""
+    """Eviction policies of :mod:`tierkv.policies`."""
     return POLICY_PLUGINS

@@ -1,9 +1,9 @@
-"""Which backends, codecs, policies, observers and commands are installed, where each comes from, and what is broken.
+"""Discovery and import of plugins.
 
-Nothing is imported before :func:`load_plugins` is called, and it loads in one order on every machine: the built-ins,
-the objects it was handed, then the entry points of group ``tierkv`` sorted by name. Every plugin gets a pluggy manager
-of its own: it is validated alone, and whatever it does wrong has exactly one owner. Such a plugin is recorded as
-:class:`BrokenPlugin`, none of it is used, and only a stack that asks for it stops.
+Plugins load in one order on every machine: the built-in plugin, the objects handed over, then the entry points of the
+group ``tierkv``, sorted by name. Each plugin gets its own pluggy manager, so it is validated alone and each fault
+belongs to exactly one plugin. A plugin with a fault is recorded as :class:`~tierkv.plugins.origins.BrokenPlugin`, and
+nothing of it is used. Only a stack that asks for it fails to open.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,17 +22,11 @@ from tierkv import hookspecs
 from tierkv._version import __version__
 from tierkv.abc.plugin import SPI_VERSION, BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.errors import PluginError, SpiVersionError
-from tierkv.plugins.registry import (
-    _PLUGIN_FAULTS,
-    BrokenPlugin,
-    EntryPoint,
-    Observe,
-    Origin,
-    PluginRegistry,
-    Registered,
-    _ask,
-    _broken,
-)
+from tierkv.plugins.calls import PLUGIN_FAULTS, registered_values
+from tierkv.plugins.origins import BrokenPlugin, Origin, Registered
+from tierkv.plugins.registry import Observe, PluginRegistry
+
+EntryPoint = importlib.metadata.EntryPoint
 
 BUILTIN = EntryPoint(name="builtin", value="tierkv.plugins.builtin", group=hookspecs.PROJECT)
 
@@ -42,28 +36,28 @@ def load_plugins(
     entry_points: Callable[..., Iterable[EntryPoint]] = importlib.metadata.entry_points,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PluginRegistry:
-    """Import and ask every plugin, once. Never raises for a plugin's fault.
+    """Import every plugin and ask its hooks, once. A fault of a plugin never raises.
 
     Args:
-        extra: plugin objects or modules that no distribution announces; they come before the entry points.
-        entry_points: ``entry_points(group="tierkv")`` gives the installed ones.
+        extra: plugin objects or modules without an entry point. They load before the entry points.
+        entry_points: lists the installed entry points, called as ``entry_points(group="tierkv")``.
         clock: seconds, for the load times.
     """
     loader = _Loader(clock)
-    loader.take(Origin(BUILTIN.name, "tierkv", __version__, BUILTIN.value), BUILTIN.load)
+    loader.load(Origin(BUILTIN.name, "tierkv", __version__, BUILTIN.value, is_builtin=True), BUILTIN.load)
     for plugin in extra:
-        loader.take(_origin_of_object(plugin), partial(_identity, plugin))
+        loader.load(_origin_of_object(plugin), partial(_identity, plugin))
     found, unreadable = _discover(entry_points)
     loader.broken += unreadable
     for entry_point in sorted(found, key=lambda entry: (entry.name, *_distribution_of(entry), entry.value)):
         distribution, version = _distribution_of(entry_point)
-        loader.take(Origin(entry_point.name, distribution, version, entry_point.value), entry_point.load)
+        loader.load(Origin(entry_point.name, distribution, version, entry_point.value), entry_point.load)
     return loader.registry()
 
 
 @dataclass(slots=True)
 class _Loader:
-    """Takes plugins one by one; the first to claim a name keeps it."""
+    """Loads plugins one by one. The first plugin to register a name keeps it."""
 
     clock: Callable[[], float]
     backends: dict[str, Registered[BackendPlugin]] = field(default_factory=dict)
@@ -72,18 +66,18 @@ class _Loader:
     hooks: list[tuple[Origin, pluggy.HookRelay]] = field(default_factory=list)
     broken: list[BrokenPlugin] = field(default_factory=list)
 
-    def take(self, origin: Origin, load: Callable[[], object]) -> None:
+    def load(self, origin: Origin, import_plugin: Callable[[], object]) -> None:
         started_s = self.clock()
         try:
-            hooks = _hooks_of(load(), origin.name)
-            backends = _ask(hooks.tierkv_backends, BackendPlugin)
-            codecs = _ask(hooks.tierkv_codecs, CodecPlugin)
-            policies = _ask(hooks.tierkv_policies, PolicyPlugin)
+            hooks = _hooks_of(import_plugin(), origin.name)
+            backends = registered_values(hooks.tierkv_backends, BackendPlugin)
+            codecs = registered_values(hooks.tierkv_codecs, CodecPlugin)
+            policies = registered_values(hooks.tierkv_policies, PolicyPlugin)
             self._refuse_taken_names("backend", backends, self.backends)
             self._refuse_taken_names("codec", codecs, self.codecs)
             self._refuse_taken_names("policy", policies, self.policies)
-        except _PLUGIN_FAULTS as error:
-            self.broken.append(_broken(self._timed(origin, started_s), error))
+        except PLUGIN_FAULTS as error:
+            self.broken.append(BrokenPlugin.from_error(self._timed(origin, started_s), error))
             return
         origin = self._timed(origin, started_s)
         self.backends.update({plugin.name: Registered(plugin, origin) for plugin in backends})
@@ -108,7 +102,7 @@ class _Loader:
         )
 
     def _timed(self, origin: Origin, started_s: float) -> Origin:
-        return Origin(origin.name, origin.distribution, origin.version, origin.target, self.clock() - started_s)
+        return replace(origin, load_s=self.clock() - started_s)
 
     @staticmethod
     def _refuse_taken_names(kind: str, offered: Iterable[Any], taken: Mapping[str, Registered[Any]]) -> None:
@@ -120,24 +114,24 @@ class _Loader:
                     f"uninstall one of the two"
                 )
             if plugin.name in seen:
-                raise PluginError(f"it registers {kind} {plugin.name!r} twice")
+                raise PluginError(f"the plugin registers {kind} {plugin.name!r} twice")
             seen.add(plugin.name)
 
 
 def _hooks_of(plugin: object, name: str) -> pluggy.HookRelay:
-    """Check the version and every hook of one plugin, alone.
+    """Check the SPI version and every hook of one plugin.
 
     Raises:
-        SpiVersionError: it states no version of the plugin interface, or another one.
-        PluginError: it implements no hook.
-        pluggy.PluginValidationError: a hook it implements is unknown or has arguments that the specification lacks.
+        SpiVersionError: the plugin states no version of the plugin interface, or another one.
+        PluginError: the plugin implements no hook.
+        pluggy.PluginValidationError: a hook is unknown, or has arguments that the specification lacks.
     """
     spi = getattr(plugin, "TIERKV_SPI", None)
     if spi is None:
-        raise SpiVersionError(f"it states no TIERKV_SPI; this tierkv serves TIERKV_SPI = {SPI_VERSION}")
+        raise SpiVersionError(f"the plugin states no TIERKV_SPI; this tierkv serves TIERKV_SPI = {SPI_VERSION}")
     if spi != SPI_VERSION:
         raise SpiVersionError(
-            f"it was written for TIERKV_SPI = {spi!r}, and tierkv {__version__} serves {SPI_VERSION}: "
+            f"the plugin was written for TIERKV_SPI = {spi!r}, and tierkv {__version__} serves {SPI_VERSION}: "
             f"install versions of the two that agree"
         )
     manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -145,7 +139,7 @@ def _hooks_of(plugin: object, name: str) -> pluggy.HookRelay:
     manager.register(plugin, name)
     manager.check_pending()
     if not manager.get_hookcallers(plugin):
-        raise PluginError("it implements no hook: mark its functions with @hookimpl of tierkv.hookspecs")
+        raise PluginError("the plugin implements no hook: mark its functions with @hookimpl of tierkv.hookspecs")
     return manager.hook
 
 
@@ -162,7 +156,7 @@ def _distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
     try:
         distribution = entry_point.dist
         known = (distribution.name or "", distribution.version or "") if distribution else ("", "")
-    except Exception:  # noqa: BLE001  damaged metadata costs a name in a message, nothing else
+    except Exception:  # noqa: BLE001  damaged metadata only costs a name in a message
         return "", ""
     return known
 
@@ -173,7 +167,7 @@ def _discover(entry_points: Callable[..., Iterable[EntryPoint]]) -> tuple[list[E
     except Exception:  # noqa: BLE001  one distribution with unreadable metadata must not hide the others
         found: list[EntryPoint] = []
         broken: list[BrokenPlugin] = []
-        for item in _one_by_one():
+        for item in _each_distribution():
             if isinstance(item, BrokenPlugin):
                 broken.append(item)
             else:
@@ -181,15 +175,15 @@ def _discover(entry_points: Callable[..., Iterable[EntryPoint]]) -> tuple[list[E
         return found, broken
 
 
-def _one_by_one() -> Iterator[EntryPoint | BrokenPlugin]:
+def _each_distribution() -> Iterator[EntryPoint | BrokenPlugin]:
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
         name = "?"
         try:
             name = distribution.name or "?"
-            if name in seen:  # an earlier directory of sys.path hides it
+            if name in seen:  # hidden by an earlier directory of sys.path
                 continue
             seen.add(name)
             yield from list(distribution.entry_points.select(group=hookspecs.PROJECT))
-        except Exception as error:  # noqa: BLE001  whatever its metadata holds, it is named and the search goes on
-            yield _broken(Origin(name, name, "", "entry_points.txt"), error)
+        except Exception as error:  # noqa: BLE001  damaged metadata is reported, and the search goes on
+            yield BrokenPlugin.from_error(Origin(name, name, "", "entry_points.txt"), error)

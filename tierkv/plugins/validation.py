@@ -1,4 +1,4 @@
-"""What must hold of a value that a plugin registers. Said once here, so that nothing later has to doubt it."""
+"""Checks of the values that plugins register. Later code relies on them and does not repeat them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from tierkv.errors import PluginError
 
 NAME_CHARS_MAX = 32
 CODEC_NAME_CHARS_MAX = 16
-"""The field of a frame's header that holds the codec's name."""
+"""Size of the codec name field in a frame's header, in bytes."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def check_plugin_value(plugin: object) -> None:
-    """Look for contradictions in a :class:`BackendPlugin`, :class:`CodecPlugin` or :class:`PolicyPlugin`.
+    """Check a :class:`BackendPlugin`, :class:`CodecPlugin` or :class:`PolicyPlugin` for contradictions.
+
+    Values of other types pass.
 
     Raises:
-        PluginError: names the plugin's name and field, and what is allowed. Other types pass.
+        PluginError: names the registered value, the field, and what is allowed.
     """
     if isinstance(plugin, BackendPlugin):
         _check_name("backend", plugin.name, NAME_CHARS_MAX)

@@ -98,7 +98,7 @@ class ArcPolicy:
         self._rings.move(_ONCE, [handle for handle in handles if uses[handle] < _AGAIN])
         self._rings.move(_OFTEN, [handle for handle in handles if uses[handle] == _AGAIN])
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """Those that were passed over are the first to leave their ring."""
         for handle in reversed(handles):
             if self._rings.is_aside(handle):
@@ -110,11 +110,11 @@ class ArcPolicy:
         for handle in handles:
             self._sizes[self._uses[handle] == _AGAIN] -= 1
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """The least recently used of the first ring while that is above its target, else of the second."""
         rings, sizes, target = self._rings, list(self._sizes), self.target
         rings.passed_over = 0
-        queues = rings.unheld(_ONCE, holds), rings.unheld(_OFTEN, holds)
+        queues = rings.unpinned(_ONCE, pins), rings.unpinned(_OFTEN, pins)
         victims: list[int] = []
         for _ in range(count):
             ring = _ONCE if sizes[_ONCE] > target else _OFTEN

@@ -1,4 +1,4 @@
-"""A plugin's eviction policy, watched: whatever it does, no chunk in use is evicted and nothing reaches the engine."""
+"""Guard around the eviction policy of a plugin. The policy's faults never evict a pinned chunk nor reach the engine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.types.keys import Key
 from tierkv.types.observation import RequestObservation
 
-_OWN = "tierkv.policies."
 _KNOWN = b"\x01"
 
 
 class GuardedPolicy:
-    """Passes verbs on until the policy raises or chooses what it must not; then it is asked no more.
+    """Eviction policy that forwards every verb to a plugin's policy until that fails.
 
-    From then on victims are taken in the order of their handles. It can be no order of a policy, for there is nobody
-    left who kept one; but every chunk that nobody holds can be evicted, so the tier goes on.
+    A policy fails when it raises, or when it returns wrong victims. It is not called again. From then on, victims are
+    taken in the order of their handles, because no other order is known. Every unpinned chunk stays evictable, so the
+    tier keeps working.
+
+    The built-in policies run without a guard: the tests of the project check them, and a guard costs time.
 
     Args:
-        policy: of a plugin.
-        tier: its tier, for ``policies_failed``.
-        counters: what happened, for metrics.
+        policy: policy of a plugin.
+        tier: name of the tier, for the counter.
+        counters: ``policies_failed`` counts the failure, by tier.
     """
 
-    sighted: Callable[[RequestObservation], None]
+    observe_request: Callable[[RequestObservation], None]
+    """Verb of :class:`~tierkv.abc.RequestAwarePolicy`; set only where the policy has it."""
     refuse: Callable[[Sequence[Key], int], Collection[int]]
+    """Verb of :class:`~tierkv.abc.AdmissionPolicy`; set only where the policy has it."""
 
     def __init__(self, policy: EvictionPolicy, tier: str, counters: CoreCounters) -> None:
         self._policy: EvictionPolicy | None = policy
@@ -36,19 +40,19 @@ class GuardedPolicy:
         self._known = bytearray()
         self._count = 0
         self._hand = 0
-        self._put_back = "put_back" if isinstance(policy, WriteAwarePolicy) else "release"
-        # Abilities are found by their names, so a policy that lacks one must lack it here.
+        self._release_after_write = "release_after_write" if isinstance(policy, WriteAwarePolicy) else "release"
+        # Abilities are found by method name, so the guard must lack those that the policy lacks.
         if isinstance(policy, RequestAwarePolicy):
-            self.sighted = policy.sighted
+            self.observe_request = policy.observe_request
         if isinstance(policy, AdmissionPolicy):
             self.refuse = self._refuse
 
     def __len__(self) -> int:
-        """How many handles are known, held or not."""
+        """Number of known handles, pinned or not."""
         return self._count
 
-    def _ask(self, verb: str, *args: Any) -> Any:  # noqa: ANN401 - any verb
-        """What the policy answers; None if it is not asked any more."""
+    def _call(self, verb: str, *args: Any) -> Any:  # noqa: ANN401 - any verb
+        """Call a verb of the policy; None if the policy has failed."""
         if self._policy is None:
             return None
         try:
@@ -63,60 +67,60 @@ class GuardedPolicy:
             self._counters.policies_failed[self._tier] += 1
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
-        """See :class:`~tierkv.abc.EvictionPolicy`."""
+        """Add new chunks (:class:`~tierkv.abc.EvictionPolicy`)."""
         self._known.extend(bytes(max(0, max(handles, default=-1) + 1 - len(self._known))))
         for handle in handles:
             self._known[handle] = 1
         self._count += len(handles)
-        self._ask("add", handles, keys)
+        self._call("add", handles, keys)
 
     def touch(self, handles: Sequence[int]) -> None:
-        """See :class:`~tierkv.abc.EvictionPolicy`."""
-        self._ask("touch", handles)
+        """Note a use (:class:`~tierkv.abc.EvictionPolicy`)."""
+        self._call("touch", handles)
 
     def release(self, handles: Sequence[int]) -> None:
-        """See :class:`~tierkv.abc.EvictionPolicy`."""
-        self._ask("release", handles)
+        """Note the end of the last pin (:class:`~tierkv.abc.EvictionPolicy`)."""
+        self._call("release", handles)
 
-    def put_back(self, handles: Sequence[int]) -> None:
-        """See :class:`~tierkv.abc.WriteAwarePolicy`."""
-        self._ask(self._put_back, handles)
+    def release_after_write(self, handles: Sequence[int]) -> None:
+        """Note the end of a write to a lower tier (:class:`~tierkv.abc.WriteAwarePolicy`)."""
+        self._call(self._release_after_write, handles)
 
     def remove(self, handles: Sequence[int]) -> None:
-        """See :class:`~tierkv.abc.EvictionPolicy`."""
+        """Remove chunks that left for another reason (:class:`~tierkv.abc.EvictionPolicy`)."""
         self._forget(handles)
-        self._ask("remove", handles)
+        self._call("remove", handles)
 
     def _forget(self, handles: Sequence[int]) -> None:
         for handle in handles:
             self._known[handle] = 0
         self._count -= len(handles)
 
-    def evict(self, count: int, holds: Sequence[int]) -> Sequence[int]:
-        """See :class:`~tierkv.abc.EvictionPolicy`."""
-        victims = self._ask("evict", count, holds)
-        if self._policy is not None and not self._is_right(victims, count, holds):
+    def evict(self, count: int, pins: Sequence[int]) -> Sequence[int]:
+        """Choose victims (:class:`~tierkv.abc.EvictionPolicy`); check those that the policy chose."""
+        victims = self._call("evict", count, pins)
+        if self._policy is not None and not self._is_valid(victims, count, pins):
             self._give_up()
         if self._policy is None:
-            victims = self._next_unheld(count, holds)
+            victims = self._next_unpinned(count, pins)
         self._forget(victims)
         return victims  # type: ignore[no-any-return]  # checked one by one
 
-    def _is_right(self, victims: object, count: int, holds: Sequence[int]) -> bool:
-        """Whether an answer is none, or as many different handles as asked for, all known and none held."""
+    def _is_valid(self, victims: object, count: int, pins: Sequence[int]) -> bool:
+        """Whether the victims are none, or ``count`` different handles, all known and unpinned."""
         if not isinstance(victims, Sequence) or len(victims) not in (0, count):
             return False
         known, end = self._known, len(self._known)
-        right = all(type(h) is int and 0 <= h < end and known[h] and not holds[h] for h in victims)
-        return right and len(set(victims)) == len(victims)
+        valid = all(type(h) is int and 0 <= h < end and known[h] and not pins[h] for h in victims)
+        return valid and len(set(victims)) == len(victims)
 
-    def _next_unheld(self, count: int, holds: Sequence[int]) -> list[int]:
-        """The next known handles that nobody holds, going round from where the last choice ended."""
+    def _next_unpinned(self, count: int, pins: Sequence[int]) -> list[int]:
+        """Next known unpinned handles in cyclic order, starting where the previous choice ended."""
         victims: list[int] = []
         for first, end in ((self._hand, len(self._known)), (0, self._hand)):
             handle = self._known.find(_KNOWN, first, end)
             while handle >= 0 and len(victims) < count:
-                if not holds[handle]:
+                if not pins[handle]:
                     victims.append(handle)
                 handle = self._known.find(_KNOWN, handle + 1, end)
         if len(victims) < count:
@@ -125,10 +129,5 @@ class GuardedPolicy:
         return victims
 
     def _refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:
-        refused = self._ask("refuse", keys, free)
+        refused = self._call("refuse", keys, free)
         return refused if isinstance(refused, Collection) else ()
-
-
-def guarded(policy: EvictionPolicy, tier: str, counters: CoreCounters) -> EvictionPolicy:
-    """The policy, watched unless it is one of tierkv's own, whose tests do the watching."""
-    return policy if type(policy).__module__.startswith(_OWN) else GuardedPolicy(policy, tier, counters)

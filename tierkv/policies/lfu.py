@@ -79,7 +79,7 @@ class LfuPolicy:
             count = self._counts[handle] >> (halvings - self._counted_at[handle])
             self._rings.move(count, (handle,))
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """Those that were passed over are the first to leave of those that were used as often."""
         for handle in reversed(handles):
             if self._rings.is_aside(handle):
@@ -91,12 +91,12 @@ class LfuPolicy:
         self._rings.unlink(handles)
         self._known -= len(handles)
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """The least recently used among those with the lowest count, then with the next."""
         victims: list[int] = []
         self._rings.passed_over = 0
         for ring in range(COUNT_MAX + 1):
-            for handle in self._rings.unheld(ring, holds):
+            for handle in self._rings.unpinned(ring, pins):
                 victims.append(handle)
                 if len(victims) == count:
                     self._rings.unlink(victims)

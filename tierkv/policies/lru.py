@@ -76,7 +76,7 @@ class LruPolicy:
         """A hold is a use."""
         self.touch(handles)
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """Those that were passed over are the first to leave."""
         following, previous, end = self._next, self._previous, self._end
         for handle in reversed(handles):
@@ -94,14 +94,14 @@ class LruPolicy:
             previous[after] = before
         self._count -= len(handles)
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """Forget and return the least recently used handles that are not held."""
         following, previous, end = self._next, self._previous, self._end
         victims: list[int] = []
         handle, left = following[end], PASSED_OVER_MAX
         while len(victims) < count and handle != end:
             after = following[handle]
-            if holds[handle]:
+            if pins[handle]:
                 before = previous[handle]
                 following[before] = after
                 previous[after] = before

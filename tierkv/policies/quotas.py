@@ -26,7 +26,7 @@ _PART_MAX = 64
 """Victims taken from one tenant before it is asked again who uses most."""
 
 LOOKS_MAX = 16_384
-"""Numbers that one choice looks at to find chunks that nobody holds: two milliseconds' work. It goes on there the next
+"""Numbers that one choice looks at to find chunks that nobody pins: two milliseconds' work. It goes on there the next
 time."""
 
 
@@ -52,11 +52,13 @@ class Quotas:
 class _Part:
     """One tenant's chunks: its policy knows them by small numbers of its own, ``handles`` has the tier's."""
 
-    __slots__ = ("free", "handles", "looked", "policy", "put_back", "quota_bytes", "used_bytes")
+    __slots__ = ("free", "handles", "looked", "policy", "quota_bytes", "release_after_write", "used_bytes")
 
     def __init__(self, policy: EvictionPolicy, quota_bytes: int) -> None:
         self.policy = policy
-        self.put_back = policy.put_back if isinstance(policy, WriteAwarePolicy) else policy.release
+        self.release_after_write = (
+            policy.release_after_write if isinstance(policy, WriteAwarePolicy) else policy.release
+        )
         self.quota_bytes = max(1, quota_bytes)
         self.used_bytes = 0
         self.handles = array("I")
@@ -72,15 +74,15 @@ class _Part:
         return len(self.handles) - 1
 
 
-class _Held(Sequence[int]):
-    """The column of holds, by one tenant's own numbers."""
+class _Pins(Sequence[int]):
+    """The column of pins, by one tenant's own numbers."""
 
-    def __init__(self, holds: Sequence[int], handles: Sequence[int]) -> None:
-        self._holds = holds
+    def __init__(self, pins: Sequence[int], handles: Sequence[int]) -> None:
+        self._pins = pins
         self._handles = handles
 
     def __getitem__(self, number: int) -> int:  # type: ignore[override]  # no policy asks for a slice of holds
-        return self._holds[self._handles[number]]
+        return self._pins[self._handles[number]]
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -99,7 +101,7 @@ class TenantPolicy:
             sizes sets it.
     """
 
-    sighted: Callable[[RequestObservation], None]
+    observe_request: Callable[[RequestObservation], None]
     refuse: Callable[[Sequence[Key], int], Collection[int]]
 
     def __init__(
@@ -126,7 +128,7 @@ class TenantPolicy:
         # Abilities are found by their names, so where the policies lack one it must be lacking here.
         first = self._part(NO_TENANT).policy
         if isinstance(first, RequestAwarePolicy):
-            self.sighted = self._sighted
+            self.observe_request = self._observe_request
         if isinstance(first, AdmissionPolicy):
             self.refuse = self._refuse
 
@@ -230,10 +232,10 @@ class TenantPolicy:
         for part, numbers in self._by_part(handles):
             part.policy.release(numbers)
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """See :class:`tierkv.abc.WriteAwarePolicy`."""
         for part, numbers in self._by_part(handles):
-            part.put_back(numbers)
+            part.release_after_write(numbers)
 
     def remove(self, handles: Sequence[int]) -> None:
         """See :class:`tierkv.abc.EvictionPolicy`."""
@@ -257,14 +259,14 @@ class TenantPolicy:
 
     # -- victims -----------------------------------------------------------------------------------------------------
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """See :class:`tierkv.abc.EvictionPolicy`."""
         self._looks = LOOKS_MAX
-        victims = [handle for handle in self._spare if not holds[handle]][:count]
+        victims = [handle for handle in self._spare if not pins[handle]][:count]
         asked = dict.fromkeys(part for part in self._parts.values() if len(part.policy))
         while len(victims) < count and asked:
             part = max(asked, key=_use)
-            taken = self._take(part, min(count - len(victims), _PART_MAX), holds)
+            taken = self._take(part, min(count - len(victims), _PART_MAX), pins)
             victims += taken
             if not taken or not len(part.policy):
                 del asked[part]
@@ -276,28 +278,28 @@ class TenantPolicy:
         self._count -= count
         return victims
 
-    def trim(self, holds: Sequence[int]) -> list[int]:
+    def trim(self, pins: Sequence[int]) -> list[int]:
         """Victims of tenants that are over their quotas, at most :data:`TRIMMED_MAX`; they are forgotten."""
         self._looks = LOOKS_MAX
         victims: list[int] = []
         for part in self._parts.values():
             while part.used_bytes > part.quota_bytes and len(victims) < TRIMMED_MAX:
                 over = -(-(part.used_bytes - part.quota_bytes) // self._chunk_bytes_max)
-                taken = self._take(part, min(over, TRIMMED_MAX - len(victims)), holds)
+                taken = self._take(part, min(over, TRIMMED_MAX - len(victims)), pins)
                 if not taken:
                     break
                 victims += taken
         self._count -= len(victims)
         return victims
 
-    def _take(self, part: _Part, count: int, holds: Sequence[int]) -> list[int]:
+    def _take(self, part: _Part, count: int, pins: Sequence[int]) -> list[int]:
         """Up to ``count`` victims of one tenant: as many as are found that nobody holds."""
-        count = self._not_held(part, count, holds)
-        numbers = part.policy.evict(count, _Held(holds, part.handles)) if count else ()
+        count = self._count_unpinned(part, count, pins)
+        numbers = part.policy.evict(count, _Pins(pins, part.handles)) if count else ()
         return [self._leave(part, number) for number in numbers]
 
-    def _not_held(self, part: _Part, count: int, holds: Sequence[int]) -> int:
-        """How many of a tenant's chunks nobody holds, counted up to ``count``.
+    def _count_unpinned(self, part: _Part, count: int, pins: Sequence[int]) -> int:
+        """How many of a tenant's chunks nobody pins, counted up to ``count``.
 
         Looks on from the first one that it found the last time, so what is held or free before it is passed over once.
         """
@@ -308,7 +310,7 @@ class TenantPolicy:
         while looks and found < count:
             number = number if number < length else 0
             handle = handles[number]
-            if numbers[handle] == number + 1 and not holds[handle] and self._part_of(handle) is part:
+            if numbers[handle] == number + 1 and not pins[handle] and self._part_of(handle) is part:
                 found += 1
                 first = number if first < 0 else first
             number += 1
@@ -319,12 +321,12 @@ class TenantPolicy:
 
     # -- abilities ---------------------------------------------------------------------------------------------------
 
-    def _sighted(self, sighting: RequestObservation) -> None:
+    def _observe_request(self, observation: RequestObservation) -> None:
         """A request belongs to one tenant: its policy alone hears of it."""
-        key = next((path[0] for path in sighting.paths if path), None)
+        key = next((path[0] for path in observation.paths if path), None)
         part = None if key is None else self._parts.get(tenant_of(key), self._parts.get(OTHERS))
         if part is not None and isinstance(part.policy, RequestAwarePolicy):
-            part.policy.sighted(sighting)
+            part.policy.observe_request(observation)
 
     def _refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:
         """Asks each tenant's policy for its own keys, with the room that its quota leaves it."""

@@ -1,4 +1,4 @@
-"""Sightings of requests go to every policy that wants them, and a policy that fails is left alone."""
+"""Delivery of request observations to the eviction policies that want them. A policy that raises gets no more."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.types.observation import RequestObservation
 
 
-class SightingFeed:
-    """Single-threaded.
+class RequestFeed:
+    """Subscribed policies, by tier. Single-threaded.
 
     Args:
         policies: each tier's name and policy.
-        counters: ``sightings_failed`` counts policies that raised, by tier.
+        counters: ``observations_failed`` counts policies that raised, by tier.
     """
 
     def __init__(self, policies: Iterable[tuple[str, EvictionPolicy]], counters: CoreCounters) -> None:
         self._counters = counters
-        self._wanted_by = [(name, policy) for name, policy in policies if isinstance(policy, RequestAwarePolicy)]
+        self._subscribers = [(name, policy) for name, policy in policies if isinstance(policy, RequestAwarePolicy)]
 
-    def add(self, tier: str, policy: EvictionPolicy) -> None:
-        """A tier came."""
+    def add_tier(self, tier: str, policy: EvictionPolicy) -> None:
+        """Subscribe the policy of an attached tier, if it is a :class:`~tierkv.abc.RequestAwarePolicy`."""
         if isinstance(policy, RequestAwarePolicy):
-            self._wanted_by.append((tier, policy))
+            self._subscribers.append((tier, policy))
 
-    def remove(self, tier: str) -> None:
-        """A tier went."""
-        self._wanted_by = [item for item in self._wanted_by if item[0] != tier]
+    def remove_tier(self, tier: str) -> None:
+        """Unsubscribe the policy of a detached tier."""
+        self._subscribers = [item for item in self._subscribers if item[0] != tier]
 
     @property
-    def wanted(self) -> bool:
-        """Whether any policy wants sightings; without one nobody needs to make them."""
-        return bool(self._wanted_by)
+    def has_subscribers(self) -> bool:
+        """Whether any policy wants observations. Without one, the caller need not build them."""
+        return bool(self._subscribers)
 
-    def tell(self, sighting: RequestObservation) -> None:
-        """Pass a sighting on."""
-        for item in tuple(self._wanted_by):
+    def publish(self, observation: RequestObservation) -> None:
+        """Pass an observation to every subscribed policy. A policy that raises is counted and unsubscribed."""
+        for item in tuple(self._subscribers):
             name, policy = item
             try:
-                policy.sighted(sighting)
+                policy.observe_request(observation)
             except Exception:  # noqa: BLE001  a plugin's own code: counted, and not called again
-                self._counters.sightings_failed[name] += 1
-                self._wanted_by.remove(item)
+                self._counters.observations_failed[name] += 1
+                self._subscribers.remove(item)

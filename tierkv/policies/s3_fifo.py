@@ -86,7 +86,7 @@ class S3FifoPolicy:
             if rings.is_aside(handle):
                 rings.move(self._ring[handle], (handle,))
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """Those that were passed over are at the end of their queue again."""
         for handle in reversed(handles):
             if self._rings.is_aside(handle):
@@ -98,7 +98,7 @@ class S3FifoPolicy:
         for handle in handles:
             self._sizes[self._ring[handle]] -= 1
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """Those at the end of the small queue if that has its share, else of the main one."""
         rings, sizes, small_max = self._rings, self._sizes, max(1, self._room // SMALL_SHARE)
         following, previous, uses = rings.next, rings.previous, self._uses
@@ -113,7 +113,7 @@ class S3FifoPolicy:
             if handle < 0 or not left:
                 self._take_back(victims)
                 return []
-            if holds[handle]:
+            if pins[handle]:
                 rings.put_aside(handle)
                 left -= 1
             elif looks and uses[handle] >= _NEEDED[ring]:

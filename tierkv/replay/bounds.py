@@ -11,15 +11,29 @@ from tierkv.replay.trace import TraceRequest
 from tierkv.types.keys import Key
 
 
-class FifoPolicy(LruPolicy):
-    """First in, first out: what a tier does that knows nothing."""
+class FifoPolicy:
+    """First in, first out: the order of a tier that learns nothing from uses.
+
+    Holds a :class:`~tierkv.policies.lru.LruPolicy` and forwards no use to it.
+    """
+
+    def __init__(self, chunks_max: int | None = None) -> None:
+        self._order = LruPolicy(chunks_max)
+        self.add = self._order.add
+        self.remove = self._order.remove
+        self.release_after_write = self._order.release_after_write
+        self.evict = self._order.evict
+
+    def __len__(self) -> int:
+        """Number of known handles."""
+        return len(self._order)
 
     def touch(self, handles: Sequence[int]) -> None:
-        """A use changes nothing."""
+        """Ignore a use."""
 
     def release(self, handles: Sequence[int]) -> None:
-        """What was passed over while it was held is as good as new."""
-        super().touch(handles)
+        """Append chunks that a choice passed over while they were pinned."""
+        self._order.touch(handles)
 
 
 def clairvoyant(requests: Sequence[TraceRequest], capacity: int) -> Replayed:

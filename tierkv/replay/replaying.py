@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tierkv.abc import AdmissionPolicy, EvictionPolicy, RequestAwarePolicy
 from tierkv.replay.trace import TraceRequest
 from tierkv.types.keys import Key
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Tier:
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self._keys = [Key(b"")] * capacity
         self._free = list(range(capacity - 1, -1, -1))
-        self._holds = bytes(capacity)
+        self._pins = bytes(capacity)
         self.writes = 0
 
     def prefix(self, keys: tuple[Key, ...]) -> int:
@@ -70,7 +70,7 @@ class _Tier:
         if self._gate is not None and self._gate.refuse((key,), len(self._free)):
             return None
         if not self._free:
-            for victim in self._policy.evict(1, self._holds):
+            for victim in self._policy.evict(1, self._pins):
                 del self.slots[self._keys[victim]]
                 self._free.append(victim)
             if not self._free:
@@ -86,7 +86,7 @@ class _Tier:
 def replay(requests: Iterable[TraceRequest], policy: EvictionPolicy, capacity: int) -> Replayed:
     """Play a trace against a new policy that was opened for ``capacity`` chunks.
 
-    A policy that listens to sightings hears of each request as it comes and when it ends; one that refuses is asked
+    A policy that listens to observations hears of each request as it comes and when it ends; one that refuses is asked
     before each store. A choice of "not now" loses the store.
     """
     tier = _Tier(policy, capacity)
@@ -97,14 +97,14 @@ def replay(requests: Iterable[TraceRequest], policy: EvictionPolicy, capacity: i
         asked += len(request.keys)
         hits += found
         if listener is not None:
-            listener.sighted(sighting_of(number, request, found, SightingEvent.ARRIVED))
+            listener.observe_request(observation_of(number, request, found, RequestPhase.ARRIVED))
         tier.use(request.keys)
         if listener is not None:
-            listener.sighted(sighting_of(number, request, found, SightingEvent.FINISHED))
+            listener.observe_request(observation_of(number, request, found, RequestPhase.FINISHED))
     return Replayed(asked, hits, tier.writes)
 
 
-def sighting_of(number: int, request: TraceRequest, found: int, event: SightingEvent) -> RequestObservation:
+def observation_of(number: int, request: TraceRequest, found: int, event: RequestPhase) -> RequestObservation:
     """What a policy hears of a request of a trace."""
     new = len(request.keys) - found
     return RequestObservation(str(number), event, request.at_s, (request.keys,), (0,), (new,), {"host": found})

@@ -171,9 +171,9 @@ class OffloadScheduler:
             return
         record.has_arrived = True
         self._counters.tokens_local += record.computed_tokens
-        if self._manager.wants_sightings:
+        if self._manager.wants_observations:
             record.arrival = arrival_of(record, tokens, self._lookups.sources(record), now_s)
-            self._manager.sighted(record.arrival)
+            self._manager.observe_request(record.arrival)
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
         """Blocks were allocated for the local and ``num_external_tokens`` external tokens: start the load.
@@ -234,8 +234,8 @@ class OffloadScheduler:
         record.held_for_stores = hold and not record.is_loading
         for group in record.groups:
             self._manager.touch(group.useful_keys(record.computed_tokens))
-        if self._manager.wants_sightings:
-            self._manager.sighted(end_of(record, self._lookups.now_s))
+        if self._manager.wants_observations:
+            self._manager.observe_request(end_of(record, self._lookups.now_s))
         self._results.forget_if_done(record)
         return hold, None
 

@@ -30,13 +30,14 @@ from tierkv.dispatch.runtime import Runtime
 from tierkv.dispatch.tier_state import TierLimits
 from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
 from tierkv.frames.frame import FrameSealer
-from tierkv.frames.recognition import frame_at
+from tierkv.frames.recognition import recognise_frame
 from tierkv.manager.contract import HOST
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.counters import CoreCounters
-from tierkv.plugins.registry import PluginRegistry, opened
-from tierkv.policies.guarded import guarded
+from tierkv.plugins.calls import open_value
+from tierkv.plugins.registry import PluginRegistry
+from tierkv.policies.guarded import GuardedPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
 from tierkv.tiers.framing import FrameRules
 from tierkv.tiers.retry import RetryLimits, Timing
@@ -100,9 +101,9 @@ class TierOpener:
             self._namespace if capabilities.shared else self._own_place,
             self._arena.slot_bytes,
             config.capacity,
-            partial(frame_at, self._sealer.namespace, capabilities.alignment),
+            partial(recognise_frame, self._sealer.namespace, capabilities.alignment),
         )
-        backend = opened(
+        backend = open_value(
             f"backend {tier.backend.name!r}",
             self._registry.backends[tier.backend.name].origin,
             partial(tier.backend.open, context, tier.options),
@@ -139,7 +140,7 @@ class TierOpener:
     def _codec(self, plugin: CodecPlugin, options: object, tier: str | None = None) -> Codec:
         origin = self._registry.codecs[plugin.name].origin
         context = CodecContext(self._namespace)
-        return opened(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
+        return open_value(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
 
     def host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
         """The host tier's eviction policy; one for each tenant, where there are quotas."""
@@ -162,8 +163,8 @@ class TierOpener:
     def _policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
         """An eviction policy for a tier of so many chunks (None: no bound), watched."""
         origin = self._registry.policies[plugin.name].origin
-        policy = opened(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
-        return guarded(policy, tier, self._counters)
+        policy = open_value(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
+        return policy if origin.is_builtin else GuardedPolicy(policy, tier, self._counters)
 
     def table(self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend) -> LowerTier:
         """The tier as the manager sees it, still empty. ``backend`` is its own, which may tell its room.

@@ -37,7 +37,7 @@ class Rings:
         self.length = 0
         """Handles are below it; columns beside this one need as many places."""
         self.passed_over = 0
-        """Held handles that :meth:`unheld` met since this was set to 0."""
+        """Held handles that :meth:`unpinned` met since this was set to 0."""
         self.next = self.previous = _links(0)
         self._resize(max(handles_max or 0, _GROWTH_HANDLES_MIN))
 
@@ -135,7 +135,7 @@ class Rings:
         """The next older handle of its ring; negative if there is none."""
         return self.previous[handle]
 
-    def unheld(self, ring: int, holds: Sequence[int]) -> Iterator[int]:
+    def unpinned(self, ring: int, pins: Sequence[int]) -> Iterator[int]:
         """The handles of a ring that are not held, oldest first. Those that are held are put aside.
 
         Ends early when :attr:`passed_over` reaches :data:`PASSED_OVER_MAX`. What it gave may be unlinked only after
@@ -145,7 +145,7 @@ class Rings:
         handle = following[~ring]
         while handle >= 0:
             after = following[handle]
-            if holds[handle]:
+            if pins[handle]:
                 self.put_aside(handle)
                 self.passed_over += 1
                 if self.passed_over >= PASSED_OVER_MAX:

@@ -183,7 +183,7 @@ class Tier:
         # Not on an event loop, which it could block.
         if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
             with contextlib.suppress(Exception):  # a help only: the chunk is a miss and will be deleted all the same
-                self.backend.distrust(key, reason)
+                self.backend.quarantine(key, reason)
 
     def _log_once(self, why: str) -> None:
         """Say it once: a key or codec that is missing makes every chunk a miss, and nobody would know why."""

@@ -10,7 +10,7 @@ from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
 
-class SightingEvent(Enum):
+class RequestPhase(Enum):
     """Which boundary of its life the request passes."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
@@ -37,7 +37,7 @@ class RequestObservation:
     """
 
     request_id: str
-    event: SightingEvent
+    phase: RequestPhase
     now_s: float
     paths: tuple[tuple[Key, ...], ...]
     gpu_chunks: tuple[int, ...]

@@ -11,7 +11,7 @@ from disk_support import PAGE, OpenDisk, make_namespace, read_log
 
 import tierkv_disk
 from tierkv.abc import BackendContext
-from tierkv.frames.recognition import frame_at
+from tierkv.frames.recognition import recognise_frame
 from tierkv.testing.conformance.session import Session
 from tierkv.types.keys import Key
 from tierkv_disk import DiskOptions
@@ -42,7 +42,7 @@ def open_disk(place: Path) -> Iterator[OpenDisk]:
         **options: object,
     ) -> Session:
         namespace = make_namespace(model)
-        recognise = partial(frame_at, namespace.fingerprint(), PAGE)
+        recognise = partial(recognise_frame, namespace.fingerprint(), PAGE)
         context = BackendContext("disk", namespace, frame_bytes_max, capacity_bytes, recognise)
         wanted = {"path": str(place), "segment_bytes": 1 << 20, "min_free_bytes": 0, **options}
         opened.append(Session(tierkv_disk.PLUGIN, context, DiskOptions(**wanted)))

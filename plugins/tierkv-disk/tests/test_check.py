@@ -109,7 +109,7 @@ def test_bad_places_are_told(open_disk: OpenDisk, place: Path) -> None:
     disk = open_disk()
     disk.put(frames(0))
     assert isinstance(disk.backend, DiskBackend)
-    disk.backend.distrust(make_key(0), "test")
+    disk.backend.quarantine(make_key(0), "test")
     disk.close()
     found = check(place)["quarantine"]
     assert not found.ok

@@ -284,7 +284,7 @@ def test_quarantined_places_stay_out(open_disk: OpenDisk, directory: Path, page_
         disk.put(real(0, 1, 2, 3))
         path, bad = page_of(make_key(1))
         assert isinstance(disk.backend, DiskBackend)
-        disk.backend.distrust(make_key(1), "stored checksum differs")
+        disk.backend.quarantine(make_key(1), "stored checksum differs")
         disk.forget([make_key(1)])
     assert bad == PAGES
     write_at(path, 0, sealed(9, raw=2 * RAW)[:FRAME])

@@ -20,10 +20,10 @@ MIB = 1 << 20
 Where = Callable[[Key], tuple[Path, int]]
 
 
-def distrust(disk: Session, key: Key) -> None:
+def quarantine(disk: Session, key: Key) -> None:
     """What the framework says when a frame did not check out."""
     assert isinstance(disk.backend, DiskBackend)
-    disk.backend.distrust(key, "stored checksum differs")
+    disk.backend.quarantine(key, "stored checksum differs")
 
 
 def listed(directory: Path) -> list[dict[str, object]]:
@@ -37,7 +37,7 @@ def test_a_bad_place_is_not_used_again(open_disk: OpenDisk, directory: Path, pag
     with open_disk(capacity_bytes=capacity) as disk:
         disk.put(frames(0, 1, 2, 3))
         path, page = page_of(make_key(1))
-        distrust(disk, make_key(1))
+        quarantine(disk, make_key(1))
         assert disk.get(make_key(1)) == frames(1)[make_key(1)], "it is there until it is deleted"
         disk.forget([make_key(1)])
         disk.put(frames(4))
@@ -64,7 +64,7 @@ def test_an_overwritten_frame_stays_with_its_new_place(open_disk: OpenDisk, page
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(0, 1))
     bad = page_of(make_key(1))
-    distrust(disk, make_key(1))
+    quarantine(disk, make_key(1))
     disk.put(frames(1, version=2))
     disk.put(frames(5, 6))
     assert bad not in [page_of(make_key(number)) for number in (1, 5, 6)]
@@ -76,8 +76,8 @@ def test_the_list_is_bounded(open_disk: OpenDisk, directory: Path) -> None:
     with open_disk(capacity_bytes=8 * PAGE, quarantine_bytes_max=2 * PAGE) as disk:
         for number in range(20):
             disk.put(frames(number))
-            distrust(disk, make_key(number))
-            distrust(disk, make_key(number))
+            quarantine(disk, make_key(number))
+            quarantine(disk, make_key(number))
             disk.forget([make_key(number)])
             assert len(listed(directory)) == min(2, number + 1)
         assert [line["key"] for line in listed(directory)] == [make_key(18).hex(), make_key(19).hex()]

@@ -14,10 +14,10 @@ from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.lru import LruPolicy
-from tierkv.policies.request_feed import SightingFeed
+from tierkv.policies.request_feed import RequestFeed
 from tierkv.types.engine import StepOutput
 from tierkv.types.hints import RequestHints
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 class WatchingPolicy(LruPolicy):
@@ -28,9 +28,9 @@ class WatchingPolicy(LruPolicy):
         self.seen: list[RequestObservation] = []
         self.broken = False
 
-    def sighted(self, sighting: RequestObservation) -> None:
+    def observe_request(self, observation: RequestObservation) -> None:
         """Remember it."""
-        self.seen.append(sighting)
+        self.seen.append(observation)
         if self.broken:
             raise ZeroDivisionError
 
@@ -39,15 +39,15 @@ def watched(core: Core) -> list[WatchingPolicy]:
     """Give every tier of a core a policy that watches, the host tier first."""
     policies = [WatchingPolicy() for _ in range(1 + len(core.lower))]
     names = core.manager.tier_names
-    core.manager._sightings = SightingFeed(zip(names, policies, strict=True), core.counters)
+    core.manager._request_feed = RequestFeed(zip(names, policies, strict=True), core.counters)
     return policies
 
 
 def test_the_protocol_is_what_lru_does_not_have() -> None:
-    """A policy that does not listen costs nothing: no sighting is ever made for it."""
+    """A policy that does not listen costs nothing: no observation is ever made for it."""
     assert isinstance(WatchingPolicy(), RequestAwarePolicy)
     assert not isinstance(LruPolicy(), RequestAwarePolicy)
-    assert not make_core(tiers=[disk()]).manager.wants_sightings
+    assert not make_core(tiers=[disk()]).manager.wants_observations
 
 
 def test_policies_of_all_tiers_are_told() -> None:
@@ -56,8 +56,8 @@ def test_policies_of_all_tiers_are_told() -> None:
     spec = disk()
     tier = LowerTier(0, spec.name, spec.capabilities, spec.limits, below)
     manager = OffloadManager(HostTier(4, host), [tier], [16], 4, CoreCounters())
-    assert manager.wants_sightings
-    manager.sighted(RequestObservation("a", SightingEvent.ARRIVED, 0.0, (), (), ()))
+    assert manager.wants_observations
+    manager.observe_request(RequestObservation("a", RequestPhase.ARRIVED, 0.0, (), (), ()))
     assert len(host.seen) == len(below.seen) == 1
 
 
@@ -78,7 +78,7 @@ def test_arrival_tells_the_whole_path() -> None:
         assert core.ask(request, computed=8) == 8
     expected = RequestObservation(
         request_id="a",
-        event=SightingEvent.ARRIVED,
+        phase=RequestPhase.ARRIVED,
         now_s=0.5,
         paths=(tuple(keys),),
         gpu_chunks=(2,),
@@ -90,7 +90,7 @@ def test_arrival_tells_the_whole_path() -> None:
     assert below.seen == [expected]
 
 
-def test_all_on_the_gpu_is_a_sighting() -> None:
+def test_a_path_wholly_on_the_gpu_is_observed() -> None:
     """Hits in the engine's own cache never reach the tiers: without this, what is used most looks forgotten."""
     core = make_core()
     (host,) = watched(core)
@@ -128,7 +128,7 @@ def test_the_end_is_told_once_with_what_was_computed() -> None:
     for _ in range(2):
         core.scheduler.request_finished(request, [[]])
     arrived, finished = host.seen
-    assert (arrived.event, finished.event) == (SightingEvent.ARRIVED, SightingEvent.FINISHED)
+    assert (arrived.phase, finished.phase) == (RequestPhase.ARRIVED, RequestPhase.FINISHED)
     assert finished.paths == (tuple(core.truth.keys(request)[:5]),)
     assert (finished.now_s, finished.new_chunks) == (2.0, arrived.new_chunks)
 
@@ -143,7 +143,7 @@ def test_a_preempted_request_arrives_once() -> None:
     core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
     core.report(*core.scheduler._jobs.live_ids())
     core.ask(request)
-    assert [seen.event for seen in host.seen] == [SightingEvent.ARRIVED]
+    assert [seen.phase for seen in host.seen] == [RequestPhase.ARRIVED]
 
 
 def test_a_request_that_was_never_answered_only_ends() -> None:
@@ -154,7 +154,7 @@ def test_a_request_that_was_never_answered_only_ends() -> None:
     assert core.ask(request) is None
     core.scheduler.request_finished(request, [[]])
     (seen,) = host.seen
-    assert (seen.event, seen.gpu_chunks, seen.new_chunks) == (SightingEvent.FINISHED, (0,), (0,))
+    assert (seen.phase, seen.gpu_chunks, seen.new_chunks) == (RequestPhase.FINISHED, (0,), (0,))
 
 
 @pytest.mark.parametrize("broken", [0, 1])
@@ -166,4 +166,4 @@ def test_a_policy_that_raises_is_told_no_more(broken: int) -> None:
     for i in range(2):
         assert core.ask(core.arrive(16, f"r{i}")) == 0
     assert [len(policy.seen) for policy in policies] == [1 if i == broken else 2 for i in (0, 1)]
-    assert core.counters.sightings_failed == {("host", "disk")[broken]: 1}
+    assert core.counters.observations_failed == {("host", "disk")[broken]: 1}

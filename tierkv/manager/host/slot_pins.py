@@ -25,7 +25,9 @@ class SlotPins(SlotTable):
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
         super().__init__(num_slots)
         self._policy = policy
-        self._put_back = policy.put_back if isinstance(policy, WriteAwarePolicy) else policy.release
+        self._release_after_write = (
+            policy.release_after_write if isinstance(policy, WriteAwarePolicy) else policy.release
+        )
         self._free = IdPool(num_slots)
         self._evictable = 0
         self._leaving: set[int] = set()  # a few, under the bound of what is written at once
@@ -112,7 +114,7 @@ class SlotPins(SlotTable):
                     self._go([slot])
         if idle:
             self._evictable += len(idle)
-            self._put_back(idle)
+            self._release_after_write(idle)
 
     def is_written(self, slot: int) -> bool:
         """Whether a write below holds a slot."""

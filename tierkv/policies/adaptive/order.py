@@ -12,7 +12,7 @@ from tierkv.policies.adaptive.value_model import AGES, ValueModel
 from tierkv.structures.rings import Rings
 
 LOOK_EVERY_S = 1.0
-"""How long the worth of a queue's ends holds, unless the ends change: no interval of age is shorter than five times."""
+"""How long the worth of a queue's ends pins, unless the ends change: no interval of age is shorter than five times."""
 
 _End = tuple[float, float, int, int]  # worth, time, ring, and whether from here on runs get younger, older or neither
 

@@ -7,10 +7,10 @@ from itertools import groupby, islice
 
 from tierkv.policies.adaptive.classes import LEVEL_NORMAL, LEVELS, classes_for
 from tierkv.policies.adaptive.memory import Memory, Note
+from tierkv.policies.adaptive.observations import Watcher
 from tierkv.policies.adaptive.order import LeavingOrder
 from tierkv.policies.adaptive.residents import NOBODY, Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
-from tierkv.policies.adaptive.sightings import Watcher
 from tierkv.policies.adaptive.value_model import ValueModel
 from tierkv.policies.ghost import marks_of
 from tierkv.structures.rings import PASSED_OVER_MAX, longer_bytes
@@ -62,9 +62,9 @@ class AdaptivePolicy:
         """How many handles are known, held or not."""
         return len(self._residents)
 
-    def sighted(self, sighting: RequestObservation) -> None:
+    def observe_request(self, observation: RequestObservation) -> None:
         """A request arrived or finished: learn from it, and note what its chunks are from now on."""
-        self._watcher.sighted(sighting)
+        self._watcher.observe_request(observation)
 
     # -- coming and being used ---------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class AdaptivePolicy:
         """A hold is a use."""
         self.touch(handles)
 
-    def put_back(self, handles: Sequence[int]) -> None:
+    def release_after_write(self, handles: Sequence[int]) -> None:
         """Those that were passed over leave first of all: it was their turn."""
         for handle in reversed(handles):
             if self._rings.is_aside(handle):
@@ -141,18 +141,18 @@ class AdaptivePolicy:
         self._states[handle] = _AT_HOME
         return True
 
-    def evict(self, count: int, holds: Sequence[int]) -> list[int]:
+    def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         """Forget and return those that are worth least."""
         victims: list[int] = []
         self._parks = PARKED_AT_ONCE_MAX
-        left = self._take_from(self._order.leaving, victims, count, holds, PASSED_OVER_MAX)
+        left = self._take_from(self._order.leaving, victims, count, pins, PASSED_OVER_MAX)
         if len(victims) < count:
             for _, ring in self._order.worst_first(self._watcher.now_s):
-                left = self._take_from(ring, victims, count, holds, left)
+                left = self._take_from(ring, victims, count, pins, left)
                 if len(victims) == count or not left:
                     break
         if len(victims) < count and left:
-            self._take_from(self._order.parked, victims, count, holds, left)
+            self._take_from(self._order.parked, victims, count, pins, left)
         if len(victims) < count:
             self._take_back(victims)
             return []
@@ -163,7 +163,7 @@ class AdaptivePolicy:
         self._memory.left([marks[handle] for handle in victims], notes)
         return victims
 
-    def _take_from(self, ring: int, victims: list[int], count: int, holds: Sequence[int], left: int) -> int:
+    def _take_from(self, ring: int, victims: list[int], count: int, pins: Sequence[int], left: int) -> int:
         """Add chunks of a ring to the victims, deepest first, as many as are missing.
 
         left: how many held ones may be passed over; they are put aside. What has children is parked; when too many
@@ -176,7 +176,7 @@ class AdaptivePolicy:
         following, previous, states, end = rings.next, rings.previous, self._states, ~ring
         may_park = ring != self._order.parked
         while (handle := following[end]) >= 0 and len(victims) < count and left:
-            if holds[handle]:
+            if pins[handle]:
                 rings.put_aside(handle)
                 left -= 1
             elif children[handle] and may_park and self._parks:
@@ -190,7 +190,7 @@ class AdaptivePolicy:
                 victims.append(handle)
                 childless = orphan(handle, after)
                 if childless != NOBODY and self._without_child(childless) and ring != self._order.leaving:
-                    left = self._take_from(self._order.leaving, victims, count, holds, left)
+                    left = self._take_from(self._order.leaving, victims, count, pins, left)
         return left
 
     def _take_back(self, victims: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.geometry import cdiv
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int], now_s: float) -> RequestObservation:
@@ -23,7 +23,7 @@ def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int
     ends = [cdiv(local + hit_tokens, group.chunk_tokens) for group in record.groups]
     return RequestObservation(
         request_id=record.ctx.request_id,
-        event=SightingEvent.ARRIVED,
+        phase=RequestPhase.ARRIVED,
         now_s=now_s,
         paths=tuple(tuple(group.keys) for group in record.groups),
         gpu_chunks=tuple(min(local // group.chunk_tokens, len(group.keys)) for group in record.groups),
@@ -37,7 +37,7 @@ def end_of(record: RequestRecord, now_s: float) -> RequestObservation:
     """The request has ended. One that was never answered brings no counts."""
     arrival = record.arrival or RequestObservation(
         request_id=record.ctx.request_id,
-        event=SightingEvent.FINISHED,
+        phase=RequestPhase.FINISHED,
         now_s=now_s,
         paths=(),
         gpu_chunks=(0,) * len(record.groups),
@@ -45,4 +45,4 @@ def end_of(record: RequestRecord, now_s: float) -> RequestObservation:
         hints=record.ctx.hints,
     )
     paths = tuple(tuple(group.keys[: record.computed_tokens // group.chunk_tokens]) for group in record.groups)
-    return replace(arrival, event=SightingEvent.FINISHED, now_s=now_s, paths=paths)
+    return replace(arrival, phase=RequestPhase.FINISHED, now_s=now_s, paths=paths)

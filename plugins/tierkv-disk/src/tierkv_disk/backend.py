@@ -105,7 +105,7 @@ class DiskBackend:
             entries = dict(self._table.entries)
         return map(Entry, entries, map(frame_bytes_of, entries.values()))
 
-    def distrust(self, key: Key, reason: str) -> None:
+    def quarantine(self, key: Key, reason: str) -> None:
         """See :class:`tierkv.abc.SupportsQuarantine`: the frame's pages are not used again when it is deleted."""
         with self._gate.entered():
             with self._table_lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Container, Iterable, Iterator
 
-from tierkv.abc import FrameAt
+from tierkv.abc import FrameRecogniser
 from tierkv.types.keys import Key
 from tierkv_disk.index_log import KEY_BYTES_MAX
 from tierkv_disk.places import PAGE_BYTES, Location, Place, Run, location_at, pages_for
@@ -20,16 +20,16 @@ class FrameFinder:
 
     Args:
         segments: the files.
-        frame_at: recognises a frame by its first page.
+        recognise_frame: recognises a frame by its first page.
         frame_bytes_max: no frame is longer.
 
     Attributes:
         pages_unreadable: pages that the device did not give.
     """
 
-    def __init__(self, segments: SegmentFiles, frame_at: FrameAt, frame_bytes_max: int) -> None:
+    def __init__(self, segments: SegmentFiles, recognise_frame: FrameRecogniser, frame_bytes_max: int) -> None:
         self._segments = segments
-        self._frame_at = frame_at
+        self._recognise_frame = recognise_frame
         self._frame_bytes_max = frame_bytes_max
         self.pages_unreadable = 0
 
@@ -54,7 +54,7 @@ class FrameFinder:
     def _beginnings(self, run: Run, window: memoryview) -> Iterator[tuple[Place, Key, int]]:
         for part in self._readable(run, window, WINDOW_PAGES):
             for page in range(part.pages):
-                recognised = self._frame_at(window[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
+                recognised = self._recognise_frame(window[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
                 if recognised is None:
                     continue
                 key, size = recognised

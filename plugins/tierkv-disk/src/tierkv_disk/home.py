@@ -79,7 +79,7 @@ def enter_home(context: BackendContext, options: DiskOptions) -> Home:
         undo.pop_all()
     limits = Limits(context.capacity_bytes, options.segment_bytes)
     segments = SegmentFiles(directory, frame_bytes_max, limits, shared, io)
-    finder = FrameFinder(segments, context.frame_at, frame_bytes_max)
+    finder = FrameFinder(segments, context.recognise_frame, frame_bytes_max)
     return Home(
         tier=context.tier,
         namespace=context.namespace,

@@ -22,7 +22,7 @@ from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.value_model import ValueModel
 from tierkv.policies.ghost import mark_of, marks_of
 from tierkv.types.keys import Key
-from tierkv.types.observation import RequestObservation, SightingEvent
+from tierkv.types.observation import RequestObservation, RequestPhase
 
 PATH_CHUNKS_MAX = 2048
 """Of a longer path only so much is looked at, from the front."""
@@ -31,7 +31,7 @@ WHOLE_CHUNKS_MAX = 256
 """A path of so many chunks is looked at in one go: a millisecond's work, where all of them were seen and have left."""
 PIECE_CHUNKS = 128
 """Longer ones are looked at in pieces, half a millisecond's work each."""
-SIGHTING_CHUNKS = 256
+OBSERVATION_CHUNKS = 256
 """When so many chunks were looked at in the call that told of a request, the rest waits for later calls."""
 WAITING_MAX = 256
 """Paths that wait; beyond it the newest are not looked at."""
@@ -52,7 +52,7 @@ class _Path:
 
     keys: tuple[Key, ...]
     piece: int
-    sighting: RequestObservation
+    observation: RequestObservation
     level: int
     at: int = 0
     new: int = 0
@@ -87,17 +87,17 @@ class Watcher:
         self._order.end(self._log.next_place)
         return self._log.open(self.now_s, queue)
 
-    def sighted(self, sighting: RequestObservation) -> None:
+    def observe_request(self, observation: RequestObservation) -> None:
         """A request arrived or finished."""
-        self.now_s = max(self.now_s, sighting.now_s)
+        self.now_s = max(self.now_s, observation.now_s)
         self._log.grow_older(self.now_s, self._worths)
-        level = level_of(sighting.hints)
-        for keys in sighting.paths:
+        level = level_of(observation.hints)
+        for keys in observation.paths:
             if keys and len(self._waiting) < WAITING_MAX:
                 piece = len(keys) if len(keys) <= WHOLE_CHUNKS_MAX else PIECE_CHUNKS
-                self._waiting.append(_Path(keys[:PATH_CHUNKS_MAX], piece, sighting, level))
-        self.go_on(SIGHTING_CHUNKS)
-        if sighting.event is SightingEvent.ARRIVED:
+                self._waiting.append(_Path(keys[:PATH_CHUNKS_MAX], piece, observation, level))
+        self.go_on(OBSERVATION_CHUNKS)
+        if observation.phase is RequestPhase.ARRIVED:
             self.has_seen = True
             self._count += 1
             if self._count % LEARN_EVERY == 0:
@@ -108,7 +108,7 @@ class Watcher:
         waiting = self._waiting
         while waiting and chunks > 0:
             path = waiting[0]
-            if path.sighting.event is SightingEvent.FINISHED:
+            if path.observation.phase is RequestPhase.FINISHED:
                 chunks -= self._finished(path)
                 waiting.popleft()
                 continue
@@ -150,7 +150,7 @@ class Watcher:
             path.new, seen_by = seen.count(0), seen[deepest] if deepest >= 0 else 0
         else:
             path.new, seen_by = self._new_in_long(path.keys)
-        path.classes = classes_for(path.new, path.sighting.hints, follows=0 < seen_by < PUBLIC_SEEN_MIN)
+        path.classes = classes_for(path.new, path.observation.hints, follows=0 < seen_by < PUBLIC_SEEN_MIN)
 
     def _new_in_long(self, keys: tuple[Key, ...]) -> tuple[int, int]:
         """How many chunks of a long path are new, and how often the one before them was seen.
@@ -252,7 +252,7 @@ class Watcher:
                 break
             new.append(mark)
         if new:
-            sighting = path.sighting
-            self._see_new_of(path, new[::-1], classes_for(sum(sighting.new_chunks), sighting.hints)[1])
+            observation = path.observation
+            self._see_new_of(path, new[::-1], classes_for(sum(observation.new_chunks), observation.hints)[1])
             self._memory.settle()
         return len(new) + 1
