@@ -245,7 +245,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def layers(session: nox.Session) -> None:
-    """Import-linter: the floors of the house, and who may import threads, torch and terminals (-- ITS ARGUMENTS)."""
+    """Import-linter: the layers, and which packages may import threads, torch and terminals (-- ITS ARGUMENTS)."""
     session.install(*GROUPS["layers"])
     session.run("lint-imports", "--no-logo", *session.posargs)
 

@@ -14,8 +14,10 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+import api
 import behaviour
 import conformance
+import layers
 import metrics_page
 import states
 
@@ -212,7 +214,14 @@ def states_page() -> str:
     return f"{head('States', 'the tables in chunk_state.py, request_state.py and stream_state.py')}\n{states.body()}"
 
 
+def api_page() -> str:
+    """``api.md``."""
+    return head("Public API", "the docstrings of the public packages") + api.page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "../explanation/decisions/0001-layers.md": layers.page,
+    "api.md": api_page,
     "hooks.md": hooks_page,
     "errors.md": errors_page,
     "capabilities.md": capabilities_page,

@@ -1,4 +1,4 @@
-"""What may be imported where, beyond the floors: pure modules, plugins, and a program that starts fast."""
+"""Rules of import beyond the layers: pure modules, plugins, and a program that starts fast."""
 
 from __future__ import annotations
 

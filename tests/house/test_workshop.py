@@ -77,7 +77,52 @@ def test_torch_is_pinned_once() -> None:
 
 def test_no_file_belongs_to_one_ci_vendor() -> None:
     """``.ci/run`` is the CI, for every vendor and for a laptop."""
-    assert not [name for name in (".github", ".gitlab-ci.yml", ".circleci", ".travis.yml") if (ROOT / name).exists()]
+    vendors = (".github/workflows", ".gitlab-ci.yml", ".circleci", ".travis.yml")
+    assert not [name for name in vendors if (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "CHANGELOG.md"])
+def test_the_root_holds_what_a_visitor_looks_for(name: str) -> None:
+    """A reporter of a vulnerability must find the private way before the public one."""
+    assert text(name).strip()
+
+
+def test_issue_templates_ask_for_versions() -> None:
+    """A report without versions costs a round trip."""
+    templates = list(ROOT.glob(".github/ISSUE_TEMPLATE/*.md"))
+    assert len(templates) >= 2
+    assert any("tierkv --version" in template.read_text(encoding="utf-8") for template in templates)
+
+
+def test_the_distribution_names_its_pages() -> None:
+    """PyPI shows these links beside the README."""
+    urls = tomllib.loads(text("pyproject.toml"))["project"]["urls"]
+    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= urls.keys()
+
+
+SENTENCES_MAX = 3
+
+
+def fragments() -> list[Path]:
+    """Changelog fragments."""
+    return sorted(path for path in (ROOT / "changes").glob("*.md") if path.name != "README.md")
+
+
+def sentences(paragraph: str) -> int:
+    """Sentences of a text; dots inside code, numbers and names do not end one."""
+    plain = re.sub(r"`[^`]*`", "code", paragraph.strip())
+    return len(re.findall(r"[.!?](?:\s|$)", plain))
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.name) for path in fragments()])
+def test_a_changelog_fragment_is_short(path: Path) -> None:
+    """Readers skim a changelog; the documentation has the details."""
+    assert sentences(path.read_text(encoding="utf-8")) <= SENTENCES_MAX
+
+
+def test_a_long_fragment_is_noticed() -> None:
+    """The count sees sentences, not dots."""
+    assert sentences("A `a.b. c` x 0.5. Two! Three? Four.") == 4
 
 
 def test_no_test_falls_between_two_sessions() -> None:

@@ -1,4 +1,4 @@
-"""The floors of the house hold (docs/explanation/decisions/0001-the-house.md), and the checks of them can fail."""
+"""The layers hold (docs/explanation/decisions/0001-layers.md), and the checks of them can fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-def check_floors(checkout: Path) -> subprocess.CompletedProcess[str]:
+def check_layers(checkout: Path) -> subprocess.CompletedProcess[str]:
     """Run import-linter over a checkout with the contracts of its pyproject.toml."""
     program = "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache', '--no-logo'])"
     command = [sys.executable, "-I", "-c", program]
@@ -18,8 +18,8 @@ def check_floors(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_contract_holds(root: Path) -> None:
-    """A floor that knows the one above it can no longer be understood, tested or replaced alone."""
-    done = check_floors(root)
+    """A layer that imports from a higher one cannot be understood, tested or replaced alone."""
+    done = check_layers(root)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -41,11 +41,11 @@ def test_every_contract_holds(root: Path) -> None:
     ],
 )
 def test_a_breach_is_found(root: Path, tmp_path: Path, module: str, line: str, found: str) -> None:
-    """A contract with a misspelled module would hold for ever."""
+    """A contract with a misspelled module never fails."""
     shutil.copytree(root / "tierkv", tmp_path / "tierkv", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "pyproject.toml", tmp_path)
     with (tmp_path / "tierkv" / module).open("a", encoding="utf-8") as file:
         file.write(f"\n{line}\n")
-    done = check_floors(tmp_path)
+    done = check_layers(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert found in " ".join(done.stdout.split()), done.stdout
