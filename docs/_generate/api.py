@@ -104,7 +104,7 @@ def names_of(package: str) -> list[Name]:
     if path_of(package).name != "__init__.py":
         return list(definitions(package))
     found = list(exported(package)) + list(definitions(package) if package != "tierkv" else ())
-    modules = MODULES.get(package, ())
+    modules: tuple[str, ...] = MODULES.get(package, ())
     if package == "tierkv.types":
         modules = tuple(sorted(path.stem for path in path_of(package).parent.glob("[!_]*.py")))
     for module in modules:

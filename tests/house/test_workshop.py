@@ -117,7 +117,11 @@ def sentences(paragraph: str) -> int:
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.name) for path in fragments()])
 def test_a_changelog_fragment_is_short(path: Path) -> None:
     """Readers skim a changelog; the documentation has the details."""
-    assert sentences(path.read_text(encoding="utf-8")) <= SENTENCES_MAX
+    words = path.read_text(encoding="utf-8")
+    assert sentences(words) <= SENTENCES_MAX
+    assert re.match(r"(?:Added|Changed|Fixed|Removed|Renamed|Replaced|[A-Z]\w+ed)\b", words), (
+        "past tense: Added ..., Fixed ..."
+    )
 
 
 def test_a_long_fragment_is_noticed() -> None:
