@@ -319,17 +319,17 @@ def over_disk(path: Path, capacity: str, groups: int = 1) -> ByHand:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> None:
-    """A prefix longer than the host tier comes leg by leg; vLLM must not go on before the last."""
+    """A prefix longer than the host tier comes segment by segment; vLLM must not go on before the last."""
     ids = [list(range(1, 17)), list(range(17, 33))][:groups]
     with over_disk(tmp_path, "1MiB", groups) as hand:
         hand.compute(PlayedRequest("one", LONG), ids, mark=3)
         before = [hand.blocks(0, g, ids[g]) for g in range(groups)]
     with over_disk(tmp_path, "64KiB", groups) as hand:
-        legs: list[int] = []
+        segments: list[int] = []
         start_step = hand.workers[0].start_step
 
         def counting(meta: ConnectorMeta, *rest: Any) -> None:
-            legs.extend(len(job.keys) for job in meta.loads)
+            segments.extend(len(job.keys) for job in meta.loads)
             start_step(meta, *rest)
 
         hand.workers[0].start_step = counting
@@ -337,7 +337,7 @@ def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> Non
         told = hand.settle()
         assert (told.finished, told.failed, told.invalid) == ({"two"}, set(), set())
         assert hand.told == ["two"]
-        assert len(legs) > 1
+        assert len(segments) > 1
         assert all(torch.equal(hand.blocks(0, g, ids[g]), before[g]) for g in range(groups))
 
 

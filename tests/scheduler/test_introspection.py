@@ -59,12 +59,12 @@ def _finished_and_kept(core: Core) -> None:
 
 def _finished_without_fence(core: Core) -> None:
     (job_id,) = core.scheduler._records["done"].store_jobs
-    core.scheduler._fences.lift(job_id)
+    core.scheduler._fences.lift_fences(job_id)
 
 
 def _fence_of_an_ended_job(core: Core) -> None:
     (job_id,) = core.scheduler._records["done"].store_jobs
-    core.scheduler._jobs.take_back(job_id)
+    core.scheduler._jobs.withdraw(job_id)
     core.scheduler._records["done"].store_jobs.clear()
     del core.scheduler._records["done"]
 
@@ -89,12 +89,12 @@ def _job_of_no_request_without_fence(core: Core) -> None:
     (job_id,) = core.scheduler._records["done"].store_jobs
     status = core.scheduler._jobs._live[job_id]
     status.job = replace(status.job, request_id=NO_REQUEST)
-    core.scheduler._fences.lift(job_id)
+    core.scheduler._fences.lift_fences(job_id)
     del core.scheduler._records["done"]
 
 
 def _window_block_in_no_table(core: Core) -> None:
-    core.scheduler._tables._windows.enter(core.scheduler._records["store"].groups[0], 0)
+    core.scheduler._tables._windows.add_table(core.scheduler._records["store"].groups[0], 0)
     core.scheduler._records["store"].groups[0].block_ids[1] = 77
 
 

@@ -77,7 +77,7 @@ def fill(place: Path, faults: Faults, prompts: list[list[int]] = PROMPT) -> None
 def test_sixty_chunks_through_any_host_tier(
     tmp_path: Path, faults: Faults, expected: Expected, reads: Reads, host_slots: int
 ) -> None:
-    """G1 over real I/O: 60 chunks pass 64 slots at once, 8 slots and 3 in legs, and a single slot one by one; each is
+    """G1 over real I/O: 60 chunks pass 64 slots at once, 8 and 3 slots in segments, a single slot one by one; each is
     read once from the backend, and the tokens are those of an engine without tierkv."""
     fill(tmp_path, faults)
     with opened(config(tmp_path, host_slots), LONG, plugins=faults.registry()) as stack:
@@ -104,7 +104,7 @@ def test_two_at_once(tmp_path: Path, faults: Faults, expected: Expected, reads: 
 
 @pytest.mark.parametrize("call", [4, 9])
 def test_a_bad_frame_in_the_middle(tmp_path: Path, faults: Faults, expected: Expected, call: int) -> None:
-    """Never wrong bytes: of a leg's frames one bit is flipped; what came before it is used, the rest is computed."""
+    """Never wrong bytes: one bit of a segment's frames is flipped; chunks before it are used, the rest is computed."""
     fill(tmp_path, faults)
     with opened(config(tmp_path), LONG, plugins=faults.registry()) as stack:
         calls = iter(range(1000))
@@ -141,7 +141,7 @@ def test_the_disk_hangs_in_the_middle(tmp_path: Path, faults: Faults, expected: 
 
 
 def until_streaming(engine: Engine, stack: Stack) -> None:
-    """Steps until a load streams, and some legs of it have gone."""
+    """Steps until a load streams, and some segments of it have gone."""
     for _ in range(100_000):
         if stack.counters.loads_streamed and stack.counters.chunks_loaded >= 8:
             return
@@ -220,7 +220,7 @@ def await_ranks(ranks: Sequence[RemoteRank]) -> None:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_several_workers(tmp_path: Path, processes: bool) -> None:
-    """Two ranks, in one process or in their own: each gets its part of every leg, byte for byte."""
+    """Two ranks, in one process or in their own: each gets its part of every segment, byte for byte."""
     with tierkv.open_stack(small(tmp_path, 256), spec_of(2)) as stack:
         first = Driver(stack, [LocalRank(worker) for worker in stack.workers])
         first.store(first.request(TOKENS), SOURCE)
@@ -242,8 +242,8 @@ def test_several_workers(tmp_path: Path, processes: bool) -> None:
 
 
 def test_a_worker_is_lost_in_the_middle(tmp_path: Path) -> None:
-    """A rank's process dies while it copies a leg: the leg fails, the load ends with the job that says what does not
-    come, which is reported in the dead rank's place like the leg."""
+    """A rank's process dies while it copies a segment: the segment fails, and the load ends with the job that names
+    the void chunks. Both are reported in the dead rank's place."""
     with tierkv.open_stack(small(tmp_path, 256), spec_of(2)) as stack:
         first = Driver(stack, [LocalRank(worker) for worker in stack.workers])
         first.store(first.request(TOKENS), SOURCE)

@@ -288,7 +288,7 @@ class Bed:
         core = self.core
         tier_io = core.manager._tier_io
         holds: Counter[int] = Counter()
-        for gathering in (core.manager._gathering, core.manager.streams._legs):
+        for gathering in (core.manager._gathering, core.manager.streams._segments):
             for owner in gathering.owners:
                 holds.update(chunk.slot for chunk, _ in gathering.granted(owner).values())
         for status in core.scheduler._jobs._live.values():
@@ -318,7 +318,7 @@ class Bed:
         assert not len(scheduler._jobs)
         assert not len(scheduler._fences)
         assert not len(scheduler._tables._windows)
-        assert not scheduler._results.has_news
+        assert not scheduler._completions.has_pending_report
         assert not scheduler._lookups._open
         assert not scheduler._lookups._loading
         assert not core.manager._gathering._by_owner
@@ -335,7 +335,7 @@ class Bed:
         assert self.pool.num_free == self.spec.gpu_blocks
         brought = sum(core.counters.tokens_loaded.values())
         assert brought + core.counters.tokens_given_up == self.engine.tokens_external
-        assert not scheduler._accounts._open
+        assert not scheduler._accounting._open
         for chunk in core.host.visible():
             assert chunk.holders == 0
             if chunk.slot not in self.worker.damaged:

@@ -49,7 +49,7 @@ class BlockMirror:
                 case AllBlocksCleared():
                     held.clear()
                     told.clear()
-        self._block_events.settle()
+        self._block_events.finish_ended_stores()
 
     def _check_payload(self, event: BlockStored) -> None:
         """Tokens, chained from the parent on, give exactly the hashes."""

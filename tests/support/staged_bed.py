@@ -56,7 +56,7 @@ class StagedBed:
     def add(self, request_id: str, **hints: object) -> None:
         """A request arrives."""
         read = RequestHints(**hints)  # type: ignore[arg-type]  # field names are checked at run time
-        self.lookups.add(RequestContext(request_id, hints=read))
+        self.lookups.add_request(RequestContext(request_id, hints=read))
 
     def look(self, request_id: str, key: Key, number: int) -> LookupResult:
         """One question, about the chunk of that number in its group."""
@@ -126,9 +126,9 @@ class StagedBed:
 
     def load(self, request_id: str, keys: Sequence[Key]) -> None:
         """What was answered is loaded, and the load ends."""
-        ctx = self.lookups.context(request_id)
+        ctx = self.lookups.request_context(request_id)
         grant = self.core.manager.prepare_load(keys, ctx)
-        self.lookups.settle(request_id)
+        self.lookups.close_lookup(request_id)
         self.core.manager.complete_load(grant.slots)
 
     @property

@@ -77,11 +77,11 @@ def until_stream(bed: Bed, state: StreamState, to_come: int = 1000) -> Stream:
     """Turns until a load streams, stands there, and has no more than so many chunks to come."""
     for _ in range(600):
         for stream in streams(bed):
-            if stream.state is state and stream.num_to_come <= to_come:
+            if stream.state is state and stream.num_pending <= to_come:
                 return stream
         turn(bed, transfers=state is StreamState.GATHERING)
         if state is not StreamState.GATHERING and not (
-            streams(bed) and the_stream(bed).state is state and the_stream(bed).num_to_come <= to_come
+            streams(bed) and the_stream(bed).state is state and the_stream(bed).num_pending <= to_come
         ):
             bed.run_transfers()
     raise AssertionError(f"no load is {state.value}")

@@ -100,9 +100,9 @@ def check_scheduler(
         if record.state is RequestState.FINISHED:
             require(record.has_jobs, f"{what} waits for nothing")
             for job_id in record.store_jobs:
-                require(fences.covers(jobs.job(job_id)), f"{what}: blocks of job {job_id} are not fenced")
+                require(fences.covers_job(jobs.job(job_id)), f"{what}: blocks of job {job_id} are not fenced")
     for job_id in jobs.ownerless_ids():
-        require(fences.covers(jobs.job(job_id)), f"blocks of job {job_id}, which is no request's, are not fenced")
+        require(fences.covers_job(jobs.job(job_id)), f"blocks of job {job_id}, which is no request's, are not fenced")
         owned.add(job_id)
     require(owned == live, f"jobs {sorted(live - owned)} belong to no request")
     require(fences.job_ids <= live, f"jobs {sorted(fences.job_ids - live)} have ended and still fence blocks")

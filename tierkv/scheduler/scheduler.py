@@ -14,13 +14,13 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.introspection import SchedulerView, check_scheduler
-from tierkv.scheduler.jobs.block_tables import Tables
+from tierkv.scheduler.jobs.block_tables import RequestTables
 from tierkv.scheduler.jobs.completions import CompletionHandler
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
 from tierkv.scheduler.limits import SchedulerLimits, store_policy
 from tierkv.scheduler.load.load_plan import plan_load
 from tierkv.scheduler.load.loads import Loads
-from tierkv.scheduler.lookup.load_or_recompute import LoadChoice
+from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.requests.accounting import Accounting
@@ -60,11 +60,11 @@ class OffloadScheduler:
         self._counters = counters
         self._hints = HintReader(lambda: manager.tier_names, counters, warn)
         self._prefill = PrefillRate(limits.prefill_tokens_per_s)
-        choice = LoadChoice(manager, geometry, limits, counters, self._prefill)
+        choice = LoadOrRecompute(manager, geometry, limits, counters, self._prefill)
         self._lookups = Lookups(
             manager, limits.lookup_deadline_s, counters, choice, waits_for_loads=limits.gpu_prefix_caching
         )
-        self._accounts = Accounting(geometry, counters)
+        self._accounting = Accounting(geometry, counters)
         self._records: dict[str, RequestRecord] = {}
         self._jobs = JobTable(limits.num_workers)
         self.view = SchedulerView(manager, self._records, self._jobs)
@@ -73,11 +73,11 @@ class OffloadScheduler:
             block_events = BlockEvents(geometry, counters, warn, active=False)
         self._stores = Stores(manager, geometry, limits, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
-        self._tables = Tables(geometry, self._fences, self._plan.overwritten)
-        self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, self._accounts)
-        self._results = CompletionHandler(
+        self._tables = RequestTables(geometry, self._fences, self._plan.on_overwritten)
+        self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, self._accounting)
+        self._completions = CompletionHandler(
             manager, geometry, counters,
-            self._records, self._jobs, self._fences, self._loads, self._accounts, block_events,
+            self._records, self._jobs, self._fences, self._loads, self._accounting, block_events,
         )  # fmt: skip
         self._to_flush: set[int] = set()
 
@@ -105,16 +105,16 @@ class OffloadScheduler:
         """
         earlier = self._records.get(request.request_id)
         if earlier is not None and earlier.state is RequestState.FINISHED:
-            self._let_go(earlier)
+            self._free_request_id(earlier)
         self._record(request)
 
-    def _let_go(self, record: RequestRecord) -> None:
+    def _free_request_id(self, record: RequestRecord) -> None:
         """Free the id of a finished request: its stores become nobody's, and its fences guard what they read."""
         if not record.is_loading and not record.held_for_stores:
             for job_id in record.store_jobs:
                 self._jobs.disown(job_id)
             record.store_jobs.clear()
-            self._results.forget_if_done(record)
+            self._completions.forget_if_done(record)
 
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
@@ -123,7 +123,7 @@ class OffloadScheduler:
                 raise EngineProtocolError("a request has an empty id: give each one an id of its own")
             hints = self._hints.read(request.request_id, request.kv_transfer_params)
             record = self._records[request.request_id] = RequestRecord(
-                request, self._geometry, hints, self._accounts.open(request.request_id)
+                request, self._geometry, hints, self._accounting.open_stats(request.request_id)
             )
             record.watcher = self.view.watcher
             record.store_policy = store_policy(record.ctx.kv_transfer_params, self._limits.store_policy)
@@ -151,7 +151,7 @@ class OffloadScheduler:
             self._start_over(record)  # allocated and never scheduled, or preempted without notice
         if record.has_jobs:
             self._counters.deferrals += 1
-            self._accounts.deferred(record.ledger, self._lookups.now_s)
+            self._accounting.note_deferred(record.stats, self._lookups.now_s)
             return None, False
         record.extend_keys(self._geometry)
         record.computed_tokens = num_computed_tokens
@@ -161,12 +161,12 @@ class OffloadScheduler:
 
     def _note_answer(self, record: RequestRecord, tokens: int | None) -> None:
         """Keep the request's account, and tell policies of its arrival when it is first answered."""
-        ledger, now_s = record.ledger, self._lookups.now_s
+        stats, now_s = record.stats, self._lookups.now_s
         if tokens is None:
-            self._accounts.deferred(ledger, now_s)
+            self._accounting.note_deferred(stats, now_s)
             return
-        self._accounts.settled(ledger, now_s)
-        ledger.local_tokens = record.computed_tokens
+        self._accounting.note_answered(stats, now_s)
+        stats.local_tokens = record.computed_tokens
         if record.has_arrived:
             return
         record.has_arrived = True
@@ -201,13 +201,13 @@ class OffloadScheduler:
                 record.apply(RequestEvent.SCHEDULED)
             return
         plan = plan_load(record, self._geometry, blocks, record.computed_tokens, num_external_tokens)
-        self._loads.start(record, plan, num_external_tokens)
-        self._to_flush |= self._tables.overwritten(plan.block_ids)
+        self._loads.start_load(record, plan, num_external_tokens)
+        self._to_flush |= self._tables.overwrite_blocks(plan.block_ids)
 
     def _close_lookup(self, record: RequestRecord) -> None:
         self._manager.release(record.ctx)
-        self._lookups.close(record)
-        self._accounts.settled(record.ledger, self._lookups.now_s)
+        self._lookups.close_lookup(record)
+        self._accounting.note_answered(record.stats, self._lookups.now_s)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002 - contract
         """The request ended, in whatever way.
@@ -222,21 +222,21 @@ class OffloadScheduler:
         if record is None or record.state is RequestState.FINISHED:
             return False, None
         if record.state is RequestState.RUNNING:
-            self._plan.finished(record)
+            self._plan.on_finished(record)
         else:
             self._close_lookup(record)
-        self._loads.stop(record)
+        self._loads.stop_load(record)
         for job_id in self._job_ids(record):
-            self._fences.put(self._jobs.job(job_id))
+            self._fences.fence_blocks(self._jobs.job(job_id))
         record.apply(RequestEvent.FINISHED)
-        self._tables.clear(record)
+        self._tables.clear_table(record)
         hold = self._limits.delays_free_blocks and record.has_jobs
         record.held_for_stores = hold and not record.is_loading
         for group in record.groups:
             self._manager.touch(group.useful_keys(record.computed_tokens))
         if self._manager.wants_observations:
             self._manager.observe_request(end_of(record, self._lookups.now_s))
-        self._results.forget_if_done(record)
+        self._completions.forget_if_done(record)
         return hold, None
 
     def _job_ids(self, record: RequestRecord) -> Iterable[int]:
@@ -244,7 +244,7 @@ class OffloadScheduler:
 
     def request_account(self, request_id: str) -> RequestAccount | None:
         """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
-        return self._accounts.of(request_id)
+        return self._accounting.account_of(request_id)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -266,13 +266,13 @@ class OffloadScheduler:
         running = [(self._schedule(scheduled), scheduled) for scheduled in step.scheduled]
         for record, scheduled in running:
             if record is not None:
-                self._plan.scheduled(record, scheduled)
+                self._plan.on_scheduled(record, scheduled)
         self._plan.end_step()
         is_last = all(record.state is RequestState.FINISHED for record in self._records.values())
-        self._loads.step(is_last=is_last)
+        self._loads.make_due_jobs(is_last=is_last)
         if is_last:
             self._to_flush |= self._jobs.live_ids()  # no later step may come (S81)
-        meta = ConnectorMeta(self._loads.take_new(), self._stores.take_jobs(), frozenset(self._to_flush))
+        meta = ConnectorMeta(self._loads.take_jobs(), self._stores.take_jobs(), frozenset(self._to_flush))
         self._to_flush = set()
         return meta
 
@@ -285,22 +285,22 @@ class OffloadScheduler:
         """A running request has lost its blocks; whoever gets them must not overwrite what is still being stored."""
         self._to_flush |= set(self._job_ids(record))
         record.apply(RequestEvent.PREEMPTED)
-        self._tables.clear(record)
+        self._tables.clear_table(record)
 
     def _schedule(self, scheduled: ScheduledRequest) -> RequestRecord | None:
         record = self._records.get(scheduled.request_id)
         if record is None or record.state is RequestState.FINISHED:  # a stranger; yet it writes to the GPU
-            self._to_flush |= self._tables.overwritten(self._tables.written_ids(scheduled))
+            self._to_flush |= self._tables.overwrite_blocks(self._tables.written_ids(scheduled))
             return None
         if record.state is RequestState.LOADING:
             raise EngineProtocolError(f"request {scheduled.request_id!r} was scheduled before its load had ended")
-        self._tables.check(record, scheduled)
+        self._tables.check_table(record, scheduled)
         if record.state is not RequestState.RUNNING:
             self._close_lookup(record)
             record.apply(RequestEvent.SCHEDULED)
         if scheduled.num_computed_tokens < record.request.num_prompt_tokens:
             self._prefill.step_computes(scheduled.num_scheduled_tokens)
-        self._to_flush |= self._tables.update(record, scheduled)
+        self._to_flush |= self._tables.update_table(record, scheduled)
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         return record
 
@@ -308,7 +308,7 @@ class OffloadScheduler:
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """Workers ended jobs. Tells which loads and last stores are over, and which blocks hold no valid data."""
-        return self._results.take_in(output)
+        return self._completions.handle_output(output)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class OffloadScheduler:
             EngineProtocolError: called inside a step, with loads not yet handed out (S94); or a tier cannot be emptied
                 (see :meth:`OffloadManager.check_reset`).
         """
-        if self._loads.has_new:
+        if self._loads.has_new_jobs:
             raise EngineProtocolError(
                 "reset_cache was called inside a step: call it before scheduling or after results"
             )
@@ -334,21 +334,21 @@ class OffloadScheduler:
         self._loads.reset()
         self._manager.reset_cache(scope)
         for job in self._stores.take_jobs():
-            self._take_back(job)
+            self._withdraw_store(job)
         self._jobs.mark_stale()
         self._to_flush |= self._jobs.live_ids()
         for record in self._records.values():
             record.offer_again()
         self._plan.reset()
 
-    def _take_back(self, job: TransferJob) -> None:
+    def _withdraw_store(self, job: TransferJob) -> None:
         self._manager.complete_store(job.slots)  # its chunks were dropped: this only frees their slots
-        self._results.end_store(self._jobs.take_back(job.job_id).job)
+        self._completions.end_store(self._jobs.withdraw(job.job_id).job)
 
     @property
     def has_transfers(self) -> bool:
         """Whether a transfer between GPU and host is in flight, or the end of one is still to be told."""
-        return bool(self._jobs) or self._results.has_news
+        return bool(self._jobs) or self._completions.has_pending_report
 
     @property
     def has_pending_work(self) -> bool:

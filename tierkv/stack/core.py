@@ -227,7 +227,7 @@ class StackBase(ABC):
         self._pass_on(self._manager.take_events())
 
     def _pass_on(self, events: Sequence[CacheEvent]) -> None:
-        self._base.events.put(events)
+        self._base.events.put_events(events)
         self._base.observers.notify(events)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -235,12 +235,12 @@ class StackBase(ABC):
     def take_events(self) -> list[CacheEvent]:
         """What became available or left, in which tier, since the last call. Empty where events are disabled."""
         self._observe()
-        return self._base.events.take()
+        return self._base.events.take_events()
 
     def take_block_events(self) -> list[BlockEvent]:
         """The same, described by hash blocks and tokens; what one of the two calls takes, the other does not get."""
         self._observe()
-        return self._base.events.take_described()
+        return self._base.events.take_described_events()
 
     # -- tiers that come and go --------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import HOST, RequestContext, ResetScope
-from tierkv.scheduler.staged.staged_jobs import UNMARKED, StagedJob
+from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJob
 from tierkv.stack.core import StackBase, StagedParts
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.types.keys import GROUP_BYTES, Key
@@ -91,7 +91,7 @@ class StagedStack(StackBase):
         if load_tiers is not None:
             allowed = load_tiers if hints.load_tiers is None else hints.load_tiers & load_tiers
             hints = replace(hints, load_tiers=allowed)
-        self._lookups.add(RequestContext(request_id, params or {}, hints))
+        self._lookups.add_request(RequestContext(request_id, params or {}, hints))
 
     def lookup(self, request_id: str, key: Key, end_token: int) -> LookupResult:
         """Whether a chunk can be loaded; see :meth:`StagedLookups.lookup`."""
@@ -101,7 +101,7 @@ class StagedStack(StackBase):
 
     def request_finished(self, request_id: str) -> None:
         """The request ended, in whatever way. Its transfers may go on."""
-        self._lookups.finish(request_id)
+        self._lookups.finish_request(request_id)
         self._sources.pop(request_id, None)
 
     def end_step(self, started: Iterable[str] = (), preempted: Iterable[str] = ()) -> None:
@@ -113,7 +113,7 @@ class StagedStack(StackBase):
         """
         self._begin_step()
         for request_id in (*started, *preempted):
-            self._lookups.settle(request_id)
+            self._lookups.close_lookup(request_id)
         self._lookups.end_step()
         self._in_step = False
         self._hand_out()
@@ -134,8 +134,8 @@ class StagedStack(StackBase):
         """
         self._begin_step()
         ordered = tuple(keys)
-        grant = self._manager.prepare_load(ordered, self._lookups.context(request_id))
-        self._lookups.settle(request_id)
+        grant = self._manager.prepare_load(ordered, self._lookups.request_context(request_id))
+        self._lookups.close_lookup(request_id)
         groups = tuple(map(self._group_of, ordered))
         self._count_hits(groups, grant.sources)
         below = {key: tier for key, tier in zip(ordered, grant.sources, strict=True) if tier != HOST}
@@ -174,15 +174,15 @@ class StagedStack(StackBase):
         Returns:
             The store, perhaps without chunks; None: there is no room now.
         """
-        ctx = self._lookups.context(request_id)
+        ctx = self._lookups.request_context(request_id)
         hints = ctx.hints
         tokens_max = hints.max_offload_tokens
         wanted = [key for key, end in chunks if tokens_max is None or end <= tokens_max] if hints.stores else []
         if not wanted:
-            return StagedStore(StagedTransfer(UNMARKED, (), (), ()), ())
+            return StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ())
         self._tell_time()
         number = self._parts.completion_flags.allocate(is_store=True)
-        if number == UNMARKED:
+        if number == NO_FLAG:
             self.counters.stores_refused += 1
             return None
         offered = [(key, self._group_of(key)) for key in wanted]
@@ -289,7 +289,7 @@ class StagedStack(StackBase):
     def _take_in_reports(self) -> None:
         """The engine's to do, its workers are never ours; but what they have marked has ended, reported or not."""
         self._take_orphans()
-        for job in self._jobs.take_marked_stores():
+        for job in self._jobs.take_flagged_stores():
             self._end_store(job, self._parts.staged_seals.seal_slots(_chunks(job)))
 
     def _take_last_step(self) -> None:

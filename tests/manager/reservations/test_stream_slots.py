@@ -64,18 +64,20 @@ def test_neither_half_can_take_the_other() -> None:
 
 
 def test_streams_use_what_nobody_else_wants() -> None:
-    """Alone, streams have all of it: legs of half, one gathered while the other is copied. When somebody comes, they
-    take no more until they are down to their half, and legs become smaller."""
+    """Alone, streams have all of it: segments of half, one gathered while the other is copied.
+
+    When a request waits, streams take no more until they are down to their half, and segments become smaller.
+    """
     core = core_of(8)
     slots = core.manager.streams
     slots.open("s", 0)
-    assert slots.leg_chunks_max == 4
+    assert slots.segment_chunks_max == 4
     assert gather(core, "s", run(0, 4)).complete
     core.finish_all()
     first = slots.hand_over(run(0, 4), RequestContext("s"))
     assert gather(core, "s", run(4, 4)).complete
     reserve(core, "w", run(100, 4))
-    assert slots.leg_chunks_max == 2
+    assert slots.segment_chunks_max == 2
     core.finish_all()
     second = slots.hand_over(run(4, 4), RequestContext("s"))
     assert not gather(core, "s", run(8, 2)).num_granted
@@ -90,23 +92,23 @@ def test_streams_use_what_nobody_else_wants() -> None:
 
 
 def test_streams_take_turns() -> None:
-    """Each leg queues anew: between two streams that want all there is, slots go to and fro."""
+    """Each segment queues anew: between two streams that want all there is, slots go to and fro."""
     core = core_of(4)
     slots = core.manager.streams
     slots.open("a", 0)
     slots.open("b", 0)
     reserve(core, "w", run(100, 1))
-    assert slots.leg_chunks_max == 1
+    assert slots.segment_chunks_max == 1
     turns = []
-    legs = {"a": run(0, 2), "b": run(10, 2)}
+    segments = {"a": run(0, 2), "b": run(10, 2)}
     for _ in range(4):
-        granted = {owner: gather(core, owner, keys).num_granted for owner, keys in legs.items()}
+        granted = {owner: gather(core, owner, keys).num_granted for owner, keys in segments.items()}
         core.finish_all()
         (owner,) = [owner for owner, count in granted.items() if count == 2]
         turns.append(owner)
-        grant = slots.hand_over(legs[owner], RequestContext(owner))
-        legs[owner] = run(int(legs[owner][1][6:9]) + 1, 2)
-        gather(core, owner, legs[owner])
+        grant = slots.hand_over(segments[owner], RequestContext(owner))
+        segments[owner] = run(int(segments[owner][1][6:9]) + 1, 2)
+        gather(core, owner, segments[owner])
         core.manager.complete_load(grant.slots)
         slots.copied(2)
     assert turns == ["a", "b", "a", "b"]
@@ -126,7 +128,7 @@ def test_a_yes_of_long_ago_is_believed_by_streams_only() -> None:
 
 
 def test_what_is_in_no_tier_is_lost() -> None:
-    """A leg that wants it has failed; one without it has not."""
+    """A segment that wants it has failed; one without it has not."""
     core = core_of(8)
     core.manager.streams.open("s", 0)
     gone = run(2000, 1)

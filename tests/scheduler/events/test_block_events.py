@@ -53,14 +53,14 @@ class Bench:
         """A store of these chunks begins."""
         keys = [self.key(request, i, group) for i in indices]
         size = self.geometry.groups[group].chunk_tokens
-        self.events.granted(
+        self.events.on_store_granted(
             request, [Candidate(key, group, i, (i + 1) * size) for key, i in zip(keys, indices, strict=True)]
         )
         return keys
 
     def drain(self, *events: tuple[CacheEventKind, str, Sequence[Key]]) -> list[BlockEvent]:
         described = self.events.describe(CacheEvent(kind, tier, tuple(keys)) for kind, tier, keys in events)
-        self.events.settle()
+        self.events.finish_ended_stores()
         return described
 
 
@@ -81,7 +81,7 @@ def test_s96_disabled_keeps_nothing_and_gives_placeholders() -> None:
     """Who did not ask for payloads pays nothing for them, and still gets events, without a word of warning."""
     bench = Bench(active=False)
     (key,) = bench.grant(request_of(), 0)
-    bench.events.ended([key])
+    bench.events.on_store_ended([key])
     stored, removed = bench.drain((STORED, "host", [key]), (REMOVED, "host", [key]))
     assert stored == BlockStored((key[:-4],), None, (), 0, None, None, None, 0, None, None, "host")
     assert removed == BlockRemoved((key[:-4],), 0, "host")
@@ -125,7 +125,7 @@ def test_s98_stored_twice_removed_once() -> None:
     assert first == second
     assert isinstance(first, BlockStored)
     assert removed == BlockRemoved(first.block_hashes, 0, "host")
-    bench.events.ended(keys)
+    bench.events.on_store_ended(keys)
     assert bench.drain() == []
     assert bench.drain((REMOVED, "host", keys)) == [BlockRemoved((keys[0][:-4],), 0, "host")]
     assert not len(bench.events)
@@ -181,7 +181,7 @@ def test_s101_a_finished_request_leaves_its_payload() -> None:
     core.report(job)
     assert not core.scheduler._records
     events = core.block_events.describe(core.scheduler.take_events())
-    core.block_events.settle()
+    core.block_events.finish_ended_stores()
     payloads = {event.token_ids for event in events if isinstance(event, BlockStored)}
     assert payloads == {tuple(tokens[:4]), tuple(tokens[4:])}
 
@@ -242,12 +242,12 @@ def test_s103_reset_empties() -> None:
     job = stored_in(core, request, 16)
     core.report(job)
     core.block_events.describe(core.scheduler.take_events())
-    core.block_events.settle()
+    core.block_events.finish_ended_stores()
     assert len(core.block_events) == 4
     core.schedule(request, computed=16, scheduled=0, ids=[()], whole=False)
     core.scheduler.reset_cache()
     assert core.block_events.describe(core.scheduler.take_events()) == [AllBlocksCleared("host")]
-    core.block_events.settle()
+    core.block_events.finish_ended_stores()
     assert not len(core.block_events)
 
 
@@ -255,7 +255,7 @@ def test_s103_a_reset_of_the_host_tier_keeps_what_lies_below() -> None:
     """Our reset empties the host tier alone, so payloads of chunks on disk must outlive it: they will come back."""
     bench = Bench()
     here, below = bench.grant(request_of(), 0, 1)
-    bench.events.ended([here, below])
+    bench.events.on_store_ended([here, below])
     bench.drain((STORED, "host", [here, below]), (STORED, "disk", [below]), (CLEARED, "host", ()))
     assert list(bench.events.keys()) == [below]
     (again,) = bench.drain((STORED, "host", [below]))
@@ -268,10 +268,10 @@ def test_s104_removed_and_stored_again_in_one_drain() -> None:
     bench = Bench()
     request = request_of()
     keys = bench.grant(request, 0)
-    bench.events.ended(keys)
+    bench.events.on_store_ended(keys)
     bench.drain((STORED, "host", keys))
     bench.grant(request, 0)  # evicted meanwhile, and granted anew
-    bench.events.ended(keys)
+    bench.events.on_store_ended(keys)
     removed, stored = bench.drain((REMOVED, "host", keys), (STORED, "host", keys))
     assert isinstance(removed, BlockRemoved)
     assert isinstance(stored, BlockStored)
@@ -284,7 +284,7 @@ def test_a_payload_serves_every_tier_until_the_last_one_lets_go() -> None:
     """The disk's copy outlives the host's: its removal must name the same hashes."""
     bench = Bench()
     keys = bench.grant(request_of(), 0)
-    bench.events.ended(keys)
+    bench.events.on_store_ended(keys)
     bench.drain((STORED, "host", keys), (STORED, "disk", keys))
     (first,) = bench.drain((REMOVED, "host", keys))
     (last,) = bench.drain((REMOVED, "disk", keys))
@@ -317,7 +317,7 @@ def test_a_failed_store_leaves_no_payload() -> None:
     assert len(core.block_events) == 2
     core.report(job, failed={job: frozenset(core.record(request).groups[0].keys)})
     assert core.block_events.describe(core.scheduler.take_events()) == []
-    core.block_events.settle()
+    core.block_events.finish_ended_stores()
     assert not len(core.block_events)
 
 
@@ -349,24 +349,24 @@ class TestQueue:
         queue = EventQueue(bench.events, bench.counters)
         (key,) = bench.grant(request_of(), 0)
         event = CacheEvent(STORED, "host", (key,))
-        queue.put([event])
-        assert queue.take() == [event]
-        assert queue.take_described() == []
-        queue.put([event])
-        (described,) = queue.take_described()
+        queue.put_events([event])
+        assert queue.take_events() == [event]
+        assert queue.take_described_events() == []
+        queue.put_events([event])
+        (described,) = queue.take_described_events()
         assert isinstance(described, BlockStored)
         assert described.token_ids
-        assert queue.take() == []
+        assert queue.take_events() == []
 
     def test_an_engine_that_never_takes_them(self) -> None:
         """Promise 6: the oldest go, and are counted; what the payloads know does not depend on who reads."""
         bench = Bench()
         queue = EventQueue(bench.events, bench.counters, events_max=3)
         keys = bench.grant(request_of(), 0)
-        bench.events.ended(keys)
+        bench.events.on_store_ended(keys)
         for _ in range(50):
-            queue.put([CacheEvent(STORED, "host", (keys[0],)), CacheEvent(REMOVED, "host", (keys[0],))])
-        assert len(queue.take()) == 5
+            queue.put_events([CacheEvent(STORED, "host", (keys[0],)), CacheEvent(REMOVED, "host", (keys[0],))])
+        assert len(queue.take_events()) == 5
         assert bench.counters.events_dropped == 95
         assert not len(bench.events)
 
@@ -375,8 +375,8 @@ class TestQueue:
         bench = Bench(active=False)
         queue = EventQueue(bench.events, bench.counters, kept=False)
         assert queue.needs_every_step
-        queue.put([CacheEvent(STORED, "host", (Key(b"12345"),))])
-        assert queue.take() == []
+        queue.put_events([CacheEvent(STORED, "host", (Key(b"12345"),))])
+        assert queue.take_events() == []
         assert not bench.counters.events_dropped
 
 
@@ -397,7 +397,7 @@ def test_g16_the_disk_tier_tells_what_it_lost() -> None:
             elif event.medium == "disk" and isinstance(event, BlockStored):
                 assert event.token_ids
                 stored |= set(event.block_hashes)
-        core.block_events.settle()
+        core.block_events.finish_ended_stores()
     assert removed
     assert {key[:-4] for key in core.lower[0]} == stored - removed
 
@@ -411,7 +411,7 @@ def test_g16_an_object_tier_tells_what_it_lost() -> None:
     core.finish_all()
     core.scheduler.reset_cache()
     core.block_events.describe(core.scheduler.take_events())
-    core.block_events.settle()
+    core.block_events.finish_ended_stores()
     again = core.arrive(8, "b")
     assert core.ask(again) is None
     while ops := core.manager.take_ops():

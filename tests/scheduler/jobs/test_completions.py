@@ -117,7 +117,7 @@ def test_s113_without_the_ability_ids_are_never_told() -> None:
     core = make_core()
     request, first, second = two_stores(core)
     assert core.scheduler.request_finished(request, [[1, 2]]) == (False, None)
-    assert core.scheduler._fences.crossed([1]) == {first.job_id}
+    assert core.scheduler._fences.jobs_fencing([1]) == {first.job_id}
     assert core.report(first.job_id, second.job_id) == LoadReport()
 
 

@@ -162,14 +162,14 @@ def test_s88_d2_a_block_under_two_fences() -> None:
     fences = Fences()
     job = stored(core)
     twice = TransferJob(2, "b", True, job.keys, job.slots, (0, 0), (1, 1), (2,), (0,))
-    fences.put(job)
-    fences.put(twice)
-    fences.put(twice)
-    fences.lift(job.job_id)
-    assert fences.crossed([1, 2]) == {2}
-    fences.lift(2)
-    fences.lift(2)
-    fences.lift(3)
+    fences.fence_blocks(job)
+    fences.fence_blocks(twice)
+    fences.fence_blocks(twice)
+    fences.lift_fences(job.job_id)
+    assert fences.jobs_fencing([1, 2]) == {2}
+    fences.lift_fences(2)
+    fences.lift_fences(2)
+    fences.lift_fences(3)
     assert not len(fences)
 
 
@@ -214,8 +214,8 @@ def test_s60_a_block_that_an_abandoned_load_still_fills() -> None:
 def test_a_null_block_is_never_fenced() -> None:
     """Block 0 is in everybody's table and is never written: crossing it flushes nothing."""
     fences = Fences()
-    fences.put(TransferJob(1, "a", True, (), (), (), (0, 5), (2,), (0,)))
-    assert fences.crossed([0]) == set()
+    fences.fence_blocks(TransferJob(1, "a", True, (), (), (), (0, 5), (2,), (0,)))
+    assert fences.jobs_fencing([0]) == set()
 
 
 def test_d7_asked_again_while_own_stores_are_in_flight() -> None:
@@ -391,21 +391,23 @@ class FenceMachine(RuleBasedStateMachine):
     @rule(job_id=st.integers(1, 6), ids=st.lists(st.integers(0, 8), max_size=5))
     def put(self, job_id: int, ids: list[int]) -> None:
         known = self.jobs.setdefault(job_id, tuple(ids))
-        self.fences.put(TransferJob(job_id, "r", True, (), (), (), known, (len(known),), (0,)))
+        self.fences.fence_blocks(TransferJob(job_id, "r", True, (), (), (), known, (len(known),), (0,)))
 
     @rule(job_id=st.integers(1, 7))
     def lift(self, job_id: int) -> None:
         self.jobs.pop(job_id, None)
-        self.fences.lift(job_id)
+        self.fences.lift_fences(job_id)
 
     @invariant()
     def crossed(self) -> None:
         for block in range(9):
-            assert self.fences.crossed([block]) == {job for job, ids in self.jobs.items() if block and block in ids}
+            assert self.fences.jobs_fencing([block]) == {
+                job for job, ids in self.jobs.items() if block and block in ids
+            }
 
     def teardown(self) -> None:
         for job_id in list(self.jobs):
-            self.fences.lift(job_id)
+            self.fences.lift_fences(job_id)
         assert not len(self.fences)
 
 
@@ -418,7 +420,7 @@ def test_ids_are_never_used_twice() -> None:
     ids = []
     for _ in range(3):
         ids.append(table.new_id())
-        table.start(TransferJob(ids[-1], "r", True, (Key(b"k"),), (), (0,), (1,), (1,), (0,)))
-        assert table.report(ids[-1], 1, frozenset()) is not None
-        assert table.report(ids[-1], 1, frozenset()) is None
+        table.start_job(TransferJob(ids[-1], "r", True, (Key(b"k"),), (), (0,), (1,), (1,), (0,)))
+        assert table.report_job(ids[-1], 1, frozenset()) is not None
+        assert table.report_job(ids[-1], 1, frozenset()) is None
     assert ids == sorted(set(ids))

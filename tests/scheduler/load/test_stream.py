@@ -1,4 +1,4 @@
-"""Loads that stream: a prefix of any length passes a host tier of any size, leg by leg, each chunk read once.
+"""Loads that stream: a prefix of any length passes a host tier of any size, segment by segment, each chunk read once.
 
 The engine of the bed looks at every byte that it computes from, its worker at the order of a load's jobs.
 """
@@ -77,7 +77,7 @@ def test_small_hits_do_not_wait_for_a_long_stream() -> None:
         arrive(bed, 2, family)
         steps = until(bed, lambda: not bed.engine.waiting)
         assert steps <= 4
-        assert the_stream(bed).num_to_come > 500
+        assert the_stream(bed).num_pending > 500
     finish(bed, 2000)
     assert bed.core.counters.tokens_loaded == {"disk": 4040}
 
@@ -108,8 +108,10 @@ def test_what_fits_is_loaded_by_one_job() -> None:
 
 
 def test_legs_follow_each_other() -> None:
-    """The first leg is half of what may be reserved; the next one is read while it is copied, and goes out when that
-    has ended; the last one says so. Between two legs the engine must go on stepping."""
+    """The first segment is half of what may be reserved; the next one is read while it is copied.
+
+    It goes out when the copy has ended, and the last job is marked. Between two segments the engine keeps stepping.
+    """
     bed = stream_bed(8)
     request = arrive(bed, 10)
     keys = bed.core.truth.keys(request)
@@ -143,7 +145,7 @@ def test_a_leg_is_sent_with_the_slots_that_there_are() -> None:
 
 
 def test_what_the_host_tier_has_goes_first() -> None:
-    """A prefix that passes again and again: what is still in the host tier is loaded before later legs evict it, so
+    """A prefix that passes again and again: what is still in the host tier is loaded before later segments evict it, so
     only the rest is read. (In the order of the prefix each chunk would be evicted just before its turn, every time.)"""
     bed = stream_bed(64, reserved=51)
     arrive(bed, 100)
@@ -172,7 +174,7 @@ def test_a_hit_with_enough_in_the_host_tier_is_offered_at_once() -> None:
 
 
 def test_two_with_one_prefix_wait_for_each_other() -> None:
-    """S49 for all legs: a second request that wants what a stream will bring, even its last chunk, waits for it and
+    """S49 for all segments: a second request that wants what a stream will bring, even its last chunk, waits for it and
     finds it on the GPU, instead of reading it once more."""
     bed = stream_bed(8, gpu_caching=True, deadline_s=500.0)
     arrive(bed, 40)
@@ -218,7 +220,7 @@ def test_an_answer_of_a_shared_tier_need_not_be_fresh() -> None:
     bed = stream_bed(4, tiers=(objects(write="read_only"),))
     arrive(bed, 60)
     until(bed, lambda: bool(bed.engine.loading))
-    until(bed, lambda: the_stream(bed).num_to_come < 50)
+    until(bed, lambda: the_stream(bed).num_pending < 50)
     turn(bed, seconds=40.0)
     finish(bed)
     assert bed.core.counters.tokens_loaded == {"objects": 240}
@@ -229,7 +231,7 @@ def test_an_answer_of_a_shared_tier_need_not_be_fresh() -> None:
 
 
 def test_hints_hold_for_streams() -> None:
-    """How much may be loaded, and from where, is said once for all legs."""
+    """How much may be loaded, and from where, is said once for all segments."""
     bed = stream_bed(4, tiers=(disk(write="read_only"), disk(write="read_only", name="second")))
     most = arrive(bed, 30, 0, tierkv={"max_load_tokens": 60})
     bed.fill_below(most, 1)
@@ -241,7 +243,7 @@ def test_hints_hold_for_streams() -> None:
 
 
 def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
-    """Load or recompute weighs all of a hit, not its first leg: 100 chunks take longer than computing them."""
+    """Load or recompute weighs all of a hit, not its first segment: 100 chunks take longer than computing them."""
     bed = stream_bed(8, prefill_tokens_per_s=1000.0)
     bed.tiers.elapsed_s[0] = 5.0
     arrive(bed, 4 * READINGS_MIN, 1)
@@ -265,7 +267,7 @@ def test_a_part_of_an_offer(accepts: int, jobs: int) -> None:
 
 
 def test_the_engine_has_come_to_have_the_first_leg() -> None:
-    """Blocks of the first leg are on the GPU by the time of the allocation: the load begins with the second."""
+    """Blocks of the first segment are on the GPU by the time of the allocation: the load begins with the second."""
     core = make_core(slots=4, tiers=[disk(write="read_only")])
     request = core.arrive(41)
     keys = core.truth.keys(request)
@@ -300,7 +302,7 @@ def test_half_of_the_deadline_for_the_whole_length() -> None:
 
 
 def test_what_has_gone_while_the_first_leg_came_is_not_offered() -> None:
-    """Only the first leg is held before the answer: the rest is looked up again when it has come."""
+    """Only the first segment is held before the answer: the rest is looked up again when it has come."""
     core = make_core(slots=8, tiers=[disk(write="read_only")])
     request = core.arrive(161)
     keys = core.truth.keys(request)
@@ -331,7 +333,7 @@ def test_several_groups(block_tokens: tuple[int, ...], factor: int) -> None:
 
 
 def test_windows_come_first() -> None:
-    """A hit with windows is of use whole or not at all, so their chunks are in the first leg, whatever may become of
+    """A hit with windows is of use only as a whole, so their chunks are in the first segment, whatever may become of
     them later; then the prefix follows."""
     bed = stream_bed(16, groups=(full(), window(8)))
     request = arrive(bed, 60)
@@ -362,7 +364,7 @@ def test_with_windows_a_failure_costs_the_whole_load() -> None:
 
 
 def test_a_leg_ends_when_all_workers_say_so() -> None:
-    """Three ranks report when they like: the next leg waits for the last of them."""
+    """Three ranks report when they like: the next segment waits for the last of them."""
     bed = stream_bed(8, num_workers=3)
     arrive(bed, 40)
     while bed.engine.seats:

@@ -74,7 +74,7 @@ def test_a_chunk_that_fails_in_one_tier_is_had_from_another() -> None:
 
 
 def cut_stream(core: Core, request: BedRequest, lost: Sequence[Key]) -> TransferJob:
-    """A stream of ten chunks through four slots loses some of its third leg. Returns its last job."""
+    """A stream of ten chunks through four slots loses some of its third segment. Returns its last job."""
     assert core.ask(request) is None
     core.finish_all()
     assert core.ask(request)
@@ -95,7 +95,7 @@ def cut_stream(core: Core, request: BedRequest, lost: Sequence[Key]) -> Transfer
 
 
 def test_the_last_job_names_what_does_not_come() -> None:
-    """A front of the leg that has come, and void slots for all the rest: its end, and only its end, is the load's."""
+    """A job with an arrived front of the segment and void slots for the rest: its end alone is the load's end."""
     core = make_core(slots=8, reserved=4, tiers=[disk(write="read_only")])
     request = core.arrive(41)
     keys = core.truth.keys(request)
@@ -132,9 +132,9 @@ def test_the_blocks_of_an_aborted_stream_are_nobodys() -> None:
     core.finish_all()
     assert core.ask(request) == 40
     core.scheduler.update_state_after_alloc(request, [blocks(range(1, 12))], 40)
-    (leg,) = core.scheduler.build_connector_meta(StepOutput()).loads
+    (segment,) = core.scheduler.build_connector_meta(StepOutput()).loads
     core.scheduler.request_finished(request, [[]])
-    core.report(leg.job_id)
+    core.report(segment.job_id)
     (last,) = core.scheduler.build_connector_meta(StepOutput()).loads
     assert set(last.slots) == {VOID_SLOT}
     report = core.report(last.job_id, failed={last.job_id: frozenset(last.keys)})
@@ -159,24 +159,24 @@ def test_whoever_wants_a_later_leg_waits_too() -> None:
 
 
 def test_groups_pass_side_by_side() -> None:
-    """A leg has the chunks that end next, whichever group they belong to: or a cut would leave a front of one alone."""
+    """A segment has the chunks that end next, over all groups: otherwise a cut would keep a front of one group only."""
     bed = stream_bed(16, block_tokens=(4, 4))
     arrive(bed, 40)
-    legs = 0
+    segments = 0
     while bed.engine.waiting or bed.engine.loading:
         bed.step(ALL)
         for job in bed.worker.running.values():
             assert job.group_sizes[0] == job.group_sizes[1]
-            legs += 1
+            segments += 1
         bed.run_io()
         bed.run_transfers()
-    assert legs >= 10
+    assert segments >= 10
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("to_come", [1000, 20])
 def test_a_chunk_that_fails_on_its_way_to_the_gpu(at: int, to_come: int) -> None:
-    """A leg's chunk is refused by the worker: the rest of the stream is given up, the engine computes from there."""
+    """A worker refuses a chunk of a segment: the rest of the stream is given up, the engine computes from there."""
     bed = stream_bed(8)
     arrive(bed, 100)
     stream = until_stream(bed, StreamState.COPYING, to_come)
@@ -231,7 +231,7 @@ def test_a_tier_hangs_in_the_middle() -> None:
 
 def test_a_slow_tier_is_waited_for_while_chunks_come() -> None:
     """A chunk now and then is progress: a stream may take far longer than the deadline as long as it comes forward, and
-    so may a single leg of it."""
+    so may a single segment of it."""
     bed = stream_bed(8, tiers=tuple(disk(write="read_only", name=f"disk{i}") for i in range(4)))
     request = arrive(bed, 20, below=False)
     for tier in range(4):
@@ -283,7 +283,7 @@ def test_a_tier_that_is_detached(state: StreamState) -> None:
     bed = stream_bed(8)
     arrive(bed, 100)
     stream = until_stream(bed, state, 60)
-    had = 100 - stream.num_to_come
+    had = 100 - stream.num_pending
     bed.core.manager.detach("disk")
     while bed.engine.seats:
         turn(bed)
@@ -329,7 +329,7 @@ def test_the_last_request_is_aborted_and_no_step_may_follow() -> None:
     bed = stream_bed(8)
     arrive(bed, 100)
     stream = until_stream(bed, StreamState.COPYING)
-    (leg,) = stream.jobs
+    (segment,) = stream.jobs
     (seat,) = bed.engine.loading.values()
     bed.engine.abort(seat)
     bed.step(ALL)
@@ -337,7 +337,7 @@ def test_the_last_request_is_aborted_and_no_step_may_follow() -> None:
     assert not bed.worker.open_loads
     assert not bed.worker.running
     assert not bed.engine.orphans
-    assert leg not in bed.core.scheduler._jobs.live_ids()
+    assert segment not in bed.core.scheduler._jobs.live_ids()
     bed.settle()
     bed.check_end()
 

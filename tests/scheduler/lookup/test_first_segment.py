@@ -18,7 +18,7 @@ KEYS = tuple(make_key(b"%04d" % i, 0) for i in range(40))
 
 
 @pytest.mark.parametrize(
-    ("readable", "always", "leg"),
+    ("readable", "always", "segment"),
     [
         ("", "", [0, 1, 2, 3]),
         ("7 9", "", [0, 1, 7, 9]),
@@ -29,12 +29,12 @@ KEYS = tuple(make_key(b"%04d" % i, 0) for i in range(40))
         ("1 2 3 4 5 6 7", "38 39", [1, 2, 3, 4, 38, 39]),
     ],
 )
-def test_what_goes_first(readable: str, always: str, leg: list[int]) -> None:
+def test_what_goes_first(readable: str, always: str, segment: list[int]) -> None:
     """Chunks of windows, then what is there already, up to the cap of six; if that is less than four chunks, the front
     of the rest. In the order of the hit, so that the tail leaves first."""
     there = {KEYS[int(i)] for i in readable.split()}
     first = first_segment(KEYS, {KEYS[int(i)] for i in always.split()}, there.__contains__, 4, 6)
-    assert first == tuple(KEYS[i] for i in leg)
+    assert first == tuple(KEYS[i] for i in segment)
 
 
 def test_windows_of_a_hit() -> None:
@@ -76,14 +76,14 @@ def test_parts_of_a_plan_are_the_plan(
     plan = LoadPlan(tuple(keys), tuple(groups), tuple(blocks), tuple(counts), tuple(firsts))
     whole = dict(zip(plan.keys, chunk_blocks(plan, factor), strict=True))
     chunks = ChunksOfPlan(plan, geometry)
-    legs = data.draw(st.lists(st.integers(0, 3), min_size=len(keys), max_size=len(keys)))
+    segments = data.draw(st.lists(st.integers(0, 3), min_size=len(keys), max_size=len(keys)))
     seen: list[Key] = []
-    for leg in range(4):
-        part = chunks.part([i for i in range(len(keys)) if legs[i] == leg])
-        job = part.job(1, "r", tuple(SlotRef(0, 0) for _ in part.keys), ends_load=leg == 3)
+    for segment in range(4):
+        part = chunks.part([i for i in range(len(keys)) if segments[i] == segment])
+        job = part.job(1, "r", tuple(SlotRef(0, 0) for _ in part.keys), ends_load=segment == 3)
         assert sum(job.group_sizes) == len(job.block_ids)
         assert len(job.group_sizes) == len(geometry.groups)
-        assert job.ends_load == (leg == 3)
+        assert job.ends_load == (segment == 3)
         for key, found in zip(job.keys, chunk_blocks(job, factor), strict=True):
             assert found == whole[key]
         seen += job.keys

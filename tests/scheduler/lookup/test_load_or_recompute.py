@@ -334,7 +334,7 @@ def test_auto_is_feasible_and_never_longer_than_off(
         lookups: Lookups = core.scheduler._lookups
         if not auto:
             feasible = {
-                lookups._find(record, local, cap, expired=False).tokens for cap in range(request.num_tokens + 1)
+                lookups._search(record, local, cap, expired=False).tokens for cap in range(request.num_tokens + 1)
             }
         answer = core.ask(request, computed=local)
         while answer is None:

@@ -112,7 +112,7 @@ def test_the_account_outlives_the_request_within_a_bound() -> None:
         core.scheduler.request_finished(request, [[]])
     assert core.scheduler.request_account("r1") is None
     assert core.scheduler.request_account("r2") == RequestAccount("r2")
-    assert len(core.scheduler._accounts._closed) == ACCOUNTS_KEPT_MAX
+    assert len(core.scheduler._accounting._closed) == ACCOUNTS_KEPT_MAX
     assert core.scheduler.request_account("never") is None
 
 

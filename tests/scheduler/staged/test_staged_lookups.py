@@ -128,7 +128,7 @@ def test_a_hung_tier_costs_the_deadline() -> None:
     it.begin(0.01)
     assert it.ask("a", keys) == 2
     it.end()
-    it.lookups.finish("a")
+    it.lookups.finish_request("a")
     assert it.core.counters.deadlines_expired == 1
     assert it.core.counters.deferrals == 4
     assert it.core.counters.deferred_ms == 5000
@@ -188,7 +188,7 @@ def test_what_is_being_stored_is_waited_for() -> None:
         it = bed()
         keys = prefix(2)
         it.core.put(keys[:1])
-        grant = it.core.manager.prepare_store([(keys[1], 0)], it.lookups.context("writer"))
+        grant = it.core.manager.prepare_store([(keys[1], 0)], it.lookups.request_context("writer"))
         assert grant is not None
         it.add("a")
         assert [it.look("a", key, i) for i, key in enumerate(keys)] == [HIT, PENDING]
@@ -226,9 +226,9 @@ def test_nothing_stays_held(how: str) -> None:
     assert it.held == 6
     for request_id in ("a", "b"):
         if how == "finish":
-            it.lookups.finish(request_id)
+            it.lookups.finish_request(request_id)
         elif how == "settle":
-            it.lookups.settle(request_id)
+            it.lookups.close_lookup(request_id)
     it.begin(5.0)
     it.run_io()
     assert it.held == 0
@@ -260,7 +260,7 @@ def test_a_new_question_has_a_deadline_of_its_own() -> None:
     assert it.core.counters.deferred_ms == 10
     it.load("a", keys)
     press(it)
-    it.lookups.settle("a")
+    it.lookups.close_lookup("a")
     it.begin(100.0)
     assert it.ask("a", keys) is None
     it.end()
@@ -325,8 +325,8 @@ def test_a_hit_outlives_the_time_of_its_chunk() -> None:
     promised can be loaded, and who asks later gets a miss."""
     it = bed()
     keys = prefix(2)
-    it.lookups.add(RequestContext("writer", hints=RequestHints(ttl_s=1.0)))
-    grant = it.core.manager.prepare_store([(key, 0) for key in keys], it.lookups.context("writer"))
+    it.lookups.add_request(RequestContext("writer", hints=RequestHints(ttl_s=1.0)))
+    grant = it.core.manager.prepare_store([(key, 0) for key in keys], it.lookups.request_context("writer"))
     assert grant is not None
     it.core.manager.complete_store(grant.slots)
     it.add("a")

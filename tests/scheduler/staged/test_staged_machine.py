@@ -63,7 +63,7 @@ class StagedMachine(RuleBasedStateMachine):
     def store(self, family: str, first: int, count: int) -> None:
         """Another request stores some, if there is room."""
         for group, keys in enumerate(self.keys(family)):
-            ctx = self.bed.lookups.context("writer")
+            ctx = self.bed.lookups.request_context("writer")
             grant = self.bed.core.manager.prepare_store([(key, group) for key in keys[first : first + count]], ctx)
             if grant is not None:
                 self.bed.core.manager.complete_store(grant.slots)
@@ -94,8 +94,8 @@ class StagedMachine(RuleBasedStateMachine):
         """Never an error: all of it was promised."""
         del self.waiting[request_id]
         if wanted:
-            self.loads.append(self.bed.core.manager.prepare_load(wanted, self.bed.lookups.context(request_id)))
-        self.bed.lookups.settle(request_id)
+            self.loads.append(self.bed.core.manager.prepare_load(wanted, self.bed.lookups.request_context(request_id)))
+        self.bed.lookups.close_lookup(request_id)
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data())
@@ -111,7 +111,7 @@ class StagedMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.waiting)))
         del self.waiting[request_id]
         self.since.pop(request_id, None)
-        self.bed.lookups.finish(request_id)
+        self.bed.lookups.finish_request(request_id)
 
     @rule(kind=st.sampled_from([OutcomeKind.OK, OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.CORRUPT]))
     def io(self, kind: OutcomeKind) -> None:
@@ -129,7 +129,7 @@ class StagedMachine(RuleBasedStateMachine):
         if not hasattr(self, "bed"):
             return
         for request_id in list(self.waiting):
-            self.bed.lookups.finish(request_id)
+            self.bed.lookups.finish_request(request_id)
         self.bed.begin(2 * DEADLINE_S)
         self.bed.run_io()
         self.bed.end()

@@ -172,7 +172,7 @@ def test_s122_reset_with_running_copies(plan: StorePlanName) -> None:
     core.scheduler.reset_cache()
     (job,) = jobs
     assert core.host.room == 6
-    assert core.scheduler._fences.crossed([1, 2]) == {job.job_id}
+    assert core.scheduler._fences.jobs_fencing([1, 2]) == {job.job_id}
     meta = empty_step(core)
     assert job.job_id in meta.jobs_to_flush
     core.report(job.job_id, *(again.job_id for again in meta.stores))

@@ -235,13 +235,13 @@ def test_i3_window_blocks_are_fenced_at_once() -> None:
     core = make_core(groups=[full(), window(4)])
     request, other = core.arrive(16), core.arrive(range(50, 66), "b")
     job = only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2], [11, 12]]))
-    assert core.scheduler._fences.crossed([1, 2]) == set()
+    assert core.scheduler._fences.jobs_fencing([1, 2]) == set()
     meta = core.schedule(other, computed=0, scheduled=8, ids=[[3, 4], [11, 13]])
     assert meta.jobs_to_flush == {job.job_id}
     core.scheduler.request_finished(request, [])
-    assert core.scheduler._fences.crossed([1]) == core.scheduler._fences.crossed([12]) == {job.job_id}
+    assert core.scheduler._fences.jobs_fencing([1]) == core.scheduler._fences.jobs_fencing([12]) == {job.job_id}
     core.report(job.job_id)
-    assert core.scheduler._fences.crossed([1, 2, 11, 12]) == {meta.stores[0].job_id}, "11 is the other one's now"
+    assert core.scheduler._fences.jobs_fencing([1, 2, 11, 12]) == {meta.stores[0].job_id}, "11 is the other one's now"
     core.report(meta.stores[0].job_id)
     assert not len(core.scheduler._fences)
 

@@ -65,7 +65,7 @@ def breaks(scenario: str, seeds: int) -> Callable[[Callable[[Patch], None]], Cal
 
 @breaks("churn", 20)
 def fences_are_not_looked_at(patch: Patch) -> None:
-    patch.setattr(Fences, "crossed", lambda self, block_ids: set())
+    patch.setattr(Fences, "jobs_fencing", lambda self, block_ids: set())
 
 
 @breaks("churn", 20)
@@ -246,13 +246,13 @@ def an_error_of_a_backend_reaches_the_engine(patch: Patch) -> None:
 
 @breaks("mixed", 20)
 def a_job_is_reported_twice(patch: Patch) -> None:
-    report = JobTable.report
-    patch.setattr(JobTable, "report", lambda self, job_id, count, failed: report(self, job_id, 2 * count, failed))
+    report = JobTable.report_job
+    patch.setattr(JobTable, "report_job", lambda self, job_id, count, failed: report(self, job_id, 2 * count, failed))
 
 
 @breaks("churn", 20)
 def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
-    patch.setattr(OffloadScheduler, "_close_lookup", lambda self, record: self._lookups.close(record))
+    patch.setattr(OffloadScheduler, "_close_lookup", lambda self, record: self._lookups.close_lookup(record))
 
 
 # -- loads -----------------------------------------------------------------------------------------------------------
@@ -260,13 +260,13 @@ def an_aborted_lookup_keeps_its_chunks(patch: Patch) -> None:
 
 @breaks("churn", 40)
 def the_blocks_of_an_aborted_load_are_not_fenced(patch: Patch) -> None:
-    put = Fences.put
+    put = Fences.fence_blocks
 
     def careless(self: Fences, job: TransferJob, block_ids: Any = None) -> None:
         if job.is_store:
             put(self, job, block_ids)
 
-    patch.setattr(Fences, "put", careless)
+    patch.setattr(Fences, "fence_blocks", careless)
 
 
 @breaks("churn", 20)
@@ -300,7 +300,7 @@ def a_window_is_loaded_one_chunk_short(patch: Patch) -> None:
 @breaks("returning", 20)
 def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
     """Whatever has a slot in the host tier counts as readable once the deadline has passed."""
-    longest = Lookups._longest
+    longest = Lookups._longest_hit
 
     def hopeful(self: Lookups, record: Any, ctx: Any, computed: int, tokens_max: int, *, expired: bool) -> Any:
         if not expired:
@@ -309,7 +309,7 @@ def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
         lookup = lambda key: LookupResult.MISS if find(key) is None else LookupResult.HIT  # noqa: E731 - shorter so
         return find_hit(record.search_groups, computed, tokens_max, lookup)
 
-    patch.setattr(Lookups, "_longest", hopeful)
+    patch.setattr(Lookups, "_longest_hit", hopeful)
     patch.setattr(Reservation, "granted_ready", lambda self: set(self.granted()))
 
 
@@ -320,13 +320,13 @@ def ended_loads_are_waited_for(patch: Patch) -> None:
 
 @breaks("returning", 20)
 def a_load_that_failed_on_one_worker_counts_as_whole(patch: Patch) -> None:
-    report = JobTable.report
+    report = JobTable.report_job
 
     def deaf(self: JobTable, job_id: int, count: int, failed: frozenset[Any]) -> Any:
         is_load = job_id in self._live and not self._live[job_id].job.is_store
         return report(self, job_id, count, frozenset() if is_load else failed)
 
-    patch.setattr(JobTable, "report", deaf)
+    patch.setattr(JobTable, "report_job", deaf)
 
 
 # -- accounts and events ---------------------------------------------------------------------------------------------

@@ -174,22 +174,22 @@ def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
     def reset(self: Loads) -> None:
         for stream in self._streams.values():
             stream.cut_short()
-            self._drop_void(stream)
+            self._drop_void_chunks(stream)
 
     patch.setattr(Loads, "reset", reset)
 
 
 @breaks("tiny-host", 12)
 def the_last_job_overtakes_a_leg(patch: Patch) -> None:
-    """A worker that goes by it would call the load over while a leg is still being copied."""
-    step = Loads.step
-    patch.setattr(Loads, "step", lambda self, *, is_last: step(self, is_last=True))
+    """A worker that goes by it would call the load over while a segment is still being copied."""
+    step = Loads.make_due_jobs
+    patch.setattr(Loads, "make_due_jobs", lambda self, *, is_last: step(self, is_last=True))
 
 
 @breaks("tiny-host", 12)
 def what_does_not_come_is_not_said(patch: Patch) -> None:
     """A load that was given up ends as if all of it had come."""
-    send = Stream.send
+    send = Stream.make_job
 
     def hopeful(self: Stream, *what: Any) -> TransferJob:
         void, self._void = self._void, []
@@ -197,4 +197,4 @@ def what_does_not_come_is_not_said(patch: Patch) -> None:
         self._void = void
         return job
 
-    patch.setattr(Stream, "send", hopeful)
+    patch.setattr(Stream, "make_job", hopeful)

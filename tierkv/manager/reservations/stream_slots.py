@@ -1,4 +1,4 @@
-"""Host slots for loads that stream: what is gathered for them leg by leg, beside the reservations of those who wait.
+"""Host slots for loads that stream, gathered segment by segment, beside the reservations of waiting requests.
 
 A stream holds GPU blocks and waits for slots; a request that was offered a hit holds slots and waits for GPU blocks. If
 both drew on one account they could wait for each other for ever. So as long as any load streams, half of what may be
@@ -36,7 +36,7 @@ class StreamSlots:
         self._all_max = staged.chunks_max
         self.chunks_max = max(1, staged.chunks_max // 2)
         """Chunks that are the streams' own, whatever others want."""
-        self._legs = Reservations(host, tier_io, self.chunks_max, trusting=True)
+        self._segments = Reservations(host, tier_io, self.chunks_max, trusting=True)
         self._owners: set[str] = set()
         self._copying = 0
 
@@ -46,7 +46,7 @@ class StreamSlots:
         return self._all_max if self._staged.is_idle else self.chunks_max
 
     @property
-    def leg_chunks_max(self) -> int:
+    def segment_chunks_max(self) -> int:
         """Chunks that one stream should gather at once, so that all can read, and copy, side by side."""
         return max(1, self._limit // (2 * max(1, len(self._owners))))
 
@@ -58,27 +58,27 @@ class StreamSlots:
 
     def close(self, owner: str) -> None:
         """It has ended: nothing is gathered for it any more."""
-        self._legs.release(owner)
+        self._segments.release(owner)
         self._owners.discard(owner)
         if not self._owners:
             self._staged.chunks_max = self._all_max
 
-    # -- one leg -----------------------------------------------------------------------------------------------------
+    # -- one segment --------------------------------------------------------------------------------------------------
 
     def gather(self, keys: tuple[Key, ...], ctx: RequestContext) -> Reservation:
-        """Gather a leg, as :meth:`OffloadManager.reserve` gathers a hit. A new leg queues behind other streams'."""
-        self._legs.chunks_max = max(0, self._limit - self._copying)
-        return self._legs.reserve(ctx.request_id, keys, ctx.hints)
+        """Gather a segment, as :meth:`OffloadManager.reserve` gathers a hit. A new one queues behind other streams'."""
+        self._segments.chunks_max = max(0, self._limit - self._copying)
+        return self._segments.reserve(ctx.request_id, keys, ctx.hints)
 
     def release(self, ctx: RequestContext) -> None:
-        """Let go of what is gathered for the owner's next leg."""
-        self._legs.release(ctx.request_id)
+        """Let go of what is gathered for the owner's next segment."""
+        self._segments.release(ctx.request_id)
 
     def hand_over(self, keys: Sequence[Key], ctx: RequestContext) -> LoadGrant:
         """End the reservation, and hold its readable chunks ``keys`` for a job."""
-        handed = self._legs.hand_over(ctx.request_id, tuple(keys))
+        handed = self._segments.hand_over(ctx.request_id, tuple(keys))
         if isinstance(handed, bytes):
-            raise InvariantError(f"a leg of {ctx.request_id!r} is sent before chunk {handed.hex()} has come")
+            raise InvariantError(f"a segment of {ctx.request_id!r} is sent before chunk {handed.hex()} has come")
         slots, sources = handed
         self._copying += len(slots)
         self._tier_io.used(slots, ctx.hints)
@@ -102,30 +102,30 @@ class StreamSlots:
 
     def begin_step(self) -> None:
         """See :meth:`Reservations.begin_step`."""
-        self._legs.begin_step()
+        self._segments.begin_step()
 
     def release_all(self) -> None:
         """The cache is emptied: nothing is gathered any more."""
-        self._legs.release_all()
+        self._segments.release_all()
 
     @property
     def owners(self) -> list[str]:
         """Those for whom something is gathered at present."""
-        return self._legs.owners
+        return self._segments.owners
 
     @property
     def held(self) -> int:
         """Chunks that are gathered at present."""
-        return self._legs.held
+        return self._segments.held
 
     def granted(self, owner: str) -> dict[Key, tuple[Chunk, str]]:
         """See :meth:`Reservations.granted`."""
-        return self._legs.granted(owner)
+        return self._segments.granted(owner)
 
     def validate(self) -> None:
         """See :meth:`Reservations.validate`; and only streams gather here."""
-        self._legs.chunks_max = self._all_max
-        self._legs.validate()
+        self._segments.chunks_max = self._all_max
+        self._segments.validate()
         require(self._copying >= 0, f"{self._copying} chunks of streams are being copied")
         require(bool(self._owners) or not self._copying, "chunks are being copied for a load that does not stream")
-        require(self._owners.issuperset(self._legs.owners), "a leg is gathered for a load that does not stream")
+        require(self._owners.issuperset(self._segments.owners), "a segment is gathered for a load that does not stream")

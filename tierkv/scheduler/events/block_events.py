@@ -135,7 +135,7 @@ class BlockEvents:
 
     # -- what stores tell --------------------------------------------------------------------------------------------
 
-    def granted(self, request: Request, candidates: Iterable[Candidate]) -> None:
+    def on_store_granted(self, request: Request, candidates: Iterable[Candidate]) -> None:
         """These chunks of a living request are about to be stored."""
         if not self.active:
             return
@@ -163,8 +163,8 @@ class BlockEvents:
                 self._unshared(snapshot, medium)
             self._counters.payloads_forgotten += 1
 
-    def ended(self, keys: Iterable[Key]) -> None:
-        """A store of these chunks has ended, in whatever way; its event, if any, comes before the next ``settle``."""
+    def on_store_ended(self, keys: Iterable[Key]) -> None:
+        """A store of these chunks has ended; its event, if any, is described before ``finish_ended_stores``."""
         if self.active:
             self._ended.extend(keys)
 
@@ -184,7 +184,7 @@ class BlockEvents:
                     described.append(AllBlocksCleared(event.tier))
         return described
 
-    def settle(self) -> None:
+    def finish_ended_stores(self) -> None:
         """All events that came before the ends of stores told so far have been described."""
         for key in self._ended:
             snapshot = self._snapshots.get(key)

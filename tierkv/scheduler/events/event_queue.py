@@ -33,35 +33,35 @@ class EventQueue:
         self._counters = counters
         self._kept = kept
         self._events_max = events_max
-        self._waiting: deque[tuple[CacheEvent, Sequence[BlockEvent]]] = deque()
+        self._pending: deque[tuple[CacheEvent, Sequence[BlockEvent]]] = deque()
 
     @property
     def needs_every_step(self) -> bool:
         """Whether events must be put here in each step, not only when the engine asks."""
         return self._block_events.active or not self._kept
 
-    def put(self, events: Sequence[CacheEvent]) -> None:
+    def put_events(self, events: Sequence[CacheEvent]) -> None:
         """Take over what happened."""
         if not self._kept:
             return
-        block_events, waiting = self._block_events, self._waiting
-        while len(waiting) > self._events_max:
-            waiting.popleft()
+        block_events, pending = self._block_events, self._pending
+        while len(pending) > self._events_max:
+            pending.popleft()
             self._counters.events_dropped += 1
         for event in events:
-            waiting.append((event, block_events.describe((event,)) if block_events.active else ()))
-        block_events.settle()
+            pending.append((event, block_events.describe((event,)) if block_events.active else ()))
+        block_events.finish_ended_stores()
 
-    def take(self) -> list[CacheEvent]:
+    def take_events(self) -> list[CacheEvent]:
         """All that waits, raw."""
-        events = [event for event, _ in self._waiting]
-        self._waiting.clear()
+        events = [event for event, _ in self._pending]
+        self._pending.clear()
         return events
 
-    def take_described(self) -> list[BlockEvent]:
+    def take_described_events(self) -> list[BlockEvent]:
         """All that waits, described."""
         taken: list[BlockEvent] = []
-        for event, described in self._waiting:
+        for event, described in self._pending:
             taken += described if self._block_events.active else self._block_events.describe((event,))
-        self._waiting.clear()
+        self._pending.clear()
         return taken

@@ -15,33 +15,33 @@ class WindowBlocks:
     """Places of blocks, by id. A block that several requests share has several."""
 
     def __init__(self) -> None:
-        self._places: dict[int, set[tuple[GroupRecord, int]]] = {}
+        self._positions: dict[int, set[tuple[GroupRecord, int]]] = {}
 
     def __len__(self) -> int:
         """Blocks that stand somewhere."""
-        return len(self._places)
+        return len(self._positions)
 
-    def enter(self, table: GroupRecord, start: int) -> None:
+    def add_table(self, table: GroupRecord, start: int) -> None:
         """The table has grown from ``start`` on."""
         for position in range(start, len(table.block_ids)):
             block_id = table.block_ids[position]
             if block_id != NULL_BLOCK_ID:
-                self._places.setdefault(block_id, set()).add((table, position))
+                self._positions.setdefault(block_id, set()).add((table, position))
 
-    def leave(self, table: GroupRecord) -> None:
+    def remove_table(self, table: GroupRecord) -> None:
         """The table is about to be emptied, or its request ends."""
         for position, block_id in enumerate(table.block_ids):
-            places = self._places.get(block_id)
-            if places is not None:
-                places.discard((table, position))
-                if not places:
-                    del self._places[block_id]
+            positions = self._positions.get(block_id)
+            if positions is not None:
+                positions.discard((table, position))
+                if not positions:
+                    del self._positions[block_id]
 
-    def strike(self, block_ids: Iterable[int]) -> None:
+    def null_blocks(self, block_ids: Iterable[int]) -> None:
         """Somebody will overwrite these blocks: they are nobody else's any more."""
-        if self._places:
+        if self._positions:
             for block_id in block_ids:
-                for table, position in self._places.pop(block_id, ()):
+                for table, position in self._positions.pop(block_id, ()):
                     table.block_ids[position] = NULL_BLOCK_ID
 
     def validate(self) -> None:
@@ -50,13 +50,13 @@ class WindowBlocks:
         Raises:
             InvariantError: one does not.
         """
-        for block_id, places in self._places.items():
-            for table, position in places:
+        for block_id, positions in self._positions.items():
+            for table, position in positions:
                 stands = position < len(table.block_ids) and table.block_ids[position] == block_id
                 require(stands, f"block {block_id} is said to stand where it does not")
 
 
-class Tables:
+class RequestTables:
     """Keeps the tables in the requests' records. Sans-IO; every call O(1) per block that changes hands."""
 
     def __init__(self, geometry: Geometry, fences: Fences, on_overwritten: Callable[[Sequence[int]], None]) -> None:
@@ -67,15 +67,15 @@ class Tables:
         self._windowed = [group.index for group in geometry.groups if group.window_chunks is not None]
         self._full = [(group.index, group.block_tokens) for group in geometry.groups if group.window_chunks is None]
 
-    def overwritten(self, block_ids: Sequence[int]) -> set[int]:
+    def overwrite_blocks(self, block_ids: Sequence[int]) -> set[int]:
         """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
         if not block_ids:
             return set()
-        self._windows.strike(block_ids)
+        self._windows.null_blocks(block_ids)
         self._on_overwritten(block_ids)
-        return self._fences.crossed(block_ids)
+        return self._fences.jobs_fencing(block_ids)
 
-    def check(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
+    def check_table(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """Make sure that the table will hold all tokens: else chunks would be stored from the wrong blocks.
 
         Raises:
@@ -98,17 +98,17 @@ class Tables:
                 needed = cdiv(stop, block_tokens)
                 raise _refused(record, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
 
-    def update(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
+    def update_table(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
         """Take over what was scheduled. Returns the jobs that must end before this step writes."""
         if scheduled.replaces_table:
-            self._leave(record)
+            self._remove_windows(record)
         elif not any(scheduled.block_ids):  # as in most steps of a request that decodes
             return set()
         starts = [0 if scheduled.replaces_table else len(group.block_ids) for group in record.groups]
         record.replace_blocks(scheduled.block_ids, whole_table=scheduled.replaces_table)
-        jobs = self.overwritten(self.written_ids(scheduled))
+        jobs = self.overwrite_blocks(self.written_ids(scheduled))
         for group in self._windowed:
-            self._windows.enter(record.groups[group], starts[group])
+            self._windows.add_table(record.groups[group], starts[group])
         return jobs
 
     def written_ids(self, scheduled: ScheduledRequest) -> list[int]:
@@ -119,15 +119,15 @@ class Tables:
             written += ids[read:]
         return written
 
-    def clear(self, record: RequestRecord) -> None:
+    def clear_table(self, record: RequestRecord) -> None:
         """The request has lost its blocks, or needs them no more."""
-        self._leave(record)
+        self._remove_windows(record)
         for group in record.groups:
             group.block_ids = []
 
-    def _leave(self, record: RequestRecord) -> None:
+    def _remove_windows(self, record: RequestRecord) -> None:
         for group in self._windowed:
-            self._windows.leave(record.groups[group])
+            self._windows.remove_table(record.groups[group])
 
     def validate(self) -> None:
         """See :meth:`WindowBlocks.validate` and :meth:`Fences.validate`."""

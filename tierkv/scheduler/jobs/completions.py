@@ -27,7 +27,7 @@ class CompletionHandler:
         jobs: JobTable,
         fences: Fences,
         loads: Loads,
-        accounts: Accounting,
+        accounting: Accounting,
         block_events: BlockEvents,
     ) -> None:
         self._manager = manager
@@ -37,35 +37,35 @@ class CompletionHandler:
         self._jobs = jobs
         self._fences = fences
         self._loads = loads
-        self._accounts = accounts
+        self._accounting = accounting
         self._block_events = block_events
-        self._sent: set[str] = set()
+        self._pending_report: set[str] = set()
 
     @property
-    def has_news(self) -> bool:
+    def has_pending_report(self) -> bool:
         """Whether the end of a request's last store is still to be told."""
-        return bool(self._sent)
+        return bool(self._pending_report)
 
-    def take_in(self, output: WorkerOutput) -> LoadReport:
+    def handle_output(self, output: WorkerOutput) -> LoadReport:
         """Workers ended jobs. Tells which loads and last stores are over, and which blocks hold no valid data."""
         finished: set[str] = set()
         invalid: set[int] = set()
         for job_id, count in output.finished.items():
-            status = self._jobs.report(job_id, count, output.failed_keys.get(job_id, frozenset()))
+            status = self._jobs.report_job(job_id, count, output.failed_keys.get(job_id, frozenset()))
             if status is None:
                 continue
             if status.job.is_store:
                 self._manager.complete_store(status.job.slots, frozenset(status.failed))
                 if not status.stale:
-                    self._accounts.stored(status.job, status.failed)
+                    self._accounting.note_stored(status.job, status.failed)
                 self.end_store(status.job)
             else:
                 load = self._end_load_job(status)
                 if load is not None:
                     finished.add(status.job.request_id)
                     invalid |= self._invalid_blocks(load)
-                    self._end_load(status.job.request_id, load)
-        sent, self._sent = frozenset(self._sent), set()
+                    self._resume_request(status.job.request_id, load)
+        sent, self._pending_report = frozenset(self._pending_report), set()
         return LoadReport(frozenset(finished), frozenset(invalid), sent)
 
     def _end_load_job(self, status: JobStatus) -> EndedLoad | None:
@@ -75,8 +75,8 @@ class CompletionHandler:
             void = [key for key, ref in zip(job.keys, job.slots, strict=True) if ref == VOID_SLOT]
             self._counters.loads_failed += len(status.failed.difference(void))
         self._manager.complete_load(job.slots, frozenset(status.failed))
-        self._fences.lift(job.job_id)
-        return self._loads.job_ended(status)
+        self._fences.lift_fences(job.job_id)
+        return self._loads.end_job(status)
 
     def _invalid_blocks(self, load: EndedLoad) -> set[int]:
         """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past.
@@ -86,13 +86,13 @@ class CompletionHandler:
         if not load.has_blocks:
             return set()
         if load.stale or (load.failed and self._geometry.has_windows):
-            return set(load.what.block_ids)
+            return set(load.transfer.block_ids)
         if not load.failed:
             return set()
-        parts = zip(load.what.keys, chunk_blocks(load.what, self._geometry.blocks_per_chunk), strict=True)
+        parts = zip(load.transfer.keys, chunk_blocks(load.transfer, self._geometry.blocks_per_chunk), strict=True)
         return {block_id for key, (_, ids) in parts if key in load.failed for block_id in ids}
 
-    def _end_load(self, request_id: str, load: EndedLoad) -> None:
+    def _resume_request(self, request_id: str, load: EndedLoad) -> None:
         """The request goes on, or is forgotten."""
         record = self._records.get(request_id)
         if record is None:
@@ -105,8 +105,8 @@ class CompletionHandler:
 
     def end_store(self, job: TransferJob) -> None:
         """A store is over: its blocks are fenced no more, and its request is forgotten if it waited for that."""
-        self._fences.lift(job.job_id)
-        self._block_events.ended(job.keys)
+        self._fences.lift_fences(job.job_id)
+        self._block_events.on_store_ended(job.keys)
         record = self._records.get(job.request_id)
         if record is not None:
             record.store_jobs.discard(job.job_id)
@@ -117,5 +117,5 @@ class CompletionHandler:
         if record.state is RequestState.FINISHED and not record.has_jobs:
             self._records.pop(record.ctx.request_id, None)
             if record.held_for_stores:
-                self._sent.add(record.ctx.request_id)
-            self._accounts.close(record.ctx.request_id)
+                self._pending_report.add(record.ctx.request_id)
+            self._accounting.close_stats(record.ctx.request_id)

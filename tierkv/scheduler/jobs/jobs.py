@@ -39,7 +39,7 @@ class JobTable:
         self._last_id += 1
         return self._last_id
 
-    def start(self, job: TransferJob) -> None:
+    def start_job(self, job: TransferJob) -> None:
         """The job is handed to the workers."""
         self._live[job.job_id] = JobStatus(job, self._num_workers)
 
@@ -52,11 +52,11 @@ class JobTable:
         status = self._live[job_id]
         status.job = replace(status.job, request_id=NO_REQUEST)
 
-    def take_back(self, job_id: int) -> JobStatus:
+    def withdraw(self, job_id: int) -> JobStatus:
         """A job that was never handed out ends here."""
         return self._live.pop(job_id)
 
-    def report(self, job_id: int, count: int, failed: frozenset[Key]) -> JobStatus | None:
+    def report_job(self, job_id: int, count: int, failed: frozenset[Key]) -> JobStatus | None:
         """``count`` workers ended the job. Returns its status when that was the last one; unknown ids are ignored.
 
         Raises:
@@ -107,7 +107,7 @@ class Fences:
         """Jobs that fence blocks."""
         return self._blocks_by_job.keys()
 
-    def put(self, job: TransferJob, block_ids: Iterable[int] | None = None) -> None:
+    def fence_blocks(self, job: TransferJob, block_ids: Iterable[int] | None = None) -> None:
         """Fence blocks of the job, all of them if none are named. Harmless when done twice."""
         fenced = set(job.block_ids if block_ids is None else block_ids)
         if fenced:
@@ -115,11 +115,11 @@ class Fences:
             for block_id in fenced:
                 self._jobs_by_block.setdefault(block_id, set()).add(job.job_id)
 
-    def covers(self, job: TransferJob) -> bool:
+    def covers_job(self, job: TransferJob) -> bool:
         """Whether every block of the job is fenced."""
         return self._blocks_by_job.get(job.job_id, set()).issuperset(job.block_ids)
 
-    def crossed(self, block_ids: Iterable[int]) -> set[int]:
+    def jobs_fencing(self, block_ids: Iterable[int]) -> set[int]:
         """Jobs that must end before these blocks are written."""
         jobs: set[int] = set()
         if self._jobs_by_block:
@@ -128,7 +128,7 @@ class Fences:
                     jobs |= self._jobs_by_block.get(block_id, set())
         return jobs
 
-    def lift(self, job_id: int) -> None:
+    def lift_fences(self, job_id: int) -> None:
         """The job ended. Absent and repeated blocks are fine (D2)."""
         for block_id in self._blocks_by_job.pop(job_id, ()):
             jobs = self._jobs_by_block.get(block_id)

@@ -1,8 +1,8 @@
 """Loads, from the allocation of their blocks until their last job has ended: in one job, or streamed. Sans-IO.
 
-A hit that was gathered whole is loaded by one job. Of a longer one, what was gathered goes out as the first *leg*, a
-job that does not end the load; from then on the load streams: the next chunks are gathered while a leg is copied, and
-go out when it has ended. Each chunk is read once, whatever the host tier's size. See
+A hit that was gathered whole is loaded by one job. Of a longer hit, the gathered part is sent as the first *segment*:
+a job that does not end the load. From then on the load streams: the next chunks are gathered while a segment is
+copied, and are sent when that copy has ended. Each chunk is read once, whatever the host tier's size. See
 docs/explanation/long-prefixes.md.
 """
 
@@ -38,7 +38,7 @@ class EndedLoad:
     what the request has for certain, if some failed. has_blocks: whether its blocks are still the request's.
     """
 
-    what: ChunksInBlocks
+    transfer: ChunksInBlocks
     failed: AbstractSet[Key]
     stale: bool
     good_tokens: int = 0
@@ -60,7 +60,7 @@ class Loads:
         counters: CoreCounters,
         jobs: JobTable,
         lookups: Lookups,
-        accounts: Accounting,
+        accounting: Accounting,
     ) -> None:
         self._manager = manager
         self._geometry = geometry
@@ -68,13 +68,13 @@ class Loads:
         self._counters = counters
         self._jobs = jobs
         self._lookups = lookups
-        self._accounts = accounts
+        self._accounting = accounting
         self._new: list[TransferJob] = []
         self._streams: dict[str, Stream] = {}
         self._progress_s = 0.0  # of any stream
 
     @property
-    def has_new(self) -> bool:
+    def has_new_jobs(self) -> bool:
         """Whether jobs wait to be handed out."""
         return bool(self._new)
 
@@ -83,35 +83,35 @@ class Loads:
         """Whether some load streams."""
         return bool(self._streams)
 
-    def take_new(self) -> tuple[TransferJob, ...]:
+    def take_jobs(self) -> tuple[TransferJob, ...]:
         """The jobs made since the last call."""
         jobs, self._new = tuple(self._new), []
         return jobs
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
-    def start(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
+    def start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
         """Load what was offered into the blocks of a plan.
 
         Raises:
             EngineProtocolError: a chunk is neither held nor readable; nothing was changed.
         """
         end = record.computed_tokens + external_tokens
-        first = self._gathered_of(record, plan)
+        first = self._gathered_keys(record, plan)
         if len(first) < len(plan.keys):
             self._start_stream(record, plan, first, end)
         else:
             grant = self._manager.prepare_load(plan.keys, record.ctx)
-            self._accounts.loading(record.ledger, plan, grant.sources, record.computed_tokens, end)
+            self._accounting.note_load(record.stats, plan, grant.sources, record.computed_tokens, end)
             self._send(record, plan.job(self._jobs.new_id(), record.ctx.request_id, grant.slots))
-        self._lookups.close(record)
+        self._lookups.close_lookup(record)
         record.apply(RequestEvent.LOAD_STARTED)
         self._lookups.loading_started(plan.keys)
         if record.store_policy is StorePolicy.BLOCK_LEVEL:  # prefix hits are in the tiers already
             record.skip_loaded(end)
 
     @staticmethod
-    def _gathered_of(record: RequestRecord, plan: LoadPlan) -> tuple[Key, ...]:
+    def _gathered_keys(record: RequestRecord, plan: LoadPlan) -> tuple[Key, ...]:
         """Of the chunks of a plan, those that were gathered for the offer."""
         if not record.will_stream:
             return plan.keys
@@ -125,120 +125,122 @@ class Loads:
         stream = self._streams[ctx.request_id] = Stream(record, plan, self._geometry, record.computed_tokens, end)
         record.streaming = True
         self._counters.loads_streamed += 1
-        self._came_forward(stream)
+        self._note_progress(stream)
         if first:
-            self._send_leg(stream, first, grant.slots, grant.sources)
-        self._gather(stream)
+            self._send_segment(stream, first, grant.slots, grant.sources)
+        self._gather_segment(stream)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """Let tiers read on: streams take the slots that have become free before this step's stores do."""
-        self._gather_all()
+        self._gather_streams()
 
-    def step(self, *, is_last: bool) -> None:
+    def make_due_jobs(self, *, is_last: bool) -> None:
         """Make the jobs that are due. is_last: perhaps no step follows, and everything in flight is flushed in this."""
         for stream in list(self._streams.values()):
             if stream.is_sent:
                 continue
-            reservation = self._gather(stream)
+            reservation = self._gather_segment(stream)
             if stream.state is StreamState.GATHERING:
-                self._send_what_has_come(stream, reservation)
-            elif is_last and not stream.num_to_come:
-                self._send_leg(stream)
+                self._send_arrived(stream, reservation)
+            elif is_last and not stream.num_pending:
+                self._send_segment(stream)
             if not stream.is_sent:
-                self._gather(stream)
+                self._gather_segment(stream)
 
-    def _gather(self, stream: Stream) -> Reservation | None:
-        """Go on gathering the next leg of a stream. Returns its reservation, if there is anything to come."""
-        reservation = self._reserve(stream)
+    def _gather_segment(self, stream: Stream) -> Reservation | None:
+        """Go on gathering the next segment of a stream. Returns its reservation, if there is anything to come."""
+        reservation = self._reserve_segment(stream)
         if reservation is None or not reservation.failed:
             return reservation
         slots, ctx = self._manager.streams, stream.record.ctx
-        lost = [key for key in stream.leg if slots.is_lost(key, ctx)]
-        return self._cut(stream, lost) if lost else self._reserve(stream)  # what failed here, another tier may have
+        lost = [key for key in stream.segment if slots.is_lost(key, ctx)]
+        return (
+            self._cut_stream(stream, lost) if lost else self._reserve_segment(stream)
+        )  # what failed here, another tier may have
 
-    def _reserve(self, stream: Stream) -> Reservation | None:
-        if not stream.leg:
-            stream.leg = stream.next_keys(self._manager.streams.leg_chunks_max)
+    def _reserve_segment(self, stream: Stream) -> Reservation | None:
+        if not stream.segment:
+            stream.segment = stream.next_keys(self._manager.streams.segment_chunks_max)
             stream.arrived = 0
-        if not stream.leg:
+        if not stream.segment:
             return None
-        reservation = self._manager.streams.gather(stream.leg, stream.record.ctx)
+        reservation = self._manager.streams.gather(stream.segment, stream.record.ctx)
         arrived = reservation.num_granted - reservation.outstanding
         if arrived != stream.arrived:
             stream.arrived = arrived
-            self._came_forward(stream)
+            self._note_progress(stream)
         return reservation
 
-    def _send_what_has_come(self, stream: Stream, reservation: Reservation | None) -> None:
-        """The leg; of one that cannot get all of its slots now, the front that has them; nothing is in flight."""
-        if reservation is not None and not self._has_come(reservation) and self._is_late(stream, reservation):
-            reservation = self._cut(stream, [self._first_missing(stream, reservation)])
+    def _send_arrived(self, stream: Stream, reservation: Reservation | None) -> None:
+        """The segment; of one that cannot get all of its slots now, the front that has them; nothing is in flight."""
+        if reservation is not None and not self._has_arrived(reservation) and self._is_late(stream, reservation):
+            reservation = self._cut_stream(stream, [self._first_missing(stream, reservation)])
         if reservation is None:
-            self._send_leg(stream)
-        elif self._has_come(reservation):
-            keys = reservation.keys[: self._front(reservation)]
+            self._send_segment(stream)
+        elif self._has_arrived(reservation):
+            keys = reservation.keys[: self._front_chunks(reservation)]
             grant = self._manager.streams.hand_over(keys, stream.record.ctx)
-            self._send_leg(stream, keys, grant.slots, grant.sources)
+            self._send_segment(stream, keys, grant.slots, grant.sources)
 
     @staticmethod
-    def _front(reservation: Reservation) -> int:
-        """How many chunks of the leg, from the front, have their slots."""
+    def _front_chunks(reservation: Reservation) -> int:
+        """How many chunks of the segment, from the front, have their slots."""
         return len(reservation.keys) if reservation.complete else reservation.position
 
-    def _has_come(self, reservation: Reservation) -> bool:
-        """Whether a front of the leg is readable, and nothing of it is on its way."""
-        return self._front(reservation) > 0 and not reservation.outstanding and not reservation.failed
+    def _has_arrived(self, reservation: Reservation) -> bool:
+        """Whether a front of the segment is readable, and nothing of it is on its way."""
+        return self._front_chunks(reservation) > 0 and not reservation.outstanding and not reservation.failed
 
     def _first_missing(self, stream: Stream, reservation: Reservation) -> Key:
-        """The first chunk of the leg that has not come."""
-        slots, front = self._manager.streams, self._front(reservation)
-        missing = (key for i, key in enumerate(stream.leg) if i >= front or not slots.is_readable(key))
-        return next(missing, stream.leg[0])
+        """The first chunk of the segment that has not come."""
+        slots, front = self._manager.streams, self._front_chunks(reservation)
+        missing = (key for i, key in enumerate(stream.segment) if i >= front or not slots.is_readable(key))
+        return next(missing, stream.segment[0])
 
     def _is_late(self, stream: Stream, reservation: Reservation) -> bool:
         since_s = stream.progress_s if reservation.num_granted else max(stream.progress_s, self._progress_s)
         return self._lookups.now_s - since_s >= self._limits.lookup_deadline_s
 
-    def _cut(self, stream: Stream, lost: Iterable[Key]) -> Reservation | None:
-        """These chunks of the leg do not come. Goes on with what is before them."""
+    def _cut_stream(self, stream: Stream, lost: Iterable[Key]) -> Reservation | None:
+        """These chunks of the segment do not come. Goes on with what is before them."""
         stream.cut_at(list(lost))
-        return self._drop_void(stream)
+        return self._drop_void_chunks(stream)
 
-    def _drop_void(self, stream: Stream) -> Reservation | None:
+    def _drop_void_chunks(self, stream: Stream) -> Reservation | None:
         """A stream was cut: let go of what it gathers in vain."""
-        coming = set(stream.next_keys(len(stream.leg)))
-        stream.leg = tuple([key for key in stream.leg if key in coming])
-        if not stream.leg:
+        coming = set(stream.next_keys(len(stream.segment)))
+        stream.segment = tuple([key for key in stream.segment if key in coming])
+        if not stream.segment:
             self._manager.streams.release(stream.record.ctx)
-        return self._reserve(stream)
+        return self._reserve_segment(stream)
 
-    def _send_leg(
+    def _send_segment(
         self, stream: Stream, keys: tuple[Key, ...] = (), slots: tuple[SlotRef, ...] = (), sources: tuple[str, ...] = ()
     ) -> None:
         """A job with these chunks; without any, the last job, which only says what does not come."""
         record = stream.record
-        job = stream.send(self._jobs.new_id(), keys, slots)
-        groups, tokens = stream.shares(keys)
-        self._accounts.loading_part(record.ledger, groups, tokens, sources)
-        self._came_forward(stream)
+        job = stream.make_job(self._jobs.new_id(), keys, slots)
+        groups, tokens = stream.groups_and_tokens(keys)
+        self._accounting.note_chunks(record.stats, groups, tokens, sources)
+        self._note_progress(stream)
         self._send(record, job)
         if job.ends_load and stream.is_cut:
             self._counters.loads_given_up += 1
-            self._counters.tokens_given_up += stream.tokens_void
+            self._counters.tokens_given_up += stream.void_tokens
 
     def _send(self, record: RequestRecord, job: TransferJob) -> None:
         record.load_job = job.job_id
-        self._jobs.start(job)
+        self._jobs.start_job(job)
         self._new.append(job)
 
-    def _came_forward(self, stream: Stream) -> None:
+    def _note_progress(self, stream: Stream) -> None:
         stream.progress_s = self._progress_s = self._lookups.now_s
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def job_ended(self, status: JobStatus) -> EndedLoad | None:
+    def end_job(self, status: JobStatus) -> EndedLoad | None:
         """A load job is over, and its slots are free. Returns the load if that was the end of it."""
         job = status.job
         stream = self._streams.get(job.request_id)
@@ -249,13 +251,13 @@ class Loads:
         record = stream.record
         if record.load_job == job.job_id:
             record.load_job = None
-        self._manager.streams.copied(stream.ended(job.job_id, status.failed))
-        self._came_forward(stream)
+        self._manager.streams.copied(stream.end_job(job.job_id, status.failed))
+        self._note_progress(stream)
         if not stream.is_over:
             if status.failed and not stream.is_sent:
                 stream.cut_at(status.failed)
-                self._drop_void(stream)
-            self._gather_all()
+                self._drop_void_chunks(stream)
+            self._gather_streams()
             return None
         del self._streams[job.request_id]
         record.streaming = False
@@ -263,28 +265,28 @@ class Loads:
         if not stream.stale:
             self._lookups.loading_ended(stream.plan.keys)
         has_blocks = record.state is not RequestState.FINISHED
-        self._gather_all()
+        self._gather_streams()
         return EndedLoad(stream.plan, stream.failed, stream.stale, stream.good_tokens, has_blocks)
 
-    def _gather_all(self) -> None:
+    def _gather_streams(self) -> None:
         """Slots have become free: let tiers read on before the next step."""
         for stream in self._streams.values():
             if not stream.is_sent:
-                self._gather(stream)
+                self._gather_segment(stream)
 
-    def stop(self, record: RequestRecord) -> None:
+    def stop_load(self, record: RequestRecord) -> None:
         """The request is over: nothing more is read for its load, which ends with what is in flight."""
         stream = self._streams.get(record.ctx.request_id)
         if stream is not None:
             stream.cut_short()
-            self._drop_void(stream)
+            self._drop_void_chunks(stream)
 
     def reset(self) -> None:
         """The cache was emptied: nothing of the loads that stream counts, and nothing more is read for them."""
         for stream in self._streams.values():
             stream.stale = True
             stream.cut_short()
-            self._drop_void(stream)
+            self._drop_void_chunks(stream)
 
     # -- check -------------------------------------------------------------------------------------------------------
 

@@ -28,19 +28,19 @@ class Stream:
 
     Attributes:
         record: whose load it is.
-        leg: the chunks that are gathered at present, in the order in which they are wanted.
+        segment: the chunks that are gathered at present, in the order in which they are wanted.
         jobs: its jobs in flight, with the number of chunks that each one copies.
         failed: chunks that did not come to the GPU.
         stale: the cache was emptied meanwhile: nothing of it counts.
         progress_s: when it last came forward, on the stack's clock.
-        arrived: chunks of the leg that had come when this was looked at last.
+        arrived: chunks of the segment that had come when this was looked at last.
     """
 
     def __init__(self, record: RequestRecord, plan: LoadPlan, geometry: Geometry, start: int, end: int) -> None:
         self.record = record
         self.plan = plan
         self.state = StreamState.GATHERING
-        self.leg: tuple[Key, ...] = ()
+        self.segment: tuple[Key, ...] = ()
         self.jobs: dict[int, int] = {}
         self.failed: set[Key] = set()
         self.stale = False
@@ -50,7 +50,7 @@ class Stream:
         self._whole_only = geometry.has_windows
         self._tokens = tokens_of_chunks(plan, geometry, start, end)
         self._position = {key: i for i, key in enumerate(plan.keys)}
-        self._to_come = deque(sorted(range(len(plan.keys)), key=self._chunks.ends.__getitem__))
+        self._pending = deque(sorted(range(len(plan.keys)), key=self._chunks.ends.__getitem__))
         self._void: list[int] = []
         self._last_job: int | None = None
         self._transitions: TransitionLog[StreamEvent, StreamState] = TransitionLog(maxlen=TRANSITIONS_KEPT)
@@ -66,9 +66,9 @@ class Stream:
         return self._last_job is not None
 
     @property
-    def num_to_come(self) -> int:
+    def num_pending(self) -> int:
         """Chunks that have not gone out, and may come."""
-        return len(self._to_come)
+        return len(self._pending)
 
     @property
     def is_cut(self) -> bool:
@@ -76,7 +76,7 @@ class Stream:
         return bool(self._void)
 
     @property
-    def tokens_void(self) -> int:
+    def void_tokens(self) -> int:
         """Tokens that it will not bring."""
         return sum(self._tokens[i] for i in self._void)
 
@@ -90,41 +90,41 @@ class Stream:
     def next_keys(self, count: int) -> tuple[Key, ...]:
         """The first ``count`` chunks to come."""
         keys = self.plan.keys
-        return tuple([keys[i] for i in islice(self._to_come, count)])
+        return tuple([keys[i] for i in islice(self._pending, count)])
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def shares(self, keys: Sequence[Key]) -> tuple[list[int], list[int]]:
+    def groups_and_tokens(self, keys: Sequence[Key]) -> tuple[list[int], list[int]]:
         """The groups of chunks, and the tokens that each of them stands for."""
         positions = [self._position[key] for key in keys]
         return [self.plan.chunk_groups[i] for i in positions], [self._tokens[i] for i in positions]
 
-    def send(self, job_id: int, keys: Sequence[Key], slots: Sequence[SlotRef]) -> TransferJob:
+    def make_job(self, job_id: int, keys: Sequence[Key], slots: Sequence[SlotRef]) -> TransferJob:
         """A job with these chunks; if none are left to come then, it is the last one, and names the void ones too."""
         slot_of = {self._position[key]: slot for key, slot in zip(keys, slots, strict=True)}
-        for _ in range(len(slot_of)):  # a leg is the front of what is to come; the first one need not be
-            if self._to_come[0] not in slot_of:
-                self._to_come = deque(i for i in self._to_come if i not in slot_of)
+        for _ in range(len(slot_of)):  # a segment is the front of what is to come; the first one need not be
+            if self._pending[0] not in slot_of:
+                self._pending = deque(i for i in self._pending if i not in slot_of)
                 break
-            self._to_come.popleft()
+            self._pending.popleft()
         self.jobs[job_id] = len(slot_of)
-        ends = not self._to_come
+        ends = not self._pending
         if ends:
             slot_of.update(dict.fromkeys(self._void, VOID_SLOT))
             self.failed.update(self.plan.keys[i] for i in self._void)
             self._last_job = job_id
         positions = sorted(slot_of)
-        self.leg = ()
-        self._apply(StreamEvent.LAST_SENT if ends else StreamEvent.LEG_SENT)
+        self.segment = ()
+        self._apply(StreamEvent.LAST_SENT if ends else StreamEvent.SEGMENT_SENT)
         part, refs = self._chunks.part(positions), tuple([slot_of[i] for i in positions])
         return part.job(job_id, self.record.ctx.request_id, refs, ends_load=ends)
 
-    def ended(self, job_id: int, failed: AbstractSet[Key]) -> int:
+    def end_job(self, job_id: int, failed: AbstractSet[Key]) -> int:
         """A job of it is over. Returns how many chunks it copied."""
         copied = self.jobs.pop(job_id)
         self.failed |= failed
         if job_id != self._last_job:
-            self._apply(StreamEvent.LEG_ENDED)
+            self._apply(StreamEvent.SEGMENT_ENDED)
         if self.is_sent and not self.jobs:
             self._apply(StreamEvent.LAST_ENDED)
         return copied
@@ -144,8 +144,8 @@ class Stream:
 
     def _cut(self, token: int) -> None:
         starts = self._chunks.starts
-        self._void += [i for i in self._to_come if starts[i] >= token]
-        self._to_come = deque(i for i in self._to_come if starts[i] < token)
+        self._void += [i for i in self._pending if starts[i] >= token]
+        self._pending = deque(i for i in self._pending if starts[i] < token)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -162,6 +162,6 @@ class Stream:
         what = f"the load of request {self.record.ctx.request_id!r} ({self.state.value})"
         require(bool(self.jobs) == (self.state is not StreamState.GATHERING), f"{what} has {len(self.jobs)} jobs")
         require(self.is_sent == (self.state is StreamState.ENDING), f"{what}: its last job is out of step")
-        require(set(self._to_come).isdisjoint(self._void), f"{what} waits for a chunk that will not come")
-        coming = {self.plan.keys[i] for i in self._to_come}
-        require(coming.issuperset(self.leg), f"{what} gathers what it does not want")
+        require(set(self._pending).isdisjoint(self._void), f"{what} waits for a chunk that will not come")
+        coming = {self.plan.keys[i] for i in self._pending}
+        require(coming.issuperset(self.segment), f"{what} gathers what it does not want")

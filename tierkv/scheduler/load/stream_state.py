@@ -13,9 +13,9 @@ class StreamState(Enum):
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     GATHERING = "gathering"
-    """Its next leg is on its way into the host tier; no job of it is in flight."""
+    """Its next segment is on its way into the host tier; no job of it is in flight."""
     COPYING = "copying"
-    """A leg is on its way to the GPU, and the next one into the host tier."""
+    """A segment is on its way to the GPU, and the next one into the host tier."""
     ENDING = "ending"
     """Its last job is in flight."""
     ENDED = "ended"
@@ -27,8 +27,8 @@ class StreamEvent(Enum):
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
-    LEG_SENT = "leg sent"
-    LEG_ENDED = "leg ended"
+    SEGMENT_SENT = "segment sent"
+    SEGMENT_ENDED = "segment ended"
     LAST_SENT = "last job sent"
     LAST_ENDED = "last job ended"
 
@@ -36,12 +36,12 @@ class StreamEvent(Enum):
 _S, _E = StreamState, StreamEvent
 
 STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
-    (_S.GATHERING, _E.LEG_SENT): _S.COPYING,
-    (_S.COPYING, _E.LEG_ENDED): _S.GATHERING,
+    (_S.GATHERING, _E.SEGMENT_SENT): _S.COPYING,
+    (_S.COPYING, _E.SEGMENT_ENDED): _S.GATHERING,
     (_S.GATHERING, _E.LAST_SENT): _S.ENDING,
     # Its request is over, and so are all others: both jobs go out in what may be the last step, one behind the other.
     (_S.COPYING, _E.LAST_SENT): _S.ENDING,
-    (_S.ENDING, _E.LEG_ENDED): _S.ENDING,
+    (_S.ENDING, _E.SEGMENT_ENDED): _S.ENDING,
     (_S.ENDING, _E.LAST_ENDED): _S.ENDED,
 }
 

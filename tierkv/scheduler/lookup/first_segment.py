@@ -33,8 +33,8 @@ def first_segment(
 ) -> tuple[Key, ...]:
     """The chunks to bring together first, of those that a hit needs, in the same order.
 
-    Those in ``always``; then what is readable in the host tier already: it needs no slot, and later legs would evict
-    it; then, up to ``chunks_min``, what is missing at the front.
+    Those in ``always``; then those readable in the host tier already, which need no slot, and which later segments
+    would evict; then, up to ``chunks_min``, what is missing at the front.
 
     Args:
         wanted: the chunks of the hit, in the order in which they end.

@@ -24,32 +24,32 @@ class ReadCost(NamedTuple):
     s_per_byte: float
 
 
-def worth_loading(
-    pieces: Iterable[PendingRead], computed_tokens: int, hit_tokens: int, prefill_tokens_per_s: float,
+def best_load_tokens(
+    reads: Iterable[PendingRead], computed_tokens: int, hit_tokens: int, prefill_tokens_per_s: float,
     costs: Mapping[int, ReadCost],
 ) -> int:  # fmt: skip
     """How many tokens of a hit to load, so that the request's prefix is complete soonest.
 
-    A hit of h tokens costs the reads of all pieces that start before its end, tiers side by side, and the prefill of
+    A hit of h tokens costs the pending reads that start before its end, tiers side by side, and the prefill of
     the tokens behind it: ``max over tiers (start_s + bytes * s_per_byte) + (H - h) / prefill_tokens_per_s``. The
-    smallest sum wins; of equal ones the longest. Chunks that are no pieces (they are in the host tier, or on their way)
-    cost nothing, nor do those of a tier that is not in ``costs`` (it has to be measured first).
+    smallest sum wins; of equal ones the longest. Chunks without a pending read (in the host tier, or in flight) cost
+    nothing, nor do those of a tier that is not in ``costs`` (it has to be measured first).
 
     Args:
-        pieces: in the order of ``start``.
+        reads: in the order of ``start``.
         computed_tokens: C; the hit covers C to C + H.
         hit_tokens: H.
         prefill_tokens_per_s: how fast the engine computes a prompt.
         costs: by tier.
 
     Returns:
-        The h: H, or a number of tokens that ends where a piece begins, or 0.
+        The h: H, or a number of tokens that ends where a read begins, or 0.
     """
     end = computed_tokens + hit_tokens
     best, best_s = 0, hit_tokens / prefill_tokens_per_s
     read_bytes: dict[int, int] = {}
     reading_s = 0.0
-    for start, tier, num_bytes, _ in pieces:
+    for start, tier, num_bytes, _ in reads:
         cost = costs.get(tier)
         if cost is None:
             continue
@@ -61,10 +61,10 @@ def worth_loading(
     return hit_tokens if reading_s <= best_s else best
 
 
-def reading_s(pieces: Iterable[PendingRead], costs: Mapping[int, ReadCost]) -> float:
-    """How long it takes to read all pieces: the first part of the sum that :func:`worth_loading` makes smallest."""
+def reading_s(reads: Iterable[PendingRead], costs: Mapping[int, ReadCost]) -> float:
+    """Seconds to read all pending chunks: the first part of the sum that :func:`best_load_tokens` makes smallest."""
     read_bytes: dict[int, int] = {}
-    for piece in pieces:
-        if piece.tier in costs:
-            read_bytes[piece.tier] = read_bytes.get(piece.tier, 0) + piece.num_bytes
+    for read in reads:
+        if read.tier in costs:
+            read_bytes[read.tier] = read_bytes.get(read.tier, 0) + read.num_bytes
     return max((costs[tier].start_s + size * costs[tier].s_per_byte for tier, size in read_bytes.items()), default=0.0)

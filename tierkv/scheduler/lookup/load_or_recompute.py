@@ -12,7 +12,7 @@ from typing import Protocol
 from tierkv.manager.manager import OffloadManager
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.limits import SchedulerLimits
-from tierkv.scheduler.lookup.load_cost import PendingRead, ReadCost, reading_s, worth_loading
+from tierkv.scheduler.lookup.load_cost import PendingRead, ReadCost, best_load_tokens, reading_s
 from tierkv.scheduler.lookup.prefill_rate import PrefillRate
 from tierkv.scheduler.lookup.search import NO_HIT, Hit
 from tierkv.scheduler.requests.record import RequestRecord
@@ -30,7 +30,7 @@ class Search(Protocol):
         """Under a cap of C + H, and as if some tiers, by name, had nothing."""
 
 
-class LoadChoice:
+class LoadOrRecompute:
     """See the module's docstring."""
 
     def __init__(
@@ -48,7 +48,7 @@ class LoadChoice:
         self._prefill = prefill
         self._left_out: set[int] = set()
 
-    def find(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
+    def choose_hit(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
         """What the search finds, as far as it shall be loaded.
 
         Args:
@@ -62,52 +62,52 @@ class LoadChoice:
             return hit
         shorter = hit
         if self._limits.weighs_recompute and self._manager.found_below != known:  # else all of it is in the host tier
-            shorter = self._cut(record, computed_tokens, hit, search)
+            shorter = self._shorten(record, computed_tokens, hit, search)
             if shorter.deferred:
                 return shorter
         if shorter.tokens < self._limits.load_tokens_min:
             shorter = NO_HIT
         if shorter.tokens < hit.tokens and record.shortened_about != record.asked_about:
             record.shortened_about = record.asked_about
-            record.ledger.shortened_tokens += hit.tokens - shorter.tokens
+            record.stats.shortened_tokens += hit.tokens - shorter.tokens
             self._counters.hits_shortened += 1
             self._counters.tokens_shortened += hit.tokens - shorter.tokens
         return shorter
 
-    def _cut(self, record: RequestRecord, computed_tokens: int, hit: Hit, search: Search) -> Hit:
+    def _shorten(self, record: RequestRecord, computed_tokens: int, hit: Hit, search: Search) -> Hit:
         rate = self._prefill.tokens_per_s
         costs = self._costs() if rate is not None else {}
         if rate is None or not costs or not hit.tokens:
             return hit
-        pieces = self._pieces(record, computed_tokens, hit.tokens)
-        worth = worth_loading(pieces, computed_tokens, hit.tokens, rate, costs)
-        best, best_pieces = hit, pieces
-        if worth < hit.tokens:
+        reads = self._pending_reads(record, computed_tokens, hit.tokens)
+        load_tokens = best_load_tokens(reads, computed_tokens, hit.tokens, rate, costs)
+        best, best_reads = hit, reads
+        if load_tokens < hit.tokens:
             best, best_s = NO_HIT, hit.tokens / rate
-            best_pieces = []
-            for other in (hit, *self._shorter(record, computed_tokens, pieces, worth, search)):
+            best_reads = []
+            for other in (hit, *self._shorter_hits(record, computed_tokens, reads, load_tokens, search)):
                 if other.deferred:
                     return other  # not known yet; answered at once or later, the answer shall be the same
-                own = pieces if other is hit else self._pieces(record, computed_tokens, other.tokens)
+                own = reads if other is hit else self._pending_reads(record, computed_tokens, other.tokens)
                 total_s = reading_s(own, costs) + (hit.tokens - other.tokens) / rate
                 if total_s < best_s or (total_s == best_s and other.tokens > best.tokens):
-                    best, best_s, best_pieces = other, total_s, own
-        self._learn(record, pieces, best_pieces, computed_tokens + best.tokens)
+                    best, best_s, best_reads = other, total_s, own
+        self._note_choice(record, reads, best_reads, computed_tokens + best.tokens)
         return best
 
-    def _shorter(
-        self, record: RequestRecord, computed_tokens: int, pieces: list[PendingRead], worth: int, search: Search
+    def _shorter_hits(
+        self, record: RequestRecord, computed_tokens: int, reads: list[PendingRead], load_tokens: int, search: Search
     ) -> Iterator[Hit]:
         """Shorter hits that may be better than the whole one, as the search finds them.
 
         What a full-attention group needs of a shorter hit is a part of what it needs of a longer one, so the best cut
-        of the pieces is the best there is. A window needs other chunks, perhaps slow ones, wherever the hit ends: there
+        of the reads is the best there is. A window needs other chunks, perhaps slow ones, wherever the hit ends: there
         the search is also told that the tiers of the whole hit had nothing, one after the other.
         """
-        if worth:
-            yield search(computed_tokens + worth)
+        if load_tokens:
+            yield search(computed_tokens + load_tokens)
         if self._geometry.has_windows:
-            tiers = list(dict.fromkeys(piece.tier for piece in reversed(pieces)))
+            tiers = list(dict.fromkeys(read.tier for read in reversed(reads)))
             for count in range(1, len(tiers) + 1):
                 yield search(record.hit_end_max, frozenset(map(self._manager.tier_name, tiers[:count])))
 
@@ -120,9 +120,9 @@ class LoadChoice:
                 costs[tier] = ReadCost(expected[0] * factor, expected[1] * factor)
         return costs
 
-    def _pieces(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
+    def _pending_reads(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
         """The chunks of a hit that would have to be read, in the order in which they begin."""
-        pieces: list[PendingRead] = []
+        reads: list[PendingRead] = []
         for index, group in zip(self._geometry.lookup_order, record.search_groups, strict=True):
             num_bytes = self._geometry.groups[index].payload_bytes
             needs = group.needs(computed_tokens, computed_tokens + tokens)
@@ -130,16 +130,16 @@ class LoadChoice:
             for i in needs[resident:]:
                 tier = self._manager.would_read(group.keys[i], record.ctx)
                 if tier is not None:
-                    pieces.append(PendingRead(i * group.chunk_tokens, tier, num_bytes, group.keys[i]))
+                    reads.append(PendingRead(i * group.chunk_tokens, tier, num_bytes, group.keys[i]))
         if len(record.search_groups) > 1:
-            pieces.sort(key=lambda piece: piece.start)
-        return pieces
+            reads.sort(key=lambda read: read.start)
+        return reads
 
-    def _learn(self, record: RequestRecord, whole: list[PendingRead], used: list[PendingRead], end: int) -> None:
+    def _note_choice(self, record: RequestRecord, whole: list[PendingRead], used: list[PendingRead], end: int) -> None:
         """Note which tiers are used and which one is left out, and have that one measured again now and then."""
-        in_use = {piece.tier for piece in used}
+        in_use = {read.tier for read in used}
         self._left_out -= in_use
-        cut = next((piece for piece in whole if piece.start >= end and piece.tier not in in_use), None)
+        cut = next((read for read in whole if read.start >= end and read.tier not in in_use), None)
         if cut is not None:
             self._left_out.add(cut.tier)
             self._manager.remeasure(cut.tier, cut.key, record.ctx)

@@ -18,7 +18,7 @@ from tierkv.manager.manager import OffloadManager
 from tierkv.manager.reservations.reservation import Reservation
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.lookup.first_segment import first_segment, window_chunks_max, window_keys
-from tierkv.scheduler.lookup.load_or_recompute import LoadChoice
+from tierkv.scheduler.lookup.load_or_recompute import LoadOrRecompute
 from tierkv.scheduler.lookup.search import Hit, find_hit, tokens_covered, wanted_keys
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
@@ -44,7 +44,7 @@ class Lookups:
         manager: OffloadManager,
         deadline_s: float,
         counters: CoreCounters,
-        choice: LoadChoice,
+        choice: LoadOrRecompute,
         *,
         waits_for_loads: bool,
     ) -> None:
@@ -110,8 +110,8 @@ class Lookups:
         # A wanted chunk can turn out to be gone while it is gathered; then the question is put once more, and every
         # time this happens the manager knows of one chunk less. Two rounds per step keep the step short.
         for _ in range(2):
-            find = partial(self._find, record, computed_tokens, expired=expired)
-            hit = self._choice.find(record, computed_tokens, find)
+            search = partial(self._search, record, computed_tokens, expired=expired)
+            hit = self._choice.choose_hit(record, computed_tokens, search)
             if hit.deferred:
                 return self._defer(record, RequestEvent.UNKNOWN)
             if not hit.tokens:
@@ -163,7 +163,7 @@ class Lookups:
                     sources[HOST if tier is None else self._manager.tier_name(tier)] += 1
         return sources
 
-    def _find(
+    def _search(
         self,
         record: RequestRecord,
         computed_tokens: int,
@@ -184,9 +184,9 @@ class Lookups:
         if record.ctx.hints.max_load_tokens is not None:
             cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
         ctx = self._manager.without(record.ctx, without) if without else record.ctx
-        return self._longest(record, ctx, computed_tokens, cap, expired=expired)
+        return self._longest_hit(record, ctx, computed_tokens, cap, expired=expired)
 
-    def _longest(
+    def _longest_hit(
         self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, expired: bool
     ) -> Hit:
         """The longest hit that ends at ``tokens_max`` or before; a shorter one can need other chunks (windows)."""
@@ -216,7 +216,7 @@ class Lookups:
         self._count_deadline(record, expired=expired)
         record.note_hit(record.computed_tokens)
         # What the deadline has ended stays ended: until the request runs it is not deferred again (S47).
-        self._let_go(record, keeps_time=expired)
+        self._release_chunks(record, keeps_time=expired)
         record.apply(RequestEvent.MISSED)
         return 0
 
@@ -246,16 +246,16 @@ class Lookups:
         self._manager.trim(record.wanted, record.ctx)
         return self._offer(record, hit.tokens, expired=True)
 
-    def close(self, record: RequestRecord) -> None:
+    def close_lookup(self, record: RequestRecord) -> None:
         """The lookup is over: allocated, missed, lapsed, or the request is gone. Does not release chunks."""
         self._open.pop(record.ctx.request_id, None)
         record.end_lookup()
 
-    def _let_go(self, record: RequestRecord, *, keeps_time: bool) -> None:
+    def _release_chunks(self, record: RequestRecord, *, keeps_time: bool) -> None:
         """Hold nothing for the request any more. keeps_time: its next question shares this one's deadline."""
         since = record.asked_since_s if keeps_time else None
         self._manager.release(record.ctx)
-        self.close(record)
+        self.close_lookup(record)
         record.asked_since_s = since
 
     def sweep(self) -> None:
@@ -269,12 +269,12 @@ class Lookups:
                 return
             deferred = record.state in _DEFERRED
             self._counters.deadlines_expired += deferred
-            self._let_go(record, keeps_time=deferred)
+            self._release_chunks(record, keeps_time=deferred)
             record.apply(RequestEvent.LAPSED)
 
     def reset(self) -> None:
         """The cache was emptied: every open lookup starts over, within its deadline."""
         self._loading.clear()
         for record in list(self._open.values()):
-            self._let_go(record, keeps_time=record.state in _DEFERRED)
+            self._release_chunks(record, keeps_time=record.state in _DEFERRED)
             record.apply(RequestEvent.LAPSED)

@@ -63,73 +63,73 @@ class Accounting:
         self._open: dict[str, RequestStats] = {}
         self._closed: OrderedDict[str, RequestAccount] = OrderedDict()
 
-    def open(self, request_id: str) -> RequestStats:
-        """A new ledger."""
-        ledger = self._open[request_id] = RequestStats(request_id)
-        return ledger
+    def open_stats(self, request_id: str) -> RequestStats:
+        """A new stats."""
+        stats = self._open[request_id] = RequestStats(request_id)
+        return stats
 
-    def close(self, request_id: str) -> None:
+    def close_stats(self, request_id: str) -> None:
         """The request is over, and so are its transfers."""
-        ledger = self._open.pop(request_id, None)
-        if ledger is not None:
-            self._closed[request_id] = ledger.as_account()
+        stats = self._open.pop(request_id, None)
+        if stats is not None:
+            self._closed[request_id] = stats.as_account()
             self._closed.move_to_end(request_id)
             if len(self._closed) > ACCOUNTS_KEPT_MAX:
                 self._closed.popitem(last=False)
 
-    def of(self, request_id: str) -> RequestAccount | None:
+    def account_of(self, request_id: str) -> RequestAccount | None:
         """The account of a request, as it stands or as it ended; None if it is unknown or long over."""
-        ledger = self._open.get(request_id)
-        return self._closed.get(request_id) if ledger is None else ledger.as_account()
+        stats = self._open.get(request_id)
+        return self._closed.get(request_id) if stats is None else stats.as_account()
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
-    def deferred(self, ledger: RequestStats, now_s: float) -> None:
+    def note_deferred(self, stats: RequestStats, now_s: float) -> None:
         """A lookup was answered "ask me again"."""
-        ledger.deferrals += 1
-        if ledger.deferred_since_s is None:
-            ledger.deferred_since_s = now_s
+        stats.deferrals += 1
+        if stats.deferred_since_s is None:
+            stats.deferred_since_s = now_s
 
-    def settled(self, ledger: RequestStats, now_s: float) -> None:
+    def note_answered(self, stats: RequestStats, now_s: float) -> None:
         """The lookup was answered, or nobody waits for its answer any more."""
-        if ledger.deferred_since_s is not None:
-            waited_s = now_s - ledger.deferred_since_s
-            ledger.deferred_s += waited_s
-            ledger.deferred_since_s = None
+        if stats.deferred_since_s is not None:
+            waited_s = now_s - stats.deferred_since_s
+            stats.deferred_s += waited_s
+            stats.deferred_since_s = None
             self._counters.deferred_ms += round(waited_s * 1000)
 
-    def loading(self, ledger: RequestStats, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
+    def note_load(self, stats: RequestStats, plan: LoadPlan, sources: Sequence[str], start: int, end: int) -> None:
         """A load of the tokens from ``start`` to ``end`` begins."""
         if len(set(sources)) == 1:  # as where all was in the host tier: no need to ask which chunk stands for what
-            self._load(ledger, plan.chunk_groups, {sources[0]: end - start}, sources)
+            self._note_tokens(stats, plan.chunk_groups, {sources[0]: end - start}, sources)
         else:
-            self.loading_part(ledger, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
+            self.note_chunks(stats, plan.chunk_groups, tokens_of_chunks(plan, self._geometry, start, end), sources)
 
-    def loading_part(
-        self, ledger: RequestStats, groups: Sequence[int], tokens: Sequence[int], sources: Sequence[str]
+    def note_chunks(
+        self, stats: RequestStats, groups: Sequence[int], tokens: Sequence[int], sources: Sequence[str]
     ) -> None:
         """Some chunks of a load are on their way. Of each: its group, the tokens it stands for, its tier."""
-        self._load(ledger, groups, _by_tier(tokens, sources), sources)
+        self._note_tokens(stats, groups, _by_tier(tokens, sources), sources)
 
-    def _load(
-        self, ledger: RequestStats, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]
+    def _note_tokens(
+        self, stats: RequestStats, groups: Sequence[int], tokens: Mapping[str, int], sources: Sequence[str]
     ) -> None:
         """tokens: by tier."""
         for source, count in tokens.items():
-            ledger.loaded_tokens[source] += count
+            stats.loaded_tokens[source] += count
             self._counters.tokens_loaded[source] += count
         for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
             self._counters.chunks_hit[source] += chunks
-            ledger.loaded_bytes[source] += chunks * self._geometry.groups[group].payload_bytes
+            stats.loaded_bytes[source] += chunks * self._geometry.groups[group].payload_bytes
 
-    def stored(self, job: TransferJob, failed: AbstractSet[Key]) -> None:
+    def note_stored(self, job: TransferJob, failed: AbstractSet[Key]) -> None:
         """A store of the request's chunks has ended."""
-        ledger = self._open.get(job.request_id)
+        stats = self._open.get(job.request_id)
         lead = self._geometry.lookup_order[0]
         size = self._geometry.groups[lead].chunk_tokens
         good = job.chunk_groups.count(lead)
         if failed:
             good -= sum(g == lead and key in failed for g, key in zip(job.chunk_groups, job.keys, strict=True))
         self._counters.tokens_stored += good * size
-        if ledger is not None:
-            ledger.stored_tokens += good * size
+        if stats is not None:
+            stats.stored_tokens += good * size

@@ -89,7 +89,7 @@ class RequestRecord:
     """One request over all groups. Invariant I1: its jobs are one load, or stores, or none."""
 
     def __init__(
-        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, ledger: RequestStats | None = None
+        self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, stats: RequestStats | None = None
     ) -> None:
         self.request = request
         self.ctx = RequestContext(request.request_id, _mapping(request.kv_transfer_params), hints)
@@ -105,7 +105,7 @@ class RequestRecord:
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
         self.tokens_unconfirmed = 0  # computed in its last step; where only what is certain is stored
-        self.ledger = RequestStats(request.request_id) if ledger is None else ledger
+        self.stats = RequestStats(request.request_id) if stats is None else stats
         self.arrival: RequestObservation | None = None
         self.has_arrived = False
         self.store_policy = StorePolicy.BLOCK_LEVEL

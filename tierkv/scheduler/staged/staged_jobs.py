@@ -14,7 +14,7 @@ from typing import Protocol
 from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
-UNMARKED = 0
+NO_FLAG = 0
 """The number of a job whose end no mark will tell."""
 
 
@@ -22,10 +22,10 @@ class JobFlags(Protocol):
     """Where workers mark the jobs that they ended."""
 
     def allocate(self, *, is_store: bool) -> int:
-        """A number for a job; UNMARKED if there is none left for its kind."""
+        """A number for a job; NO_FLAG if there is none left for its kind."""
 
     def has_ended(self, number: int) -> bool:
-        """Whether every worker has ended that job. Never so for UNMARKED."""
+        """Whether every worker has ended that job. Never so for NO_FLAG."""
 
     def release(self, number: int) -> None:
         """Nobody will ask about that job again."""
@@ -91,7 +91,7 @@ class StagedJobs:
             self._flags.release(job.number)
         return job
 
-    def take_marked_stores(self) -> list[StagedJob]:
+    def take_flagged_stores(self) -> list[StagedJob]:
         """Stores that every worker has marked as ended, though the engine has not reported them."""
         jobs = {id(job): job for job in self._stores.values() if self._flags.has_ended(job.number)}
         return self.end_stores([job.keys[0] for job in jobs.values()])

@@ -1,10 +1,9 @@
 """Lookups for an engine that schedules itself, asks chunk by chunk, and cannot hear of a load that failed.
 
 Such an engine asks the same run of chunks in every step until no answer is "ask me again". A chunk is a HIT only when
-it is readable in the host tier and held for the asker, so that nothing can take it away before it is loaded. What lies
-below is gathered under the request's reservation (:mod:`tierkv.manager.reservations.reservations`): not while
-the engine asks, but at the end of the step, when it is known what it really wants, and that no tier still owes an
-answer.
+it is readable in the host tier and held for the request, so that it cannot be evicted before it is loaded. Chunks in
+lower tiers are gathered under the request's reservation (:mod:`tierkv.manager.reservations.reservations`): not while
+the engine asks, but at the end of the step, when the wanted chunks are known and no tier's answer is missing.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ class Run:
     A group with a window, or with states, is asked from its end: what a gap cuts off there is not wanted.
     """
 
-    __slots__ = ("_owed", "_unknown", "asked", "backwards", "first_end", "last_end", "wanted")
+    __slots__ = ("_deferred", "_unknown", "asked", "backwards", "first_end", "last_end", "wanted")
 
     def __init__(self, end_token: int) -> None:
         self.asked: set[Key] = set()
         self.wanted: dict[Key, int] = {}
         self.first_end = self.last_end = end_token
         self.backwards = False
-        self._owed = False
+        self._deferred = False
         self._unknown = 0  # of those in ``wanted``
 
-    def ask(self, key: Key, end_token: int) -> None:
+    def note_question(self, key: Key, end_token: int) -> None:
         """Note in which direction the engine goes."""
         self.asked.add(key)
         self.backwards = end_token < self.last_end
@@ -55,10 +54,10 @@ class Run:
         """
         return len(self.wanted) - (self._unknown if self.backwards else 0) >= chunks_max
 
-    def heard(self, key: Key, end_token: int, answer: LookupResult) -> None:
+    def note_answer(self, key: Key, end_token: int, answer: LookupResult) -> None:
         """The answer about the last chunk that was asked about."""
         if answer is _RETRY:
-            self._owed = True
+            self._deferred = True
             self._unknown += 1
         if answer is not _MISS:
             self.wanted[key] = end_token
@@ -67,9 +66,9 @@ class Run:
             self._unknown = 0
 
     @property
-    def owes(self) -> bool:
+    def awaits_tier(self) -> bool:
         """Whether the engine defers because of a chunk nearer to the end, though a gap has cut it off since."""
-        return self._owed and self.backwards
+        return self._deferred and self.backwards
 
 
 _HIT, _MISS = LookupResult.HIT, LookupResult.MISS
@@ -89,7 +88,7 @@ def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
     return tuple(rest if window is None else window for window in windows)
 
 
-class _Asker:
+class _StagedRequest:
     """A request that is asked about.
 
     step: the last step in which it was. asked_at_s: when that was. since_s: since when its lookup is deferred.
@@ -127,17 +126,17 @@ class _Asker:
         return tuple(sorted(ends, key=ends.__getitem__))
 
     @property
-    def owed(self) -> bool:
+    def awaits_tier(self) -> bool:
         """Whether a tier has to answer before it is known what the engine wants of some group."""
-        return any(run.owes for run in self.runs.values())
+        return any(run.awaits_tier for run in self.runs.values())
 
     def is_deferred(self) -> bool:
         """Whether the engine waits. Not for the chunks of one group, if another group has none."""
-        if self.owed or not all(run.wanted for run in self.runs.values()):
-            return self.owed
-        return bool(self.waits(key for run in self.runs.values() for key in run.wanted))
+        if self.awaits_tier or not all(run.wanted for run in self.runs.values()):
+            return self.awaits_tier
+        return bool(self.open_answers(key for run in self.runs.values() for key in run.wanted))
 
-    def waits(self, keys: Iterable[Key]) -> set[LookupResult]:
+    def open_answers(self, keys: Iterable[Key]) -> set[LookupResult]:
         """What it was told about these chunks, but for hits."""
         return {self.answers[key] for key in keys} - {_HIT}
 
@@ -169,48 +168,49 @@ class StagedLookups:
         self._counters = counters
         self._budgets = group_budgets(geometry, manager.reserved_chunks_max)
         self._chunk_tokens = tuple(group.chunk_tokens for group in geometry.groups)
-        self._askers: dict[str, _Asker] = {}
-        self._asked: dict[str, _Asker] = {}  # in this step, in the order of the engine's queue
-        self._open: OrderedDict[str, _Asker] = OrderedDict()  # for whom something may be held, longest unasked first
+        self._requests: dict[str, _StagedRequest] = {}
+        self._asked_in_step: dict[str, _StagedRequest] = {}  # in this step, in the order of the engine's queue
+        # Requests for which chunks may be held, longest unasked first.
+        self._open: OrderedDict[str, _StagedRequest] = OrderedDict()
         self._now_s = 0.0
         self._step = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def add(self, ctx: RequestContext) -> None:
+    def add_request(self, ctx: RequestContext) -> None:
         """A request has arrived. One of its id that is still known has ended without notice."""
-        self.finish(ctx.request_id)
-        self._askers[ctx.request_id] = _Asker(ctx)
+        self.finish_request(ctx.request_id)
+        self._requests[ctx.request_id] = _StagedRequest(ctx)
 
-    def context(self, request_id: str) -> RequestContext:
+    def request_context(self, request_id: str) -> RequestContext:
         """Who asks; somebody unknown has no hints."""
-        asker = self._askers.get(request_id)
-        return RequestContext(request_id) if asker is None else asker.ctx
+        request = self._requests.get(request_id)
+        return RequestContext(request_id) if request is None else request.ctx
 
-    def settle(self, request_id: str) -> None:
+    def close_lookup(self, request_id: str) -> None:
         """The request runs, loads, or has lost its blocks: this lookup is over, the next one is a new question."""
-        asker = self._askers.get(request_id)
-        if asker is not None:
-            self._let_go(asker, keeps_time=False)
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._release_chunks(request, keeps_time=False)
 
-    def finish(self, request_id: str) -> None:
+    def finish_request(self, request_id: str) -> None:
         """The request has ended, in whatever way."""
-        self.settle(request_id)
-        self._askers.pop(request_id, None)
+        self.close_lookup(request_id)
+        self._requests.pop(request_id, None)
 
-    def _let_go(self, asker: _Asker, *, keeps_time: bool) -> None:
-        request_id = asker.ctx.request_id
-        self._manager.release(asker.ctx)
+    def _release_chunks(self, request: _StagedRequest, *, keeps_time: bool) -> None:
+        request_id = request.ctx.request_id
+        self._manager.release(request.ctx)
         self._open.pop(request_id, None)
-        self._asked.pop(request_id, None)
+        self._asked_in_step.pop(request_id, None)
         if not keeps_time:
-            self._count_wait(asker)
-        asker.forget(keeps_time=keeps_time)
+            self._count_wait(request)
+        request.forget(keeps_time=keeps_time)
 
-    def _count_wait(self, asker: _Asker) -> None:
+    def _count_wait(self, request: _StagedRequest) -> None:
         """A request waits no more for its answer. One whose deadline has passed was counted then."""
-        if asker.since_s is not None and not asker.expired:
-            self._counters.deferred_ms += round((self._now_s - asker.since_s) * 1000)
+        if request.since_s is not None and not request.expired:
+            self._counters.deferred_ms += round((self._now_s - request.since_s) * 1000)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -222,50 +222,53 @@ class StagedLookups:
         """
         self._now_s = now_s
         while self._open:
-            asker = next(iter(self._open.values()))
-            if now_s - asker.asked_at_s < self._deadline_s:
+            request = next(iter(self._open.values()))
+            if now_s - request.asked_at_s < self._deadline_s:
                 return
-            waited = asker.since_s is not None
-            self._counters.deadlines_expired += waited and not asker.expired
-            self._let_go(asker, keeps_time=waited)
+            waited = request.since_s is not None
+            self._counters.deadlines_expired += waited and not request.expired
+            self._release_chunks(request, keeps_time=waited)
 
     def end_step(self) -> None:
         """All questions of the step have been asked: gather what is wanted, let go of what is not."""
-        gathering = {asker: wanted for asker in self._asked.values() if (wanted := self._conclude(asker))}
-        for asker in gathering:  # all of them first: what a younger one holds is not in an older one's way
-            self._manager.unpin(asker.ctx)
-            asker.pins.clear()
-        for asker, wanted in gathering.items():
-            asker.reservation = self._manager.reserve(wanted, asker.ctx)
-        self._asked.clear()
+        wanted_by_request = {
+            request: wanted for request in self._asked_in_step.values() if (wanted := self._keys_to_reserve(request))
+        }
+        for request in wanted_by_request:  # all of them first: what a younger one holds is not in an older one's way
+            self._manager.unpin(request.ctx)
+            request.pins.clear()
+        for request, wanted in wanted_by_request.items():
+            request.reservation = self._manager.reserve(wanted, request.ctx)
+        self._asked_in_step.clear()
         self._step += 1
 
-    def _conclude(self, asker: _Asker) -> tuple[Key, ...]:
-        """What is to be gathered for a request; nothing if it has its answer, or if a tier still owes one."""
-        wanted = asker.wanted(self._chunk_tokens)
-        if not asker.is_deferred():
-            self._count_wait(asker)
-            if not asker.expired:
-                asker.since_s = None  # an answer: what is asked from now on is a new question
-            self._keep(asker, wanted)
+    def _keys_to_reserve(self, request: _StagedRequest) -> tuple[Key, ...]:
+        """What is to be gathered for a request; nothing if it has its answer, or while a tier's answer is missing."""
+        wanted = request.wanted(self._chunk_tokens)
+        if not request.is_deferred():
+            self._count_wait(request)
+            if not request.expired:
+                request.since_s = None  # an answer: what is asked from now on is a new question
+            self._release_unwanted(request, wanted)
             return ()
         self._counters.deferrals += 1
-        if asker.since_s is None:
-            asker.since_s = self._now_s
-        waits = asker.waits(wanted)
-        if asker.owed or not waits or LookupResult.RETRY in waits:  # what is wanted is known when all has been answered
-            self._keep(asker, wanted)
+        if request.since_s is None:
+            request.since_s = self._now_s
+        waits = request.open_answers(wanted)
+        # The wanted chunks are known only when every tier has answered.
+        if request.awaits_tier or not waits or LookupResult.RETRY in waits:
+            self._release_unwanted(request, wanted)
             return ()
         return wanted
 
-    def _keep(self, asker: _Asker, wanted: Collection[Key]) -> None:
+    def _release_unwanted(self, request: _StagedRequest, wanted: Collection[Key]) -> None:
         """Of what is held, only what is wanted."""
         kept = frozenset(wanted)
-        if not asker.pins <= kept:
-            self._manager.unpin(asker.ctx, kept)
-            asker.pins &= kept
-        if asker.reservation is not None and not kept.issuperset(asker.reservation.keys):
-            self._manager.trim(tuple(key for key in asker.reservation.granted() if key in kept), asker.ctx)
+        if not request.pins <= kept:
+            self._manager.unpin(request.ctx, kept)
+            request.pins &= kept
+        if request.reservation is not None and not kept.issuperset(request.reservation.keys):
+            self._manager.trim(tuple(key for key in request.reservation.granted() if key in kept), request.ctx)
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
@@ -283,43 +286,43 @@ class StagedLookups:
             being stored. RETRY: a tier was asked. MISS: nowhere, more than one request can have gathered, or not
             ready in time.
         """
-        asker = self._askers.get(request_id)
-        if asker is None:
-            self.add(RequestContext(request_id))
-            asker = self._askers[request_id]
-        if asker.step != self._step:
-            self._begin(asker)
-        run = asker.runs.get(group)
+        request = self._requests.get(request_id)
+        if request is None:
+            self.add_request(RequestContext(request_id))
+            request = self._requests[request_id]
+        if request.step != self._step:
+            self._begin(request)
+        run = request.runs.get(group)
         if run is None or key in run.asked:
-            run = asker.runs[group] = Run(end_token)
-        run.ask(key, end_token)
+            run = request.runs[group] = Run(end_token)
+        run.note_question(key, end_token)
         if run.is_full(self._budgets[group]):
             return _MISS
-        if asker.tokens_max is not None and self._is_beyond(asker.tokens_max, run, group, end_token):
+        if request.tokens_max is not None and self._is_beyond(request.tokens_max, run, group, end_token):
             return _MISS
-        answer = asker.answers.get(key)
+        answer = request.answers.get(key)
         if answer is None:
-            answer = asker.answers[key] = self._answer(asker, key)
-        run.heard(key, end_token, answer)
+            answer = request.answers[key] = self._answer(request, key)
+        run.note_answer(key, end_token, answer)
         return answer
 
-    def _begin(self, asker: _Asker) -> None:
+    def _begin(self, request: _StagedRequest) -> None:
         """The first question about a request in this step."""
-        request_id = asker.ctx.request_id
-        asker.step = self._step
-        asker.asked_at_s = self._now_s
-        asker.runs.clear()
-        asker.answers.clear()
-        self._asked[request_id] = asker
-        self._open[request_id] = asker
+        request_id = request.ctx.request_id
+        request.step = self._step
+        request.asked_at_s = self._now_s
+        request.runs.clear()
+        request.answers.clear()
+        self._asked_in_step[request_id] = request
+        self._open[request_id] = request
         self._open.move_to_end(request_id)
         self._counters.lookups += 1
-        if asker.since_s is not None and not asker.expired and self._now_s - asker.since_s >= self._deadline_s:
-            self._count_wait(asker)
-            asker.expired = True
+        if request.since_s is not None and not request.expired and self._now_s - request.since_s >= self._deadline_s:
+            self._count_wait(request)
+            request.expired = True
             self._counters.deadlines_expired += 1
-        ready = set() if asker.reservation is None else asker.reservation.granted_ready()
-        asker.held = asker.pins | ready
+        ready = set() if request.reservation is None else request.reservation.granted_ready()
+        request.held = request.pins | ready
 
     def _is_beyond(self, tokens_max: int, run: Run, group: int, end_token: int) -> bool:
         """Whether the request's hints forbid to load so much. A window reaches no further than the prefix before it."""
@@ -327,29 +330,29 @@ class StagedLookups:
             return tokens_max == 0
         return end_token - run.first_end + self._chunk_tokens[group] > tokens_max
 
-    def _answer(self, asker: _Asker, key: Key) -> LookupResult:
-        if key in asker.held:
+    def _answer(self, request: _StagedRequest, key: Key) -> LookupResult:
+        if key in request.held:
             return _HIT
-        manager, ctx = self._manager, asker.ctx
-        if asker.expired:  # only what is ready counts, and nobody else is asked any more
+        manager, ctx = self._manager, request.ctx
+        if request.expired:  # only what is ready counts, and nobody else is asked any more
             result = _HIT if manager.resident_prefix((key,), 0, 1, ctx) else _MISS
         else:
             result = manager.lookup(key, ctx)
         if result is not _HIT:
             return result
         if manager.pin(key, ctx):
-            asker.pins.add(key)
-            asker.held.add(key)
+            request.pins.add(key)
+            request.held.add(key)
             return _HIT
         # It lies below, or all that may be held is held for others.
-        return _MISS if asker.expired else LookupResult.PENDING
+        return _MISS if request.expired else LookupResult.PENDING
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """The cache was emptied: every open lookup starts over, within its deadline."""
-        for asker in list(self._open.values()):
-            self._let_go(asker, keeps_time=asker.since_s is not None)
+        for request in list(self._open.values()):
+            self._release_chunks(request, keeps_time=request.since_s is not None)
 
     def validate(self) -> None:
         """Check that nothing is held for a request that nobody sweeps.
@@ -357,6 +360,6 @@ class StagedLookups:
         Raises:
             InvariantError: there is.
         """
-        for request_id, asker in self._askers.items():
-            holds = bool(asker.pins) or asker.reservation is not None
+        for request_id, request in self._requests.items():
+            holds = bool(request.pins) or request.reservation is not None
             require(not holds or request_id in self._open, f"request {request_id!r} holds chunks, and is not open")

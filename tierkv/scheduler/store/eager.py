@@ -22,24 +22,24 @@ class EagerPlan:
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
         """Of no use to this plan."""
 
-    def overwritten(self, block_ids: Sequence[int]) -> None:
+    def on_overwritten(self, block_ids: Sequence[int]) -> None:
         """Tables are kept up to date elsewhere."""
 
-    def scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
+    def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """Offer what was confirmed before this step."""
         if not self._full:
             confirmed = scheduled.num_computed_tokens - scheduled.num_placeholder_tokens
             tokens = self._stores.storable_tokens(record, confirmed)
-            self._full = not self._stores.offer_what_fits(record, tokens, record.tokens_unconfirmed)
+            self._full = not self._stores.offer_fitting(record, tokens, record.tokens_unconfirmed)
         record.tokens_unconfirmed = scheduled.num_scheduled_tokens
 
     def end_step(self) -> None:
         """The next step may find room again."""
         self._full = False
 
-    def finished(self, record: RequestRecord) -> None:
+    def on_finished(self, record: RequestRecord) -> None:
         """Offer the rest: all of it is confirmed now (D5)."""
-        self._stores.offer_at_end(record, record.tokens_unconfirmed)
+        self._stores.offer_remaining(record, record.tokens_unconfirmed)
 
     def reset(self) -> None:
         """Nothing is remembered."""

@@ -18,20 +18,20 @@ class ImmediatePlan:
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
         """Of no use to this plan."""
 
-    def overwritten(self, block_ids: Sequence[int]) -> None:
+    def on_overwritten(self, block_ids: Sequence[int]) -> None:
         """Tables are kept up to date elsewhere."""
 
-    def scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
+    def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """Offer what the request has computed when this step ends."""
         tokens = self._stores.storable_tokens(record, record.computed_tokens)
-        self._stores.offer(record, tokens, scheduled.num_scheduled_tokens)
+        self._stores.offer_chunks(record, tokens, scheduled.num_scheduled_tokens)
 
     def end_step(self) -> None:
         """Nothing is left to do."""
 
-    def finished(self, record: RequestRecord) -> None:
+    def on_finished(self, record: RequestRecord) -> None:
         """Offer what is left: hashes that came late, what had no room, or what one step's bound left over."""
-        self._stores.offer_at_end(record)
+        self._stores.offer_remaining(record)
 
     def reset(self) -> None:
         """Nothing is remembered."""

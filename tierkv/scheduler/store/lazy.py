@@ -45,7 +45,7 @@ def check_lazy(geometry: Geometry) -> None:
         )
 
 
-def _of_both(first: RequestHints, later: RequestHints) -> RequestHints:
+def _merge_hints(first: RequestHints, later: RequestHints) -> RequestHints:
     """What counts for a chunk that one request computed and a later one used, as if it had been stored in between.
 
     It goes where the first one lets it. It stays unless both say that it may go, for as long as the longer one says.
@@ -79,15 +79,15 @@ class LazyPlan:
         self._visits_max = target_free(self._geometry, max_batched_tokens)
         self._cursor = None
 
-    def scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:  # noqa: ARG002 - contract
+    def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:  # noqa: ARG002 - contract
         """Remember the chunks that this step completes."""
         self._remember(record, self._stores.storable_tokens(record, record.computed_tokens))
 
-    def finished(self, record: RequestRecord) -> None:
+    def on_finished(self, record: RequestRecord) -> None:
         """Remember the last ones: the blocks go to the queue now."""
         self._remember(record, self._stores.final_tokens(record))
 
-    def overwritten(self, block_ids: Sequence[int]) -> None:
+    def on_overwritten(self, block_ids: Sequence[int]) -> None:
         """Forget what these blocks held, also where the same hash comes back: it may be another group's data."""
         for block_id in block_ids:
             self._chunk_of_block.pop(block_id, None)
@@ -95,14 +95,14 @@ class LazyPlan:
     def _remember(self, record: RequestRecord, tokens: int) -> None:
         record.extend_keys(self._geometry)
         skip_useless(record, self._geometry, tokens)
-        request = record.request if self._stores.describes else None
+        request = record.request if self._stores.describes_chunks else None
         for group, table in zip(self._geometry.groups, record.groups, strict=True):
             for i in storable_chunks(group, table, 1, tokens):
                 block_id, key = table.block_ids[i], table.keys[i]
                 known = self._chunk_of_block.get(block_id)
                 hints = record.ctx.hints
                 if known is not None and known.key == key:
-                    hints = _of_both(known.hints, hints)
+                    hints = _merge_hints(known.hints, hints)
                 self._chunk_of_block[block_id] = FreeChunk(key, group.index, i, block_id, request, hints)
                 table.next_stored = i + 1
 
@@ -120,26 +120,26 @@ class LazyPlan:
             raise EngineProtocolError(
                 'store.plan = "lazy" needs the free blocks: call register_free_queue once, before the first step'
             )
-        visited, chunks = self._walk(self._queue)
+        visited, chunks = self._walk_queue(self._queue)
         stop = len(visited)
         if chunks:
-            taken = self._stores.offer_free([chunk for _, chunk in chunks])
+            taken = self._stores.offer_free_chunks([chunk for _, chunk in chunks])
             if taken < len(chunks):
                 stop = chunks[taken][0]  # the host tier is full: the cursor stops before what it refused
         if stop:
             self._cursor = visited[stop - 1]
 
-    def _walk(self, queue: FreeBlockQueue) -> tuple[list[tuple[Block, int]], list[tuple[int, FreeChunk]]]:
+    def _walk_queue(self, queue: FreeBlockQueue) -> tuple[list[tuple[Block, int]], list[tuple[int, FreeChunk]]]:
         """The blocks behind the cursor with their entries, and those worth storing by place; each chunk once."""
         visited: list[tuple[Block, int]] = []
         chunks: list[tuple[int, FreeChunk]] = []
         seen: set[Key] = set()
-        block = self._next(queue)
+        block = self._next_block(queue)
         while block is not None and len(visited) < self._visits_max and len(chunks) < self._stores.chunks_max:
             entry = queue.entry(block)
             if entry is None:
                 break  # a queue that gives out what is not in it must not be walked for ever
-            chunk = self._worth_storing(block)
+            chunk = self._chunk_to_store(block)
             if chunk is not None and chunk.key not in seen:
                 seen.add(chunk.key)
                 chunks.append((len(visited), chunk))
@@ -147,7 +147,7 @@ class LazyPlan:
             block = queue.after(block)
         return visited, chunks
 
-    def _next(self, queue: FreeBlockQueue) -> Block | None:
+    def _next_block(self, queue: FreeBlockQueue) -> Block | None:
         """The block behind the cursor; the head, if the cursor's block was taken or has joined the queue anew."""
         if self._cursor is not None:
             block, entry = self._cursor
@@ -155,7 +155,7 @@ class LazyPlan:
                 return queue.after(block)
         return queue.head()
 
-    def _worth_storing(self, block: Block) -> FreeChunk | None:
+    def _chunk_to_store(self, block: Block) -> FreeChunk | None:
         """The chunk in a block, if it is still there, may be stored, and is not in the host tier."""
         if block.is_null or block.block_hash is None:
             return None

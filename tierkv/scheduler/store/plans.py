@@ -26,16 +26,16 @@ class StorePlan(Protocol):
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
         """The engine shows the blocks that nobody uses."""
 
-    def overwritten(self, block_ids: Sequence[int]) -> None:
+    def on_overwritten(self, block_ids: Sequence[int]) -> None:
         """Blocks were handed out anew: what they held will be lost when this step writes them."""
 
-    def scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
+    def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
         """The request is computed in this step; its table is up to date, and so are all others."""
 
     def end_step(self) -> None:
         """All requests of the step were told of."""
 
-    def finished(self, record: RequestRecord) -> None:
+    def on_finished(self, record: RequestRecord) -> None:
         """The request ends; its blocks are still its own."""
 
     def reset(self) -> None:

@@ -88,7 +88,7 @@ class Stores:
         return min(max(new, self._limits.store_chunks_per_step_max), self._manager.store_chunks_max)
 
     @property
-    def describes(self) -> bool:
+    def describes_chunks(self) -> bool:
         """Whether events will want to know whose chunk was stored."""
         return self._block_events.active
 
@@ -111,7 +111,7 @@ class Stores:
 
     # -- offering ----------------------------------------------------------------------------------------------------
 
-    def offer(self, record: RequestRecord, tokens: int, new_tokens: int) -> None:
+    def offer_chunks(self, record: RequestRecord, tokens: int, new_tokens: int) -> None:
         """Offer what is storable within ``tokens`` and not yet offered. If not all of it finds room, it waits (S71).
 
         new_tokens: how many of them this step computes.
@@ -121,22 +121,22 @@ class Stores:
         if slots is not None:
             self._accept(record, offered, slots)
 
-    def offer_what_fits(self, record: RequestRecord, tokens: int, new_tokens: int = 0) -> bool:
+    def offer_fitting(self, record: RequestRecord, tokens: int, new_tokens: int = 0) -> bool:
         """The same, but as much of it as finds room is taken, from the front: the cursors stop exactly there (S117).
 
         Returns:
             False if the host tier is full.
         """
         offered = self._candidates(record, tokens, new_tokens)
-        return not offered or self._take_what_fits(record, offered)
+        return not offered or self._accept_fitting(record, offered)
 
-    def _take_what_fits(self, record: RequestRecord, offered: Sequence[Candidate]) -> bool:
+    def _accept_fitting(self, record: RequestRecord, offered: Sequence[Candidate]) -> bool:
         in_order = sorted(offered, key=attrgetter("end_token"))
-        taken, slots = self._grant_what_fits(in_order, record.ctx)
+        taken, slots = self._grant_fitting(in_order, record.ctx)
         self._accept(record, in_order[:taken], slots)
         return taken == len(in_order)
 
-    def offer_at_end(self, record: RequestRecord, new_tokens: int = 0) -> None:
+    def offer_remaining(self, record: RequestRecord, new_tokens: int = 0) -> None:
         """The request ends and its blocks will not come back: the last chance to offer what it has computed.
 
         What is not taken now is counted as not stored.
@@ -146,12 +146,12 @@ class Stores:
             offered = self._candidates(record, tokens, new_tokens)
             if not offered:
                 return
-            if not self._take_what_fits(record, offered):
+            if not self._accept_fitting(record, offered):
                 break
         if skip_useless(record, self._geometry, tokens):
             self._manager.counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
 
-    def offer_free(self, chunks: Sequence[FreeChunk]) -> int:
+    def offer_free_chunks(self, chunks: Sequence[FreeChunk]) -> int:
         """Offer chunks that no request uses any more; their blocks are fenced at once.
 
         Returns:
@@ -160,7 +160,7 @@ class Stores:
         taken, slots = 0, dict[Key, SlotRef]()
         for hints, alike in groupby(chunks, attrgetter("hints")):
             some = list(alike)
-            count, granted_slots = self._grant_what_fits(some, RequestContext(NO_REQUEST, hints=hints))
+            count, granted_slots = self._grant_fitting(some, RequestContext(NO_REQUEST, hints=hints))
             taken += count
             slots |= granted_slots
             if count < len(some):
@@ -171,10 +171,10 @@ class Stores:
             sizes = tuple(groups.count(group.index) for group in self._geometry.groups)
             ids = tuple(chunk.block_id for chunk in granted)
             sources = SourceBlocks(tuple(range(len(granted))), tuple(groups), ids, sizes, (0,) * len(sizes))
-            self._fences.put(self._start(NO_REQUEST, [chunk.key for chunk in granted], slots, sources))
+            self._fences.fence_blocks(self._start(NO_REQUEST, [chunk.key for chunk in granted], slots, sources))
         for chunk in granted:
             if chunk.request is not None:
-                self._block_events.granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.index, 0)])
+                self._block_events.on_store_granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.index, 0)])
         return taken
 
     def _candidates(self, record: RequestRecord, tokens: int, new_tokens: int) -> list[Candidate]:
@@ -190,7 +190,7 @@ class Stores:
         grant = self._manager.prepare_store([(chunk.key, chunk.group) for chunk in chunks], ctx)
         return None if grant is None else dict(zip(grant.keys, grant.slots, strict=True))
 
-    def _grant_what_fits(
+    def _grant_fitting(
         self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext
     ) -> tuple[int, dict[Key, SlotRef]]:
         """How many chunks, from the front, have or found a slot; and the slots that were found."""
@@ -221,7 +221,7 @@ class Stores:
             job = self._start(record.ctx.request_id, keys, slots, sources)
             record.store_jobs.add(job.job_id)
             self._fence_windows(job)
-        self._block_events.granted(record.request, granted)
+        self._block_events.on_store_granted(record.request, granted)
 
     def _start(
         self, request_id: str, keys: Sequence[Key], slots: Mapping[Key, SlotRef], sources: SourceBlocks
@@ -237,11 +237,11 @@ class Stores:
             group_sizes=sources.group_sizes,
             block_indices=sources.block_indices,
         )
-        self._jobs.start(job)
+        self._jobs.start_job(job)
         self._new.append(job)
         return job
 
     def _fence_windows(self, job: TransferJob) -> None:
         """What a window leaves behind the engine hands out again while the request still runs (I3)."""
         if self._windowed:
-            self._fences.put(job, blocks_of_groups(job, self._windowed))
+            self._fences.fence_blocks(job, blocks_of_groups(job, self._windowed))
