@@ -293,7 +293,7 @@ class Bed:
                 holds.update(chunk.slot for chunk, _ in gathering.granted(owner).values())
         for status in core.scheduler._jobs._live.values():
             holds.update(core.host.leased(status.job.slots))
-        for pending in tier_io._in_flight.values():
+        for pending in tier_io.in_flight:
             holds.update(pending.slots)
         holds.update(tier_io.admissions.dirty_pins.slots)
         for promotions in tier_io._promotions.values():
@@ -328,7 +328,7 @@ class Bed:
         assert core.manager.reserved_chunks_max == self.spec.reserved
         assert not scheduler._loads._streams
         assert not self.worker.open_loads
-        assert not core.manager._tier_io._in_flight
+        assert not core.manager._tier_io.in_flight
         assert not core.manager.has_pending_changes
         self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"

@@ -134,7 +134,7 @@ class Moves:
             return
         tier %= len(stores)
         capacity = self.bed.spec.tiers[tier].limits.capacity_bytes
-        if capacity is not None or self.bed.core.manager._tier_io._in_flight:
+        if capacity is not None or self.bed.core.manager._tier_io.in_flight:
             return  # what lies in a bounded tier is told once, at the start
         request = self.bed.core.request([family * 100 + i for i in range(tokens)], "earlier")
         self.bed.fill_below(request, tier, [i for i in range(tokens) if i != gap])

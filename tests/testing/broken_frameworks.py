@@ -14,6 +14,7 @@ from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.moves import tier_io as tier_traffic
+from tierkv.manager.moves.in_flight import InFlightOps
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.stack import tier_factory as tier_opening
 from tierkv.stack.stack import Stack
@@ -129,14 +130,14 @@ def one_failed_key_fails_its_batch(patch: Patch) -> None:
 
 @noticed_by("test_failed_writes_bar_no_key_and_leak_no_slot")
 def failed_writes_keep_their_slots(patch: Patch) -> None:
-    ended = tier_traffic.TierIO._write_ended
+    ended = InFlightOps._write_ended
 
     def leaky(self: Any, tier: Any, pending: Any, outcomes: Any) -> None:
         if any(outcome.error for outcome in outcomes):
             self._host.hold(pending.slots)
         ended(self, tier, pending, outcomes)
 
-    patch.setattr(tier_traffic.TierIO, "_write_ended", leaky)
+    patch.setattr(InFlightOps, "_write_ended", leaky)
 
 
 @noticed_by("test_a_passing_trouble_is_retried")

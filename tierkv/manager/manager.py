@@ -23,6 +23,7 @@ from tierkv.manager.moves.tier_io import TierIO
 from tierkv.manager.reservations.reservation import Reservation
 from tierkv.manager.reservations.reservations import Reservations
 from tierkv.manager.reservations.stream_slots import StreamSlots
+from tierkv.manager.step_state import StepState
 from tierkv.metrics.counters import CoreCounters
 from tierkv.policies.request_feed import RequestFeed
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
@@ -60,9 +61,11 @@ class OffloadManager:
         self._host = host
         self._tiers = TierList(tiers)
         self._events = EventLog(counters)
-        self._tier_io = TierIO(host, self._tiers, group_bytes, self._events, counters)
+        self._step = StepState()
+        self._tier_io = TierIO(self._step, host, self._tiers, group_bytes, self._events, counters)
         self._retention = self._tier_io.retention
         self._admissions = self._tier_io.admissions
+        self._in_flight = self._tier_io.in_flight
         self._request_feed = RequestFeed(self.policies, counters)
         self._gathering = Reservations(host, self._tier_io, reserved_chunks_max)
         self.streams = StreamSlots(host, self._tier_io, self._gathering)
@@ -79,11 +82,11 @@ class OffloadManager:
 
     def tell_time(self, now: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
-        self._tier_io.now = now
+        self._step.now = now
 
     def on_completion(self, completion: Completion | TierHealth) -> None:
         """Take in what dispatch reports."""
-        self._tier_io.on_news(completion)
+        self._in_flight.on_completion(completion)
 
     def take_ops(self) -> list[TierOp]:
         """What dispatch shall do now. Loads come before stores."""
@@ -101,7 +104,7 @@ class OffloadManager:
         A tier has answered, its health has changed, or a chunk is lost. Not when chunks have been stored, loaded or
         written: that happens in every busy step, and leaves the question that a tier was asked as open as it was.
         """
-        return self._tier_io.version
+        return self._step.version
 
     @property
     def reserved_chunks_max(self) -> int:
@@ -126,7 +129,7 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
-        if self._retention.ever_limited and self._retention.is_expired(key, self._tier_io.now):
+        if self._retention.ever_limited and self._retention.is_expired(key, self._step.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         ready = self._host.is_readable(key)
@@ -244,7 +247,7 @@ class OffloadManager:
             self.counters.chunks_corrupt[HOST] += len(dropped)
             self._events.extend(CacheEventKind.REMOVED, HOST, [host.key(slot) for slot in dropped])
             host.drop(dropped)
-            self._tier_io.version += 1
+            self._step.version += 1
         host.release(leased)
 
     # -- stores ------------------------------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ class OffloadManager:
             present = [slot for slot in map(host.find, offered) if slot is not None]
             host.hold(present)
         wanted = self._admissions.let_in(missing)
-        evicted = self._admissions.make_room(len(wanted), self._tier_io.now)
+        evicted = self._admissions.make_room(len(wanted), self._step.now)
         host.release(reversed(present))
         if evicted is None:
             self.counters.stores_refused += 1
@@ -273,7 +276,7 @@ class OffloadManager:
             self._tier_io.used(present, ctx.hints)
         if ctx.hints.has_terms or self._retention.any:
             below = self._tier_io.source_of
-            self._retention.stored(wanted, ctx.hints, self._tier_io.now, lambda key: below(key) is not None)
+            self._retention.stored(wanted, ctx.hints, self._step.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
@@ -288,10 +291,10 @@ class OffloadManager:
             ended = [slot for slot in ended if host.key(slot) not in failed]
             host.failed(bad)
             self.counters.stores_failed += len(bad)
-            self._tier_io.version += 1
+            self._step.version += 1
         filled = host.filled(ended, ChunkEvent.STORED)
         self.counters.chunks_stored += len(filled.keys)
-        self._tier_io.became_ready(filled)
+        self._tier_io.cascades.became_ready(filled, self._step.now, promoted=False)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only, in every tier that knows the keys. Applied tail first (S54)."""
@@ -374,7 +377,7 @@ class OffloadManager:
         for tier in self._tiers if scope == "all" else ():
             tier.emptying = True
             self._events.cleared(tier.name)
-            self._tier_io.version += 1
+            self._step.version += 1
         self._gathering.release_all()
         self.streams.release_all()
         self._admissions.reset()

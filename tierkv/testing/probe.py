@@ -112,7 +112,7 @@ class Probe:
 
     def waiting_slots(self) -> set[int]:
         """The slots of readable chunks that wait for a tier in service, which will take them."""
-        host, now = self.manager._host, self.manager._tier_io.now
+        host, now = self.manager._host, self.manager._step.now
         ready = {(slot, host.generation(slot)): key for key, slot in self.ready_slots()}
         return {
             lease[0]
@@ -214,7 +214,7 @@ class Probe:
 
     def in_flight(self, tier: int) -> int:
         """Operations of one tier that have not ended."""
-        return sum(pending.op.tier == tier for pending in self.manager._tier_io._in_flight.values())
+        return sum(pending.op.tier == tier for pending in self.manager._tier_io.in_flight)
 
     def trials(self) -> int:
         """Trials under way, of tiers that were left alone."""
@@ -240,7 +240,7 @@ class Probe:
             "loads that stream": list(scheduler._loads._streams),
             "segments": manager.streams.owners,
             "chunks of segments": manager.streams.held,
-            "instructions": len(manager._tier_io._in_flight),
+            "instructions": len(manager._tier_io.in_flight),
             "pending writes": manager.has_pending_changes,
             "I/O": self._parts.dispatcher.pending(),
         }

@@ -47,7 +47,7 @@ def damage(place: Path, spared: float) -> int:
 
 def rest(cache: TieredPrefixCache) -> None:
     """Until every read and write of the tiers has ended."""
-    while cache.stack._manager._tier_io._in_flight:
+    while cache.stack._manager._tier_io.in_flight:
         cache._engine._step()
 
 

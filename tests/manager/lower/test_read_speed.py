@@ -142,7 +142,7 @@ def test_reads_teach_with_their_queue() -> None:
     core, _ = reading(4 * READINGS_MIN)
     speed = core.manager._tier_io.speeds[0]
     ops = core.manager.take_ops()
-    queues = [core.manager._tier_io._in_flight[op.op_id].queue_bytes for op in ops]
+    queues = [core.manager._tier_io.in_flight._ops[op.op_id].queue_bytes for op in ops]
     assert queues == [64 * (i + 1) for i in range(READINGS_MIN)]
     for number, op in enumerate(ops):
         core.finish(op, elapsed_s=0.1 + 0.05 * number)

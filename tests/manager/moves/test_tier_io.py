@@ -266,7 +266,7 @@ def test_a_frame_that_can_never_fit() -> None:
     core = make_core(tiers=[disk(frames=1)])
     core.keep_below(run(0, 1))
     chunk_bytes = 3 * FRAME_BYTES
-    core.manager._tier_io._cascades.sizes = ChunkSizes([chunk_bytes])
+    core.manager._tier_io.cascades.sizes = ChunkSizes([chunk_bytes])
     core.put(run(5, 1))
     assert not core.manager.take_ops()
     assert core.counters.cascades_dropped == {"disk": 1}

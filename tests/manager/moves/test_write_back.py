@@ -306,7 +306,7 @@ def test_what_has_ended_is_not_written() -> None:
     core = make_core(slots=SLOTS, tiers=[disk(write="back")])
     put(core, run(0, SLOTS), ttl_s=5.0)
     core.now = 10.0
-    core.manager._tier_io.now = 10.0  # before the sweep of that step
+    core.manager._step.now = 10.0  # before the sweep of that step
     assert not core.manager.take_ops()
     assert core.host.free == KEPT_FREE
     assert core.counters.demotions_dropped == {}

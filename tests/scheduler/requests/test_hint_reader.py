@@ -248,7 +248,7 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
     core.scheduler.request_finished(core.scheduler._records["in time"].request, [[]])
     core.now = 5.0
     core.scheduler.begin_step(5.0)  # the manager has not yet swept at this time
-    core.manager._tier_io.now = 5.0
+    core.manager._step.now = 5.0
     assert core.ask(core.arrive(16, "late")) == 0
     core.begin(5.0)
     (op, *_) = core.manager.take_ops()

@@ -18,7 +18,7 @@ from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.residency import DELETING, WRITING
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.moves.dirty_pins import DirtyPins
-from tierkv.manager.moves.tier_io import TierIO
+from tierkv.manager.moves.in_flight import InFlightOps
 from tierkv.manager.reservations.reservation import Reservation
 from tierkv.policies.lru import LruPolicy
 from tierkv.scheduler.jobs.completions import CompletionHandler
@@ -107,17 +107,17 @@ def a_slot_is_reused_although_somebody_uses_it(patch: Patch) -> None:
 
 @breaks("hung", 20)
 def a_late_read_gives_its_slot_back(patch: Patch) -> None:
-    late = TierIO._announce_late
+    late = InFlightOps._announce_late
 
-    def forgetful(self: TierIO, tier: LowerTier, pending: Any) -> None:
+    def forgetful(self: InFlightOps, tier: LowerTier, pending: Any) -> None:
         was_late = pending.announced_late
         late(self, tier, pending)
         if pending.op.verb is Verb.READ and not was_late:
             tier.end_read(pending.op.keys)
             self._host.failed(pending.slots)
-            self._in_flight.pop(pending.op.op_id)
+            self._ops.pop(pending.op.op_id)
 
-    patch.setattr(TierIO, "_announce_late", forgetful)
+    patch.setattr(InFlightOps, "_announce_late", forgetful)
 
 
 @breaks("hung", 20)
@@ -279,7 +279,7 @@ def what_is_being_loaded_is_not_held(patch: Patch) -> None:
         return grant
 
     def complete(self: OffloadManager, slots: Any, failed: frozenset[Any] = frozenset()) -> None:
-        self._tier_io.version += 1
+        self._step.version += 1
 
     patch.setattr(OffloadManager, "prepare_load", loose)
     patch.setattr(OffloadManager, "complete_load", complete)
@@ -384,14 +384,14 @@ def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
 
 @breaks("flapping", 20)
 def a_failed_write_counts_as_stored(patch: Patch) -> None:
-    ended = TierIO._write_ended
+    ended = InFlightOps._write_ended
 
-    def hopeful(self: TierIO, tier: LowerTier, pending: Any, outcomes: Sequence[Any]) -> None:
+    def hopeful(self: InFlightOps, tier: LowerTier, pending: Any, outcomes: Sequence[Any]) -> None:
         from tierkv.types.tier_ops import Outcome  # noqa: PLC0415
 
         ended(self, tier, pending, [Outcome(OutcomeKind.OK, 8192) for _ in outcomes])
 
-    patch.setattr(TierIO, "_write_ended", hopeful)
+    patch.setattr(InFlightOps, "_write_ended", hopeful)
 
 
 @breaks("demotions", 20)

@@ -41,7 +41,7 @@ def a_detached_tier_still_answers(patch: Patch) -> None:
 
     def detach(self: TierIO, tier: LowerTier) -> None:
         self._events.cleared(tier.name)
-        self.version += 1
+        self._step.version += 1
 
     patch.setattr(TierIO, "detach", detach)
 

@@ -1,19 +1,17 @@
-"""The book of instructions to lower tiers: what was handed out, what it holds, and what becomes of it.
+"""Instructions to lower tiers that have not ended: the slots they hold, and the effects of their completion.
 
-Every instruction is remembered under its id until dispatch says that its I/O ended; until then the slots it touches are
+Every instruction is kept under its id until dispatch reports that its I/O ended. Until then the slots that it uses are
 held. Outcomes are per key: one bad frame fails one chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from tierkv.errors import require
-from tierkv.manager.contract import HOST
 from tierkv.manager.event_log import EventLog
-from tierkv.manager.host.chunk import Filled
 from tierkv.manager.host.chunk_state import ChunkEvent
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
@@ -21,6 +19,7 @@ from tierkv.manager.lower.read_speed import TierSpeed
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_through import Cascades
+from tierkv.manager.step_state import StepState
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
@@ -31,31 +30,36 @@ _CHANGES = (Verb.WRITE, Verb.DELETE)
 
 
 @dataclass(slots=True)
-class _OpInFlight:
+class OpInFlight:
+    """One instruction that has not ended."""
+
     op: TierOp
     slots: Sequence[int] = ()
+    """Host slots that it holds; empty for probes and deletions."""
     announced_late: bool = False
+    """Whether its deadline has passed."""
     queue_bytes: int = 0
+    """Of a read: bytes on their way from the tier when it was issued, its own included."""
 
 
 class InFlightOps:
-    """Sans-IO.
+    """Issues instructions and applies their completions. Sans-IO.
 
-    Attributes:
-        now: the step's time, in seconds on the stack's clock.
-        version: grows whenever an answer that was "not known yet" may have become known.
+    Args:
+        speeds: read speed of each tier, by its number. Measured here; tiers are added and removed by the owner.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its collaborators
         self,
+        step: StepState,
         host: HostTier,
         tiers: TierList,
+        speeds: Mapping[int, TierSpeed],
         cascades: Cascades,
         demotions: Demotions,
         events: EventLog,
     ) -> None:
-        self.now = 0.0
-        self.version = 0
+        self._step = step
         self._host = host
         self._tiers = tiers
         self._sizes = cascades.sizes
@@ -63,22 +67,25 @@ class InFlightOps:
         self._demotions = demotions
         self._events = events
         self._counters = cascades.counters
-        self._in_flight: dict[int, _OpInFlight] = {}
+        self._ops: dict[int, OpInFlight] = {}
         self._last_op_id = 0
-        self._speeds = {tier.index: TierSpeed() for tier in tiers}
-        self._ended: dict[Verb, Callable[[LowerTier, _OpInFlight, Sequence[Outcome]], None]] = {
+        self._speeds = speeds
+        self._ended: dict[Verb, Callable[[LowerTier, OpInFlight, Sequence[Outcome]], None]] = {
             Verb.PROBE: self._probe_ended,
             Verb.READ: self._read_ended,
             Verb.WRITE: self._write_ended,
             Verb.DELETE: self._delete_ended,
         }
 
-    @property
-    def speeds(self) -> Mapping[int, TierSpeed]:
-        """How fast the tiers are, by number."""
-        return self._speeds
+    def __len__(self) -> int:
+        """Number of instructions that have not ended."""
+        return len(self._ops)
 
-    def _issue(
+    def __iter__(self) -> Iterator[OpInFlight]:
+        """The instructions that have not ended, oldest first."""
+        return iter(self._ops.values())
+
+    def issue(
         self,
         tier: LowerTier,
         verb: Verb,
@@ -86,6 +93,7 @@ class InFlightOps:
         keys: tuple[Key, ...] = (),
         slots: Sequence[int] = (),
     ) -> TierOp:
+        """Issue an instruction with a deadline in ``deadline_s`` seconds. keys: those in ``slots``, if left out."""
         self._last_op_id += 1
         op = TierOp(
             self._last_op_id,
@@ -93,39 +101,39 @@ class InFlightOps:
             verb,
             keys or tuple(map(self._host.key, slots)),
             self._host.refs(slots),
-            self.now + deadline_s,
+            self._step.now + deadline_s,
         )
-        pending = self._in_flight[op.op_id] = _OpInFlight(op, slots)
+        pending = self._ops[op.op_id] = OpInFlight(op, slots)
         if verb is Verb.READ:
             pending.queue_bytes = self._speeds[tier.index].issued(self._sizes.raw(op.keys))
         return op
 
-    # -- news --------------------------------------------------------------------------------------------------------
+    # -- completions ---------------------------------------------------------------------------------------------------
 
-    def on_news(self, completion: Completion | TierHealth) -> None:
-        """Take in a completion or a change of a tier's health."""
+    def on_completion(self, completion: Completion | TierHealth) -> None:
+        """Apply a completion or a change of a tier's health."""
         if isinstance(completion, TierHealth):
-            self.version += 1
+            self._step.version += 1
             tier = self._tiers[completion.tier]
             tier.usable = completion.usable and not tier.leaving
             if not tier.usable:
                 self._cascades.out_of_service(tier)
             return
-        pending = self._in_flight.get(completion.op_id)
+        pending = self._ops.get(completion.op_id)
         if pending is None:
             return
-        self.version += pending.op.verb in (Verb.PROBE, Verb.READ)  # a read may find that the chunk is gone
+        self._step.version += pending.op.verb in (Verb.PROBE, Verb.READ)  # a read may find that the chunk is gone
         tier = self._tiers[pending.op.tier]
         if pending.op.verb is Verb.READ:
             self._measure(pending, completion)
         if not completion.ended:
             self._announce_late(tier, pending)
             return
-        del self._in_flight[completion.op_id]
+        del self._ops[completion.op_id]
         tier.changes_late -= pending.announced_late and pending.op.verb in _CHANGES
         self._ended[pending.op.verb](tier, pending, completion.outcomes)
 
-    def _measure(self, pending: _OpInFlight, completion: Completion) -> None:
+    def _measure(self, pending: OpInFlight, completion: Completion) -> None:
         """A read has shown how fast its tier is. One that failed at once shows nothing; one that was late, a lot."""
         speed = self._speeds[pending.op.tier]
         served = not completion.ended or any(outcome.kind is OutcomeKind.OK for outcome in completion.outcomes)
@@ -134,7 +142,7 @@ class InFlightOps:
         if completion.ended:
             speed.ended(self._sizes.raw(pending.op.keys))
 
-    def _announce_late(self, tier: LowerTier, pending: _OpInFlight) -> None:
+    def _announce_late(self, tier: LowerTier, pending: OpInFlight) -> None:
         """The deadline passed while the I/O runs on: nobody waits for it any more; its slots stay held."""
         if pending.announced_late:
             return
@@ -142,22 +150,22 @@ class InFlightOps:
         tier.changes_late += pending.op.verb in _CHANGES
         if pending.op.verb is Verb.PROBE:
             for key in pending.op.keys:
-                tier.answered(key, self.now, present=False)
+                tier.answered(key, self._step.now, present=False)
         elif pending.op.verb is Verb.READ:
             for key in pending.op.keys:
-                tier.mark_absent(key, self.now)
+                tier.mark_absent(key, self._step.now)
             self._counters.reads_failed[tier.name] += len(pending.op.keys)
             self._host.drop(pending.slots)
         elif pending.op.verb is Verb.WRITE:
             self._host.stay(pending.slots)  # who knows when their slots can be free: others must leave instead
 
-    def _probe_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+    def _probe_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         if pending.announced_late:
             return
         for key, outcome in zip(pending.op.keys, outcomes, strict=True):
-            tier.answered(key, self.now, present=outcome.kind is OutcomeKind.OK)
+            tier.answered(key, self._step.now, present=outcome.kind is OutcomeKind.OK)
 
-    def _read_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+    def _read_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         tier.end_read(pending.op.keys)
         arrived: list[int] = []
         failed: list[int] = []
@@ -170,35 +178,31 @@ class InFlightOps:
                     self._read_failed(tier, key, outcome)
         if arrived:
             self._counters.promotions[tier.name] += len(arrived)
-            self.became_ready(self._host.filled(arrived, ChunkEvent.ARRIVED), promoted=True)
+            filled = self._host.filled(arrived, ChunkEvent.ARRIVED)
+            self._cascades.became_ready(filled, self._step.now, promoted=True)
         self._host.failed(failed)
-
-    def became_ready(self, filled: Filled, *, promoted: bool = False) -> None:
-        """Chunks are readable in the host tier: let them cascade to the tiers that take them now. Say so."""
-        self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
-        self._cascades.became_ready(filled, self.now, promoted=promoted)
 
     def _read_failed(self, tier: LowerTier, key: Key, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.ABSENT:
-            if tier.forget(key, self.now) and tier.emits_events:
+            if tier.forget(key, self._step.now) and tier.emits_events:
                 self._events.add(CacheEventKind.REMOVED, tier.name, key)
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
             if tier.is_writing(key):  # it is being written anew: the deletion could hit the new frame
-                tier.mark_absent(key, self.now)
+                tier.mark_absent(key, self._step.now)
             else:
                 tier.schedule_delete(key)
                 tier.deletions.append(key)
         else:
             self._counters.reads_failed[tier.name] += 1
-            tier.mark_absent(key, self.now)
+            tier.mark_absent(key, self._step.now)
 
-    def _write_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+    def _write_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         keys, well = pending.op.keys, OutcomeKind.OK
         stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
         if stored:
-            tier.stored(stored, self.now)
+            tier.stored(stored, self._step.now)
             self._cascades.written(tier, len(stored))
             if tier.emits_events:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
@@ -216,17 +220,17 @@ class InFlightOps:
                 tier.deletions.append(key)
         self._demotions.left(pending.slots)
 
-    def _delete_ended(self, tier: LowerTier, pending: _OpInFlight, outcomes: Sequence[Outcome]) -> None:
+    def _delete_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         removed = [
             key
             for key, outcome in zip(pending.op.keys, outcomes, strict=True)
-            if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self.now)
+            if tier.deleted(key, ok=outcome.kind in (OutcomeKind.OK, OutcomeKind.ABSENT), now=self._step.now)
         ]
         if tier.emits_events:
             self._events.extend(CacheEventKind.REMOVED, tier.name, removed)
-        self._cascades.deletion_ended(tier, pending.op.keys, self.now)
+        self._cascades.deletion_ended(tier, pending.op.keys, self._step.now)
 
-    # -- check -------------------------------------------------------------------------------------------------------
+    # -- check ---------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
         """Check that every op in flight holds its slots, and every tier's account.
@@ -234,12 +238,12 @@ class InFlightOps:
         Raises:
             InvariantError: one of it is not so.
         """
-        for pending in self._in_flight.values():
+        for pending in self._ops.values():
             for key, ref in zip(pending.op.keys, pending.op.slots, strict=bool(pending.op.slots)):
                 chunk = self._host.owner(ref)
                 held = chunk is not None and chunk.key == key and chunk.holders
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
-        writes = [pending.slots for pending in self._in_flight.values() if pending.op.verb is Verb.WRITE]
+        writes = [pending.slots for pending in self._ops.values() if pending.op.verb is Verb.WRITE]
         require(self._host.leaving <= set(chain(*writes)), "a chunk is leaving for ever: nobody writes it")
         for tier in self._tiers.with_leaving:
             tier.validate()

@@ -1,4 +1,4 @@
-"""Traffic between the host tier and the tiers below: probes, promotions, cascades and deletions, as instructions."""
+"""Transfers between the host tier and the tiers below, as instructions: probes, reads, writes and deletions."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tierkv.manager.moves.retention import Retention
 from tierkv.manager.moves.write_back import Demotions
 from tierkv.manager.moves.write_mask import WriteMask
 from tierkv.manager.moves.write_through import Cascades
+from tierkv.manager.step_state import StepState
 from tierkv.metrics.counters import CoreCounters
 from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.hints import NO_HINTS, RequestHints
@@ -29,25 +30,41 @@ from tierkv.types.tier_ops import TierOp, Verb
 _T = TypeVar("_T")
 
 
-class TierIO(InFlightOps):
-    """Sans-IO; the manager's hands towards dispatch. group_bytes: bytes of one chunk of each group."""
+class TierIO:
+    """Questions and instructions to lower tiers. Sans-IO.
 
-    def __init__(
+    Holds the parts that decide: admissions, cascades, demotions and retention, and the instructions in flight.
+
+    Args:
+        group_bytes: bytes of one chunk of each group.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - its collaborators
         self,
+        step: StepState,
         host: HostTier,
         tiers: TierList,
         group_bytes: Sequence[int],
         events: EventLog,
         counters: CoreCounters,
     ) -> None:
-        self._retention = Retention(host.num_slots)
-        write_mask = WriteMask(host.num_slots, tiers, self._retention)
+        self._step = step
+        self._host = host
+        self._tiers = tiers
+        self._sizes = ChunkSizes(group_bytes)
+        self._events = events
+        self._counters = counters
+        self.speeds = {tier.index: TierSpeed() for tier in tiers}
+        """Read speed of each tier, by its number."""
+        self.retention = Retention(host.num_slots)
+        write_mask = WriteMask(host.num_slots, tiers, self.retention)
         self.admissions = Admissions(host, DirtyPins(host, tiers), write_mask, events, counters)
-        cascades = Cascades(host, tiers, self.admissions, ChunkSizes(group_bytes), counters)
-        super().__init__(host, tiers, cascades, Demotions(host, tiers, cascades, self.admissions), events)
+        self.cascades = Cascades(host, tiers, self.admissions, self._sizes, events, counters)
+        self._demotions = Demotions(host, tiers, self.cascades, self.admissions)
+        self.in_flight = InFlightOps(step, host, tiers, self.speeds, self.cascades, self._demotions, events)
         self._promotions: dict[int, list[int]] = {}
 
-    # -- existence ---------------------------------------------------------------------------------------------------
+    # -- existence -----------------------------------------------------------------------------------------------------
 
     def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
         """Whether any lower tier, of those allowed, has ``key``. Stops at the first; asks those that must be asked."""
@@ -55,7 +72,7 @@ class TierIO(InFlightOps):
         for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
-            here = tier.presence(key, self.now)
+            here = tier.presence(key, self._step.now)
             if here is LookupResult.HIT:
                 return here
             if here is LookupResult.RETRY:
@@ -74,55 +91,50 @@ class TierIO(InFlightOps):
         for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
                 continue
-            here = tier.presence(key, self.now)
+            here = tier.presence(key, self._step.now)
             if here is LookupResult.HIT:
                 return tier
             if trusting and asked is None and here is LookupResult.RETRY:
                 asked = tier
         return asked
 
-    # -- speed -------------------------------------------------------------------------------------------------------
+    # -- speed ---------------------------------------------------------------------------------------------------------
 
     def remeasure(self, tier: int, key: Key) -> None:
         """Read ``key``, which the tier has and the host tier has not, if the tier was not read for a while."""
-        if self._speeds[tier].is_stale(self.now) and self._host.room:
+        if self.speeds[tier].is_stale(self._step.now) and self._host.room:
             self._host.release(self.promote([key], self._tiers[tier]) or ())
 
-    # -- tiers that come and go --------------------------------------------------------------------------------------
+    # -- tiers that come and go ----------------------------------------------------------------------------------------
 
     def attach(self, tier: LowerTier, before: LowerTier | None) -> None:
         """Put a tier in service. What it holds may answer questions that were answered with less."""
         self._tiers.attach(tier, before)
-        self._speeds[tier.index] = TierSpeed()
-        self.version += 1
+        self.speeds[tier.index] = TierSpeed()
+        self._step.version += 1
 
     def detach(self, tier: LowerTier) -> None:
         """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
         tier.leaving, tier.usable, tier.emptying = True, False, False
         tier.unknown_to_ask.clear()
-        self._cascades.out_of_service(tier)
+        self.cascades.out_of_service(tier)
         self._tiers.detach(tier)
         self._events.cleared(tier.name)
-        self.version += 1
+        self._step.version += 1
 
     def forget(self, index: int) -> None:
         """Nothing is under way any more in a tier that was detached."""
         self._tiers.forget(index)
-        del self._speeds[index]
+        del self.speeds[index]
         self._promotions.pop(index, None)
 
-    # -- terms -------------------------------------------------------------------------------------------------------
-
-    @property
-    def retention(self) -> Retention:
-        """On what terms chunks are kept."""
-        return self._retention
+    # -- retention -----------------------------------------------------------------------------------------------------
 
     def sweep_ended(self) -> None:
         """Delete some chunks whose time has ended or whose tenant has too many, where nobody uses them at present."""
-        self._demotions.trim(self.now)
-        self._cascades.trim()
-        self._retention.sweep(self.now, self._remove_ended)
+        self._demotions.trim(self._step.now)
+        self.cascades.trim()
+        self.retention.sweep(self._step.now, self._remove_ended)
 
     def _remove_ended(self, key: Key) -> bool:
         """Whether the chunk is gone from everywhere. A deletion that failed is tried again later."""
@@ -136,12 +148,12 @@ class TierIO(InFlightOps):
         for tier in self._tiers:
             if tier.holds(key):
                 gone = False
-                if tier.may_delete(key, self.now):
+                if tier.may_delete(key, self._step.now):
                     tier.schedule_delete(key)
                     tier.deletions.append(key)
         return gone
 
-    # -- host slots --------------------------------------------------------------------------------------------------
+    # -- host slots ----------------------------------------------------------------------------------------------------
 
     def promote(self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS) -> list[int] | None:
         """Start to bring ``keys`` from ``tier`` into the host tier. The caller holds them on top of the I/O's own hold.
@@ -151,20 +163,20 @@ class TierIO(InFlightOps):
         Returns:
             Their slots; None if none of them can have one now.
         """
-        if self.admissions.make_room(len(keys), self.now) is None:
+        if self.admissions.make_room(len(keys), self._step.now) is None:
             return None
         slots = self.admissions.admit(keys, hints, tier)
         self._host.hold(slots)
         tier.begin_read(keys)
-        self._speeds[tier.index].promised(self._sizes.raw(keys), self.now)
+        self.speeds[tier.index].promised(self._sizes.raw(keys), self._step.now)
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
 
     def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """A request wants chunks that are in the host tier, or on their way into it."""
-        if self._retention.any:
-            self._retention.used(map(self._host.key, slots), hints, self.now)
-        self._cascades.used(slots, hints, self.now)
+        if self.retention.any:
+            self.retention.used(map(self._host.key, slots), hints, self._step.now)
+        self.cascades.used(slots, hints, self._step.now)
 
     def validate(self) -> None:
         """See :meth:`InFlightOps.validate` and :meth:`DirtyPins.validate`.
@@ -172,34 +184,35 @@ class TierIO(InFlightOps):
         Raises:
             InvariantError: one of it is not so.
         """
-        super().validate()
+        self.in_flight.validate()
         self.admissions.dirty_pins.validate()
 
-    # -- instructions ------------------------------------------------------------------------------------------------
+    # -- instructions --------------------------------------------------------------------------------------------------
 
     def take_ops(self) -> list[TierOp]:
         """Everything dispatch shall start now: reads, probes, deletions, writes."""
         ops: list[TierOp] = []
-        demotions = self._demotions.begin(self.now)
+        issue = self.in_flight.issue
+        demotions = self._demotions.begin(self._step.now)
         for tier in self._tiers.with_leaving:
             limits = tier.limits
             for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.keys_per_read):
-                ops.append(self._issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
+                ops.append(issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
             probe = tier.take_probe()
             if probe:
                 self._counters.probes[tier.name] += len(probe)
-                ops.append(self._issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
+                ops.append(issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
             writes = demotions.get(tier.index, [])
-            writes += self._cascades.writable(tier, self.now, len(writes))
-            tier.deletions.extend(tier.overdue(self.now))
+            writes += self.cascades.writable(tier, self._step.now, len(writes))
+            tier.deletions.extend(tier.overdue(self._step.now))
             deletions, tier.deletions = tier.deletions, []
             for keys in _batches(deletions, tier.capabilities.preferred_batch):
-                ops.append(self._issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
+                ops.append(issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
             for batch in _batches(writes, tier.capabilities.preferred_batch):
-                ops.append(self._issue(tier, Verb.WRITE, limits.write_deadline_s, slots=batch))
+                ops.append(issue(tier, Verb.WRITE, limits.write_deadline_s, slots=batch))
         return ops
 
-    # -- state -------------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def has_pending_changes(self) -> bool:

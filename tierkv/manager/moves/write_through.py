@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tierkv.manager.contract import HOST
+from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk import Filled
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
@@ -12,6 +14,7 @@ from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.moves.admission import Admissions
 from tierkv.metrics.counters import CoreCounters
 from tierkv.structures.seen_filter import SeenFilter
+from tierkv.types.cache_events import CacheEventKind
 from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
@@ -23,12 +26,13 @@ _NO_LEASE = -1, 0
 class Cascades:
     """Chooses; :class:`~tierkv.manager.moves.tier_io.TierIO` makes instructions of it. Sans-IO."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its collaborators
         self,
         host: HostTier,
         tiers: Iterable[LowerTier],
         admissions: Admissions,
         sizes: ChunkSizes,
+        events: EventLog,
         counters: CoreCounters,
     ) -> None:
         self.write_mask = admissions.write_mask
@@ -36,13 +40,15 @@ class Cascades:
         self._host = host
         self._tiers = tiers
         self._dirty_pins = admissions.dirty_pins
+        self._events = events
         self.counters = counters
 
     def became_ready(self, filled: Filled, now: float, *, promoted: bool) -> None:
-        """Chunks are readable in the host tier: they are queued for every tier that takes them now, and may have them.
+        """Report chunks that became readable in the host tier, and queue them for every tier that takes them now.
 
-        promoted: they were read from a tier below for somebody who wants them: what was stored before is used again.
+        promoted: they were read from a tier below for a request, which counts as a reuse of what was stored before.
         """
+        self._events.extend(CacheEventKind.STORED, HOST, filled.keys)
         chunks = list(zip(*filled, strict=True))
         for tier in self._tiers if chunks else ():
             if tier.limits.write is WritePolicy.THROUGH:
