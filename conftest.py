@@ -1,4 +1,4 @@
-"""What the tests of the core and of all plugins share: the seed, the torch marker, the helper modules, the root."""
+"""Fixtures of all tests: the seed, the torch marker, the helper modules, the root."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 
-# Test modules of a plugin may share helpers that lie beside them. Their names are unique (tests/house says so), and
-# they come last, so they can hide nothing. The core's own folders stand in pyproject.toml.
+# Test modules of a plugin may share helpers beside them. Their names are unique (a test in tests/house checks it), and
+# they are last on the path, so they hide no other module. The folders of the core are listed in pyproject.toml.
 sys.path += [str(path) for path in sorted(ROOT.glob("plugins/*/tests"))]
 
 # Before anything imports torch: tests share their cores with other tests.

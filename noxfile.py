@@ -310,7 +310,7 @@ def build(session: nox.Session) -> None:
 
 
 def problems_of(wheel: Path) -> Iterator[str]:
-    """What a wheel lacks: a type marker per package, the license, and for the core the default stack."""
+    """Problems of a wheel: a missing type marker, license or data file, or files that no user needs."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     packages = {name.partition("/")[0] for name in names if name.endswith(".py")}
@@ -332,6 +332,6 @@ def data_files(package: Path) -> Iterable[str]:
 
 @nox.session
 def changelog(session: nox.Session) -> None:
-    """What the next release's notes will say, from the fragments in changes/ (-- TOWNCRIER BUILD ARGUMENTS)."""
+    """The notes of the next release, from the fragments in changes/ (-- TOWNCRIER BUILD ARGUMENTS)."""
     session.install(*GROUPS["changelog"])
     session.run("towncrier", "build", *(session.posargs or ("--draft", "--version", "next")))
