@@ -51,6 +51,18 @@ def beyond_the_seam(source: str) -> list[str]:
     ]
 
 
+def private_reaches(source: str) -> list[str]:
+    """Private attributes of other objects that a module names."""
+    attributes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in attributes
+        if node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+    ]
+
+
 def modules(*patterns: str) -> list[object]:
     """Parameters: the modules that match."""
     paths = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
@@ -69,6 +81,20 @@ def test_a_plugin_knows_the_seam_alone(path: Path) -> None:
     """Otherwise a change inside the framework would break plugins that state the right SPI version."""
     found = beyond_the_seam(path.read_text(encoding="utf-8"))
     assert not found, f"{path}: {found}: a plugin imports {', '.join(SEAM)} and nothing else of tierkv"
+
+
+@pytest.mark.parametrize("path", modules("tierkv/testing/**/*.py"))
+def test_the_kit_reaches_no_private_name(path: Path) -> None:
+    """The kit ships to plugin authors: it must survive every change inside the core."""
+    found = private_reaches(path.read_text(encoding="utf-8"))
+    assert not found, f"{path}: {found}: use stack.introspection, or add what is missing there"
+
+
+@pytest.mark.parametrize("source", ["stack._parts", "self.stack._manager.tiers", "stack._a.b", "self._stack._manager"])
+def test_a_private_reach_is_found(source: str) -> None:
+    """The check of the kit can fail."""
+    assert private_reaches(source)
+    assert not private_reaches("self._stack.tiers.__class__")
 
 
 @pytest.mark.parametrize(

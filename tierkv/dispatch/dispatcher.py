@@ -157,6 +157,14 @@ class Dispatcher:
         """Operations whose I/O has not ended, as far as this thread has looked."""
         return self._in_flight - self._trials
 
+    def pending_of(self, index: int) -> int:
+        """Operations and trials of one tier whose I/O has not ended."""
+        return self._tier_states[index].in_flight
+
+    def pending_trials(self) -> int:
+        """Trials of unusable tiers that have not ended."""
+        return self._trials
+
     def scan_all(self, timeout_s: float) -> list[ScanResult]:
         """Ask every tier that can be scanned what it holds; waits ``timeout_s`` at most.
 

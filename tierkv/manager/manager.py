@@ -345,6 +345,11 @@ class OffloadManager:
         return [(HOST, self._host.policy), *((tier.name, tier.policy) for tier in self._tiers)]
 
     @property
+    def host_is_idle(self) -> bool:
+        """Whether every slot of the host tier is free or may be evicted."""
+        return self._host.room == self._host.num_slots
+
+    @property
     def tables(self) -> list[LowerTier]:
         """The lower tiers in service, in order."""
         return list(self._tiers)

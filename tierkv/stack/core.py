@@ -31,6 +31,7 @@ from tierkv.scheduler.requests.hint_reader import HintReader
 from tierkv.scheduler.scheduler import OffloadScheduler
 from tierkv.scheduler.staged.staged_jobs import StagedJobs
 from tierkv.scheduler.staged.staged_lookups import StagedLookups
+from tierkv.stack.introspection import StackIntrospection
 from tierkv.stack.observers import Observers
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.stack.tier_lifecycle import TierChange, TierChanges
@@ -191,6 +192,11 @@ class StackBase(ABC):
         if not 0 <= rank < self.geometry.num_workers:
             raise EngineProtocolError(f"worker {rank}: this stack has workers 0 to {self.geometry.num_workers - 1}")
         return replace(setup, rank=rank)
+
+    @property
+    def introspection(self) -> StackIntrospection:
+        """State of this stack, for tests and for debugging by hand."""
+        return StackIntrospection(self._manager, self._dispatcher)
 
     # -- the step loop -----------------------------------------------------------------------------------------------
 

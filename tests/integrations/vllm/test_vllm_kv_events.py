@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 import zmq
+from simulation.checks.probe import Probe
 from stack_bed import ANSWER, CHUNK_TOKENS, ENGINE, opened, prompts_of, stack_config
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import (
@@ -35,7 +36,6 @@ from tierkv.config.resolving import resolve
 from tierkv.integrations.vllm.kv_events import Announced, KVEvents, OffloadingEvents, localities, with_events
 from tierkv.plugins.loading import load_plugins
 from tierkv.reference.engine import Engine
-from tierkv.testing.probe import Probe
 from tierkv.types import block_events as ours
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key, make_key

@@ -8,6 +8,7 @@ from simulation.checks.evictions import EvictionChecks
 from simulation.checks.exception_guard import guarded
 from simulation.checks.failure import Violation, demand
 from simulation.checks.monitor import EVENTS, HOST, JOBS, PROGRESS, RESET, Monitor
+from simulation.checks.probe import Probe
 from simulation.checks.quotas import QuotaChecks
 from simulation.checks.trace import Trace
 from simulation.drawing.run_spec import RunSpec
@@ -16,7 +17,6 @@ from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.world.storage import Storage
 from tierkv.errors import InvariantError
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
-from tierkv.testing.probe import Probe
 from tierkv.types.keys import Key
 
 INSIDE = "the stack's own invariants"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simulation.checks.failure import demand
+from simulation.checks.probe import Probe
 from simulation.drawing.features import has_quotas
 from simulation.drawing.run_spec import RunSpec
 from tierkv.manager.moves.dirty_pins import SHELTERED_SHARE, UNWRITTEN_SHARE
-from tierkv.testing.probe import Probe
 
 WAITING = "what waits to be written leaves last"
 

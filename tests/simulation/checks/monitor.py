@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from simulation.checks.failure import Violation, demand
+from simulation.checks.probe import Probe
 from simulation.checks.trace import Trace
 from simulation.drawing.features import ENCRYPTED
 from simulation.drawing.run_spec import RunSpec
@@ -14,7 +15,6 @@ from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.engine.sequences import EngineSequence
 from simulation.world.storage import DETACHED, Storage
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, parse_header
-from tierkv.testing.probe import Probe
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.engine import LoadReport
 from tierkv.types.geometry import cdiv

@@ -8,9 +8,9 @@ from typing import Any
 
 from simulation.checks.failure import Violation, demand
 from simulation.checks.monitor import HOST
+from simulation.checks.probe import Kept, Probe
 from simulation.drawing.features import has_quotas, quota_of
 from simulation.drawing.run_spec import RunSpec
-from tierkv.testing.probe import Kept, Probe
 from tierkv.types.keys import Key, Tenant, tenant_of
 
 QUOTAS = "a tenant keeps within its quota"

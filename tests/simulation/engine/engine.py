@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from simulation.checks.failure import demand
+from simulation.checks.probe import workers_of
 from simulation.drawing.run_spec import RunSpec
 from simulation.engine.expected_bytes import SimRequest, Truth
 from simulation.engine.kv_memory import KvMemory
 from simulation.engine.sequences import EngineSequence, TableKeeper, first_attended
 from tierkv.stack.stack import Stack
-from tierkv.testing.probe import workers_of
 from tierkv.types.engine import GroupKind, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.transfers import WorkerOutput
 

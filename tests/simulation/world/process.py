@@ -12,6 +12,7 @@ from simulation.checks.checks import Checks
 from simulation.checks.exception_guard import guarded
 from simulation.checks.failure import demand
 from simulation.checks.monitor import PROGRESS, Monitor
+from simulation.checks.probe import Probe
 from simulation.checks.trace import Trace
 from simulation.drawing.features import key_at_hand
 from simulation.drawing.run_spec import RunSpec, codec_name
@@ -24,7 +25,6 @@ from tierkv.abc import WriteRequest
 from tierkv.dispatch.runtime import Runtime
 from tierkv.stack.opening import open_stack
 from tierkv.testing.manual_clock import ManualClock
-from tierkv.testing.probe import Probe
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Verb
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from tierkv.abc import AsyncBackend, Backend, BackendContext, BackendPlugin
+from tierkv.dispatch.async_lane import LoopRunner
 from tierkv.dispatch.runtime import Runtime
+from tierkv.dispatch.spawn import Handle, Runner, start_thread
 from tierkv.hookspecs import hookimpl
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
@@ -34,7 +36,6 @@ from tierkv.testing.engines.hand_engine import (
 )
 from tierkv.testing.faults import AsyncFaultyBackend, Fault, FaultyBackend, Inner, VerbName
 from tierkv.testing.manual_clock import ManualClock
-from tierkv.testing.probe import Probe
 
 TESTED, SECOND = "tested", "second"
 """Names of the tiers: the backend under test with faults, and (where asked for) once more without."""
@@ -80,7 +81,6 @@ class SmallStack(HandEngine):
         clock: move it to let deadlines pass.
         faulty: the backend under test, with rules.
         context: what it was opened with.
-        probe: looks inside.
     """
 
     def __init__(  # noqa: PLR0913 - all that a test may choose; each has a default
@@ -102,7 +102,7 @@ class SmallStack(HandEngine):
         self.clock = ManualClock()
         self._released = threading.Event()
         self._hanging: list[None] = []
-        self._index = 1 if second_first else 0
+        self._loops: list[asyncio.AbstractEventLoop] = []
         self.opened: list[FaultyBackend | AsyncFaultyBackend] = []
         self.contexts: list[BackendContext] = []
         self._pace = pace
@@ -128,10 +128,9 @@ class SmallStack(HandEngine):
             "tiers": tiers,
         }
         registry = self._registry(plugin, make_options, place)
-        runtime = Runtime(clock=self.clock, engine_sleep=self._pause, io_sleep=lambda _: None)
+        runtime = Runtime(clock=self.clock, engine_sleep=self._engine_sleep, io_sleep=lambda _: None, spawn=self._spawn)
         stack = open_stack(config, engine_spec(model, payload_bytes), plugins=registry, runtime=runtime)
         super().__init__(stack, payload_bytes)
-        self.probe = Probe(stack)
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +164,8 @@ class SmallStack(HandEngine):
 
     def _is_moving(self) -> bool:
         """Whether I/O is under way that may still end by itself; what is wedged does not."""
-        others = sum(map(self.probe.in_flight, range(len(self.stack.tier_names)))) - self.probe.in_flight(self._index)
+        tiers = self.stack.introspection.tiers()
+        others = sum(tier.pending_ops for name, tier in tiers.items() if name != TESTED)
         if others or not self._hanging:
             return others > 0 or self.pending > 0
         return self.faulty.running > len(self._hanging)
@@ -190,7 +190,7 @@ class SmallStack(HandEngine):
     def verbs(self) -> VerbAccess:
         """The backend under test, past the framework."""
         if isinstance(self.faulty, AsyncFaultyBackend) and self.faulty.loop is None:  # nothing was asked of it yet
-            self.faulty.loop = self.probe.event_loop
+            self.faulty.loop = self._loops[0]
         return VerbAccess(self.faulty, self.context.frame_bytes_max)
 
     # -- shorthands --------------------------------------------------------------------------------------------------
@@ -206,14 +206,18 @@ class SmallStack(HandEngine):
 
         def is_quiet() -> bool:
             self.stack.flush(0.0)  # takes in and hands out; whether all got there is another question
-            return not (self.probe.manager.has_pending_changes or self.pending)
+            return not (self.stack.introspection.stack().has_pending_changes or self.pending)
 
         self.step_until(is_quiet, "the writes to end")
+
+    def host_is_idle(self) -> bool:
+        """Whether every slot of the host tier is free or may be evicted."""
+        return self.stack.introspection.stack().host_is_idle
 
     @property
     def pending(self) -> int:
         """I/O operations that have not ended."""
-        return self.probe.pending_io()
+        return self.stack.introspection.stack().pending_ops
 
     def forget_host(self) -> None:
         """Empty the host tier: what is loaded from now on comes from below."""
@@ -237,10 +241,10 @@ class SmallStack(HandEngine):
             AssertionError: its breaker stays open.
         """
         for _ in range(ASKS_MAX):
-            if self.probe.tiers()[TESTED].usable:
+            if self.stack.introspection.tiers()[TESTED].usable:
                 return
             self.pass_time(2 * COOLDOWN_S)
-            self.step_until(lambda: not self.probe.trials(), "a trial of the tier to end")
+            self.step_until(lambda: not self.stack.introspection.stack().pending_trials, "a trial of the tier to end")
         raise AssertionError(f"the tier is still out of service after {ASKS_MAX * 2 * COOLDOWN_S:g} s")
 
     def resolve(self, request: HandRequest) -> int:
@@ -302,6 +306,12 @@ class SmallStack(HandEngine):
 
         return load_plugins([Kit()], entry_points=lambda **_: ())
 
-    def _pause(self, seconds: float) -> None:
+    def _spawn(self, name: str, runner: Runner) -> Handle:
+        """Start a thread, and remember the event loop that it runs, if any."""
+        if isinstance(runner, LoopRunner):
+            self._loops.append(runner.loop)
+        return start_thread(name, runner)
+
+    def _engine_sleep(self, seconds: float) -> None:
         self.clock.advance(seconds * self._pace)
         time.sleep(seconds)

@@ -127,7 +127,7 @@ class StackFaultTests(StackKit):
             opened.faulty.rules.remove(rule)
             opened.forget_host()
             opened.settle()
-            opened.step_until(opened.probe.slots_at_rest, f"the slots of failed writes, round {round_number}")
+            opened.step_until(opened.host_is_idle, f"the slots of failed writes, round {round_number}")
         opened.pass_time(60.0)
         opened.store_all(Prompt(0, 8))
         assert opened.load_cold(Prompt(0, 8)) == 8

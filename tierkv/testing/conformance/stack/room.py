@@ -79,7 +79,7 @@ class StackRoomTests(StackKit):
             first = Meter(stack, {})
             self._churn(stack, 0, 2 * self._prompts)
         with self._full_stack(place) as stack:
-            assert stack.probe.tiers()[TESTED].used_bytes == first.bytes > 0
+            assert stack.stack.introspection.tiers()[TESTED].used_bytes == first.bytes > 0
             meter = Meter(stack, first.at_rest)
             self._churn(stack, 1, 4)
             assert meter.most_bytes <= self.full_capacity_bytes

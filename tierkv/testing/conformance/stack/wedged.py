@@ -70,11 +70,11 @@ class StackWedgedTests(StackKit):
         self.need("authoritative_index", "bounded")
         with self.stack(place, capacity_bytes=self.full_capacity_bytes) as stack:
             stack.wedge("delete")
-            tier = stack.probe.tiers()[TESTED]
             prompts = [Prompt(number, 8) for number in range(self.full_capacity_bytes // (8 * SLOT_BYTES) + 8)]
             for prompt in prompts:
                 stack.store(prompt)
                 stack.pass_time(1.0)
+                tier = stack.stack.introspection.tiers()[TESTED]
                 assert tier.used_bytes + tier.reserved_bytes <= self.full_capacity_bytes
             assert "delete" in stack.faulty.calls
             assert stack.load(prompts[-1]) == 8
@@ -89,13 +89,13 @@ class StackWedgedTests(StackKit):
             assert stack.load_within_deadline(A) == 0
             for prompt in newer:  # more than has room beside the slots that are still read into
                 stack.store(prompt)
-            hot = [prompt for prompt in newer if stack.probe.readable(prompt.keys) == set(prompt.keys)]
+            hot = [prompt for prompt in newer if stack.stack.introspection.in_host(prompt.keys) == set(prompt.keys)]
             assert newer[-1] in hot
             stack.release()  # the late read fills its slots now
             stack.step_until(lambda: not stack.pending, "the late read to end")
             assert [stack.load(prompt) for prompt in hot] == [4] * len(hot), "a late read hit another chunk's slot"
             stack.settle()
-            stack.step_until(stack.probe.slots_at_rest, "the late read's slots")
+            stack.step_until(stack.host_is_idle, "the late read's slots")
 
     def test_a_late_write_is_not_believed(self, opened: SmallStack) -> None:
         """A write that missed its deadline may have happened or not: what the index says must be there, is there."""
@@ -104,7 +104,7 @@ class StackWedgedTests(StackKit):
         opened.pass_time(WRITE_DEADLINE_S + 1.0)
         opened.release()
         opened.settle()
-        known = [key for key in A.keys if opened.probe.is_known(TESTED, key)]
+        known = list(opened.stack.introspection.in_index(TESTED, A.keys))
         assert opened.verbs.has(known) == [True] * len(known) if known else True
         assert opened.load_cold(A) in {0, 4}
         self._comes_back(opened, A)

@@ -274,7 +274,7 @@ class _Tap:
 
     def __init__(
         self,
-        inner: Any,  # noqa: ANN401 - every attribute but two is passed through
+        inner: Any,
         submitted: Callable[[TierOp], None],
         drained: Callable[[list[Completion | TierHealth]], None],
     ) -> None:
@@ -291,5 +291,5 @@ class _Tap:
         self._drained(completion)
         return completion
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the inner one has
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
