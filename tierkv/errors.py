@@ -1,24 +1,24 @@
-"""Every error that tierkv raises or records.
+"""All errors that tierkv raises or records.
 
 ::
 
     TierKVError
     ├── ConfigError (ValueError)            the stack description is wrong; names file, key path, value, fix
     ├── PluginError (ImportError)           a plugin cannot be used
-    │   └── SpiVersionError                 it was built against another version of the plugin interface
-    ├── EngineVersionError (ImportError)    the engine that is installed is not one that an adapter serves
-    ├── EngineProtocolError (RuntimeError)  the engine called us in a way the contract does not allow
-    ├── InvariantError (RuntimeError)       something that must always hold did not: a bug of ours
-    │   └── IllegalTransitionError          a state machine refused an event; lists its latest transitions
-    ├── BackendError (OSError)              a tier could not do what it was asked
-    │   ├── BackendUnavailableError (ConnectionError)  it cannot be reached; retryable
-    │   ├── DeadlineExceededError (TimeoutError)       it did not answer in time; retryable
-    │   ├── OutOfSpaceError             it is full
-    │   └── NamespaceMismatchError      what lies there belongs to another namespace or program
-    └── CorruptFrameError (ValueError)      bytes at rest failed their check: a miss, never data
-        └── UnreadableFrameError            a frame is whole, but cannot be read here: a miss, nothing is damaged
+    │   └── SpiVersionError                 the plugin was built for another version of the plugin interface
+    ├── EngineVersionError (ImportError)    the adapter does not support the installed engine
+    ├── EngineProtocolError (RuntimeError)  the engine broke the calling contract
+    ├── InvariantError (RuntimeError)       an invariant of tierkv does not hold: a bug in tierkv
+    │   └── IllegalTransitionError          a state machine refused an event; carries its previous transitions
+    ├── BackendError (OSError)              an operation of a tier failed
+    │   ├── BackendUnavailableError (ConnectionError)  the tier cannot be reached; retryable
+    │   ├── DeadlineExceededError (TimeoutError)       the tier did not answer in time; retryable
+    │   ├── OutOfSpaceError             the tier is full
+    │   └── NamespaceMismatchError      the storage belongs to another namespace or program
+    └── CorruptFrameError (ValueError)      stored bytes failed their check: a miss
+        └── UnreadableFrameError            the frame is whole, but cannot be read here: a miss
 
-A *miss* is not an error. Errors of a tier never reach the engine's thread as exceptions: they travel as values in
+A *miss* is not an error. Errors of a tier never reach the engine's thread as exceptions. They are values in
 completions, become misses, and are counted.
 """
 
@@ -26,15 +26,14 @@ from __future__ import annotations
 
 
 class TierKVError(Exception):
-    """Base of all errors of tierkv.
-
-    Attributes:
-        tier: name of the tier it happened in, or None.
-        key: the chunk key it happened to, or None.
-        retryable: whether doing the same thing again may succeed.
-    """
+    """Base class of all errors of tierkv."""
 
     retryable: bool = False
+    """Whether the same operation may succeed when it is repeated."""
+    tier: str | None
+    """Name of the tier that the error belongs to, or None."""
+    key: bytes | None
+    """Key of the chunk that the error belongs to, or None."""
 
     def __init__(self, message: str, *, tier: str | None = None, key: bytes | None = None) -> None:
         super().__init__(message)
@@ -43,19 +42,19 @@ class TierKVError(Exception):
 
 
 class ConfigError(TierKVError, ValueError):
-    """The description of a stack is wrong. The message names file, key path, value, what is allowed, and a fix."""
+    """The description of a stack is wrong. The message names file, key path, value, allowed values and a fix."""
 
 
 class PluginError(TierKVError, ImportError):
-    """A plugin is missing, broken, or lies about itself. The message names the distribution and the entry point."""
+    """A plugin is missing, fails, or contradicts its declaration. The message names distribution and entry point."""
 
 
 class SpiVersionError(PluginError):
-    """A plugin was written for a version of the plugin interface that this tierkv does not serve."""
+    """A plugin was written for a version of the plugin interface that this tierkv does not support."""
 
 
 class EngineVersionError(TierKVError, ImportError):
-    """The engine that is installed, or missing, is not a version that tierkv's adapter serves. Names those it does."""
+    """The engine is missing, or its version is not supported by the adapter. The message names supported versions."""
 
 
 class EngineProtocolError(TierKVError, RuntimeError):
@@ -63,25 +62,25 @@ class EngineProtocolError(TierKVError, RuntimeError):
 
 
 class InvariantError(TierKVError, RuntimeError):
-    """Something that must always hold did not. Always a bug of ours: please report it with its message."""
+    """An invariant does not hold. This is always a bug in tierkv: please report it with its message."""
 
 
 class IllegalTransitionError(InvariantError):
-    """A state machine was given an event that its table does not allow in its state. Lists the latest transitions."""
+    """A state machine refused an event that its table does not allow. The message lists the previous transitions."""
 
 
 def require(condition: object, message: str) -> None:
-    """Check an invariant of our own.
+    """Check an invariant of tierkv.
 
     Raises:
-        InvariantError: the condition does not hold.
+        InvariantError: the condition is false.
     """
     if not condition:
         raise InvariantError(message)
 
 
 class BackendError(TierKVError, OSError):
-    """A tier could not do what it was asked."""
+    """An operation of a tier failed."""
 
 
 class BackendUnavailableError(BackendError, ConnectionError):
@@ -97,16 +96,16 @@ class DeadlineExceededError(BackendError, TimeoutError):
 
 
 class OutOfSpaceError(BackendError):
-    """A tier has no room for what it was asked to store."""
+    """A tier has no room for the frame."""
 
 
 class NamespaceMismatchError(BackendError):
-    """The place a tier points at holds the data of another namespace, format or program."""
+    """The storage of a tier holds data of another namespace, format or program."""
 
 
 class CorruptFrameError(TierKVError, ValueError):
-    """Bytes at rest failed a check of their frame (magic, version, key, namespace, length or checksum)."""
+    """Stored bytes failed a check of their frame (magic, version, key, namespace, length or checksum)."""
 
 
 class UnreadableFrameError(CorruptFrameError):
-    """A frame is whole, but not to be read here: no codec, no key, or an approximation in a tier that is not lossy."""
+    """A frame is whole, but cannot be read here: codec or key is missing, or the tier does not allow lossy codecs."""

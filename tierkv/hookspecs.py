@@ -1,7 +1,7 @@
-"""The hook specification (pluggy). Hooks register and notify; they are never on the data path.
+"""Hook specification (pluggy). Hooks register values and deliver events. No hook is on the data path.
 
-A plugin is a module or object whose entry point stands in the group ``tierkv`` and which states ``TIERKV_SPI``. It
-marks its implementations with :data:`hookimpl`::
+A plugin is a module or object with an entry point in the group ``tierkv``. It states ``TIERKV_SPI`` and marks its
+implementations with :data:`hookimpl`::
 
     from tierkv.abc import BackendPlugin
     from tierkv.hookspecs import hookimpl
@@ -39,7 +39,8 @@ def tierkv_backends() -> Iterable[BackendPlugin]:  # type: ignore[empty-body]
     """Register kinds of tiers.
 
     When: once per process, when plugins are loaded (a stack is configured, or ``tierkv plugins`` runs).
-    Thread: the caller's. Return: any number of plugins. Failure: the plugin is named and none of it is used.
+    Thread: the caller's. Return: any number of plugins. Failure: the plugin is reported as broken, and none of it is
+    used.
     """
 
 
@@ -58,15 +59,15 @@ def tierkv_commands() -> Iterable[click.Command]:  # type: ignore[empty-body]
     """Register commands of the ``tierkv`` program.
 
     When: once, when the program starts. Thread: main. Return: any number of commands. Failure: a warning names the
-    plugin; the other commands work.
+    plugin; all other commands work.
     """
 
 
 @hookspec
 def tierkv_observe(events: Sequence[CacheEvent]) -> None:
-    """See what was stored in and removed from tiers, in order.
+    """Receive the events of chunks stored in and removed from tiers, in order.
 
-    When: at most once per engine step, with all events since the last call; not called where there were none.
-    Thread: a framework thread, never the engine's. Return: nothing. Failure: counted, and the events are gone for
-    this observer. Events are dropped, and counted, when an observer cannot keep up.
+    When: at most once per engine step, with all events since the previous call; not called without events.
+    Thread: a framework thread, never the engine's. Return: nothing. Failure: counted; this observer misses the events
+    of that call. If an observer is too slow, events are dropped and counted.
     """

@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import api
@@ -161,7 +162,7 @@ def _classes() -> Iterator[type[errors.TierKVError]]:
 def capabilities_page() -> str:
     """``capabilities.md``."""
     record = capabilities.Capabilities
-    meanings = described_fields(record.__doc__ or "")
+    meanings = described_fields(record)
     rows = [
         f"| `{field.name}` | {field.type} | `{field.default}` | {meanings[field.name]} |"
         for field in dataclasses.fields(record)
@@ -172,10 +173,19 @@ def capabilities_page() -> str:
     return f"{title}\n{lead}\n\n{table}\n{conformance.section(conformance.known())}"
 
 
-def described_fields(docstring: str) -> dict[str, str]:
-    """Field name to text, from a docstring with one ``name: text`` per field, continued by indented lines."""
-    found = re.findall(r"^(\w+): (.+(?:\n +.+)*)", inspect.cleandoc(docstring), flags=re.MULTILINE)
-    return {name: plain(" ".join(text.split())) for name, text in found}
+def described_fields(record: type) -> dict[str, str]:
+    """Field name to text, from the string literal below each field of a dataclass."""
+    (class_,) = ast.parse(inspect.getsource(record)).body
+    body = class_.body if isinstance(class_, ast.ClassDef) else []
+    return {
+        field.target.id: plain(" ".join(text.value.value.split()))
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def behaviour_page() -> str:
@@ -198,7 +208,7 @@ number in quotes is text. `max_offload_tokens` is also understood beside `tierkv
 
 def hints_page() -> str:
     """``hints.md``."""
-    meanings = described_fields(hints.RequestHints.__doc__ or "")
+    meanings = described_fields(hints.RequestHints)
     rows = [f"| `{key}` | {allowed} | {meanings[key]} |" for key, allowed in hints.ALLOWED.items()]
     table = "\n".join(["| key | value | meaning |", "|---|---|---|", *rows])
     return f"{head('Hints of a request', 'tierkv/types/hints.py')}{HINTS_HEAD}\n{table}\n"

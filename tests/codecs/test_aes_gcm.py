@@ -179,7 +179,7 @@ def test_without_the_library_the_error_says_what_to_install() -> None:
     """The library is an extra; a stack that needs it must not end with an ImportError of somebody else's."""
     program = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from tierkv.codecs import CODEC_PLUGINS\n"
+        "from tierkv.codecs.builtin import CODEC_PLUGINS\n"
         "from tierkv.abc import CodecContext\n"
         "from tierkv.errors import PluginError\n"
         "plugin = CODEC_PLUGINS[-1]\n"

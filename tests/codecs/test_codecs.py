@@ -11,7 +11,7 @@ from codec_parts import aes, decoded, encoded, frame_of, open_codec, opened_fram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.codecs import CODEC_PLUGINS
+from tierkv.codecs.builtin import CODEC_PLUGINS
 from tierkv.codecs.none import NoneCodec
 from tierkv.codecs.zstd import ZstdCodec, ZstdOptions
 from tierkv.errors import CorruptFrameError

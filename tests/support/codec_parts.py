@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tierkv.abc import CODEC_NOTES_BYTES, Codec, CodecContext, CodecFrame, CodecPlugin
-from tierkv.codecs import CODEC_PLUGINS
 from tierkv.codecs.aes_gcm import AesGcmCodec
+from tierkv.codecs.builtin import CODEC_PLUGINS
 from tierkv.types.namespace import Namespace
 
 KEY = bytes(range(32))

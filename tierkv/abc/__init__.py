@@ -1,6 +1,24 @@
-"""All that a plugin author reads.
+"""Interfaces that a plugin author implements: backends, codecs and eviction policies.
 
-With ``tierkv.types``, ``tierkv.errors`` and ``tierkv.hookspecs`` it is all that a plugin imports.
+A plugin imports this package, ``tierkv.types``, ``tierkv.errors`` and ``tierkv.hookspecs``, and nothing else of tierkv.
+
+- :mod:`~tierkv.abc.backend`: a *backend* stores byte strings (*frames*) by key. Five verbs are required. Further
+  abilities are separate protocols, named ``Supports...``.
+- :mod:`~tierkv.abc.capabilities`: the record in which a backend declares what it can do.
+- :mod:`~tierkv.abc.codec`: a *codec* turns a chunk's payload into its stored form and back.
+- :mod:`~tierkv.abc.policy`: an *eviction policy* orders the chunks of one tier. Abilities are separate protocols.
+- :mod:`~tierkv.abc.observation`: the ability of a policy to receive whole requests.
+- :mod:`~tierkv.abc.plugin`: the values that a plugin's hooks return, each with a name and an ``open`` function.
+
+Flow: hooks (:mod:`tierkv.hookspecs`) register a plugin's values. A stack that names one of them checks its options and
+calls ``open``. The framework then frames, checks, batches, retries, measures and evicts. The plugin stores bytes,
+encodes bytes, or orders handles.
+
+Invariants:
+
+- Abilities are found by declared capability or by method name, never by the name of a plugin.
+- A fault of a plugin becomes a miss or a counted failure. It never reaches the engine's thread as an exception.
+- ``SPI_VERSION`` covers everything in this package and the hooks. A plugin of another version is not loaded.
 """
 
 from tierkv.abc.backend import (

@@ -1,15 +1,16 @@
-"""The backend interface: a backend moves bytes; the framework does the rest.
+"""Backend interface: the verbs that store, read and delete frames.
 
-Framing, checksums, compression, capacity, eviction, admission, batching, deadlines, retries, breaker, metrics and
-deferral come from the framework. A backend sees *frames*: byte strings that it stores and returns unchanged.
+The framework provides framing, checksums, compression, capacity, eviction, admission, batching, deadlines, retries,
+circuit breaking, metrics and deferral. A backend sees *frames*: byte strings that it stores and returns unchanged.
 
 Rules for every verb:
 
-- Takes a batch, returns one result per key, in order. A result that is an exception *value* concerns that key alone;
-  an exception *raised* concerns the whole batch.
-- Called on threads of the framework, up to ``preferred_concurrency`` at once (:class:`AsyncBackend`: on one event
-  loop). Never called on the engine's thread. May block; the framework's deadline will not wait for it.
-- Buffers belong to the caller and are valid during the call only.
+- It takes a batch and returns one result per key, in order. An exception returned as a *value* concerns one key. An
+  exception that is *raised* concerns the whole batch.
+- It runs on threads of the framework, up to ``preferred_concurrency`` calls at once. The verbs of an
+  :class:`AsyncBackend` run on one event loop. No verb runs on the engine's thread.
+- It may block. When the deadline of an operation passes, the framework stops waiting for the result.
+- Buffers belong to the caller and are valid only during the call.
 """
 
 from __future__ import annotations
@@ -26,140 +27,156 @@ from tierkv.types.namespace import Namespace
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Read the frame of ``key`` into the start of ``buffer`` (writable bytes, at least as long as any frame)."""
+    """Request to read one frame into a buffer."""
 
     key: Key
+    """Key of the frame."""
     buffer: memoryview
+    """Writable bytes, at least as long as the longest frame. The frame goes to the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """Store ``frame`` (read-only bytes) under ``key``, replacing what is there."""
+    """Request to store one frame, replacing any frame under the same key."""
 
     key: Key
+    """Key of the frame."""
     frame: memoryview
+    """Read-only bytes of the frame."""
 
 
 ProbeResult = bool | TierKVError
-"""Whether the key is stored; or what went wrong for this key."""
+"""Whether the key is stored, or the error for this key."""
 
 ReadResult = int | None | TierKVError
-"""Bytes placed in the buffer; or None: no such key; or what went wrong for this key."""
+"""Number of bytes placed in the buffer; None if the key is not stored; or the error for this key."""
 
 WriteResult = TierKVError | None
-"""None: stored (and durable, if so declared); or what went wrong for this key."""
+"""None if the frame is stored (and durable, where the backend declares that); or the error for this key."""
 
 
 class Entry(NamedTuple):
-    """One stored frame, as told by ``scan``.
+    """One stored frame, as reported by :meth:`SupportsScan.scan`.
 
-    A named tuple, because a tier tells of millions at once: a frozen dataclass takes three times as long to make.
+    A named tuple, because a scan may report millions of frames: creating a frozen dataclass takes three times as long.
     """
 
     key: Key
+    """Key of the frame."""
     frame_bytes: int
+    """Stored length of the frame in bytes."""
 
 
 FrameRecogniser = Callable[[memoryview], tuple[Key, int] | None]
-"""From the first 4,096 bytes of what may be a frame: its key and its whole length in bytes; or None.
+"""Function that recognises a frame by its first page.
 
-None also for frames of other namespaces. Says nothing of the payload: that is checked when the frame is read. Never
-raises; any thread.
+It takes the first 4,096 bytes of a candidate. It returns the key and the whole length in bytes of the frame that
+begins there, or None. Frames of other namespaces give None. The payload is not checked; the read checks it. Never
+raises; may be called on any thread.
 """
 
 
 def recognise_nothing(_page: memoryview) -> None:
-    """The :data:`FrameRecogniser` of whoever knows no frames, such as a test whose frames are arbitrary bytes."""
+    """Default :data:`FrameRecogniser`, for tests whose frames are arbitrary bytes: recognise no frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """What the framework tells a backend when it opens it.
-
-    tier: the tier's name in the configuration, for messages.
-    namespace: whose bytes these are. A backend keeps namespaces apart; ``namespace.fingerprint().hex()`` is a fine
-        directory name or prefix.
-    frame_bytes_max: no frame is longer.
-    capacity_bytes: the tier's limit, or None where the configuration sets none.
-    recognise_frame: recognises a frame of this namespace by its first page, for a backend whose index was lost.
-    """
+    """Facts about the tier, given to the plugin's ``open``."""
 
     tier: str
+    """Name of the tier in the configuration, for messages."""
     namespace: Namespace
+    """Namespace of the stored bytes. A backend must keep namespaces apart. ``namespace.fingerprint().hex()`` serves as
+    a directory name or a key prefix."""
     frame_bytes_max: int
+    """Length of the longest frame in bytes."""
     capacity_bytes: int | None
+    """Limit of the tier in bytes; None where the configuration sets none."""
     recognise_frame: FrameRecogniser = field(default=recognise_nothing, repr=False, compare=False)
+    """Recognises a frame of this namespace by its first page, for a backend whose index was lost."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """The required verbs of a blocking backend."""
+    """Required verbs of a blocking backend."""
 
     def contains(self, keys: Sequence[Key]) -> Sequence[ProbeResult]:
-        """Whether each key is stored. Cheap; reads no frame."""
+        """Return whether each key is stored. Must be cheap and read no frame."""
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """Fill each buffer with its key's frame."""
+        """Fill each buffer with the frame of its key."""
 
     def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """Store each frame so that a reader sees all of it or nothing, also after a crash."""
+        """Store each frame atomically: a reader sees the whole frame or none, also after a crash."""
 
     def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """Forget each key. An absent key is no error."""
+        """Delete the frame of each key. An absent key is no error."""
 
     def close(self) -> None:
-        """Release everything. Called once, after the last other call returned or was given up."""
+        """Release all resources. Called once, after every other call has returned or was abandoned."""
 
 
 @runtime_checkable
 class AsyncBackend(Protocol):
-    """The same verbs for libraries that are async at heart.
+    """Required verbs of a backend whose library is asynchronous. The contracts are those of :class:`Backend`.
 
-    A verb may be cancelled, when its deadline has passed or the stack closes; it must not touch its buffers after that.
+    A verb may be cancelled when its deadline passes or the stack closes. It must not use its buffers after that.
     """
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[ProbeResult]:
-        """See :meth:`Backend.contains`."""
+        """Return whether each key is stored."""
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """See :meth:`Backend.read_into`."""
+        """Fill each buffer with the frame of its key."""
 
     async def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """See :meth:`Backend.write`."""
+        """Store each frame atomically."""
 
     async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """See :meth:`Backend.delete`."""
+        """Delete the frame of each key."""
 
     async def close(self) -> None:
-        """See :meth:`Backend.close`."""
+        """Release all resources."""
 
 
 @runtime_checkable
 class SupportsScan(Protocol):
-    """Ability: tell everything that is stored in this namespace. Declared by ``Capabilities.scan``."""
+    """Ability to list the stored frames of the namespace. Declared by ``Capabilities.scan``."""
 
     def scan(self) -> Iterable[Entry]:
-        """Every stored frame, oldest first where the backend knows. Called once, at open, on a framework thread."""
+        """Yield every stored frame, oldest first where the backend knows the age.
+
+        Called once, when the tier opens, on a framework thread.
+        """
 
 
 @runtime_checkable
 class SupportsQuarantine(Protocol):
-    """Ability: keep the places of bad frames out of service. Found by the method; no capability declares it."""
+    """Ability to take the storage of a corrupt frame out of service. Found by the method; no capability declares it."""
 
     def quarantine(self, key: Key, reason: str) -> None:
-        """The frame that was read for ``key`` did not check out; a delete will follow. ``reason``: for people."""
+        """Quarantine the storage of the frame that was last read for ``key``, because the frame failed its check.
+
+        A delete of the key follows. Called on the thread that read the frame. An exception is ignored.
+
+        Args:
+            key: key of the corrupt frame.
+            reason: the failed check, for logs and ``tierkv check``.
+        """
 
 
 @runtime_checkable
 class SupportsRoomLimit(Protocol):
-    """Ability: of its capacity, only so much is room for frames; the rest the backend needs itself.
+    """Ability to report how much of the capacity is room for frames; the backend itself uses the rest.
 
-    The framework keeps the sum of frames within it. Without this ability, it does so with the capacity.
+    The framework keeps the sum of all frames within this room. For a backend without this ability, it keeps the sum
+    within the capacity.
     """
 
     @property
     def room_bytes(self) -> int:
-        """Bytes of frames, the longest kind taken. Does not change while the backend is open."""
+        """Room for frames in bytes, if all frames have the longest length. Constant while the backend is open."""
 
 
 __all__ = [
@@ -168,6 +185,7 @@ __all__ = [
     "BackendContext",
     "Capabilities",
     "Entry",
+    "FrameRecogniser",
     "ProbeResult",
     "ReadRequest",
     "ReadResult",
@@ -176,4 +194,5 @@ __all__ = [
     "SupportsScan",
     "WriteRequest",
     "WriteResult",
+    "recognise_nothing",
 ]

@@ -1,47 +1,48 @@
-"""What a backend can do, declared flat. Tests and the dispatcher read this record, never a backend's name."""
+"""Capabilities of a backend: a flat record. Tests and the dispatcher read this record, never a backend's name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 KEYS_PER_READ_MIN = 4
-"""Operations of fewer keys would cost the engine's thread more than they gain."""
+"""Fewest keys per read operation. Smaller operations cost the engine's thread more than they gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """A backend's declaration about itself.
-
-    durable: what ``write`` acknowledged survives kill -9 and a reopen.
-    shared: other processes may add or remove chunks while the stack runs.
-    authoritative_index: what ``scan`` tells at open plus what this process did since is the whole truth, so existence
-        is known without asking. Needs ``scan``; excludes ``shared``.
-    scan: implements :class:`~tierkv.abc.backend.SupportsScan`.
-    read_only: ``write`` and ``delete`` always refuse.
-    bounded: the backend keeps within ``BackendContext.capacity_bytes`` when the framework does; False for places whose
-        size is somebody else's business.
-    alignment: buffers given to ``write`` and ``read_into`` start at a multiple of this many bytes and have a length
-        that is one (1: no wish). 4096 suits O_DIRECT.
-    preferred_batch: keys per call that suit it best; the framework never exceeds it.
-    preferred_read_batch: the same for ``read_into`` alone, where less suits it; None: no wish. A frame is checked when
-        the call that read it ends, so where calls cost little, 1 has it checked while the processor's cache holds it.
-    preferred_concurrency: calls at once that suit it best; the framework never exceeds it.
-    """
+    """Properties that a backend declares about itself."""
 
     durable: bool = False
+    """Writes that were acknowledged survive kill -9 and a reopen."""
     shared: bool = False
+    """Other processes may add or remove chunks while the stack runs."""
     authoritative_index: bool = False
+    """The entries of ``scan`` at open, plus the operations of this process, are the complete contents. The framework
+    then knows without a probe whether a chunk is stored. Needs ``scan``; excludes ``shared``."""
     scan: bool = False
+    """Implements :class:`~tierkv.abc.backend.SupportsScan`."""
     read_only: bool = False
+    """``write`` and ``delete`` always fail."""
     bounded: bool = True
+    """The stored bytes stay within ``BackendContext.capacity_bytes`` as long as the framework evicts. False where
+    something else limits the storage, such as the settings of a bucket."""
     alignment: int = 1
+    """Buffers given to ``write`` and ``read_into`` start at a multiple of this number of bytes, and their length is a
+    multiple of it. 1: no requirement; 4096 suits O_DIRECT. A power of two."""
     preferred_batch: int = 8
+    """Largest number of keys per call."""
     preferred_read_batch: int | None = None
+    """Preferred number of keys per ``read_into`` call; None: ``preferred_batch``. A frame is checked when the call that
+    read it returns. So where calls are cheap, 1 keeps the frame in the processor's cache for the check."""
     preferred_concurrency: int = 2
+    """Largest number of concurrent calls."""
 
     @property
     def keys_per_read(self) -> int:
-        """Keys of one operation that reads. Few where the backend prefers few: its threads then share a load evenly."""
+        """Number of keys per read operation.
+
+        Small where the backend prefers small reads, so that its threads share the work of a load evenly.
+        """
         if self.preferred_read_batch is None:
             return self.preferred_batch
         return min(self.preferred_batch, max(self.preferred_read_batch, KEYS_PER_READ_MIN))

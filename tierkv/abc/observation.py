@@ -1,4 +1,4 @@
-"""What an eviction policy may do beside :class:`~tierkv.abc.EvictionPolicy`: hear of requests as a whole."""
+"""Ability of an eviction policy to receive whole requests, beside the verbs of :class:`~tierkv.abc.EvictionPolicy`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from tierkv.types.observation import RequestObservation
 
 @runtime_checkable
 class RequestAwarePolicy(Protocol):
-    """A policy that wants to know who asks, for what, with which hints, and what the engine found in its own cache.
+    """Policy that receives each request: its whole path, its hints, and the hits in the engine's own cache.
 
-    Called on the engine's scheduler thread, once when a request's first lookup is answered and once when it ends, in
-    every tier whose policy has the method. At most a microsecond or so per key of the path: it delays a step. A policy
-    that raises is not called again, and counted (``observations_failed``); it goes on ordering chunks.
+    Called in every tier whose policy has the method. A policy that raises is not called again with observations, and
+    is counted in ``observations_failed``. It continues to order chunks.
     """
 
     def observe_request(self, observation: RequestObservation) -> None:
-        """A request arrived or finished."""
+        """Process one observation, at most about a microsecond per key of the path: the call delays an engine step.
+
+        Called on the engine's scheduler thread, once after the first lookup of a request is answered, and once when the
+        request ends.
+        """

@@ -1,7 +1,7 @@
-"""The eviction policy interface: in which order chunks leave a tier, and which may come in.
+"""Eviction policy interface: the order in which chunks are evicted from a tier, and which chunks are admitted.
 
-A policy knows chunks by *handles*: small whole numbers without gaps, that the tier hands out and uses again. So a
-policy keeps what it knows in columns, not in an object per chunk.
+A policy knows chunks by *handles*: small whole numbers without gaps, which the tier assigns and reuses. So a policy
+keeps its data in columns instead of one object per chunk.
 """
 
 from __future__ import annotations
@@ -13,74 +13,82 @@ from tierkv.types.keys import Key
 
 
 class EvictionPolicy(Protocol):
-    """Orders the readable chunks of one tier. Pure and single-threaded: all verbs run on the engine's thread.
+    """Order of the readable chunks of one tier. Pure and single-threaded: all verbs run on the engine's thread.
 
-    Each verb takes a batch, O(1) amortised per handle, and no verb takes over 1 ms for a batch of 128 at a million
-    handles. So keep no dict of a million entries, which stops to rebuild itself, and no list of them, which every full
-    garbage collection walks; an ``array`` or a ``memoryview`` does neither.
+    Each verb takes a batch and costs O(1) amortised per handle. At a million handles, no verb may take over 1 ms for a
+    batch of 128. So avoid a dict of a million entries, which stalls when it grows, and a list of a million objects,
+    which every full garbage collection walks. An ``array`` or a ``memoryview`` has neither cost.
 
-    Handles are below the number that the policy was opened with; where that was None, or frames at rest are smaller
-    than at most, higher ones may come. A batch never names a handle twice. Every handle in it is known, except in
-    :meth:`add`, where none is.
+    Handles are below the number that the policy was opened with. Higher handles may occur where that number was None,
+    or where stored frames are shorter than the maximum. A batch never contains a handle twice. Every handle in a
+    batch is known to the policy, except in :meth:`add`, where none is.
     """
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
-        """Chunks became readable, the last one most recently. Their keys are told only here.
+        """Add chunks that became readable, the last one most recently. Only this verb passes their keys.
 
-        Some may be held already. A key may have been here before: a policy that remembers what left sees it by its key.
+        Some of the chunks may be pinned already. A key may have been in the tier before: a policy that remembers
+        evicted chunks recognises it by the key.
         """
 
     def touch(self, handles: Sequence[int]) -> None:
-        """A request used these; tail first, so that the head of a prefix outlives its tail (S54).
+        """Note that a request used these chunks.
 
-        The request that brought a chunk tells so too, when it ends: the first use after :meth:`add` is most likely its
-        own, and says nothing about others.
+        The tail of a path comes first, so that the head of a prefix stays longest (S54).
+
+        The request that stored a chunk also touches it when it ends. So the first touch after :meth:`add` is most
+        likely that request's own, and says nothing about other requests.
         """
 
     def release(self, handles: Sequence[int]) -> None:
-        """No request holds any of these any more; tail first. A hold is I/O or a request that was to load it.
+        """Note that no request pins these chunks any more, tail first. I/O and reservations of requests pin chunks.
 
-        A policy of recency takes that for a use. One that counts uses hears of them by :meth:`touch`. A write to a tier
-        below may still hold some.
+        A policy of recency treats this as a use. A policy that counts uses waits for :meth:`touch`. A write to a lower
+        tier may still pin some of the chunks.
         """
 
     def remove(self, handles: Sequence[int]) -> None:
-        """These are gone for another reason than this policy's choice: damaged, deleted, or the cache was emptied."""
+        """Remove chunks that left without this policy's choice: damaged, deleted, or the cache was emptied."""
 
     def evict(self, count: int, pins: Sequence[int]) -> Sequence[int]:
-        """Choose ``count`` victims and forget them, the first to leave first.
+        """Choose ``count`` victims and forget them, the first to be evicted first.
 
-        ``pins[handle]`` is above 0 for what may not be chosen now: such a handle stays known. At least ``count``
-        handles are not held.
+        Args:
+            count: number of victims. At least this many known handles are unpinned.
+            pins: number of pins by handle. A handle with ``pins[handle] > 0`` must not be chosen and stays known.
 
         Returns:
-            Exactly ``count`` handles; or none, with nothing forgotten: not now, ask again (finding them would take too
-            long). Then the store is offered again in a later step.
+            Exactly ``count`` handles; or none, with nothing forgotten, where the search would take too long. The store
+            is then offered again in a later step.
         """
 
     def __len__(self) -> int:
-        """How many handles are known, held or not."""
+        """Number of known handles, pinned or not."""
 
 
 @runtime_checkable
 class AdmissionPolicy(Protocol):
-    """An ability of some policies: to say that a newcomer is worth less than what would leave for it."""
+    """Ability to refuse a new chunk that is worth less than the chunk that would be evicted for it."""
 
     def refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:
-        """Which of ``keys`` shall not come in, as positions in it.
+        """Return the chunks that must not be admitted, as positions in ``keys``.
 
-        Asked before stores and cascades, never for what a request waits for. ``free``: how many could come in without
-        anything leaving.
+        Called before stores and cascades, never for chunks that a request waits for.
+
+        Args:
+            keys: keys of the new chunks.
+            free: number of chunks that fit without an eviction.
         """
 
 
 @runtime_checkable
 class WriteAwarePolicy(Protocol):
-    """An ability of some policies: to tell the end of a write to a tier below from a use."""
+    """Ability to tell the end of a write to a lower tier from a use."""
 
     def release_after_write(self, handles: Sequence[int]) -> None:
-        """Writes that held these have ended, and nobody holds them any more. Their order is what it would be without.
+        """Restore the order of chunks after writes that pinned them have ended, with no pin left.
 
-        So there is nothing to do but for those that a choice passed over meanwhile: they are the next to leave, the
-        first one first. A policy that lacks this verb is told :meth:`EvictionPolicy.release` instead.
+        The order must be the one without these writes. So only chunks that a choice passed over meanwhile are affected:
+        they are evicted next, the first one first. A policy without this verb gets :meth:`EvictionPolicy.release`
+        instead.
         """

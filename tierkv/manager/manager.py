@@ -274,7 +274,7 @@ class OffloadManager:
         slots = self._admissions.admit(wanted, ctx.hints)
         if present:
             self._tier_io.used(present, ctx.hints)
-        if ctx.hints.has_terms or self._retention.any:
+        if ctx.hints.has_retention or self._retention.any:
             below = self._tier_io.source_of
             self._retention.stored(wanted, ctx.hints, self._step.now, lambda key: below(key) is not None)
         return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))

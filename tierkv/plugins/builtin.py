@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tierkv.abc import CodecPlugin, PolicyPlugin
-from tierkv.codecs import CODEC_PLUGINS
+from tierkv.codecs.builtin import CODEC_PLUGINS
 from tierkv.hookspecs import hookimpl
-from tierkv.policies import POLICY_PLUGINS
+from tierkv.policies.builtin import POLICY_PLUGINS
 
 TIERKV_SPI = 1
 

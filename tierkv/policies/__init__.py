@@ -1,49 +1,24 @@
-"""Eviction policies that come with tierkv."""
+"""Eviction policies that ship with tierkv, and the parts that a tier puts around any policy.
 
-from __future__ import annotations
+A *policy* (:class:`tierkv.abc.EvictionPolicy`) orders the readable chunks of one tier. It knows each chunk by a
+*handle*, a small whole number that the tier assigns and reuses. A handle with a *pin* must not be evicted. What a
+policy remembers of evicted chunks are *ghosts* (:mod:`~tierkv.policies.ghost`).
 
-from tierkv.abc.plugin import PolicyPlugin
-from tierkv.abc.policy import EvictionPolicy
-from tierkv.policies.adaptive.policy import AdaptivePolicy
-from tierkv.policies.arc import ArcPolicy
-from tierkv.policies.lfu import LfuPolicy
-from tierkv.policies.lru import LruPolicy
-from tierkv.policies.s3_fifo import S3FifoPolicy
+Policies: ``lru``, ``lfu``, ``arc``, ``s3-fifo`` and :mod:`~tierkv.policies.adaptive`.
+:mod:`~tierkv.policies.builtin` lists them for the plugin registry.
 
+Around a policy:
 
-def _open_adaptive(chunks_max: int | None) -> EvictionPolicy:
-    return AdaptivePolicy(chunks_max)
+- :class:`~tierkv.policies.guarded.GuardedPolicy` wraps the policy of a plugin and replaces it when it fails.
+- :class:`~tierkv.policies.quotas.TenantPolicy` holds one policy per tenant and enforces quotas.
+- :class:`~tierkv.policies.request_feed.RequestFeed` passes request observations to the policies that want them.
 
+Flow: the tier calls ``add`` for stored chunks, ``touch`` for uses, ``release`` when the last pin ends, and ``evict``
+when it needs room. A policy that has ``refuse`` is asked before a chunk is admitted.
 
-def _open_arc(chunks_max: int | None) -> EvictionPolicy:
-    return ArcPolicy(chunks_max)
+Invariants:
 
-
-def _open_lfu(chunks_max: int | None) -> EvictionPolicy:
-    return LfuPolicy(chunks_max)
-
-
-def _open_lru(chunks_max: int | None) -> EvictionPolicy:
-    return LruPolicy(chunks_max)
-
-
-def _open_s3_fifo(chunks_max: int | None) -> EvictionPolicy:
-    return S3FifoPolicy(chunks_max)
-
-
-POLICY_PLUGINS: tuple[PolicyPlugin, ...] = (
-    PolicyPlugin(
-        name="adaptive",
-        summary="Learn from requests which chunks come back soon, and let in and keep those.",
-        open=_open_adaptive,
-    ),
-    PolicyPlugin(
-        name="arc", summary="Weigh what was used lately against what was used often, and learn how.", open=_open_arc
-    ),
-    PolicyPlugin(name="lfu", summary="Evict what was used least often; old uses count less.", open=_open_lfu),
-    PolicyPlugin(name="lru", summary="Evict what was not used for the longest time.", open=_open_lru),
-    PolicyPlugin(
-        name="s3-fifo", summary="Evict newcomers early, unless they are used twice or come back.", open=_open_s3_fifo
-    ),
-)
-"""What :func:`tierkv.hookspecs.tierkv_policies` returns for tierkv itself."""
+- A policy does no I/O and starts no thread. All verbs run on the engine's scheduler thread.
+- ``evict`` returns exactly as many unpinned handles as requested, or none.
+- A verb costs O(1) amortised per handle; columns replace objects per chunk, so the garbage collector sees few objects.
+"""

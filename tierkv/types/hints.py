@@ -1,6 +1,6 @@
-"""What a request may say about its chunks: ``kv_transfer_params["tierkv"]``, read strictly, ignored aloud where wrong.
+"""Hints of a request about its chunks: ``kv_transfer_params["tierkv"]``. Values are checked; wrong ones are ignored.
 
-Every key is optional, and a hint never makes an answer wrong: at worst a chunk is computed again.
+Every key is optional. A hint never makes an answer wrong: in the worst case a chunk is computed again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HINTS = "tierkv"
-"""The key of ``kv_transfer_params`` under which the hints stand."""
+"""Key of ``kv_transfer_params`` that holds the hints."""
 
 PRIORITY_MIN, PRIORITY_MAX = -100, 100
 SESSION_CHARS_MAX = 256
@@ -22,55 +22,54 @@ _SHOWN_CHARS_MAX = 80
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """The hints of one request, as read. What a key allows stands in :data:`ALLOWED`.
-
-    load_tiers: Tiers that a hit may come from, ``host`` among them if it is named. A chunk counts as there if one of
-        these has it; no other tier is asked or read for this request. Bytes are taken from the host tier's copy where
-        there is one. Empty: nothing is loaded. Default: all tiers.
-    max_load_tokens: At most so many tokens are loaded, beyond those that the engine has itself. 0: the tiers are not
-        even asked. Default: no bound.
-    max_offload_tokens: Only chunks that end within the first so many tokens are stored. Default: no bound.
-    store: ``false``: nothing is stored. A list: what is stored goes no further than these tiers; it passes through
-        the host tier, named or not. Empty: nothing is stored. A chunk that is in the host tier already keeps the terms
-        of whoever stored it. Default: ``true``, everywhere.
-    priority: How much its chunks are worth beside those of others, higher is more; for policies. Default: 0.
-    ttl_s: Seconds after which a chunk stored under it counts as absent and is deleted. Every later use under a
-        ``ttl_s`` may prolong that, never shorten it; a use without one makes the chunk stay. Such chunks do not
-        cascade to tiers that other processes share. A restart forgets the time. Default: chunks stay.
-    retain: Its chunks should outlive others of their priority; for policies. Default: ``false``.
-    session: Which conversation or agent run this request belongs to; for policies. Default: unknown.
-    continues: Whether the session will send another request that starts with this one: ``"yes"``, ``"no"``, or the
-        probability of it; for policies. Default: unknown.
-    closed: This is the last request of its session; for policies. Default: ``false``.
-    one_shot: Nobody will ask for this prompt again: chunks that it stores do not cascade below the host tier, and leave
-        it before all others. A use by a request that is not one-shot ends that. Default: ``false``.
-    """
+    """Hints of one request, as read. :data:`ALLOWED` lists the values that each key allows."""
 
     load_tiers: frozenset[str] | None = None
+    """Tiers that a hit may come from; name ``host`` to include the host tier. A chunk is a hit if one of these tiers
+    has it. No other tier is probed or read for this request. Bytes are copied from the host tier where it has the
+    chunk.
+    Empty: nothing is loaded. Default: all tiers."""
     max_load_tokens: int | None = None
+    """Largest number of tokens to load, beyond the tokens in the engine's own cache. 0: the tiers are not asked.
+    Default: no bound."""
     max_offload_tokens: int | None = None
+    """Only chunks that end within the first ``max_offload_tokens`` tokens are stored. Default: no bound."""
     store: frozenset[str] | None = None
+    """``false``: nothing is stored. A list: stored chunks are written to these tiers only. They pass through the host
+    tier, named or not. Empty: nothing is stored. A chunk that is already in the host tier keeps its retention.
+    Default: ``true``, all tiers."""
     priority: int = 0
+    """Value of the request's chunks compared with others; higher is more. For policies. Default: 0."""
     ttl_s: float | None = None
+    """Seconds after which a chunk stored under this hint counts as absent and is deleted. A later use with a ``ttl_s``
+    may prolong the time, never shorten it. A use without one removes the limit. Such chunks are not written to tiers
+    that other processes share. The time is lost at a restart. Default: no limit."""
     retain: bool = False
+    """The request's chunks should outlive others of the same priority. For policies. Default: ``false``."""
     session: str | None = None
+    """Conversation or agent run that the request belongs to. For policies. Default: unknown."""
     continues: float | None = None
+    """Whether the session will send another request that starts with this one: ``"yes"``, ``"no"``, or a probability.
+    For policies. Default: unknown."""
     closed: bool = False
+    """This is the last request of its session. For policies. Default: ``false``."""
     one_shot: bool = False
+    """No later request will have this prompt. Its stored chunks are not written below the host tier, and are the
+    first to be evicted from it. A use by a request without this hint ends both. Default: ``false``."""
 
     @property
     def stores(self) -> bool:
-        """Whether anything may be stored. ``store`` is the set of tiers that may get it, None for all."""
+        """Whether any tier may store the request's chunks."""
         return self.store is None or bool(self.store)
 
     @property
-    def has_terms(self) -> bool:
-        """Whether chunks stored under these hints are kept on terms of their own."""
+    def has_retention(self) -> bool:
+        """Whether chunks stored under these hints have a retention of their own."""
         return self.ttl_s is not None or self.one_shot
 
 
 NO_HINTS = RequestHints()
-"""The hints of a request that gives none."""
+"""Hints of a request without hints."""
 
 ALLOWED: Mapping[str, str] = {
     "load_tiers": "a list of names of tiers",
@@ -85,33 +84,36 @@ ALLOWED: Mapping[str, str] = {
     "closed": "true or false",
     "one_shot": "true or false",
 }
-"""Per key, what may be given."""
+"""Allowed values by key, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class HintFault:
-    """Something that was ignored. ``kind`` and ``key`` together name the fault, ``message`` tells a user."""
+    """A hint that was ignored."""
 
     key: str
+    """Path of the hint."""
     kind: str
+    """Kind of the fault. ``key`` and ``kind`` together identify it."""
     message: str
+    """Text for the user."""
 
 
 class _WrongError(ValueError):
-    """A value cannot be used. Its text is the kind of fault: ``type`` or ``range``."""
+    """A value is not allowed. The text is the kind of fault: ``type`` or ``range``."""
 
 
 def parse_hints(params: object, tiers: Collection[str] | None = None) -> tuple[RequestHints, list[HintFault]]:
-    """Read the hints out of a request's ``kv_transfer_params``.
+    """Read the hints of a request from its ``kv_transfer_params``.
 
-    ``max_offload_tokens`` may also stand beside ``tierkv`` instead of in it (S12); the inner one counts.
+    ``max_offload_tokens`` may also be given beside ``tierkv`` instead of in it (S12). The inner one takes precedence.
 
     Args:
-        params: what the engine's user attached; anything that is no mapping says nothing.
-        tiers: names of the tiers there are, to find misspelt ones; None: any name will do.
+        params: value attached by the engine's user. A value that is no mapping gives a fault and no hints.
+        tiers: names of the stack's tiers, to detect misspelt ones; None: any name is accepted.
 
     Returns:
-        The hints, and what was ignored of them.
+        The hints, and the faults of ignored values.
     """
     if params is None:
         return NO_HINTS, []
@@ -176,7 +178,7 @@ def _nearest(name: str, names: Collection[str]) -> str:
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - a whole number of thousands of digits has no repr, and who knows what else
+    except Exception:  # noqa: BLE001 - a number of thousands of digits has no repr; other types may raise anything
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."
 
@@ -209,7 +211,7 @@ def _flag(value: object) -> bool:
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _WrongError("type")
-    if not 0 < value <= sys.float_info.max:  # a whole number may lie beyond what a float can be
+    if not 0 < value <= sys.float_info.max:  # a whole number may exceed the range of float
         raise _WrongError("range")
     return float(value)
 

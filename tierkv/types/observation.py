@@ -1,4 +1,4 @@
-"""What a policy hears of a request: its whole path through the cache, in one value."""
+"""Observation of a request, for eviction policies: the whole path of the request and the hits on it, in one value."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from tierkv.types.keys import Key
 
 
 class RequestPhase(Enum):
-    """Which boundary of its life the request passes."""
+    """Phase of a request at which it is observed."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     ARRIVED = "arrived"
-    """It was asked for and answered, for the first time."""
+    """The first lookup of the request was answered."""
     FINISHED = "finished"
-    """It ended, in whatever way."""
+    """The request ended, for any reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestObservation:
-    """A request at one of its boundaries.
-
-    now_s: on the stack's clock.
-    paths: per KV cache group, the keys of all its whole chunks in the order of the prompt: also of those that the
-        engine had in its own cache, which no tier is ever asked for. When it finished: of what was computed.
-    gpu_chunks: per group, how many of them, from the front, the engine had itself.
-    tier_chunks: by tier, how many chunks the answered hit consists of, over all groups; ``host`` are those that were in
-        the host tier before the request came.
-    new_chunks: per group, how many of the path at its arrival, from its end, lie behind the hit. A policy that
-        remembers what it has evicted can tell those it never saw from those it forgot.
-    hints: what the request said of itself.
-    """
+    """A request at one of its phases."""
 
     request_id: str
+    """Id of the request."""
     phase: RequestPhase
+    """Phase of the request."""
     now_s: float
+    """Time of the observation in seconds, on the stack's clock."""
     paths: tuple[tuple[Key, ...], ...]
+    """Per KV cache group, the keys of all whole chunks in the order of the prompt. They include chunks in the engine's
+    own cache, for which no tier is probed. At the end of a request: the keys of all computed chunks."""
     gpu_chunks: tuple[int, ...]
+    """Per group, the number of chunks at the front that were in the engine's own cache."""
     new_chunks: tuple[int, ...]
+    """Per group, the number of chunks at the end of the arrival's path that are behind the hit. A policy that remembers
+    evicted chunks can separate the chunks that it never saw from those that it forgot."""
     tier_chunks: Mapping[str, int] = field(default_factory=dict)
+    """Number of chunks in the answered hit by tier, over all groups. ``host`` counts the chunks that were in the host
+    tier before the request arrived."""
     hints: RequestHints = NO_HINTS
+    """Hints of the request."""
