@@ -208,6 +208,7 @@ def test_missed_deadlines_are_told_within_the_limit_too(bench: Bench, gate: Even
     with dispatching(bench, limits=TierLimits(breaker_failures=1000)) as dispatch:
         for _ in range(100):
             dispatch.submit(Verb.PROBE, [1])
+        wait_for(lambda: len(bench.backend.calls) == 2, "both threads to hang")
         dispatch.clock.advance(60.0)
         told = [(len(dispatch.drain(30)), dispatch.dispatcher.stats.tiers[0].timed_out) for _ in range(5)]
         assert told == [(30, 30), (30, 60), (30, 90), (10, 100), (0, 100)]

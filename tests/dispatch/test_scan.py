@@ -49,12 +49,12 @@ def broken_in_the_middle() -> Iterator[object]:
     ("told", "error"),
     [
         (None, "TypeError"),
-        ([Entry(KEYS[0], 1), "entry"], "impossible entry 'entry'"),
-        ([Entry(Key(b""), 1)], "impossible entry"),
-        ([Entry(Key(b"k" * 257), 1)], "impossible entry"),
-        ([Entry("key", 1)], "impossible entry"),  # type: ignore[arg-type]  # the lie
-        ([Entry(KEYS[0], -1)], "impossible entry"),
-        ([Entry(KEYS[0], "1")], "impossible entry"),  # type: ignore[arg-type]  # the lie
+        ([Entry(KEYS[0], 1), "entry"], "invalid entry 'entry'"),
+        ([Entry(Key(b""), 1)], "invalid entry"),
+        ([Entry(Key(b"k" * 257), 1)], "invalid entry"),
+        ([Entry("key", 1)], "invalid entry"),  # type: ignore[arg-type]  # the lie
+        ([Entry(KEYS[0], -1)], "invalid entry"),
+        ([Entry(KEYS[0], "1")], "invalid entry"),  # type: ignore[arg-type]  # the lie
         ("generator", "OSError: bad sector"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Async backends: one event loop on one thread, shared by all of them.
+"""Lane of async backends: one event loop on one thread, shared by all of them.
 
-Deadlines are the dispatcher's, as for threads. A probe or deletion that missed its deadline is cancelled. A read or
-write is not: a library that goes on in a thread of its own after a cancellation would fill a slot that by then belongs
-to another chunk. Its slot stays leased until the call has truly ended.
+The dispatcher watches the deadlines, as for threads. A probe or deletion that missed its deadline is cancelled. A read
+or write is not: a library may continue in a thread of its own after a cancellation, and would fill a slot that by then
+belongs to another chunk. The slot stays leased until the call has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _LAST_TURNS = 8
 
 
 class LoopRunner:
-    """An event loop, as a :class:`~tierkv.dispatch.spawn.Runner`."""
+    """Event loop as a :class:`~tierkv.dispatch.spawn.Runner`.
+
+    Args:
+        spawn: starts the helper threads of ``asyncio.to_thread``.
+    """
 
     def __init__(self, spawn: Spawn) -> None:
         self.loop = asyncio.new_event_loop()
@@ -36,7 +40,7 @@ class LoopRunner:
         self.done = False
 
     def run(self) -> None:
-        """Run the loop until :meth:`stop`. What a plugin's stray task throws out of the loop does not end it."""
+        """Run the loop until :meth:`stop`. An exception of a plugin's stray task does not end it."""
         asyncio.set_event_loop(self.loop)
         while not self.done:
             try:
@@ -46,7 +50,7 @@ class LoopRunner:
         self._close()
 
     def step(self) -> bool:
-        """Run what is ready."""
+        """Run the callbacks that are ready; False once the loop is closed."""
         if self.loop.is_closed():
             return False
         self.loop.call_soon(self.loop.stop)
@@ -56,12 +60,12 @@ class LoopRunner:
         return True
 
     def call(self, function: Callable[..., object], *args: object) -> None:
-        """Have the loop call something soon. Never waits; does nothing once the loop has ended."""
+        """Schedule a call on the loop. Any thread. Never waits; does nothing once the loop has ended."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, *args)
 
     def stop(self) -> None:
-        """End the loop soon; calls that still run are abandoned."""
+        """Schedule the end of the loop; calls that still run are abandoned."""
         self.call(self._stop)
 
     def _stop(self) -> None:
@@ -69,7 +73,7 @@ class LoopRunner:
         self.loop.stop()
 
     def _close(self) -> None:
-        for _ in range(_LAST_TURNS):  # a cancelled task needs a few turns to end, one that refuses never does
+        for _ in range(_LAST_TURNS):  # a cancelled task needs a few turns to end
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
@@ -81,14 +85,14 @@ class LoopRunner:
 
 
 class AsyncLane:
-    """A bounded number of one tier's calls at once, on a shared loop. Methods: see :class:`~tierkv.dispatch.lane.Lane`.
+    """:class:`~tierkv.dispatch.lane.Lane` of an async backend, with a bounded number of concurrent calls.
 
     Args:
-        tier: whose operations these are.
-        concurrency: calls at once.
+        tier: performs the operations.
+        concurrency: number of concurrent calls.
         queue_ops_max: operations that may wait.
-        done: where finished tickets go.
-        runner: the loop.
+        done: receives finished tickets.
+        runner: the shared loop.
     """
 
     def __init__(
@@ -105,35 +109,35 @@ class AsyncLane:
         self._close_runs = False
 
     def offer(self, ticket: Ticket) -> bool:
-        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        """Queue a ticket and wake the loop; False if the queue is full."""
         if not self._tickets.put(ticket):
             return False
         self._runner.call(self._pump)
         return True
 
     def cancel_overdue(self, ticket: Ticket) -> None:
-        """See the module: only what touches no slot is cancelled."""
+        """Cancel the call if it touches no slot."""
         if ticket.op.verb in {Verb.PROBE, Verb.DELETE}:
             self._runner.call(self._cancel, ticket)
 
     def stop(self) -> None:
-        """What still runs is cancelled: the arena's memory lives on while anybody has a view of it."""
+        """Cancel all running calls. The arena's memory stays mapped while a view of it exists."""
         self._runner.call(self._cancel_all)
 
     def retire(self) -> None:
-        """Nothing to do: calls end by themselves, and there is no thread to let go."""
+        """Do nothing: running calls end by themselves, and the lane has no thread of its own."""
 
     def running_calls(self) -> int:
-        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        """Number of calls that are under way."""
         return len(self._running)
 
     def close_backend(self) -> None:
-        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        """Begin to close the backend, on the loop."""
         self._close_runs = True
         self._runner.call(self._begin_close)
 
     def is_closing(self) -> bool:
-        """See :class:`~tierkv.dispatch.lane.Lane`."""
+        """Whether the close has begun and not ended."""
         return self._close_runs
 
     # Everything below runs on the loop.
@@ -149,7 +153,7 @@ class AsyncLane:
         op = ticket.op
         try:
             ticket.result = TicketResult.of(await self.tier.perform_async(op.verb, op.keys, op.slots, op.deadline_s))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the operation ends and the loop goes on
+        except Exception as error:  # noqa: BLE001 - any error ends the operation; the loop continues
             ticket.result = ticket.failed(explain(error))
 
     def _ended(self, ticket: Ticket, _task: asyncio.Task[None]) -> None:
@@ -174,29 +178,33 @@ class AsyncLane:
     async def _close(self) -> None:
         try:
             await self.tier.close_async()
-        except BaseException as error:  # noqa: BLE001 - a plugin's last word
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything; it is reported in close_errors
             self.close_error = explain(error)
         finally:
             self._close_runs = False
 
 
 class _DaemonExecutor(ThreadPoolExecutor):
-    """What ``asyncio.to_thread`` of a plugin uses. The standard one is joined at exit, hung or not; this is not."""
+    """Executor behind ``asyncio.to_thread`` of plugins, on daemon threads.
+
+    The standard executor joins its threads at exit, so a plugin that hangs would block it. asyncio accepts only a
+    ``ThreadPoolExecutor`` as the default executor, hence the base class.
+    """
 
     def __init__(self, spawn: Spawn) -> None:
-        super().__init__(max_workers=1)  # of its own threads it starts none
+        super().__init__(max_workers=1)  # the base class never starts a thread of its own
         self._pool = CopyPool(_HELPER_THREADS_MAX, name="tierkv-loop-helper", spawn=spawn)
 
     def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
-        """See ``concurrent.futures.Executor``."""
+        """Run ``fn`` on a helper thread."""
         return self._pool.submit(partial(fn, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - the base class's signature
-        """Let go of the threads without waiting."""
+        """Release the threads without waiting."""
         self._pool.close()
 
 
 def start_loop(spawn: Spawn) -> tuple[LoopRunner, Handle]:
-    """An event loop on its thread."""
+    """Start an event loop on a thread of its own."""
     runner = LoopRunner(spawn)
     return runner, spawn("tierkv-loop", runner)

@@ -1,4 +1,4 @@
-"""A few daemon threads for copies that must not run on the engine's thread."""
+"""Daemon threads for copies that must not run on the engine's thread."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class CopyPool:
-    """Runs functions in the background. ``submit`` and ``close`` belong to one thread; neither waits for a function.
+    """Bounded pool of daemon threads. ``submit`` and ``close`` belong to one thread.
 
-    Unlike ``ThreadPoolExecutor``, whose threads are joined when the interpreter exits, a function that hangs here stops
-    nobody.
+    ``ThreadPoolExecutor`` joins its threads when the interpreter exits. Here, a function that hangs does not block the
+    exit.
 
     Args:
-        threads: how many functions run at once; each is started when it is first needed.
-        name: of the threads.
+        threads: number of threads; each is started when it is first needed.
+        name: prefix of the threads' names.
         jobs_max: functions that may wait.
         spawn: starts the threads.
         engine_sleep: waits on the caller's thread, in :meth:`close`.
+
+    Raises:
+        ValueError: ``threads`` or ``jobs_max`` is below 1.
     """
 
     def __init__(
@@ -51,7 +54,11 @@ class CopyPool:
         self._is_closed = False
 
     def submit(self, function: Callable[[], _T]) -> Future[_T]:
-        """Call ``function`` in the background. Where it cannot be, the future already holds the error."""
+        """Run ``function`` in the background. Never waits.
+
+        Returns:
+            Future of its result. If the pool is closed or full, the future already holds a ``TierKVError``.
+        """
         future: Future[_T] = Future()
         if self._is_closed:
             future.set_exception(TierKVError("the pool is closed"))
@@ -64,7 +71,11 @@ class CopyPool:
         return future
 
     def close(self, timeout_s: float = 0.0) -> int:
-        """Cancel what waits, let what runs end. Returns how many threads were given up. Idempotent."""
+        """Cancel waiting functions and wait up to ``timeout_s`` for running ones. Idempotent.
+
+        Returns:
+            Number of threads that still run and are abandoned.
+        """
         if not self._is_closed:
             self._is_closed = True
             with contextlib.suppress(queue.Empty):
@@ -80,7 +91,7 @@ class CopyPool:
 
 
 class _CopyWorker:
-    """Takes jobs until it gets None."""
+    """Runner of one thread: takes jobs until it takes None."""
 
     def __init__(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
         self._jobs = jobs
@@ -116,10 +127,10 @@ class _CopyWorker:
             return
         try:
             result = function()
-        except BaseException as error:  # noqa: BLE001 - the future carries it to who asked; the thread goes on
+        except BaseException as error:  # noqa: BLE001 - the future carries it to the caller; the thread continues
             future.set_exception(error)
         else:
             future.set_result(result)
         finally:
-            # An error's traceback refers to this frame: it must not keep the arena's memory through it.
+            # An error's traceback refers to this frame, which must not keep the arena's memory alive.
             del future, function, job

@@ -1,4 +1,4 @@
-"""Which tickets are in flight, and whose time is up."""
+"""Deadlines of the tickets in flight."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SPARE = 64
 
 
 class Deadlines:
-    """A heap of tickets by deadline. Used on the engine's thread alone; amortised O(log n) for each ticket.
+    """Heap of tickets by deadline. Engine's thread; amortised O(log n) per ticket.
 
-    A ticket that ended leaves the heap late, when its deadline comes or when too many such are in it: so the heap is
-    never longer than twice the tickets in flight and a few.
+    Ended tickets are removed lazily: when their deadline passes, or when they fill half of the heap. So its length is
+    at most twice the number of tickets in flight plus 64.
     """
 
     def __init__(self) -> None:
@@ -23,25 +23,25 @@ class Deadlines:
         self._sequence = itertools.count()
 
     def add_ticket(self, ticket: Ticket, in_flight: int) -> None:
-        """Add a ticket. ``in_flight``: how many have not ended, this one included."""
+        """Add a ticket. in_flight: number of tickets that have not ended, this one included."""
         if len(self._heap) >= 2 * in_flight + _SPARE:
             self._heap = [entry for entry in self._heap if not entry[2].ended]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (ticket.op.deadline_s, next(self._sequence), ticket))
 
     def take_overdue(self, now_s: float) -> Iterator[Ticket]:
-        """Take out the tickets whose deadline has passed and whose I/O has not ended, the oldest deadline first."""
+        """Remove and yield the tickets whose deadline passed before their I/O ended, oldest deadline first."""
         while self._heap and self._heap[0][0] <= now_s:
             ticket = heapq.heappop(self._heap)[2]
             if not ticket.ended and ticket.result is None:
                 yield ticket
 
     def unreported(self) -> list[Ticket]:
-        """All tickets that have neither ended nor missed their deadline. O(n); for shutdown."""
+        """Tickets that have neither ended nor missed their deadline, by deadline. O(n log n); for shutdown."""
         return [ticket for _, _, ticket in sorted(self._heap) if not ticket.ended]
 
     def tickets_of(self, tier: int) -> list[Ticket]:
-        """The tickets of one tier that have neither ended nor missed their deadline, in no order. O(n)."""
+        """Tickets of one tier that have neither ended nor missed their deadline, in no order. O(n)."""
         return [ticket for _, _, ticket in self._heap if ticket.op.tier == tier and not ticket.ended]
 
     def __len__(self) -> int:

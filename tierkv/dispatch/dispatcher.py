@@ -1,7 +1,7 @@
-"""The dispatcher: performs tier operations on threads and loops of its own, and tells the engine's thread the outcome.
+"""Dispatcher: performs tier operations on other threads and returns their completions to the engine's thread.
 
-Tickets go down through the lanes and come back through one deque. Everything else, that is deadlines, breakers,
-counters, completions, happens on the engine's thread in :meth:`Dispatcher.drain`, without a lock.
+Tickets go down through the lanes and return through one deque. Deadlines, breakers, counters and completions are
+handled on the engine's thread, in :meth:`Dispatcher.drain`, without a lock.
 """
 
 from __future__ import annotations
@@ -27,34 +27,37 @@ from tierkv.types.keys import make_key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 
 TRIAL_KEY = make_key(b"tierkv: are you there?", 0)
-"""What a half-open breaker asks for. No chunk hash is this text; that it is absent is a fine answer."""
+"""Key that a trial probes. No chunk has this key, and its absence is a valid answer."""
 
 _TRIAL_OP_ID = -1
 
 REFUSED_PER_STEP_MAX = 256
-"""Waiting operations of a tier that leaves that are refused in one step: a millisecond's work."""
+"""Waiting operations of a detached tier that are refused per step: about one millisecond of work."""
 
 
 class Dispatcher:
-    """All I/O of a stack's lower tiers. All methods belong to one thread, the engine's.
+    """All I/O of a stack's lower tiers. Every method runs on the engine's thread.
 
-    ``submit`` and ``drain`` never wait. ``scan_all`` (at open), ``flush`` and ``close`` do, within their bounds.
+    ``submit`` and ``drain`` never wait. ``scan_all``, ``flush`` and ``close`` wait within their bounds.
 
     Args:
-        tiers: the tiers, first below the host first; ``TierOp.tier`` counts them.
-        limits: their bounds, one each.
+        tiers: the tiers in order, the one below the host tier first. ``TierOp.tier`` is an index into it.
+        limits: bounds of each tier.
         clock: the stack's clock; deadlines are on it.
         spawn: starts threads.
-        engine_sleep: waits on the caller's thread, in the methods that may.
-        close_grace_s: seconds that threads, backends and the event loop each get at least in :meth:`close`, however
-            long writes took.
+        engine_sleep: waits on the caller's thread, in the methods that wait.
+        close_grace_s: minimum seconds that :meth:`close` gives to threads, to backends and to the event loop, however
+            long the writes took.
 
     Attributes:
         stats: counters.
-        close_errors: what backends said when they were closed.
+        close_errors: errors that backends raised when they were closed.
+
+    Raises:
+        ValueError: the numbers of tiers and limits differ, or a tier reads another clock.
     """
 
-    def __init__(  # noqa: PLR0913 - three are what it is about, three are doors for tests and simulations
+    def __init__(  # noqa: PLR0913 - three collaborators, and three hooks for tests and simulations
         self,
         tiers: Sequence[Tier],
         limits: Sequence[TierLimits],
@@ -87,10 +90,15 @@ class Dispatcher:
         self.close_errors: list[str] = []
 
     def attach(self, index: int, tier: Tier, limits: TierLimits) -> None:
-        """Begin to serve a tier, under a number that no other has had.
+        """Begin to serve a tier.
+
+        Args:
+            index: number of the tier; must not have been used before.
+            tier: the tier.
+            limits: its bounds.
 
         Raises:
-            ValueError: the tier has a clock of its own.
+            ValueError: the tier reads another clock.
         """
         if tier.clock != self._clock:
             raise ValueError(f"tier {tier.name!r} reads another clock than its dispatcher: deadlines would not hold")
@@ -100,10 +108,10 @@ class Dispatcher:
         self.stats.seconds[index] = state.seconds
 
     def detach(self, index: int, timeout_s: float) -> None:
-        """Take nothing more for a tier. Never waits; :meth:`take_detached` tells when everything in it has ended.
+        """Begin to detach a tier: refuse new operations. Never waits; :meth:`take_detached` reports the end.
 
-        What no thread has begun is refused, over the next steps if it is much. What runs has ``timeout_s`` to end; then
-        the backend is closed under it.
+        Waiting operations are refused, up to ``REFUSED_PER_STEP_MAX`` per step. Running calls have ``timeout_s`` to
+        end; then the backend is closed although they run.
         """
         state = self._tier_states[index]
         state.detach_by_s = self._clock() + timeout_s
@@ -113,24 +121,24 @@ class Dispatcher:
         state.lane.retire()
 
     def take_detached(self) -> list[int]:
-        """The detached tiers in which nothing goes on any more. Their numbers mean nothing from now on."""
+        """Return the tiers whose detach has completed since the last call. Their numbers are invalid from now on."""
         for state in self._detaching:
             self._refuse_waiting(state)
-        if self._outbox:  # some of it may still be about them
+        if self._outbox:  # some of these completions may belong to a detached tier
             return []
         for state in self._detaching:
             if not state.close_began and (not state.is_busy or self._clock() >= (state.detach_by_s or 0.0)):
                 self._close_backend(state)
-        left = [state for state in self._detaching if state.has_detached]
-        for state in left:
+        detached = [state for state in self._detaching if state.has_detached]
+        for state in detached:
             self._detaching.remove(state)
             self._record_close_error(state)
             for by_index in (self._tier_states, self.stats.tiers, self.stats.seconds):
                 del by_index[state.index]
-        return [state.index for state in left]
+        return [state.index for state in detached]
 
     def submit(self, op: TierOp) -> None:
-        """Take an operation. Its completion comes through :meth:`drain`, also where it is refused. O(1)."""
+        """Queue an operation. :meth:`drain` returns its completion, also if it is refused. O(1)."""
         state = self._tier_states[op.tier]
         if self._is_closing:
             self._refuse(op, "the stack is closing")
@@ -144,7 +152,7 @@ class Dispatcher:
             state.writes_in_flight += 1
 
     def drain(self, limit: int) -> list[Completion | TierHealth]:
-        """At most ``limit`` of what happened since the last call, in order. O(limit), amortised."""
+        """Return up to ``limit`` completions and health changes, in order. O(limit), amortised."""
         now_s = self._clock()
         self._collect(limit, now_s)
         self._expire(limit, now_s)
@@ -154,7 +162,7 @@ class Dispatcher:
         return [outbox.popleft() for _ in range(min(limit, len(outbox)))]
 
     def pending(self) -> int:
-        """Operations whose I/O has not ended, as far as this thread has looked."""
+        """Number of operations whose I/O has not ended, as of the last ``drain``. Trials are not counted."""
         return self._in_flight - self._trials
 
     def pending_of(self, index: int) -> int:
@@ -166,9 +174,9 @@ class Dispatcher:
         return self._trials
 
     def scan_all(self, timeout_s: float) -> list[ScanResult]:
-        """Ask every tier that can be scanned what it holds; waits ``timeout_s`` at most.
+        """Scan every tier that supports it. Waits up to ``timeout_s``.
 
-        A tier whose scan fails or is late is not usable until a trial succeeds; what it held is not known then.
+        A tier whose scan fails or times out is unusable until a trial succeeds, and its former contents stay unknown.
         """
         results = scanning.scan_all(self._tiers, timeout_s, self._clock, self._engine_sleep, self._spawn)
         for result in results:
@@ -180,7 +188,10 @@ class Dispatcher:
         return results
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until no write is queued or under way; whether that came about. For shutdown, not for a step."""
+        """Wait up to ``timeout_s`` until no write is queued or under way. Returns whether that is so.
+
+        For shutdown; must not be called within a step.
+        """
 
         def written() -> bool:
             now_s = self._clock()
@@ -191,13 +202,13 @@ class Dispatcher:
         return wait_until(written, timeout_s, self._clock, self._engine_sleep)
 
     def close(self, timeout_s: float) -> int:
-        """End everything: refuse new work, finish writes, cancel what waits, close backends. Idempotent.
+        """Refuse new operations, finish writes, cancel waiting operations and close backends. Idempotent.
 
-        Waits at most ``timeout_s`` for writes and running calls, and a grace of one second each for threads, backends
-        and the event loop. What hangs beyond that is abandoned on its daemon threads.
+        Waits up to ``timeout_s`` for writes and running calls. Threads, backends and the event loop each have
+        ``close_grace_s`` beyond that. Calls that still hang are abandoned on their daemon threads.
 
         Returns:
-            How many calls were abandoned. Their completions with ``ended=True`` never come.
+            Number of abandoned calls. Their completions with ``ended=True`` are never made.
         """
         if self._abandoned is not None:
             return self._abandoned
@@ -256,12 +267,12 @@ class Dispatcher:
         self._outbox.append(Completion(op.op_id, (refused,) * len(op.keys)))
 
     def _collect(self, limit: int, now_s: float) -> None:
-        """Take in at most ``limit`` tickets whose I/O has ended."""
+        """Take up to ``limit`` finished tickets from the lanes."""
         for _ in range(min(limit, len(self._done))):
             ticket = self._done.popleft()
             state = self._tier_states[ticket.op.tier]
             result = ticket.result
-            if result is None:  # lanes set it before they hand a ticket back; without it nothing is known
+            if result is None:  # lanes set it before they hand a ticket back
                 result = ticket.failed("the lane lost the result")
             if ticket.is_trial:
                 self._end(state, ticket)
@@ -275,15 +286,15 @@ class Dispatcher:
             state.stats.count_outcomes(ticket.op.verb, result.tally)
             self._finish(state, ticket, result.outcomes, now_s)
             if result.tally.answered or not ticket.op.keys:
-                # What went well says that the tier is well, but for deletions: each failed write has one behind it, and
-                # a disk that takes no data may still forget some.
+                # A successful deletion does not count: each failed write is followed by one, and a disk that accepts no
+                # data may still delete some.
                 if ticket.op.verb is not Verb.DELETE:
                     state.breaker.succeeded(now_s)
             else:
                 self._count_failure(state, now_s, result.outcomes[-1].error or "deadline missed")
 
     def _expire(self, limit: int, now_s: float) -> None:
-        """Tell of at most ``limit`` missed deadlines."""
+        """Report up to ``limit`` missed deadlines."""
         for ticket in itertools.islice(self._deadlines.take_overdue(now_s), limit):
             state, op = self._tier_states[ticket.op.tier], ticket.op
             is_over = ticket.claim()
@@ -303,7 +314,7 @@ class Dispatcher:
             self._count_failure(state, now_s, "deadline missed")
 
     def _start_trials(self, now_s: float) -> None:
-        """Send a trial to every tier whose breaker has cooled down."""
+        """Submit a trial to every tier whose breaker has cooled down."""
         for state in self._tier_states.values():
             if state.detach_by_s is not None or not state.breaker.trial_is_due(now_s):
                 continue
@@ -312,7 +323,7 @@ class Dispatcher:
             op = TierOp(_TRIAL_OP_ID, state.index, Verb.PROBE, (TRIAL_KEY,), (), deadline_s)
             if self._offer(state, Ticket(op, now_s, is_trial=True)):
                 self._trials += 1
-            else:  # full of operations that nobody took: as good an answer as a missed deadline
+            else:  # the queue is full of operations that no thread took: the same as a missed deadline
                 state.breaker.trial_ended(now_s, answered=False)
 
     def _end_trial(self, state: TierState, now_s: float, result: TicketResult | None) -> None:
@@ -324,7 +335,7 @@ class Dispatcher:
         """Make the last completion of an operation."""
         self._end(state, ticket)
         self._count_ended(state, ticket)
-        # Not until now: the engine computes between two steps, and that would count as the tier's slowness.
+        # The end of the I/O, not now_s: the time that the engine computes between two steps is not the tier's.
         elapsed_s = (now_s if ticket.done_s is None else ticket.done_s) - ticket.submitted_s
         if ticket.op.verb in state.seconds:
             state.seconds[ticket.op.verb].observe(elapsed_s)
@@ -360,7 +371,7 @@ class Dispatcher:
             self._cancel(state.not_started.pop(), "the tier is being detached")
 
     def _cancel_waiting(self) -> None:
-        """Refuse everything that no thread has begun."""
+        """Refuse every operation that no thread has begun."""
         for ticket in self._deadlines.unreported():
             self._cancel(ticket, "the stack is closing")
 
@@ -371,7 +382,7 @@ class Dispatcher:
                 self._refuse(ticket.op, why)
 
     def _report_running(self) -> None:
-        """Tell of calls that did not end in time, as if their deadlines were now."""
+        """Report the calls that did not end in time as timed out."""
         now_s = self._clock()
         self._collect(len(self._done), now_s)
         for ticket in self._deadlines.unreported():

@@ -1,7 +1,7 @@
-"""A lane: the way of one tier's operations from the engine's thread to its backend and back.
+"""Lane: path of one tier's operations from the engine's thread to the backend and back.
 
-:class:`ThreadLane` has threads of its own, for blocking backends. :class:`~tierkv.dispatch.async_lane.AsyncLane` shares
-an event loop.
+:class:`ThreadLane` serves blocking backends and has threads of its own. :class:`~tierkv.dispatch.async_lane.AsyncLane`
+serves async backends on a shared event loop.
 """
 
 from __future__ import annotations
@@ -18,41 +18,46 @@ from tierkv.types.tier_ops import TierOp
 
 
 class Lane(Protocol):
-    """What the dispatcher needs of a lane. Called on the engine's thread; nothing waits."""
+    """Interface between dispatcher and lane. Every method runs on the engine's thread and never waits."""
 
     tier: Tier
+    """Performs the operations."""
     close_error: str
+    """Error of the backend's close; empty if it raised none."""
 
     def offer(self, ticket: Ticket) -> bool:
-        """Queue a ticket; it comes back through the deque of finished ones. False if the queue is full."""
+        """Queue a ticket; False if the queue is full. The lane appends it to the deque of finished tickets later."""
 
     def cancel_overdue(self, ticket: Ticket) -> None:
-        """The deadline of a claimed ticket has passed: whatever can be done to end it soon."""
+        """End the call of a claimed ticket early, if that is possible. Called when its deadline has passed."""
 
     def stop(self) -> None:
-        """End once the queue is empty, as soon as can be: the whole stack does. Nothing is offered any more."""
+        """End soon, because the stack closes. No ticket is offered after this call."""
 
     def retire(self) -> None:
-        """The same where the stack goes on: what runs has its time, since its slots will have other chunks."""
+        """End once running calls have ended, because the tier is detached. No ticket is offered after this call.
+
+        Running calls are not cancelled: the stack stays open, and their slots will hold other chunks.
+        """
 
     def running_calls(self) -> int:
-        """Calls that are still under way after :meth:`stop` or :meth:`retire`."""
+        """Number of calls that are still under way after :meth:`stop` or :meth:`retire`."""
 
     def close_backend(self) -> None:
-        """Begin to close the backend, off the caller's thread."""
+        """Begin to close the backend on another thread."""
 
     def is_closing(self) -> bool:
-        """Whether the backend's close has begun and not ended."""
+        """Whether the close of the backend has begun and not ended."""
 
 
 class ThreadLane:
-    """Threads that do nothing but one tier's blocking calls.
+    """:class:`Lane` of a blocking backend, with threads that serve this tier only.
 
     Args:
-        tier: whose operations these are.
-        threads: how many.
+        tier: performs the operations.
+        threads: number of threads.
         queue_ops_max: operations that may wait.
-        done: where finished tickets go.
+        done: receives finished tickets.
         spawn: starts the threads.
     """
 
@@ -69,51 +74,51 @@ class ThreadLane:
         self._closer: Handle | None = None
 
     def offer(self, ticket: Ticket) -> bool:
-        """See :class:`Lane`."""
+        """Queue a ticket and wake one thread; False if the queue is full."""
         if not self._tickets.put(ticket):
             return False
         self._tokens.put(True)  # noqa: FBT003 - the queue's own signature
         return True
 
     def cancel_overdue(self, ticket: Ticket) -> None:
-        """A blocking call cannot be ended from outside."""
+        """Do nothing: a blocking call cannot be ended from outside."""
 
     def stop(self) -> None:
-        """See :class:`Lane`."""
+        """Let each thread end after the tickets that are queued before."""
         for _ in self._workers:
             self._tokens.put(False)  # noqa: FBT003 - the queue's own signature
 
     def retire(self) -> None:
-        """See :class:`Lane`."""
+        """Let each thread end, as in :meth:`stop`."""
         self.stop()
 
     def running_calls(self) -> int:
-        """See :class:`Lane`."""
+        """Number of threads that have not ended."""
         return sum(worker.is_alive() for worker in self._workers)
 
     def close_backend(self) -> None:
-        """See :class:`Lane`."""
+        """Begin to close the backend on a thread of its own."""
         try:
             self._closer = self._spawn(f"tierkv-{self.tier.name}-close", OneShot(self._close))
-        except RuntimeError as error:  # no thread to be had: that is no reason to raise on the engine's
+        except RuntimeError as error:  # no thread available: not a reason to raise on the engine's thread
             self.close_error = explain(error)
 
     def is_closing(self) -> bool:
-        """See :class:`Lane`."""
+        """Whether the close has begun and not ended."""
         return self._closer is not None and self._closer.is_alive()
 
     def _close(self) -> None:
         try:
             self.tier.close()
-        except BaseException as error:  # noqa: BLE001 - a plugin's last word, on a thread that ends here anyway
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything; it is reported in close_errors
             self.close_error = explain(error)
 
 
 class IoWorker:
-    """Takes tickets and performs them. One token is one ticket in the queue; a False one means: end.
+    """Runner of one lane thread: takes tickets and performs them.
 
-    Waiting for a token costs nothing, and which ticket it stands for is decided when it is taken: so a load overtakes
-    stores that came before it.
+    It waits for tokens. A True token announces one ticket in the queue; a False token ends the thread. The ticket is
+    chosen when the token is taken, so a load overtakes stores that were queued before it.
     """
 
     def __init__(self, tier: Tier, tickets: TicketQueue, tokens: queue.SimpleQueue[bool], done: deque[Ticket]) -> None:
@@ -125,19 +130,19 @@ class IoWorker:
         self.done = False
 
     def run(self) -> None:
-        """See :class:`~tierkv.dispatch.spawn.Runner`."""
+        """Perform tickets until a False token is taken."""
         while not self.done:
             self._take(more=self._tokens.get())
             self.finish()
 
     def step(self) -> bool:
-        """See :class:`~tierkv.dispatch.spawn.Runner`."""
+        """Take and perform one ticket; False if no token is ready."""
         begun = self.begin()
         self.finish()
         return begun
 
     def begin(self) -> bool:
-        """See :class:`~tierkv.dispatch.spawn.SplitRunner`."""
+        """Take one token and claim its ticket; False if no token is ready."""
         try:
             more = self._tokens.get_nowait()
         except queue.Empty:
@@ -155,18 +160,18 @@ class IoWorker:
 
     @property
     def under_way(self) -> TierOp | None:
-        """What it has taken and not done yet."""
+        """Operation that was taken and is not finished."""
         return None if self._ticket is None else self._ticket.op
 
     def finish(self) -> None:
-        """See :class:`~tierkv.dispatch.spawn.SplitRunner`."""
+        """Perform the claimed ticket, if any."""
         ticket, self._ticket = self._ticket, None
         if ticket is None:
             return
         op = ticket.op
         try:
             ticket.result = TicketResult.of(self._tier.perform(op.verb, op.keys, op.slots, op.deadline_s))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the operation ends and the thread goes on
+        except BaseException as error:  # noqa: BLE001 - any error ends the operation; the thread continues
             ticket.result = ticket.failed(explain(error))
         ticket.done_s = self._tier.clock()
         self._done.append(ticket)

@@ -1,4 +1,4 @@
-"""Where a stack gets time, chance and threads from: the real ones, or those of a simulation."""
+"""Source of time, randomness and threads of a stack: real or simulated."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from tierkv.dispatch.spawn import Spawn, start_thread
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """All that is not decided by what an engine asks and what tiers answer.
-
-    clock: seconds, monotonic; every deadline is on it.
-    engine_sleep: waits on the engine's thread, where opening, flushing and closing may.
-    io_sleep: waits on an I/O thread, between two tries of an operation.
-    wait: waits on the engine's thread for copies that must have ended before the forward pass.
-    spawn: starts threads.
-    rng: jitter of retries.
-    """
+    """Every input of a stack apart from the engine's calls and the backends' results."""
 
     clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds; the clock of every deadline."""
     engine_sleep: Callable[[float], None] = time.sleep
+    """Waits on the engine's thread. Used by open, flush and close only."""
     io_sleep: Callable[[float], None] = time.sleep
+    """Waits on an I/O thread, between two tries of an operation."""
     wait: Callable[[Collection[futures.Future[Any]]], object] = futures.wait
+    """Waits on the engine's thread for copies that must end before the forward pass."""
     spawn: Spawn = start_thread
+    """Starts threads."""
     rng: random.Random = field(default_factory=random.Random)
+    """Jitter of retries."""

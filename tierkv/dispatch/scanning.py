@@ -1,36 +1,34 @@
-"""What lies in a tier already: asked once, at open, off the caller's thread and within a bound."""
+"""Scan of the tiers' contents: once at open or attach, on threads of its own, within a time limit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
-from tierkv.abc.backend import Entry, SupportsScan
 from tierkv.dispatch.spawn import Handle, OneShot, Spawn, wait_until
-from tierkv.errors import BackendError
-from tierkv.frames.frame import KEY_BYTES_MAX
-from tierkv.tiers.results import describe, explain
+from tierkv.tiers.results import explain
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What one tier told: keys, each with the bytes of its frame, as plain tuples.
-
-    ``error`` says why ``entries`` is empty; ``tier`` counts from 0. handle: the thread of a scan that goes on, late.
-    """
+    """Result of the scan of one tier."""
 
     tier: int
+    """Position of the tier in the scanned sequence, from 0."""
     entries: Sequence[tuple[Key, int]] = field(default=(), repr=False)
+    """Keys with the bytes of their frames; empty after an error."""
     error: str = ""
+    """Reason of a failure; empty after a success."""
     timed_out: bool = False
+    """Whether the scan exceeded the time limit."""
     handle: Handle | None = None
+    """Thread of a scan that timed out and may still run."""
 
 
 class _Scan:
-    """One tier's scan. ``result`` is set when it has ended."""
+    """Scan of one tier. ``result`` is set when it has ended."""
 
     def __init__(self, index: int, tier: Tier) -> None:
         self._index = index
@@ -39,9 +37,8 @@ class _Scan:
 
     def __call__(self) -> None:
         try:
-            entries = _checked(cast("SupportsScan", self._tier.backend).scan(), self._tier.name)
-            self.result = ScanResult(self._index, entries)
-        except BaseException as error:  # noqa: BLE001 - a plugin may do anything; the tier starts without its past
+            self.result = ScanResult(self._index, self._tier.scan_entries())
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything; the tier starts without entries
             self.result = ScanResult(self._index, error=explain(error))
 
 
@@ -52,7 +49,11 @@ def scan_all(
     engine_sleep: Callable[[float], None],
     spawn: Spawn,
 ) -> list[ScanResult]:
-    """Scan all tiers that can be, at once. One result each, in order. Waits ``timeout_s`` at most."""
+    """Scan concurrently all tiers whose backends support it. Waits up to ``timeout_s`` on the caller's thread.
+
+    Returns:
+        One result per scanned tier, in the order of ``tiers``.
+    """
     scans = {index: _Scan(index, tier) for index, tier in enumerate(tiers) if tier.capabilities.scan}
     handles: dict[int, Handle] = {
         index: spawn(f"tierkv-{tiers[index].name}-scan", OneShot(scan)) for index, scan in scans.items()
@@ -63,19 +64,3 @@ def scan_all(
         scan.result or ScanResult(index, error=late, timed_out=True, handle=handles[index])
         for index, scan in scans.items()
     ]
-
-
-def _checked(entries: Iterable[object], tier: str) -> list[tuple[Key, int]]:
-    """Refuse what is no entry. Written for speed: there may be millions.
-
-    Plain tuples, because garbage collections, which run meanwhile, take them off their list, and subclasses not.
-    """
-    told = []
-    for entry in entries:
-        if isinstance(entry, Entry):
-            key, size = entry
-            if type(key) is bytes and 1 <= len(key) <= KEY_BYTES_MAX and type(size) is int and size >= 0:
-                told.append((key, size))
-                continue
-        raise BackendError(f"backend told the impossible entry {describe(entry)}", tier=tier)
-    return told

@@ -1,7 +1,7 @@
-"""Where threads come from, behind a door small enough for a simulation to stand in it.
+"""Start of threads, behind an interface that a simulation can replace.
 
 Work is a :class:`Runner`. The real :func:`start_thread` calls ``run`` on a daemon thread. A simulation keeps the runner
-instead and calls ``step`` when its time has come; then nothing here starts a thread.
+and calls ``step`` at a time of its choice; then no thread is started.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import Protocol, runtime_checkable
 
 
 class Runner(Protocol):
-    """Something to do on a thread of its own."""
+    """Work for a thread of its own."""
 
     @property
     def done(self) -> bool:
-        """Whether there will never be anything to do again."""
+        """Whether no work is left and none can arrive."""
 
     def run(self) -> None:
-        """Work until done; waits for work."""
+        """Work until done. Waits for work."""
 
     def step(self) -> bool:
-        """Do one thing that can be done now; False if there is none. Never waits for work."""
+        """Do one unit of work; False if none is ready. Never waits for work."""
 
 
 @runtime_checkable
 class SplitRunner(Runner, Protocol):
-    """A runner whose steps take time: a simulation lets some pass between the halves of each. ``step`` is both."""
+    """Runner whose unit of work has two halves. ``step`` does both; a simulation lets time pass between them."""
 
     def begin(self) -> bool:
-        """Take something to do; False if there is nothing. Only when the last one is finished."""
+        """Take one unit of work; False if none is ready. Call only after the previous unit was finished."""
 
     def finish(self) -> None:
-        """Do what was taken."""
+        """Perform the unit that was taken."""
 
 
 class Handle(Protocol):
-    """A runner that was started. ``threading.Thread`` is one."""
+    """Started runner. ``threading.Thread`` satisfies it."""
 
     def is_alive(self) -> bool:
         """Whether it still runs."""
@@ -47,32 +47,32 @@ class Spawn(Protocol):
     """Starts runners."""
 
     def __call__(self, name: str, runner: Runner) -> Handle:
-        """Start ``runner``; ``name`` is for people who look at a stack dump."""
+        """Start ``runner``. name: shown in stack dumps."""
 
 
 def start_thread(name: str, runner: Runner) -> Handle:
-    """A daemon thread: one that hangs in a plugin must not keep the interpreter from exiting."""
+    """Start a daemon thread: one that hangs in a plugin must not block the exit of the interpreter."""
     thread = threading.Thread(target=runner.run, name=name, daemon=True)
     thread.start()
     return thread
 
 
 class OneShot:
-    """A runner that calls one function once."""
+    """Runner that calls one function once."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
         self.done = False
 
     def run(self) -> None:
-        """Call it."""
+        """Call the function."""
         try:
             self._function()
         finally:
             self.done = True
 
     def step(self) -> bool:
-        """Call it, the first time."""
+        """Call the function; False if it was called before."""
         if self.done:
             return False
         self.run()
@@ -80,16 +80,16 @@ class OneShot:
 
 
 POLL_INTERVAL_S = 0.002
-"""How often a wait at open or close looks again. Nothing on the engine's step path waits."""
+"""Seconds between two checks of a condition at open, flush or close. No call of an engine step waits."""
 
 
 def wait_until(
     condition: Callable[[], bool], timeout_s: float, clock: Callable[[], float], engine_sleep: Callable[[float], None]
 ) -> bool:
-    """Wait for a condition on the caller's thread; whether it came true.
+    """Wait on the caller's thread until a condition is true. Returns whether it is.
 
-    Ends when the clock says so, or when the pauses add up to the timeout, whichever is first: a clock that stands
-    still must not make it wait for ever.
+    The wait ends when ``timeout_s`` have passed on the clock, or when the sleeps add up to ``timeout_s``, whichever is
+    first. A clock that does not advance must not cause an endless wait.
     """
     deadline_s, waited_s = clock() + timeout_s, 0.0
     while not condition():

@@ -1,4 +1,4 @@
-"""Counters of the I/O shell: plain numbers, written by the engine's thread alone."""
+"""Counters of dispatch: plain numbers, written by the engine's thread alone."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from tierkv.types.tier_ops import Outcome, OutcomeKind, Verb
 
 @dataclass(slots=True)
 class TierStats:
-    """Counters of one tier; all only grow.
-
-    ops, keys: operations whose I/O has ended (or was given up before it began), and their keys.
-    bytes_read, bytes_written: bytes of frames that the backend moved, also for operations whose deadline had passed.
-    bytes_verified: bytes of frames that were read, checked and accepted.
-    corrupt, unreadable, failed, no_space, timed_out, refused: keys with that outcome.
-    retries: further tries of a key.
-    breaker_opens: how often the tier was found unusable.
-    """
+    """Counters of one tier; none ever decreases."""
 
     ops: int = 0
+    """Operations whose I/O has ended, or whose deadline passed before it began."""
     keys: int = 0
+    """Keys of these operations."""
     bytes_read: int = 0
+    """Bytes of frames that the backend read, including operations whose deadline had passed."""
     bytes_written: int = 0
+    """Bytes of frames that the backend wrote, including operations whose deadline had passed."""
     bytes_verified: int = 0
+    """Bytes of frames that were read, checked and accepted."""
     corrupt: int = 0
+    """Keys whose frame was damaged."""
     unreadable: int = 0
+    """Keys whose frame is intact but cannot be decoded here."""
     failed: int = 0
+    """Keys whose operation failed."""
     no_space: int = 0
+    """Keys that the backend had no space for."""
     timed_out: int = 0
+    """Keys whose deadline passed."""
     refused: int = 0
+    """Keys that were refused without I/O."""
     retries: int = 0
+    """Tries of a key after its first one."""
     breaker_opens: int = 0
+    """Number of times the tier became unusable."""
 
     def as_dict(self) -> dict[str, int]:
-        """A copy, field by field."""
+        """Return a copy as a dictionary."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def count_io(self, verb: Verb, tally: Tally, retries: int) -> None:
-        """Count what was done, whether or not anybody still wants it."""
+        """Count the I/O that was done, whether or not its result is still used."""
         self.retries += retries
         if verb is Verb.READ:
             self.bytes_read += tally.frame_bytes
@@ -50,7 +55,7 @@ class TierStats:
             self.bytes_written += tally.frame_bytes
 
     def count_outcomes(self, verb: Verb, tally: Tally) -> None:
-        """Count what the manager is told."""
+        """Count the outcomes that are reported to the manager."""
         self.corrupt += tally.corrupt
         self.unreadable += tally.unreadable
         self.failed += tally.failed
@@ -63,28 +68,26 @@ class TierStats:
 
 @dataclass(slots=True)
 class DispatchStats:
-    """Counters of all lower tiers, by their numbers.
-
-    seconds: per tier, how long its reads and writes took from their submission on.
-    """
+    """Counters of all lower tiers, by tier number."""
 
     tiers: dict[int, TierStats] = field(default_factory=dict)
+    """Counters of each tier."""
     seconds: dict[int, dict[Verb, Histogram]] = field(default_factory=dict)
+    """Duration of each tier's reads and writes, from submission to the end of the I/O."""
 
 
 def io_histograms() -> dict[Verb, Histogram]:
-    """Empty ones, for one tier."""
+    """Return empty histograms for one tier."""
     return {Verb.READ: Histogram(READ_SECONDS.buckets), Verb.WRITE: Histogram(WRITE_SECONDS.buckets)}
 
 
 class Tally(NamedTuple):
-    """Outcomes of one operation, counted. Made on I/O threads, so that the engine's thread adds a few numbers only.
-
-    answered: whether the tier did its part for at least one key. Absent, corrupt and full are answers.
-    """
+    """Counts of the outcomes of one operation. Made on I/O threads: the engine's thread only adds a few numbers."""
 
     answered: bool
+    """Whether the backend answered for at least one key. Absent, corrupt and no space are answers."""
     frame_bytes: int
+    """Bytes of all frames."""
     corrupt: int
     unreadable: int
     failed: int
@@ -94,7 +97,7 @@ class Tally(NamedTuple):
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Tally:
-        """Count."""
+        """Count the outcomes of one operation."""
         counts = dict.fromkeys(OutcomeKind, 0)
         frame_bytes = 0
         for outcome in outcomes:

@@ -1,6 +1,9 @@
-"""Between a slot of the host arena and a frame at rest: checks, codecs, padding. No I/O.
+"""Conversion between a slot of the host arena and a frame at rest: checks, codecs, padding. No I/O.
 
-A slot always holds a raw frame (codec ``none``). What lies in the backend may be encoded.
+A slot always holds a raw frame (codec ``none``). A frame in the backend may be encoded. A codec needs a second buffer,
+since source and target of its work must not overlap: :class:`StagingBuffers` keeps buffers of a slot's length for
+that. A write encodes from the slot into a staging buffer, which the backend then reads. A read copies the encoded frame
+to a staging buffer and decodes from it into the slot.
 """
 
 from __future__ import annotations
@@ -32,39 +35,37 @@ _NO_DIGEST = bytes(CHECKSUM_BYTES)
 
 
 class NotForThisTierError(BackendError):
-    """A chunk that came back from a lossy tier was to go to one that keeps exact chunks only."""
+    """An approximate chunk, read from a lossy tier, cannot be written to a tier that keeps exact chunks only."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRules:
-    """What the codec that a tier writes with does to payloads, and what the tier takes.
-
-    lossy: the codec gives back approximations.
-    conceals: nothing of a payload may lie at rest in the clear.
-    accepts_lossy: the tier may hold approximations.
-    """
+    """Properties of the codec that a tier writes with, and of the chunks that the tier accepts."""
 
     lossy: bool = False
+    """Whether the codec decodes to approximations."""
     conceals: bool = False
+    """Whether no payload, nor a checksum of it, may be at rest in the clear."""
     accepts_lossy: bool = False
+    """Whether the tier may hold approximations."""
 
 
 EXACT_AND_CLEAR = FrameRules()
 
 
 class Framer:
-    """Opens and makes frames of one tier. May be used on several threads.
+    """Decodes and encodes the frames of one tier. May be used on several threads.
 
     Args:
-        codec_name: codec of the frames that are made here.
+        codec_name: codec of the frames that are encoded here.
         codecs: every codec by name, since a tier may hold frames of an earlier configuration.
-        sealer: seals and checks.
-        alignment: frames made here have a length that is a multiple of it.
+        sealer: seals and checks frames of the stack's namespace.
+        alignment: the length of an encoded frame is a multiple of it, in bytes.
         slot_bytes: length of the arena's slots.
-        rules: of the codec that is written with.
+        rules: properties of the codec and of the tier.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that tells how frames of a tier look
+    def __init__(  # noqa: PLR0913, PLR0917 - together they define the form of a tier's frames
         self,
         codec_name: str,
         codecs: Mapping[str, Codec],
@@ -81,17 +82,17 @@ class Framer:
         self._staging = StagingBuffers(slot_bytes)
 
     def decode_frame(self, slot: memoryview, length: int, key: bytes) -> None:
-        """Check the frame of ``length`` bytes that a backend put into ``slot``, and turn it into a raw one.
+        """Check the frame of ``length`` bytes that a backend put into ``slot``, and decode it in place to a raw frame.
 
         Raises:
-            CorruptFrameError: it is not a whole, undamaged frame of this key and namespace.
-            UnreadableFrameError: it is, but this tier cannot or must not read it.
-            Exception: whatever a foreign codec raises.
+            CorruptFrameError: it is not a complete, undamaged frame of this key and namespace.
+            UnreadableFrameError: the frame is intact, but this tier cannot or must not decode it.
+            Exception: any error of a foreign codec.
         """
         header = self._sealer.examine(slot[:length], key)
         whole = pad(HEADER_BYTES + header.stored_bytes, HEADER_BYTES)
         if length > whole:
-            raise CorruptFrameError(f"{length} bytes came back for a frame of {whole}")
+            raise CorruptFrameError(f"the backend returned {length} bytes for a frame of {whole}")
         if frame_bytes(header.raw_bytes) > len(slot):
             raise CorruptFrameError(f"a payload of {header.raw_bytes} bytes does not fit a slot of {len(slot)}")
         if header.approximate and not self._rules.accepts_lossy:
@@ -100,22 +101,24 @@ class Framer:
                 "lossy = true would change that"
             )
         if header.codec == NO_CODEC:
-            # A backend with a smaller alignment may leave the last page's padding to us; old bytes must not stay there.
+            # A backend with a smaller alignment may return a frame without its last padding: clear the old bytes.
             slot[length:whole] = bytes(max(0, whole - length))
         else:
             self._decode_payload(slot, header)
 
     def encode_frame(self, slot: memoryview, key: bytes) -> tuple[memoryview, memoryview | None]:
-        """The frame to store for the chunk in ``slot``, and the staging buffer it lies in, if any.
+        """Encode the chunk in ``slot`` as a frame at rest.
 
-        Give the buffer back with :meth:`release_staging` once the frame is not used any more.
+        Returns:
+            The frame, and the staging buffer that contains it. The buffer is None if the frame is a view of the slot.
+            Pass the buffer to :meth:`release_staging` when the frame is no longer used.
 
         Raises:
-            CorruptFrameError: the slot does not hold this key; nothing foreign is ever written.
+            CorruptFrameError: the slot does not hold this key.
             NotForThisTierError: it holds an approximation, and this tier keeps exact chunks.
-            Exception: whatever a foreign codec raises.
+            Exception: any error of a foreign codec.
         """
-        # A lossy codec's frame says nothing of its payload's origin: damage must be found before, or never.
+        # A lossy codec's frame keeps no checksum of the original payload, so damage must be found before encoding.
         header = self._sealer.check(slot, key, payload=self._rules.lossy)
         if header.approximate and not self._rules.accepts_lossy:
             raise NotForThisTierError("the chunk came from a lossy tier; this one keeps exact chunks only")
@@ -133,11 +136,11 @@ class Framer:
         return (staging[:length], staging) if length else (raw_frame, None)
 
     def release_staging(self, staging: memoryview) -> None:
-        """Return a staging buffer."""
+        """Return a staging buffer for reuse."""
         self._staging.release(staging)
 
     def _encode_payload(self, codec: Codec, slot: memoryview, header: FrameHeader, staging: memoryview) -> int:
-        """Make the encoded frame in ``staging``. Returns its length, or 0 where it would not be shorter at rest."""
+        """Write the encoded frame to ``staging``. Returns its length; 0 if it would not be shorter at rest."""
         raw_bytes, rules = header.raw_bytes, self._rules
         raw = slot[HEADER_BYTES : HEADER_BYTES + raw_bytes].toreadonly()
         notes = bytearray(CODEC_NOTES_BYTES)
@@ -177,7 +180,7 @@ class Framer:
             raise UnreadableFrameError(
                 f"frame was written with codec {header.codec!r}; known here: {', '.join(sorted(self._codecs))}"
             )
-        origin = bytearray(header.raw_checksum)  # a codec that hid it puts it here
+        origin = bytearray(header.raw_checksum)  # a codec that concealed the raw checksum writes it here
         notes = memoryview(header.notes or _NO_NOTES)
         frame = CodecFrame(_identity(header.codec, header), notes, memoryview(origin))
         stored_end, raw_end = HEADER_BYTES + header.stored_bytes, HEADER_BYTES + header.raw_bytes
@@ -192,7 +195,7 @@ class Framer:
         self._sealer.seal_as(slot, header.key, header.raw_bytes, raw_checksum, parts, approximate=header.approximate)
 
     def _checksums(self, slot: memoryview, header: FrameHeader, origin: bytes) -> tuple[bytes, tuple[bytes, ...]]:
-        """Those of the payload that was decoded, compared with what is known of its origin."""
+        """Return the checksums of the decoded payload, compared with the recorded ones where there are any."""
         try:
             if not header.withheld:
                 self._sealer.check_raw(slot, header)
@@ -202,24 +205,27 @@ class Framer:
             raise CorruptFrameError(
                 f"codec {header.codec!r} did not give back the payload that was stored: {error}"
             ) from error
-        nobody_knows = header.approximate and origin == _NO_DIGEST  # a lossy codec keeps no checksum
-        if found != origin and self._sealer.verify and not nobody_knows:
+        is_unknown = header.approximate and origin == _NO_DIGEST  # a lossy codec keeps no checksum
+        if found != origin and self._sealer.verify and not is_unknown:
             raise CorruptFrameError(f"codec {header.codec!r} did not give back the payload that was stored")
         return found, parts
 
 
 def _identity(codec: str, header: FrameHeader) -> bytes:
-    """What a codec may bind to a payload: of fixed lengths, or with their lengths, so that no two look alike."""
+    """Identity that a codec may bind to a payload. Fields have fixed lengths or a length prefix: no two are equal."""
     lengths = _LENGTHS.pack(len(header.key), header.raw_bytes)
     return b"".join((b"tierkv frame 1", codec.encode("ascii").ljust(16, b"\0"), header.namespace, lengths, header.key))
 
 
 class StagingBuffers:
-    """A free list of page-aligned buffers.
+    """Free list of page-aligned buffers of one length.
 
-    Copying into fresh memory runs at a tenth of the speed of copying into memory that was used before, so buffers are
-    kept. There are never more of them than calls and keys per call that are under way at once, which the dispatcher
+    Buffers are kept: copying into fresh memory runs at a tenth of the speed of copying into memory that was used
+    before. Their number is bounded by the concurrent calls of the tier times the keys per call, which the dispatcher
     bounds. May be used on several threads: ``list.append`` and ``list.pop`` are atomic.
+
+    Args:
+        buffer_bytes: length of each buffer.
     """
 
     def __init__(self, buffer_bytes: int) -> None:
@@ -227,12 +233,12 @@ class StagingBuffers:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """A writable buffer; its content is undefined."""
+        """Return a writable buffer with undefined content."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(mmap.mmap(-1, self._buffer_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def release(self, buffer: memoryview) -> None:
-        """Return a buffer that :meth:`take` gave."""
+        """Return a buffer that was taken with :meth:`take`."""
         self._free.append(buffer)

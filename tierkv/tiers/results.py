@@ -1,36 +1,42 @@
-"""What a backend said, checked and put into our words.
+"""Results of backends, checked and converted to outcomes.
 
-This is where foreign code ends: whatever it returns or raises becomes an answer, never an exception of ours.
+Backends are foreign code. A value they return or an error they raise becomes a key result, never an exception here.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tierkv.abc.backend import Entry
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError, UnreadableFrameError
+from tierkv.frames.frame import KEY_BYTES_MAX
 from tierkv.tiers.framing import NotForThisTierError
 from tierkv.tiers.retry import KeyResult
+from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind
 
 ERROR_CHARS_MAX = 300
-"""Longest error text that is kept: an outcome may live in a log line."""
+"""Characters of an error text that are kept, because outcomes are logged."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def checked_results(results: object, count: int, is_allowed: Callable[[object], bool], tier: str) -> list[Any]:
-    """A backend's results, one per key, none of an impossible kind.
+    """Check that a verb returned one result per key, each of an allowed kind.
 
     Args:
-        results: what a verb returned.
-        count: keys that it was given.
-        is_allowed: whether a single result that is no exception is one that the verb may give.
-        tier: for the message.
+        results: return value of the verb.
+        count: number of keys that it was given.
+        is_allowed: whether a result other than an exception is valid for the verb.
+        tier: name of the tier, for the message.
+
+    Returns:
+        The results as a list. Each is an allowed value or an exception.
 
     Raises:
-        BackendError: the backend breaks its contract, so nothing that it said of this batch can be believed.
+        BackendError: the backend broke its contract; no result of this batch can be used.
     """
     if not isinstance(results, Sequence) or isinstance(results, str | bytes | bytearray | memoryview):
         raise BackendError(f"backend returned {type(results).__name__} instead of a list of results", tier=tier)
@@ -39,16 +45,41 @@ def checked_results(results: object, count: int, is_allowed: Callable[[object], 
         raise BackendError(f"backend returned {len(checked)} results for {count} keys", tier=tier)
     for result in checked:
         if not isinstance(result, BaseException) and not is_allowed(result):
-            raise BackendError(f"backend returned the impossible result {describe(result)}", tier=tier)
+            raise BackendError(f"backend returned the invalid result {describe(result)}", tier=tier)
+    return checked
+
+
+def checked_entries(entries: Iterable[object], tier: str) -> list[tuple[Key, int]]:
+    """Check the entries of a scan. Written for speed: there may be millions.
+
+    Args:
+        entries: return value of the backend's scan.
+        tier: name of the tier, for the message.
+
+    Returns:
+        Keys with the bytes of their frames. Plain tuples, because garbage collections, which run meanwhile, untrack
+        them, but not instances of subclasses.
+
+    Raises:
+        BackendError: an entry is invalid.
+    """
+    checked = []
+    for entry in entries:
+        if isinstance(entry, Entry):
+            key, size = entry
+            if type(key) is bytes and 1 <= len(key) <= KEY_BYTES_MAX and type(size) is int and size >= 0:
+                checked.append((key, size))
+                continue
+        raise BackendError(f"backend returned the invalid entry {describe(entry)}", tier=tier)
     return checked
 
 
 def failed_result(error: BaseException) -> KeyResult:
-    """The answer for a key whose operation raised or returned ``error``."""
+    """Return the result of a key whose operation raised or returned ``error``."""
     if isinstance(error, NotForThisTierError):
         kind = OutcomeKind.REFUSED
     elif isinstance(error, UnreadableFrameError):
-        kind = OutcomeKind.UNREADABLE  # not ours to read, and not ours to call damaged
+        kind = OutcomeKind.UNREADABLE  # not readable here, which does not mean damaged
     elif isinstance(error, CorruptFrameError):
         kind = OutcomeKind.CORRUPT
     elif isinstance(error, OutOfSpaceError) or (isinstance(error, OSError) and error.errno in _FULL):
@@ -59,15 +90,15 @@ def failed_result(error: BaseException) -> KeyResult:
 
 
 def explain(error: BaseException) -> str:
-    """``Type: message``, of bounded length."""
+    """Return ``Type: message``, cut to ``ERROR_CHARS_MAX`` characters."""
     return f"{type(error).__name__}: {describe(error, str)}"[:ERROR_CHARS_MAX]
 
 
 def describe(value: object, show: Callable[[object], str] = repr) -> str:
-    """A short text for a foreign object, whose own methods may raise."""
+    """Return a short text for a foreign object, whose own methods may raise."""
     try:
         return show(value)[:ERROR_CHARS_MAX]
-    except Exception:  # noqa: BLE001  # a plugin's __str__ may raise anything, and we are telling of its error
+    except Exception:  # noqa: BLE001  # a plugin's __str__ may raise anything
         return f"({type(value).__name__} that cannot be shown)"
 
 

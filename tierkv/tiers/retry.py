@@ -1,4 +1,4 @@
-"""A few more tries for keys whose failure may pass, never beyond the operation's deadline."""
+"""Bounded retries for keys whose failure may pass, never beyond the deadline of the operation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ TIMED_OUT = Outcome(OutcomeKind.TIMED_OUT)
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How often, and how soon.
+    """Number of tries per key, and delays between them.
 
-    attempts: tries in all; 1 means no second one.
-    base_delay_s: before the second try, at most; doubles with each further one. What is waited is drawn between 0 and
-        that ("full jitter"), so that clients of a tier that came back do not return in step.
-    delay_s_max: no wait is longer.
+    The delay before a try is drawn between 0 and its limit ("full jitter"), so that the clients of a tier that has
+    recovered do not return in step.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
     attempts: int = 3
+    """Tries in all; 1 means no retry."""
     base_delay_s: float = 0.05
+    """Limit of the delay before the second try. It doubles with each further try."""
     delay_s_max: float = 2.0
+    """Upper bound of the limit."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -35,39 +39,40 @@ class RetryLimits:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time and chance, handed in so that tests and simulations own them.
-
-    clock: the stack's clock; deadlines are on it.
-    sleep: waits between tries on the threads of a blocking backend (on an event loop its own sleep is used).
-    rng: source of jitter.
-    """
+    """Time and randomness of a tier, injected so that tests and simulations control them."""
 
     clock: Callable[[], float] = time.monotonic
+    """The stack's clock; deadlines are on it."""
     sleep: Callable[[float], None] = time.sleep
+    """Waits between tries on the thread of a blocking backend. On an event loop ``asyncio.sleep`` is used."""
     rng: random.Random = field(default_factory=random.Random)
+    """Source of jitter."""
 
 
 class KeyResult(NamedTuple):
-    """What one try gave for one key."""
+    """Result of one try for one key."""
 
     outcome: Outcome
     retryable: bool = False
+    """Whether another try may succeed."""
 
 
 class OpResult(NamedTuple):
-    """What became of an operation on a tier: an outcome per key, and how many further tries of a key it took."""
+    """Result of one operation on a tier."""
 
     outcomes: list[Outcome]
+    """One per key, in order."""
     retries: int = 0
+    """Tries of a key after its first one, over all keys."""
 
 
 class Retrier:
-    """Runs tries in batches until every key has a lasting answer, tries are used up, or time is.
+    """Tries keys in batches until each has a final result, the tries are used up, or the deadline has passed.
 
     Args:
-        limits: how often and how soon.
-        timing: clock and chance.
-        sleep: waits; for blocking backends a coroutine that blocks its thread.
+        limits: number of tries and delays.
+        timing: clock and randomness.
+        sleep: waits between tries. For a blocking backend, a coroutine function that blocks its thread.
     """
 
     def __init__(self, limits: RetryLimits, timing: Timing, sleep: Callable[[float], Awaitable[None]]) -> None:
@@ -86,10 +91,10 @@ class Retrier:
         """Try the keys 0 to ``count`` - 1.
 
         Args:
-            attempt: given at most ``batch`` indices, returns an answer for each.
-            count: how many keys there are.
-            batch: the most keys of one try.
-            deadline_s: on the clock; no try starts after it. Keys that were never tried are TIMED_OUT.
+            attempt: takes up to ``batch`` indices and returns a result for each.
+            count: number of keys.
+            batch: maximum number of keys per try.
+            deadline_s: time on the clock after which no try starts. Keys that were never tried are TIMED_OUT.
         """
         outcomes = [TIMED_OUT] * count
         todo: Sequence[int] = range(count)

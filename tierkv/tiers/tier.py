@@ -1,9 +1,10 @@
-"""One lower tier: a backend, wrapped into everything that backends get for nothing.
+"""Lower tier: a backend with frames, codecs, checked results and retries around it.
 
-The story is told once, in coroutines. A blocking backend is seen through verbs that never wait, so its coroutines run
-to their end in one go on the calling I/O thread (:func:`_run_now`); an async backend's run on the event loop.
+Operations are written once, as coroutines. A blocking backend is wrapped in async verbs that never suspend, so the
+coroutines run to their end on the calling I/O thread (:func:`_run_now`). Those of an async backend run on the event
+loop.
 
-Promise 3 ends here: whatever a backend or codec raises, returns or leaves undone becomes an outcome.
+Promise 3 is kept here: every error, wrong result or omission of a backend or codec becomes an outcome.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tierkv.abc.backend import (
     ReadRequest,
     ReadResult,
     SupportsQuarantine,
+    SupportsScan,
     WriteRequest,
     WriteResult,
 )
@@ -32,7 +34,7 @@ from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, U
 from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, Framer, FrameRules
-from tierkv.tiers.results import checked_results, failed_result
+from tierkv.tiers.results import checked_entries, checked_results, failed_result
 from tierkv.tiers.retry import KeyResult, OpResult, Retrier, RetryLimits, Timing
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import ABSENT, OK, Outcome, OutcomeKind, Verb
@@ -41,7 +43,7 @@ from tierkv.types.transfers import SlotRef
 _log = logging.getLogger(__name__)
 
 LOGGED_REASONS_MAX = 8
-"""Reasons for which frames cannot be read that are logged; later ones are counted only."""
+"""Number of distinct reasons for unreadable frames that are logged per tier; further ones are counted only."""
 
 _SLOTTED = frozenset({Verb.READ, Verb.WRITE})
 _CHANGING = frozenset({Verb.WRITE, Verb.DELETE})
@@ -50,25 +52,25 @@ _T = TypeVar("_T")
 
 
 class Tier:
-    """A lower tier. All verbs may be called on several I/O threads at once, never on the engine's thread.
+    """Lower tier. All operations may be called on several I/O threads at once, never on the engine's thread.
 
     Args:
         name: configured name, for messages and threads.
         backend: stores the frames.
-        capabilities: what it declares.
-        codec_name: how payloads are written.
-        codecs: all codecs by name, to read what lies there already.
+        capabilities: capabilities that the backend declares.
+        codec_name: codec of written payloads.
+        codecs: all codecs by name, to read frames that the tier holds already.
         sealer: seals and checks frames of this stack's namespace.
-        arena: where the slots are.
-        rules: what that codec does to payloads, and what the tier takes.
+        arena: memory of the slots.
+        rules: properties of the codec and of the tier.
         retry: tries per key.
-        timing: clock and chance.
+        timing: clock and randomness.
 
     Raises:
-        PluginError: the declaration cannot be served.
+        PluginError: the declared capabilities cannot be served, or the codec is unknown.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - a tier is where all of these meet; each is its own collaborator
+    def __init__(  # noqa: PLR0913, PLR0917 - a tier joins these collaborators
         self,
         name: str,
         backend: Backend | AsyncBackend,
@@ -105,21 +107,32 @@ class Tier:
     def perform(
         self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef] = (), deadline_s: float = math.inf
     ) -> OpResult:
-        """Do one operation of a blocking backend: an outcome per key, in order. Blocks.
+        """Perform one operation of a blocking backend. Blocks the calling thread.
 
-        Keys whose turn did not come before ``deadline_s`` are TIMED_OUT. Whatever the backend does is an outcome.
+        Args:
+            verb: the operation.
+            keys: its keys.
+            slots: one per key for READ and WRITE, otherwise none.
+            deadline_s: time on the tier's clock after which no try starts. Keys that were not tried are TIMED_OUT.
+
+        Returns:
+            One outcome per key, in order. Every failure of the backend is an outcome.
 
         Raises:
             EngineProtocolError: the backend is async, or READ or WRITE came without one slot per key.
         """
         if self.is_async:
-            raise EngineProtocolError("an async backend belongs on an event loop: perform_async", tier=self.name)
+            raise EngineProtocolError("an async backend runs on an event loop: call perform_async", tier=self.name)
         return _run_now(self.perform_async(verb, keys, slots, deadline_s))
 
     async def perform_async(
         self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef] = (), deadline_s: float = math.inf
     ) -> OpResult:
-        """The same on an event loop. May be cancelled."""
+        """Perform one operation on an event loop, as :meth:`perform` does. The task may be cancelled.
+
+        Raises:
+            EngineProtocolError: READ or WRITE came without one slot per key.
+        """
         if len(slots) != (len(keys) if verb in _SLOTTED else 0):
             raise EngineProtocolError(f"{verb.name} of {len(keys)} keys came with {len(slots)} slots", tier=self.name)
         if self.capabilities.read_only and verb in _CHANGING:
@@ -133,28 +146,45 @@ class Tier:
         return await self._retrier.run(attempt, len(keys), batch, deadline_s)
 
     def read_chunks(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
-        """Fill each slot with the raw frame of its key. The slot of a key that is not OK holds nothing of use."""
+        """Read the raw frame of each key into its slot. The content of a slot is undefined if its key is not OK."""
         return self.perform(Verb.READ, keys, slots).outcomes
 
     def write_chunks(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
-        """Store the chunk in each slot. A slot that does not hold its key is CORRUPT, and is not written."""
+        """Write the chunk in each slot. A slot that does not hold its key is CORRUPT, and is not written."""
         return self.perform(Verb.WRITE, keys, slots).outcomes
 
     def probe_chunks(self, keys: Sequence[Key]) -> list[Outcome]:
-        """OK for keys that are stored, ABSENT for others."""
+        """Ask whether chunks are stored: OK or ABSENT per key."""
         return self.perform(Verb.PROBE, keys).outcomes
 
     def delete_chunks(self, keys: Sequence[Key]) -> list[Outcome]:
-        """Forget keys; absent ones are OK."""
+        """Delete chunks; absent ones are OK."""
         return self.perform(Verb.DELETE, keys).outcomes
 
     def close(self) -> None:
-        """Close a blocking backend. Raises what it raises."""
+        """Close a blocking backend.
+
+        Raises:
+            Exception: any error of the backend.
+        """
         _run_now(self.close_async())
 
     async def close_async(self) -> None:
-        """Close the backend. Raises what it raises."""
+        """Close the backend.
+
+        Raises:
+            Exception: any error of the backend.
+        """
         await self._verbs.close()
+
+    def scan_entries(self) -> list[tuple[Key, int]]:
+        """List the stored keys with the bytes of their frames. Only for a backend that declares ``scan``. Blocks.
+
+        Raises:
+            BackendError: an entry is invalid.
+            Exception: any error of the backend.
+        """
+        return checked_entries(cast("SupportsScan", self.backend).scan(), self.name)
 
     async def _read(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[KeyResult]:
         requests = [ReadRequest(key, self._arena.slot(ref.slot)) for key, ref in zip(keys, slots, strict=True)]
@@ -180,13 +210,13 @@ class Tier:
         return KeyResult(Outcome(OutcomeKind.OK, result))
 
     def _quarantine(self, key: Key, reason: str) -> None:
-        # Not on an event loop, which it could block.
+        # Not on an event loop, which the call could block.
         if isinstance(self.backend, SupportsQuarantine) and not self.is_async:
-            with contextlib.suppress(Exception):  # a help only: the chunk is a miss and will be deleted all the same
+            with contextlib.suppress(Exception):  # optional: the chunk is a miss and will be deleted in any case
                 self.backend.quarantine(key, reason)
 
     def _log_once(self, why: str) -> None:
-        """Say it once: a key or codec that is missing makes every chunk a miss, and nobody would know why."""
+        """Log a reason once: a missing encryption key or codec makes every chunk a miss."""
         if why not in self._logged_reasons and len(self._logged_reasons) < LOGGED_REASONS_MAX:
             self._logged_reasons.add(why)
             _log.warning("tier %s: %s", self.name, why)
@@ -199,11 +229,11 @@ class Tier:
             for index, (key, ref) in enumerate(zip(keys, slots, strict=True)):
                 try:
                     frame, staging = self._framer.encode_frame(self._arena.slot(ref.slot), key)
-                except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk stays above
+                except Exception as error:  # noqa: BLE001  # a foreign codec may raise anything; the chunk stays in its tier
                     key_results[index] = failed_result(error)
                     continue
                 requests[index] = WriteRequest(key, frame.toreadonly())
-                key_results[index] = KeyResult(Outcome(OutcomeKind.OK, len(frame)))  # unless the backend says otherwise
+                key_results[index] = KeyResult(Outcome(OutcomeKind.OK, len(frame)))  # unless an error replaces it
                 if staging is not None:
                     staged.append(staging)
             if requests:
@@ -231,14 +261,14 @@ class Tier:
         items: Sequence[Any],
         is_allowed: Callable[[object], bool],
     ) -> Sequence[_T | BaseException]:
-        """Call the backend. A raised error, or the error that stands for a lie, is the result of every key."""
+        """Call the backend. An error that it raises, or that the check raises, is the result of every key."""
         try:
             return checked_results(await verb(items), len(items), is_allowed, self.name)
         except (asyncio.CancelledError, GeneratorExit) as error:
             if self.is_async:
                 raise
             return [error] * len(items)
-        except BaseException as error:  # noqa: BLE001  # also a plugin's SystemExit must not end an I/O thread unheard
+        except BaseException as error:  # noqa: BLE001  # a plugin's SystemExit must not end an I/O thread silently
             return [error] * len(items)
 
     def _is_length(self, result: object) -> bool:
@@ -246,7 +276,7 @@ class Tier:
 
 
 class _BlockingVerbs:
-    """A blocking backend behind async verbs that never wait."""
+    """Async verbs over a blocking backend; they never suspend."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -275,14 +305,14 @@ def _blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitab
 
 
 def _run_now(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine that never waits to its end, without an event loop."""
+    """Run a coroutine that never suspends to its end, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         result: _T = stop.value
         return result
     coroutine.close()
-    raise RuntimeError("a blocking tier waited on an event loop")  # pragma: no cover - _BlockingVerbs never waits
+    raise RuntimeError("a blocking tier waited on an event loop")  # pragma: no cover - _BlockingVerbs never suspends
 
 
 def _require_servable(name: str, declared: Capabilities) -> None:
@@ -296,7 +326,7 @@ def _require_servable(name: str, declared: Capabilities) -> None:
 
 
 def _release_views(views: Iterable[memoryview]) -> None:
-    """Make a view that a backend kept useless to it, unless it holds on to the memory itself."""
+    """Release views that a backend may have kept. A view that the backend exported further cannot be released."""
     for view in views:
         with contextlib.suppress(BufferError):
             view.release()
