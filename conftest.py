@@ -66,8 +66,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked ``needs_torch`` where torch is not installed."""
+    """Mark the kit on plugins, and skip what is marked ``needs_torch`` where torch is not installed."""
+    for item in items:
+        if "plugins" in item.path.parts and getattr(getattr(item, "cls", None), "is_conformance_kit", False):
+            item.add_marker(pytest.mark.kit)
     if not HAS_TORCH:
         for item in items:
             if item.get_closest_marker("needs_torch"):

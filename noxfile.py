@@ -67,7 +67,7 @@ def tests(session: nox.Session) -> None:
     # A process per core; torch must not take all of them in each. Files stay whole: some share a server.
     session.env["OMP_NUM_THREADS"] = "1"
     # The kit on each plugin is a session of its own, `conformance`.
-    pytest(session, "-n", "auto", "--dist", "loadfile", "--ignore-glob", "plugins/*/tests/test_conformance*.py")
+    pytest(session, "-n", "auto", "--dist", "loadfile", "-m", "not kit")
 
 
 @nox.session(python=PYTHONS)
@@ -280,7 +280,7 @@ def nightly(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, "torch")
     everything = [local(ROOT, "torch", "testing", "encryption"), *(local(plugin, "testing") for plugin in PLUGINS)]
     session.install(*CONSTRAINTS, *everything, *GROUPS["tests"])
-    folders = [f"tests/{name}" for name in ("scheduler", "manager", "policies", "codecs")]
+    folders = [f"tests/{name}" for name in ("scheduler", "manager", "policies", "codecs", "frames", "structures")]
     pytest(session, "--hypothesis-profile", "nightly", "--timeout", "3600", *folders)
 
 
