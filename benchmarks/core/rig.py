@@ -98,5 +98,5 @@ def fill(host: HostTier, keys: Iterable[Key]) -> None:
     """Make chunks readable in the host tier, past the manager: nothing cascades and no event is kept."""
     keys = iter(keys)
     while batch := list(islice(keys, 1024)):
-        host.make_room(len(batch))
+        host.evict_for(len(batch))
         host.filled(host.admit(batch, ChunkState.STORING), ChunkEvent.STORED)

@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LINES_MAX = 400
 """Beyond this a module is a smell. One that must be longer gets a line in LONGER, with its reason."""
 
-LONGER: dict[str, str] = {}
+LONGER: dict[str, str] = {
+    "tierkv/manager/host/host_tier.py": "one class: admission, holds and eviction change the same columns together",
+}
 """Path of a module to the reason why it is not split."""
 
 SOURCES = ("tierkv/**/*.py", "plugins/*/src/**/*.py", "noxfile.py")

@@ -137,11 +137,11 @@ def test_the_end_of_a_write_is_told_as_the_policy_can_hear_it(policy: LruPolicy)
     host = HostTier(2, GuardedPolicy(policy, HOST, counters))
     slots = [host.filled(host.admit([key], ChunkState.STORING), ChunkEvent.STORED).slots[0] for key in run(0, 2)]
     host.hold_to_write(slots[:1])
-    assert host.make_room(1) == run(1, 1)
+    assert host.evict_for(1).keys == run(1, 1)
     host.filled(host.admit(run(1, 1), ChunkState.STORING), ChunkEvent.STORED)
     host.end_writes(slots[:1])
-    assert host.make_room(1) == (run(1, 1) if isinstance(policy, Unaware) else run(0, 1))
-    assert host.make_room(2)
+    assert host.evict_for(1).keys == (run(1, 1) if isinstance(policy, Unaware) else run(0, 1))
+    assert host.evict_for(2)
     assert not counters.policies_failed
 
 
@@ -154,7 +154,7 @@ def test_a_policy_that_raises_at_the_end_of_a_write() -> None:
     host.hold_to_write(slots)
     host.end_writes(slots)
     assert counters.policies_failed == {HOST: 1}
-    assert host.make_room(2)
+    assert host.evict_for(2)
 
 
 @pytest.mark.parametrize("verb", ["add", "touch", "release", "remove"])

@@ -54,7 +54,7 @@ def test_the_record_replays_to_what_lies_where(tmp_path: Path) -> None:
         assert isinstance(stack, RecordedStack)
         answers = serve(stack, prompts)
         assert stack.flush()
-        host = {short_key(chunk.key) for chunk in stack._manager._host.visible()}
+        host = {short_key(chunk.key) for chunk in stack._manager._host.slots.visible()}
         on_disk = len(stack._manager._tiers[0])
         assert stack.counters.entries_dropped == 0
     assert answers == serve(None, prompts)

@@ -157,7 +157,7 @@ class Bed:
 
     def damage_slot(self, pick: int) -> None:
         """Spoil the bytes of a readable chunk in the host tier that no I/O is touching."""
-        ready = [chunk for chunk in self.core.host.visible() if chunk.state is ChunkState.READY]
+        ready = [chunk for chunk in self.core.host.slots.visible() if chunk.state is ChunkState.READY]
         if ready:
             slot = ready[pick % len(ready)].slot
             self.memory[slot] = GARBAGE
@@ -264,7 +264,7 @@ class Bed:
     def _is_somewhere(self, key: Key) -> bool:
         """Whether some tier is believed to have a chunk."""
         core = self.core
-        return core.host.find(key) is not None or core.manager._tier_io.source_of(key) is not None
+        return core.host.slots.find(key) is not None or core.manager._tier_io.source_of(key) is not None
 
     def _offered_chunk(self, seat: EngineSequence, key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
@@ -292,15 +292,15 @@ class Bed:
             for owner in gathering.owners:
                 holds.update(chunk.slot for chunk, _ in gathering.granted(owner).values())
         for status in core.scheduler._jobs._live.values():
-            holds.update(core.host.leased(status.job.slots))
+            holds.update(core.host.slots.leased(status.job.slots))
         for pending in tier_io.in_flight:
             holds.update(pending.slots)
         holds.update(tier_io.admissions.dirty_pins.slots)
         for promotions in tier_io._promotions.values():
             holds.update(promotions)
-        for slot, holders in enumerate(core.host._holders):
-            key = core.host.key(slot)
-            assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.transitions_of(key)}"
+        for slot, holders in enumerate(core.host.slots.holders):
+            key = core.host.slots.key(slot)
+            assert holds.pop(slot, 0) == holders, f"{key.hex()}: {core.host.slots.transitions_of(key)}"
         assert not holds, "somebody holds a chunk that owns no slot"
 
     def _check_residents(self) -> None:
@@ -336,7 +336,7 @@ class Bed:
         brought = sum(core.counters.tokens_loaded.values())
         assert brought + core.counters.tokens_given_up == self.engine.tokens_external
         assert not scheduler._accounting._open
-        for chunk in core.host.visible():
+        for chunk in core.host.slots.visible():
             assert chunk.holders == 0
             if chunk.slot not in self.worker.damaged:
                 assert core.truth.is_good(chunk.key, self.memory[chunk.slot])

@@ -142,7 +142,7 @@ class Core:
 
     def ready(self) -> set[Key]:
         """The keys that are readable in the host tier."""
-        return {chunk.key for chunk in self.host.visible() if chunk.state is ChunkState.READY}
+        return {chunk.key for chunk in self.host.slots.visible() if chunk.state is ChunkState.READY}
 
 
 def make_core(

@@ -60,7 +60,7 @@ class ScriptedTiers:
         assert len(op.slots) == (len(op.keys) if op.verb in (Verb.READ, Verb.WRITE) else 0)
         self.pending[op.op_id] = op
         for ref in op.slots:
-            assert self._host.owner(ref) is not None, f"{op} names a slot that is not leased"
+            assert self._host.slots.owner(ref) is not None, f"{op} names a slot that is not leased"
             if op.verb is Verb.READ:
                 self._audit.begin_write(("slot", ref.slot), f"op {op.op_id}")
             else:
@@ -82,7 +82,7 @@ class ScriptedTiers:
             outcomes.append(self._one(op, i, key, fault))
         self.late.discard(op_id)
         for ref in op.slots:
-            assert self._host.owner(ref) is not None, f"{op} outlived the lease on its slot"
+            assert self._host.slots.owner(ref) is not None, f"{op} outlived the lease on its slot"
             if op.verb is Verb.READ:
                 self._audit.end_write(("slot", ref.slot), f"op {op.op_id}")
             else:

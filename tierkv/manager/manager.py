@@ -120,7 +120,7 @@ class OffloadManager:
 
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
         """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
-        count = len(self._host.ready_prefix(tuple(keys[start:stop])))
+        count = len(self._host.slots.ready_prefix(tuple(keys[start:stop])))
         if ctx is not None and (ctx.hints.load_tiers is not None or self._retention.lifetimes):
             for i in range(start, start + count):
                 if self.lookup(keys[i], ctx) is not LookupResult.HIT:
@@ -132,12 +132,12 @@ class OffloadManager:
         if self._retention.ever_limited and self._retention.is_expired(key, self._step.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
-        ready = self._host.is_readable(key)
+        ready = self._host.slots.is_readable(key)
         if ready is None:
             answer = self._tier_io.presence(key, allowed)
             self.found_below += answer is LookupResult.HIT
             return answer
-        if allowed is not None and not (HOST in allowed and (ready or self._host.origin_of(key) in allowed)):
+        if allowed is not None and not (HOST in allowed and (ready or self._host.slots.origin_of(key) in allowed)):
             answer = self._tier_io.presence(key, allowed)
             if answer is not LookupResult.HIT:
                 return answer
@@ -183,11 +183,11 @@ class OffloadManager:
 
     def would_read(self, key: Key, ctx: RequestContext) -> int | None:
         """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
-        readable = self._host.is_readable(key)
+        readable = self._host.slots.is_readable(key)
         if readable is None:
             source = self._tier_io.source_of(key, ctx.hints.load_tiers)
             return None if source is None else source.index
-        origin = HOST if readable else self._host.origin_of(key)
+        origin = HOST if readable else self._host.slots.origin_of(key)
         tier = self._tiers.get(origin)
         return None if tier is None else tier.index
 
@@ -198,7 +198,7 @@ class OffloadManager:
 
     def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
         """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""
-        if self._host.find(key) is None and self.would_read(key, ctx) == tier:
+        if self._host.slots.find(key) is None and self.would_read(key, ctx) == tier:
             self._tier_io.remeasure(tier, key)
 
     # -- observations ------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class OffloadManager:
         """
         handed = self._gathering.hand_over(ctx.request_id, tuple(keys))
         if isinstance(handed, bytes):
-            chunk = self._host.get(handed)
+            chunk = self._host.slots.get(handed)
             state = "absent" if chunk is None else chunk.state.value
             raise EngineProtocolError(
                 f"request {ctx.request_id!r} cannot load chunk {handed.hex()}: it is {state}; load only what "
@@ -234,18 +234,18 @@ class OffloadManager:
             )
         slots, sources = handed
         self._tier_io.used(slots, ctx.hints)
-        return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
+        return LoadGrant(tuple(keys), self._host.slots.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A load ended. Chunks in ``failed`` did not check out on their way to the GPU and are dropped."""
         host = self._host
-        leased = host.leased(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
-        bad = [slot for slot in leased if host.key(slot) in failed] if failed else []
+        leased = host.slots.leased(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
+        bad = [slot for slot in leased if host.slots.key(slot) in failed] if failed else []
         self.counters.chunks_loaded += len(leased) - len(bad)
-        dropped = [slot for slot in bad if host.state(slot) is ChunkState.READY]
+        dropped = [slot for slot in bad if host.slots.state(slot) is ChunkState.READY]
         if dropped:
             self.counters.chunks_corrupt[HOST] += len(dropped)
-            self._events.extend(CacheEventKind.REMOVED, HOST, [host.key(slot) for slot in dropped])
+            self._events.extend(CacheEventKind.REMOVED, HOST, [host.slots.key(slot) for slot in dropped])
             host.drop(dropped)
             self._step.version += 1
         host.release(leased)
@@ -260,10 +260,10 @@ class OffloadManager:
         """
         host = self._host
         offered = [key for key, _ in keys]
-        missing = host.missing(offered)
+        missing = host.slots.missing(offered)
         present: list[int] = []
         if len(missing) < len(offered):  # what is asked for must not be evicted to make room for its neighbours
-            present = [slot for slot in map(host.find, offered) if slot is not None]
+            present = [slot for slot in map(host.slots.find, offered) if slot is not None]
             host.hold(present)
         wanted = self._admissions.let_in(missing)
         evicted = self._admissions.make_room(len(wanted), self._step.now)
@@ -277,7 +277,7 @@ class OffloadManager:
         if ctx.hints.has_retention or self._retention.any:
             below = self._tier_io.source_of
             self._retention.stored(wanted, ctx.hints, self._step.now, lambda key: below(key) is not None)
-        return StoreGrant(tuple(wanted), host.newest_refs(slots), tuple(evicted))
+        return StoreGrant(tuple(wanted), host.slots.newest_refs(slots), tuple(evicted))
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
         """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
@@ -285,10 +285,10 @@ class OffloadManager:
         Void leases, also of a second completion, are ignored (S21).
         """
         host = self._host
-        ended = host.being_stored(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
+        ended = host.slots.being_stored(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
         if failed:
-            bad = [slot for slot in ended if host.key(slot) in failed]
-            ended = [slot for slot in ended if host.key(slot) not in failed]
+            bad = [slot for slot in ended if host.slots.key(slot) in failed]
+            ended = [slot for slot in ended if host.slots.key(slot) not in failed]
             host.failed(bad)
             self.counters.stores_failed += len(bad)
             self._step.version += 1

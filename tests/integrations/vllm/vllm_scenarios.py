@@ -97,7 +97,7 @@ def overwrite_states(served: ServedEngine, start: int, stop: int) -> int:
     layers = [len(group.layer_names) for group in served.core.scheduler.kv_cache_config.kv_cache_groups]
     states = {group.index: group for group in geometry.groups if group.kind is GroupKind.SSM}
     changed = 0
-    for chunk in served.found(HostTier).visible():
+    for chunk in served.found(HostTier).slots.visible():
         group = states.get(split_key(chunk.key)[1])
         if group is not None:
             changed += 1

@@ -55,22 +55,22 @@ class HostMachine(RuleBasedStateMachine):
 
     @rule(batch=batches, promoting=st.booleans())
     def admit(self, batch: list[Key], promoting: bool) -> None:
-        batch = self.host.missing(batch)
+        batch = self.host.slots.missing(batch)
         room, free = self.host.room, self.host.free
-        evicted = self.host.make_room(len(batch))
+        evicted = self.host.evict_for(len(batch))
         if evicted is None:
             assert len(batch) > room, "there was room"
             assert self.host.free == free, "refused is refused: nothing has left (S18)"
             return
         victims = self.evictable()[: max(0, len(batch) - free)]
         names = {ref: key for key, ref in self.visible.items()}
-        assert evicted == [names[ref] for ref in victims if ref in names]
+        assert evicted.keys == [names[ref] for ref in victims if ref in names]
         for ref in victims:
             self.passed_over.update(self.order[: self.order.index(ref)])
             self.order.remove(ref)
             self.visible.pop(names.get(ref, named("nobody")), None)
         state = ChunkState.PROMOTING if promoting else ChunkState.STORING
-        refs = self.host.refs(self.host.admit(batch, state, "disk" if promoting else "host"))
+        refs = self.host.slots.refs(self.host.admit(batch, state, "disk" if promoting else "host"))
         assert not self.given.intersection(refs), "a lease is given out twice"
         self.given.update(refs)
         self.visible.update(zip(batch, refs, strict=True))
@@ -160,15 +160,15 @@ class HostMachine(RuleBasedStateMachine):
     @rule(chunks=st.integers(1, 3))
     def sweep(self, chunks: int) -> None:
         self.host.sweep(chunks)
-        self.order = [ref for ref in self.order if self.host.leased((ref,))]
+        self.order = [ref for ref in self.order if self.host.slots.leased((ref,))]
 
     @invariant()
     def it_is_as_the_model_says(self) -> None:
         self.host.validate()
         busy = {*self.filling, *self.holds, *self.writes}
-        assert {chunk.key: chunk.ref for chunk in self.host.visible()} == self.visible
+        assert {chunk.key: chunk.ref for chunk in self.host.slots.visible()} == self.visible
         for ref in self.given:
-            chunk = self.host.owner(ref)
+            chunk = self.host.slots.owner(ref)
             if ref in busy:
                 assert chunk is not None, "its slot was given away under running I/O"
                 assert chunk.holders == (self.holds + self.writes).count(ref) + (ref in self.filling)
@@ -176,7 +176,7 @@ class HostMachine(RuleBasedStateMachine):
                 assert chunk.state is ChunkState.DOOMED
             if chunk is not None and ref not in busy:
                 assert ref in self.order
-        owned = sum(bool(self.host.leased((ref,))) for ref in self.given)
+        owned = sum(bool(self.host.slots.leased((ref,))) for ref in self.given)
         assert self.host.room == SLOTS - owned + len(self.evictable())
 
     def teardown(self) -> None:
@@ -197,9 +197,9 @@ TestHostIndex = HostMachine.TestCase
 
 def chunk_of(host: HostTier, name: str = "k") -> Chunk:
     """A readable chunk that nobody holds."""
-    host.make_room(1)
+    host.evict_for(1)
     host.filled(host.admit([named(name)], ChunkState.STORING), ChunkEvent.STORED)
-    chunk = host.get(named(name))
+    chunk = host.slots.get(named(name))
     assert chunk is not None
     return chunk
 
@@ -240,32 +240,32 @@ def _lost_slot(host: HostTier, _: Chunk) -> None:
 
 def _nobody_holds(host: HostTier, chunk: Chunk) -> None:
     (slot,) = host.admit([named("new")], ChunkState.STORING)
-    host._holders[slot] = 0
+    host.slots.holders[slot] = 0
     assert chunk.holders == 0
 
 
 def _policy_forgot(host: HostTier, chunk: Chunk) -> None:
-    host._policy.remove([chunk.slot])
+    host.policy.remove([chunk.slot])
 
 
 def _invisible(host: HostTier, chunk: Chunk) -> None:
-    for shard in host._slots:
+    for shard in host.slots.shards:
         shard.pop(chunk.key, None)
 
 
 def _not_readable(host: HostTier, chunk: Chunk) -> None:
-    host._filling.add(chunk.slot)
+    host.slots.filling.add(chunk.slot)
 
 
 def _doomed_and_visible(host: HostTier, chunk: Chunk) -> None:
     host.hold([chunk.slot])
     host.drop([chunk.slot])
-    host._slots[chunk.key[SHARD_BYTE]][chunk.key] = chunk.slot
+    host.slots.shards[chunk.key[SHARD_BYTE]][chunk.key] = chunk.slot
 
 
 def _name_without_a_slot(host: HostTier, _: Chunk) -> None:
     for number in range(3):
-        host._slots[number][named("nobody")] = number
+        host.slots.shards[number][named("nobody")] = number
 
 
 def _miscounted(host: HostTier, _: Chunk) -> None:
@@ -301,9 +301,9 @@ def test_the_transition_log_is_bounded() -> None:
     host = HostTier(1, LruPolicy())
     for i in range(5000):
         chunk_of(host, str(i))
-    assert len(host._log) == 4096
-    assert host.transitions_of(named("0")) == "none kept"
-    assert host.transitions_of(named("4999")) == "created -> storing; stored -> ready"
+    assert len(host.slots.log) == 4096
+    assert host.slots.transitions_of(named("0")) == "none kept"
+    assert host.slots.transitions_of(named("4999")) == "created -> storing; stored -> ready"
 
 
 def test_a_long_batch_in_the_transition_log_is_kept_whole() -> None:
@@ -311,9 +311,9 @@ def test_a_long_batch_in_the_transition_log_is_kept_whole() -> None:
     host = HostTier(5000, LruPolicy(5000))
     batch = [named(str(i)) for i in range(5000)]
     slots = host.admit(batch, ChunkState.STORING)
-    assert host.transitions_of(batch[0]) == "created -> storing"
+    assert host.slots.transitions_of(batch[0]) == "created -> storing"
     host.filled(slots, ChunkEvent.STORED)
-    assert host.transitions_of(batch[0]) == "stored -> ready"
+    assert host.slots.transitions_of(batch[0]) == "stored -> ready"
 
 
 def test_a_reset_is_paid_in_steps() -> None:
@@ -323,16 +323,16 @@ def test_a_reset_is_paid_in_steps() -> None:
     for i in range(8):
         chunk_of(host, str(i))
     host.reset()
-    assert not host.visible()
+    assert not host.slots.visible()
     assert (host.free, host.room) == (0, 8)
     host.sweep(3)
     assert (host.free, host.room) == (3, 8)
-    assert host.make_room(5) == []
+    assert host.evict_for(5).keys == []
     assert host.free == 5
     chunk_of(host, "0")
     host.sweep(100)
     assert (host.free, host.room) == (7, 8)
-    assert [chunk.key for chunk in host.visible()] == [named("0")]
+    assert [chunk.key for chunk in host.slots.visible()] == [named("0")]
     host.validate()
 
 
@@ -345,7 +345,7 @@ def test_two_holds_on_a_chunk_of_before_a_reset_end_in_one_batch() -> None:
     host.reset()
     host.release([slot, slot])
     host.validate()
-    assert (host.free, len(host._policy)) == (2, 0)
+    assert (host.free, len(host.policy)) == (2, 0)
 
 
 def test_a_remembered_prefix_is_forgotten_when_a_chunk_leaves() -> None:
@@ -355,14 +355,14 @@ def test_a_remembered_prefix_is_forgotten_when_a_chunk_leaves() -> None:
         host = HostTier(2, LruPolicy())
         prefix = (named("a"), named("b"))
         slots = [chunk_of(host, "a").slot, chunk_of(host, "b").slot]
-        assert host.ready_prefix(prefix) == slots == host.ready_prefix(prefix)
+        assert host.slots.ready_prefix(prefix) == slots == host.slots.ready_prefix(prefix)
         if leave == "evicted":
-            host.make_room(1)
+            host.evict_for(1)
         elif leave == "dropped":
             host.drop(slots[:1])
         else:
             host.reset()
-        assert host.ready_prefix(prefix) == []
+        assert host.slots.ready_prefix(prefix) == []
 
 
 def test_what_is_being_filled_ends_a_readable_prefix() -> None:
@@ -372,6 +372,6 @@ def test_what_is_being_filled_ends_a_readable_prefix() -> None:
     slots = host.admit([named("b")], ChunkState.STORING)
     last = chunk_of(host, "c")
     prefix = (named("a"), named("b"), named("c"))
-    assert host.ready_prefix(prefix) == [first.slot]
+    assert host.slots.ready_prefix(prefix) == [first.slot]
     host.filled(slots, ChunkEvent.STORED)
-    assert host.ready_prefix(prefix) == [first.slot, *slots, last.slot]
+    assert host.slots.ready_prefix(prefix) == [first.slot, *slots, last.slot]

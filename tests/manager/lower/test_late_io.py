@@ -48,7 +48,7 @@ def test_a_corrupt_frame_that_is_being_written_anew() -> None:
     core.put([key])
     write = only(core, Verb.WRITE)
     core.begin(6.0)
-    again = core.host.find(key)
+    again = core.host.slots.find(key)
     assert again is not None
     core.manager.release(WHO)
     core.host.drop([again])

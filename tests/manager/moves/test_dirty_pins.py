@@ -69,7 +69,7 @@ def test_the_end_of_a_write_is_no_use() -> None:
     core.keep_below(run(2, 2))
     put_each(core, run(0, 4))
     core.finish(begun(core))
-    assert core.host.make_room(4) == run(0, 4)
+    assert core.host.evict_for(4).keys == run(0, 4)
 
 
 def test_a_use_during_a_write_counts() -> None:
@@ -79,7 +79,7 @@ def test_a_use_during_a_write_counts() -> None:
     write = begun(core)
     load(core, run(0, 1))
     core.finish(write)
-    assert core.host.make_room(4) == [*run(1, 3), *run(0, 1)]
+    assert core.host.evict_for(4).keys == [*run(1, 3), *run(0, 1)]
 
 
 def test_passed_over_for_a_write_it_leaves_next() -> None:
@@ -301,7 +301,7 @@ def test_a_write_that_is_late_and_fails() -> None:
     late(core, write)
     put_each(core, run(5, 1))
     core.finish(write, OutcomeKind.FAILED)
-    assert core.host.make_room(1) == run(0, 1)
+    assert core.host.evict_for(1).keys == run(0, 1)
 
 
 def test_a_chunk_that_waits_twice_is_held_once() -> None:

@@ -101,11 +101,11 @@ def test_a_chunk_that_a_load_holds_outlives_its_time() -> None:
     load = core.manager.prepare_load(KEYS[:1], ctx)
     core.begin(2.0)
     core.manager.take_ops()
-    assert core.host.get(KEYS[0]) is not None
+    assert core.host.slots.get(KEYS[0]) is not None
     core.manager.complete_load(load.slots)
     core.begin(3.0)
     core.finish_all()
     core.begin(4.0)
-    assert core.host.get(KEYS[0]) is None
+    assert core.host.slots.get(KEYS[0]) is None
     assert not core.lower[0].holds(KEYS[0])
     core.manager.validate()

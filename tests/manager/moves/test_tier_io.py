@@ -74,7 +74,7 @@ def test_write_through_to_every_tier() -> None:
     writes = ops(core, Verb.WRITE)
     assert [(op.tier, len(op.keys)) for op in writes] == [(0, 3), (1, 2), (1, 1)]
     for op in writes:
-        assert [core.host.owner(ref).key for ref in op.slots] == list(op.keys)  # type: ignore[union-attr]  # leased
+        assert [core.host.slots.owner(ref).key for ref in op.slots] == list(op.keys)  # type: ignore[union-attr]  # leased
         core.finish(op)
     assert core.counters.cascades == {"disk": 3, "objects": 3}
     assert [tier.presence(keys[0], 0.0) for tier in core.lower] == [
@@ -365,11 +365,11 @@ def test_a_chunk_that_is_dropped_while_it_is_written() -> None:
     core.put(run(0, 1))
     write = only(core, Verb.WRITE)
     core.manager.reset_cache()
-    owner = core.host.owner(write.slots[0])
+    owner = core.host.slots.owner(write.slots[0])
     assert owner is not None
     assert owner.state is ChunkState.DOOMED
     core.finish(write)
-    assert core.host.owner(write.slots[0]) is None
+    assert core.host.slots.owner(write.slots[0]) is None
     assert core.manager.lookup(run(0, 1)[0], WHO) is LookupResult.HIT
 
 

@@ -131,7 +131,7 @@ def test_a_chunk_whose_write_is_late_makes_way_for_others() -> None:
     core = full_core()
     write = only(core, Verb.WRITE)
     late(core, write)
-    assert not core.host.leaving
+    assert not core.host.demoting
     assert list(only(core, Verb.WRITE).keys) == run(2, KEPT_FREE)
     core.finish(write, OutcomeKind.TIMED_OUT)
     assert set(run(0, 2)) < core.ready()

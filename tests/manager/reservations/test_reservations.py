@@ -184,7 +184,7 @@ def _unwanted(core: Core) -> None:
 
 
 def _not_held(core: Core) -> None:
-    slot = core.host.find(run(1, 1)[0])
+    slot = core.host.slots.find(run(1, 1)[0])
     assert slot is not None
     core.host.release([slot])
 

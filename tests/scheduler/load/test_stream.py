@@ -397,7 +397,7 @@ def test_whatever_the_sizes(
     for i in sorted(resident)[: min(slots, chunks)]:
         if i < chunks:
             bed.core.put([keys[i]])
-            chunk = bed.core.host.get(keys[i])
+            chunk = bed.core.host.slots.get(keys[i])
             assert chunk is not None
             bed.memory[chunk.slot] = bed.core.truth.payloads[keys[i]]
     for _ in range(20 * chunks * count + 20):
@@ -438,7 +438,7 @@ def test_a_void_slot_is_nobodys() -> None:
     """Whatever a job says of chunks that do not come, no slot of the host tier is touched by it."""
     core = make_core(slots=2)
     core.put([Key(b"one" + bytes(6)), Key(b"two" + bytes(6))])
-    assert core.host.leased([VOID_SLOT]) == []
+    assert core.host.slots.leased([VOID_SLOT]) == []
     core.manager.complete_load([VOID_SLOT], frozenset(core.ready()))
     core.manager.validate()
     assert len(core.ready()) == 2

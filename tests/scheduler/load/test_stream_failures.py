@@ -199,7 +199,7 @@ def test_a_late_chunk_that_fails_does_not_cost_what_is_before_it() -> None:
     keys = bed.core.truth.keys(request)
     bed.core.put(keys[10:20])
     for key in keys[10:20]:
-        chunk = bed.core.host.get(key)
+        chunk = bed.core.host.slots.get(key)
         assert chunk is not None
         bed.memory[chunk.slot] = bed.core.truth.payloads[key]
     bed.step(ALL)

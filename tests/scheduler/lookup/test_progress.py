@@ -123,7 +123,7 @@ def test_g3_a_lookup_keeps_its_own_hits(below: str) -> None:
     bed.core.put(here)
     bed.core.put(filler)
     for key in here:
-        chunk = bed.core.host.get(key)
+        chunk = bed.core.host.slots.get(key)
         assert chunk is not None
         bed.memory[chunk.slot] = bed.core.truth.payloads[key]
     bed.fill_below(request)  # all of it lies below too: only what is missing here may be read

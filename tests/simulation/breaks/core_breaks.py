@@ -14,6 +14,7 @@ from tierkv.frames.frame import FrameSealer
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.host.slot_table import SlotTable
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.residency import DELETING, WRITING
 from tierkv.manager.manager import OffloadManager
@@ -97,9 +98,9 @@ def a_slot_is_reused_although_somebody_uses_it(patch: Patch) -> None:
     drop = HostTier.drop
 
     def hasty(self: HostTier, slots: Sequence[int]) -> None:
-        visible = [slot for slot in slots if self.state(slot) is not ChunkState.DOOMED]
+        visible = [slot for slot in slots if self.slots.state(slot) is not ChunkState.DOOMED]
         drop(self, slots)
-        self._free.give_back([slot for slot in visible if self.state(slot) is ChunkState.DOOMED])
+        self._free.give_back([slot for slot in visible if self.slots.state(slot) is ChunkState.DOOMED])
 
     patch.setattr(HostTier, "drop", hasty)
     patch.setattr(HostTier, "validate", lambda self: None)
@@ -122,19 +123,19 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
 
 @breaks("hung", 20)
 def generations_are_ignored(patch: Patch) -> None:
-    def leased(self: HostTier, refs: Sequence[SlotRef]) -> list[int]:
-        return [slot for slot, _ in refs if self._states[slot]]
+    def leased(self: SlotTable, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if self.states[slot]]
 
-    def being_stored(self: HostTier, refs: Sequence[SlotRef]) -> list[int]:
-        return [slot for slot, _ in refs if slot in self._filling and slot not in self._origins]
+    def being_stored(self: SlotTable, refs: Sequence[SlotRef]) -> list[int]:
+        return [slot for slot, _ in refs if slot in self.filling and slot not in self.origins]
 
-    patch.setattr(HostTier, "leased", leased)
-    patch.setattr(HostTier, "being_stored", being_stored)
+    patch.setattr(SlotTable, "leased", leased)
+    patch.setattr(SlotTable, "being_stored", being_stored)
     drop = HostTier.drop
 
     def loose(self: HostTier, slots: Sequence[int]) -> None:
         for slot in slots:
-            self._holders[slot] = 0
+            self.slots.holders[slot] = 0
         drop(self, slots)
 
     patch.setattr(HostTier, "drop", loose)
@@ -179,7 +180,7 @@ def a_failed_read_becomes_readable(patch: Patch) -> None:
     failed = HostTier.failed
 
     def hopeful(self: HostTier, slots: Sequence[int]) -> None:
-        reads = [slot for slot in slots if self.state(slot) is ChunkState.PROMOTING]
+        reads = [slot for slot in slots if self.slots.state(slot) is ChunkState.PROMOTING]
         self.filled(reads, ChunkEvent.ARRIVED)
         failed(self, [slot for slot in slots if slot not in reads])
 
@@ -305,7 +306,7 @@ def what_is_offered_at_the_deadline_may_still_be_read(patch: Patch) -> None:
     def hopeful(self: Lookups, record: Any, ctx: Any, computed: int, tokens_max: int, *, expired: bool) -> Any:
         if not expired:
             return longest(self, record, ctx, computed, tokens_max, expired=False)
-        find = self._manager._host.find
+        find = self._manager._host.slots.find
         lookup = lambda key: LookupResult.MISS if find(key) is None else LookupResult.HIT  # noqa: E731 - shorter so
         return find_hit(record.search_groups, computed, tokens_max, lookup)
 
@@ -396,21 +397,21 @@ def a_failed_write_counts_as_stored(patch: Patch) -> None:
 
 @breaks("demotions", 20)
 def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
-    end_leaving = HostTier.end_leaving
+    end_demotions = HostTier.end_demotions
 
     def hasty(self: HostTier, slots: Sequence[int]) -> Any:
-        early = [slot for slot in slots if slot in self._leaving]
+        early = [slot for slot in slots if slot in self._demoting]
         for slot in early:
-            self._holders[slot] = 1
-        return end_leaving(self, early or [slot for slot in slots if self._holders[slot]])
+            self.slots.holders[slot] = 1
+        return end_demotions(self, early or [slot for slot in slots if self.slots.holders[slot]])
 
-    patch.setattr(HostTier, "end_leaving", hasty)
+    patch.setattr(HostTier, "end_demotions", hasty)
     patch.setattr(HostTier, "validate", lambda self: None)
 
 
 @breaks("demotions", 20)
 def a_chunk_leaves_although_somebody_came_for_it(patch: Patch) -> None:
-    patch.setattr(HostTier, "stay", lambda self, slots: None)
+    patch.setattr(HostTier, "cancel_demotions", lambda self, slots: None)
 
 
 @breaks("cramped", 20)
@@ -438,7 +439,7 @@ def stores_leak_their_hold(patch: Patch) -> None:
     def leaky(self: OffloadManager, slots: Collection[SlotRef], failed: frozenset[Any] = frozenset()) -> None:
         refs = list(slots)
         complete(self, refs, failed)
-        chunk = self._host.owner(refs[0]) if refs else None
+        chunk = self._host.slots.owner(refs[0]) if refs else None
         if chunk is not None and len(self._host) % 7 == 0:
             self._host.hold([chunk.slot])
 

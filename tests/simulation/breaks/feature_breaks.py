@@ -126,7 +126,7 @@ def an_adapter_is_not_in_the_keys(patch: Patch) -> None:
 
 @breaks("tenants", 20)
 def quotas_are_not_kept_in_the_host_tier(patch: Patch) -> None:
-    patch.setattr(HostTier, "trim", lambda self: Evicted((), []))
+    patch.setattr(HostTier, "evict_over_quota", lambda self: Evicted((), []))
 
 
 @breaks("tenants", 20)

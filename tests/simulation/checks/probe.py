@@ -103,17 +103,17 @@ class Probe:
     def ready_slots(self) -> list[tuple[Key, int]]:
         """All readable chunks with their slots."""
         host = self.manager._host
-        return [(chunk.key, chunk.slot) for chunk in host.visible() if chunk.state.value == "ready"]
+        return [(chunk.key, chunk.slot) for chunk in host.slots.visible() if chunk.state.value == "ready"]
 
     def idle_slots(self) -> set[int]:
         """The slots of readable chunks that nobody holds."""
         host = self.manager._host
-        return {slot for _, slot in self.ready_slots() if host.is_idle(slot)}
+        return {slot for _, slot in self.ready_slots() if host.slots.is_idle(slot)}
 
     def waiting_slots(self) -> set[int]:
         """The slots of readable chunks that wait for a tier in service, which will take them."""
         host, now = self.manager._host, self.manager._step.now
-        ready = {(slot, host.generation(slot)): key for key, slot in self.ready_slots()}
+        ready = {(slot, host.slots.generation(slot)): key for key, slot in self.ready_slots()}
         return {
             lease[0]
             for tier in self.tiers().values()
@@ -146,7 +146,7 @@ class Probe:
 
     def is_swept(self) -> bool:
         """Whether nothing of before a reset is still on the host tier's account."""
-        return not self.manager._host._stale
+        return not self.manager._host.slots.stale
 
     # -- lower tiers -------------------------------------------------------------------------------------------------
 
@@ -187,9 +187,9 @@ class Probe:
         """The chunks that a tier's policy knows."""
         if tier == HOST:
             host, size = self.manager._host, self.arena.slot_bytes
-            ready = [chunk for chunk in host.visible() if chunk.state.value == "ready"]
-            idle = [chunk for chunk in ready if chunk.slot not in host.leaving]
-            return {chunk.key: Kept(size, bool(chunk.holders), host.generation(chunk.slot)) for chunk in idle}
+            ready = [chunk for chunk in host.slots.visible() if chunk.state.value == "ready"]
+            idle = [chunk for chunk in ready if chunk.slot not in host.demoting]
+            return {chunk.key: Kept(size, bool(chunk.holders), host.slots.generation(chunk.slot)) for chunk in idle}
         table = self.tiers()[tier]
         rows = [(key, row) for key, row in table._rows.items() if table._is_listed(row)]
         return {key: Kept(table.frame_bytes_of(row), bool(table._uses[row])) for key, row in rows}

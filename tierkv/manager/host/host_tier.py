@@ -1,29 +1,33 @@
-"""The host tier as the manager sees it: which chunk owns which slot, who holds it, who may be evicted.
+"""Host tier: slots, the chunks that own them, the holds on them, and eviction.
 
-A chunk is *held* by everybody who needs its slot to stay: a store or load job, a promotion in flight, a cascade that
-reads it, a reservation. A READY chunk that nobody holds is evictable. A slot has one owner and a generation; it
-is free again only when its chunk is gone, so no late completion can touch another chunk's memory.
+Every user of a chunk *holds* its slot: a store or load job, a promotion in flight, a write to a lower tier, a
+reservation. A READY chunk without holds is evictable. A slot has one owner and a generation. It is free again only when
+its chunk is gone, so no late completion can touch the memory of another chunk.
 
-A READY chunk is *leaving* when the policy has chosen it as a victim and it is still being written below. It is readable
-until then, and stays if anybody else comes to want it.
+Holds are of two kinds: use (or filling) of a chunk, and writes to lower tiers. The end of a write does not count as
+use: the eviction order is the one that there would be without the write.
 
-All is kept in columns by slot (see :mod:`tierkv.structures.key_table`), and every verb takes a batch. The eviction
-policy knows exactly the READY chunks that are not leaving. It is not told who holds them: it is given the column of
-holders when it chooses.
+A READY chunk is *demoting* when the policy has chosen it as a victim and it is still being written to a lower tier. It
+is readable until the write ends. Any other use in the meantime cancels the demotion.
+
+The eviction policy knows exactly the READY chunks that are not demoting. It is not informed of holds: it gets the
+column of holders when it chooses victims. Every method takes a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
-from tierkv.abc import AdmissionPolicy, EvictionPolicy
+from tierkv.abc import AdmissionPolicy, EvictionPolicy, WriteAwarePolicy
 from tierkv.errors import InvariantError, require
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Evicted, Filled
 from tierkv.manager.host.chunk_state import CODES, STATES, TRANSITIONS, ChunkEvent, ChunkState
-from tierkv.manager.host.slot_pins import SlotPins
+from tierkv.manager.host.slot_table import SlotTable
+from tierkv.manager.host.waiters import Waiters
 from tierkv.policies.quotas import TenantPolicy
-from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE
+from tierkv.structures.key_table import PAGE_KEYS, SHARD_BYTE, IdPool, new_shards
 from tierkv.types.keys import Key
 
 _READY, _DOOMED = CODES[ChunkState.READY], CODES[ChunkState.DOOMED]
@@ -33,138 +37,207 @@ _FILLING = {ChunkEvent.STORED: ChunkState.STORING, ChunkEvent.ARRIVED: ChunkStat
 _GENERATIONS = 1 << 32
 
 
-class HostTier(SlotPins):
-    """Slots, chunks and holds of the host tier. Sans-IO; every call O(1) amortised per chunk."""
+class HostTier:
+    """Admission, holds and eviction of chunks in the host tier. Sans-IO; every call O(1) amortised per chunk."""
 
     def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
-        super().__init__(num_slots, policy)
+        self.num_slots = num_slots
+        self.slots = SlotTable(num_slots)
+        """Columns by slot, with every question about chunks and slots."""
+        self.waiters = Waiters()
+        """Objects that wait for chunks to become readable."""
+        self.policy = policy
+        """Policy that decides the eviction order."""
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
         self._tenants = policy if isinstance(policy, TenantPolicy) else None
+        self._release_after_write = (
+            policy.release_after_write if isinstance(policy, WriteAwarePolicy) else policy.release
+        )
+        self._free = IdPool(num_slots)
+        self._evictable = 0
+        self._demoting: set[int] = set()  # a few: bounded by the writes in flight
+
+    def __len__(self) -> int:
+        """Number of visible chunks."""
+        return len(self.slots)
 
     @property
     def room(self) -> int:
-        """Slots that can be had now: free ones and those of evictable chunks."""
+        """Number of slots available now: free ones and those of evictable chunks."""
         return len(self._free) + self._evictable
 
     @property
     def free(self) -> int:
-        """Slots without a chunk."""
+        """Number of slots without a chunk."""
         return len(self._free)
 
-    def staying(self, leases: Iterable[tuple[int, int]]) -> list[int]:
-        """The slots of those ``leases``, each a slot and its generation, whose chunks are READY and not leaving."""
-        generations, states, leaving = self._generations, self._states, self._leaving
-        here = [slot for slot, generation in leases if generations[slot] == generation and states[slot] == _READY]
-        if self._stale or leaving:
-            here = [slot for slot in here if slot not in leaving and not self._is_stale(slot)]
-        return here
-
-    def held_once(self, slots: Iterable[int]) -> Iterator[int]:
-        """Those of ``slots`` that one hold keeps."""
-        holders = self._holders
-        return (slot for slot in slots if holders[slot] == 1)
-
-    def refused(self, keys: Sequence[Key]) -> Collection[int]:
-        """Which of ``keys`` the policy does not let in, as positions."""
-        return () if self._gate is None else self._gate.refuse(keys, len(self._free))
-
-    # -- coming and going --------------------------------------------------------------------------------------------
-
-    def make_room(self, count: int) -> list[Key] | None:
-        """Evict as many chunks as it takes that ``count`` slots are free.
-
-        Returns:
-            The keys that were evicted; None if that cannot be done now: then nothing has changed.
-        """
-        evicted = self.evict_for(count)
-        return None if evicted is None else evicted.keys
-
-    def evict_for(self, count: int) -> Evicted | None:
-        """The same; returns the slots that became free too."""
-        short = count - len(self._free)
-        if short <= 0:
-            return Evicted((), [])
-        victims = self._choose(short)
-        return self._evict(victims) if victims else None
+    @property
+    def demoting(self) -> AbstractSet[int]:
+        """Slots of chunks that are being written to a lower tier and evicted afterwards."""
+        return self._demoting
 
     @property
     def has_quotas(self) -> bool:
-        """Whether tenants may be over their quotas."""
+        """Whether the policy keeps quotas of tenants."""
         return self._tenants is not None
 
-    def trim(self) -> Evicted:
-        """Evict some chunks of tenants that are over their quotas."""
-        victims = () if self._tenants is None else self._tenants.trim(self._holders)
-        self._evictable -= len(victims)
-        return self._evict(victims) if victims else Evicted((), [])
+    def refused(self, keys: Sequence[Key]) -> Collection[int]:
+        """Positions of those ``keys`` that the policy does not admit."""
+        return () if self._gate is None else self._gate.refuse(keys, len(self._free))
 
-    def _choose(self, count: int) -> Sequence[int]:
-        """So many victims, whom the policy knows no more; none if that cannot be done now."""
-        victims = self._policy.evict(count, self._holders) if count <= self._evictable else ()
-        self._evictable -= len(victims)
-        return victims
+    def ready_slots(self, leases: Iterable[tuple[int, int]]) -> list[int]:
+        """Slots of those ``leases`` (slot, generation) whose chunks are READY and not demoting."""
+        table, demoting = self.slots, self._demoting
+        generations, states = table.generations, table.states
+        slots = [slot for slot, generation in leases if generations[slot] == generation and states[slot] == _READY]
+        if table.stale or demoting:
+            slots = [slot for slot in slots if slot not in demoting and not table.is_stale(slot)]
+        return slots
 
-    def _evict(self, victims: Sequence[int]) -> Evicted:
-        self.removals += 1
-        if self._stale:
-            victims = self._without_stale(victims)
-        states, pages, shards = self._states, self._keys.pages, self._slots
-        evicted = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in victims]
-        for key, slot in zip(evicted, victims, strict=True):
-            if shards[key[SHARD_BYTE]].pop(key, None) != slot:  # READY chunks only are known to the policy
-                raise InvariantError(
-                    f"slot {slot} was chosen as a victim, but is not readable. {self.transitions_of(key)}"
-                )
-            states[slot] = _EVICTED
-        self._free.give_back(victims)
-        self._log.note(ChunkEvent.EVICTED, STATES[_EVICTED], evicted)
-        return Evicted(victims, evicted)
+    # -- holds -------------------------------------------------------------------------------------------------------
+
+    def hold(self, slots: Iterable[int]) -> None:
+        """Keep the slots until :meth:`release`. Costs next to nothing: the policy is not informed."""
+        if self._demoting:
+            slots = tuple(slots)
+            self.cancel_demotions(slots)
+        holders = self.slots.holders
+        for slot in slots:
+            count = holders[slot]
+            if not count:  # only READY chunks can be without holds
+                self._evictable -= 1
+            holders[slot] = count + 1
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Undo one hold of each slot, in this order (tail first, S54).
+
+        The last hold makes a READY chunk evictable, as the most recently used, and frees the slot of a DOOMED one.
+
+        Raises:
+            InvariantError: a slot has no hold.
+        """
+        table = self.slots
+        if table.stale:
+            slots = tuple(slots)
+            self._drop_stale(slots)
+        holders, states, writers = table.holders, table.states, table.writers
+        used: list[int] = []
+        idle = 0
+        for slot in slots:
+            count = holders[slot] - 1
+            if count < 0:
+                raise self._not_held(slot)
+            holders[slot] = count
+            if not count:
+                if states[slot] == _READY:
+                    used.append(slot)
+                    idle += 1
+                else:
+                    self._free_doomed([slot])
+            elif writers[slot] == count and states[slot] == _READY:
+                used.append(slot)
+        if used:
+            self._evictable += idle
+            self.policy.release(used)
+
+    def hold_to_write(self, slots: Iterable[int]) -> None:
+        """Keep the slots for a write to a lower tier until :meth:`end_writes`. Does not cancel demotions."""
+        holders, writers = self.slots.holders, self.slots.writers
+        for slot in slots:
+            count = holders[slot]
+            if not count:
+                self._evictable -= 1
+            holders[slot] = count + 1
+            writers[slot] += 1
+
+    def end_writes(self, slots: Sequence[int]) -> None:
+        """Undo one hold of a write of each slot, in this order. Does not count as use.
+
+        Raises:
+            InvariantError: no write holds one of them.
+        """
+        table = self.slots
+        if table.stale:
+            self._drop_stale(slots)
+        holders, states, writers = table.holders, table.states, table.writers
+        idle: list[int] = []
+        for slot in slots:
+            if not writers[slot]:
+                raise self._not_held(slot)
+            writers[slot] -= 1
+            count = holders[slot] - 1
+            holders[slot] = count
+            if not count:
+                if states[slot] == _READY:
+                    idle.append(slot)
+                else:
+                    self._free_doomed([slot])
+        if idle:
+            self._evictable += len(idle)
+            self._release_after_write(idle)
+
+    def _not_held(self, slot: int) -> InvariantError:
+        key = self.slots.keys[slot]
+        return InvariantError(
+            f"chunk {key.hex()} was released too often. Transitions: {self.slots.transitions_of(key)}"
+        )
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """Count a use of those chunks that are READY; the tail of a prefix comes first (S54)."""
+        shards, states = self.slots.shards, self.slots.states
+        slots = [shards[key[SHARD_BYTE]].get(key) for key in keys]
+        ready = [slot for slot in slots if slot is not None and states[slot] == _READY]
+        if self._demoting:
+            self.cancel_demotions(ready)
+        self.policy.touch(ready)
+
+    # -- admission and filling ---------------------------------------------------------------------------------------
 
     def admit(self, keys: Sequence[Key], state: ChunkState, origin: str = HOST) -> list[int]:
         """Give each key a slot, held once by the caller, to be filled.
 
-        The caller has made room, and sure that no key is visible.
+        The caller has made room before, and checked that no key is visible.
 
         Raises:
-            InvariantError: there are not so many free slots.
+            InvariantError: there are fewer free slots.
         """
         if len(keys) > len(self._free):
             raise InvariantError(f"admit() was called for {len(keys)} chunks, without room")
         slots = self._free.take(len(keys))
-        # One number for the whole batch tells its chunks from all that owned the slots before.
-        self._generation = generation = (self._generation + 1) % _GENERATIONS
-        code, pages, shards = CODES[state], self._keys.pages, self._slots
-        states, holders, generations = self._states, self._holders, self._generations
+        table = self.slots
+        # One number for the whole batch differs from those of all previous owners of these slots.
+        table.newest_generation = generation = (table.newest_generation + 1) % _GENERATIONS
+        code, pages, shards = CODES[state], table.keys.pages, table.shards
+        states, holders, generations = table.states, table.holders, table.generations
         for key, slot in zip(keys, slots, strict=True):
             generations[slot] = generation
             pages[slot // PAGE_KEYS][slot % PAGE_KEYS] = key
             shards[key[SHARD_BYTE]][key] = slot
             states[slot] = code
             holders[slot] = 1
-        self._filling.update(slots)
+        table.filling.update(slots)
         if origin != HOST:
-            self._origins.update(dict.fromkeys(slots, origin))
-        self._log.note(None, state, keys)
+            table.origins.update(dict.fromkeys(slots, origin))
+        table.log.note(None, state, keys)
         return slots
 
     def filled(self, slots: Sequence[int], event: ChunkEvent) -> Filled:
-        """The I/O that fills these slots went well (STORED or ARRIVED), and its hold ends.
-
-        Those that were given up meanwhile let their slots go.
+        """End I/O that filled these slots (STORED or ARRIVED), and its holds. Slots of DOOMED chunks become free.
 
         Returns:
-            The chunks that are READY now, in the order in which they were named.
+            The chunks that are READY now, in the order of ``slots``.
         """
-        if self._stale:
-            self._doom_stale(slots)
+        table = self.slots
+        if table.stale:
+            self._drop_stale(slots)
         before = CODES[_FILLING[event]]
         after = CODES[TRANSITIONS[_FILLING[event], event]]
-        states, holders, pages = self._states, self._holders, self._keys.pages
+        states, holders, pages = table.states, table.holders, table.keys.pages
         done = [slot for slot in slots if states[slot] == before]
         if len(done) < len(slots):
             for slot in slots:
                 if states[slot] != before:
-                    self._ended_for_nobody(slot, event)
+                    self._end_filling_doomed(slot, event)
         keys = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in done]
         idle = 0
         for slot in done:
@@ -173,98 +246,225 @@ class HostTier(SlotPins):
             holders[slot] = left
             if not left:
                 idle += 1
-        self._filling.difference_update(done)
+        table.filling.difference_update(done)
         self._evictable += idle
-        self._policy.add(done, keys)
-        self._log.note(event, STATES[after], keys)
+        self.policy.add(done, keys)
+        table.log.note(event, STATES[after], keys)
         if event is ChunkEvent.ARRIVED:
             for slot in done:
-                self._origins.pop(slot, None)
-        if self._waiters:
-            self._tell_waiters(done, readable=True)
+                table.origins.pop(slot, None)
+        if self.waiters.by_slot:
+            self.waiters.settle(done, readable=True)
         return Filled(done, keys)
 
     def failed(self, slots: Iterable[int]) -> None:
-        """The I/O that fills these slots went wrong, and its hold ends."""
+        """End I/O that should have filled these slots and failed, and its holds."""
+        table = self.slots
         for slot in slots:
-            if self._stale:
-                self._doom_stale((slot,))
-            if self._states[slot] == _DOOMED:
-                self._ended_for_nobody(slot, ChunkEvent.FAILED)
+            if table.stale:
+                self._drop_stale((slot,))
+            if table.states[slot] == _DOOMED:
+                self._end_filling_doomed(slot, ChunkEvent.FAILED)
                 continue
-            key = self._keys[slot]
-            self._transition((slot,), ChunkEvent.FAILED)
-            self._filling.remove(slot)
-            del self._slots[key[SHARD_BYTE]][key]
-            self._tell_waiters((slot,), readable=False)
+            key = table.keys[slot]
+            table.transition((slot,), ChunkEvent.FAILED)
+            table.filling.remove(slot)
+            del table.shards[key[SHARD_BYTE]][key]
+            self.waiters.settle((slot,), readable=False)
             self.release((slot,))
 
-    def _ended_for_nobody(self, slot: int, event: ChunkEvent) -> None:
-        """The I/O that fills a slot ended after its chunk was given up."""
-        self._transition((slot,), event)
-        self._filling.discard(slot)
+    def _end_filling_doomed(self, slot: int, event: ChunkEvent) -> None:
+        """End the I/O that fills the slot of a chunk that was dropped meanwhile."""
+        self.slots.transition((slot,), event)
+        self.slots.filling.discard(slot)
         self.release((slot,))
 
-    # -- leaving -----------------------------------------------------------------------------------------------------
+    # -- eviction ----------------------------------------------------------------------------------------------------
 
-    def begin_leaving(self, count: int) -> list[int]:
-        """Up to so many chunks that the policy would evict next, each held by the caller; they are leaving now."""
-        return self._begin_leaving(self._choose(min(count, self._evictable)))
+    def evict_for(self, count: int) -> Evicted | None:
+        """Evict as many chunks as needed so that ``count`` slots are free.
 
-    def begin_trimming(self) -> list[int]:
-        """The same for some chunks of tenants that are over their quotas."""
-        victims = () if self._tenants is None else self._tenants.trim(self._holders)
+        Returns:
+            The evicted chunks; None if there are not enough victims now: then nothing has changed.
+        """
+        short = count - len(self._free)
+        if short <= 0:
+            return Evicted((), [])
+        victims = self._choose(short)
+        return self._evict(victims) if victims else None
+
+    def evict_over_quota(self) -> Evicted:
+        """Evict some chunks of tenants that are over their quotas."""
+        victims = () if self._tenants is None else self._tenants.trim(self.slots.holders)
         self._evictable -= len(victims)
-        return self._begin_leaving(victims)
+        return self._evict(victims) if victims else Evicted((), [])
 
-    def _begin_leaving(self, victims: Sequence[int]) -> list[int]:
-        if self._stale:
+    def _choose(self, count: int) -> Sequence[int]:
+        """Take ``count`` victims from the policy; none if there are not enough now."""
+        victims = self.policy.evict(count, self.slots.holders) if count <= self._evictable else ()
+        self._evictable -= len(victims)
+        return victims
+
+    def _evict(self, victims: Sequence[int]) -> Evicted:
+        table = self.slots
+        table.removals += 1
+        if table.stale:
+            victims = self._without_stale(victims)
+        states, pages, shards = table.states, table.keys.pages, table.shards
+        evicted = [pages[slot // PAGE_KEYS][slot % PAGE_KEYS] for slot in victims]
+        for key, slot in zip(evicted, victims, strict=True):
+            if shards[key[SHARD_BYTE]].pop(key, None) != slot:  # the policy knows only READY chunks
+                raise InvariantError(
+                    f"slot {slot} was chosen as a victim, but is not readable. Transitions: {table.transitions_of(key)}"
+                )
+            states[slot] = _EVICTED
+        self._free.give_back(victims)
+        table.log.note(ChunkEvent.EVICTED, STATES[_EVICTED], evicted)
+        return Evicted(victims, evicted)
+
+    # -- demotion ----------------------------------------------------------------------------------------------------
+
+    def begin_demotions(self, count: int) -> list[int]:
+        """Take up to ``count`` victims from the policy; they are demoting now, each held by the caller."""
+        return self._begin_demotions(self._choose(min(count, self._evictable)))
+
+    def begin_quota_demotions(self) -> list[int]:
+        """Begin to demote some chunks of tenants that are over their quotas, each held by the caller."""
+        victims = () if self._tenants is None else self._tenants.trim(self.slots.holders)
+        self._evictable -= len(victims)
+        return self._begin_demotions(victims)
+
+    def _begin_demotions(self, victims: Sequence[int]) -> list[int]:
+        table = self.slots
+        if table.stale:
             victims = self._without_stale(victims)
         for slot in victims:
-            self._holders[slot] = self._writers[slot] = 1
-        self._leaving.update(victims)
+            table.holders[slot] = table.writers[slot] = 1
+        self._demoting.update(victims)
         return list(victims)
 
-    def end_leaving(self, slots: Sequence[int]) -> Evicted:
-        """:meth:`end_writes`; those that were leaving, and that nobody else holds, are evicted."""
-        if self._stale:
-            self._doom_stale(slots)
-        gone = [slot for slot in slots if slot in self._leaving and self._holders[slot] == 1]
+    def end_demotions(self, slots: Sequence[int]) -> Evicted:
+        """End the writes of these slots, as :meth:`end_writes`, and evict those that are demoting and have no holds."""
+        table = self.slots
+        if table.stale:
+            self._drop_stale(slots)
+        gone = [slot for slot in slots if slot in self._demoting and table.holders[slot] == 1]
         for slot in gone:
-            self._holders[slot] = self._writers[slot] = 0
-        self._leaving.difference_update(gone)
-        self.end_writes([slot for slot in slots if self._holders[slot]])
+            table.holders[slot] = table.writers[slot] = 0
+        self._demoting.difference_update(gone)
+        self.end_writes([slot for slot in slots if table.holders[slot]])
         return self._evict(gone) if gone else Evicted((), [])
+
+    def cancel_demotions(self, slots: Iterable[int]) -> None:
+        """Give those of ``slots`` that are demoting back to the policy: they will not be evicted after the write."""
+        if not self._demoting.isdisjoint(slots):
+            kept = list(self._demoting.intersection(slots))
+            self._demoting.difference_update(kept)
+            self.policy.add(kept, [self.slots.keys[slot] for slot in kept])
+
+    # -- drop and reset ----------------------------------------------------------------------------------------------
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Make visible chunks invisible now; each slot is free once it has no holds."""
+        table = self.slots
+        if table.stale:
+            self._drop_stale(slots)
+        table.removals += 1
+        visible = [slot for slot in slots if table.states[slot] != _DOOMED]
+        for slot in visible:
+            key = table.keys[slot]
+            del table.shards[key[SHARD_BYTE]][key]
+        self._doom(visible)
+
+    def _doom(self, slots: Sequence[int]) -> None:
+        """Drop chunks that no table of keys names any more."""
+        states, holders = self.slots.states, self.slots.holders
+        ready = [slot for slot in slots if states[slot] == _READY]
+        if ready:
+            self.policy.remove([slot for slot in ready if slot not in self._demoting])
+            self._demoting.difference_update(ready)
+            self._evictable -= sum(not holders[slot] for slot in ready)
+        self.slots.transition(slots, ChunkEvent.DROPPED)
+        if self.waiters.by_slot:
+            self.waiters.settle(slots, readable=False)
+        self._free_doomed([slot for slot in slots if not holders[slot]])
+
+    def _free_doomed(self, slots: list[int]) -> None:
+        """Free the slots of DOOMED chunks that have no holds any more."""
+        table = self.slots
+        table.transition(slots, ChunkEvent.RELEASED)
+        for slot in slots:
+            table.keys[slot] = Key(b"")
+            if table.origins:
+                table.origins.pop(slot, None)
+        self._free.give_back(slots)
+
+    def reset(self) -> None:
+        """Make every chunk invisible at once, by replacing the tables of keys only.
+
+        The chunks are stale now (see :class:`SlotTable`). Each is dropped when a call touches its slot, or by
+        :meth:`sweep`.
+        """
+        table = self.slots
+        table.removals += 1
+        table.stale += [shard for shard in table.shards if shard]
+        table.shards = new_shards()
+
+    def sweep(self, chunks_max: int) -> None:
+        """Drop up to ``chunks_max`` stale chunks."""
+        stale = self.slots.stale
+        while stale and chunks_max > 0:
+            shard = stale[-1]
+            slots = [shard.popitem()[1] for _ in range(min(len(shard), chunks_max))]
+            self._drop_stale(slots)
+            chunks_max -= len(slots)
+            if not shard:
+                stale.pop()
+
+    def _drop_stale(self, slots: Iterable[int]) -> None:
+        """Drop those of ``slots`` whose chunks are stale."""
+        is_stale = self.slots.is_stale
+        self._doom([slot for slot in dict.fromkeys(slots) if is_stale(slot)])
+
+    def _without_stale(self, victims: Sequence[int]) -> list[int]:
+        """Victims that are not stale. The slots of the stale ones become free; their eviction is not reported."""
+        stale = [slot for slot in victims if self.slots.is_stale(slot)]
+        self.slots.transition(stale, ChunkEvent.DROPPED)
+        gone = set(stale)
+        kept = [slot for slot in victims if slot not in gone]
+        self._free_doomed(stale)
+        return kept
 
     # -- check -------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check every invariant of the slots. Walks over all of them.
+        """Check every invariant of the slots. O(slots).
 
         Raises:
             InvariantError: one is broken; names it.
         """
-        owned = [slot for slot in range(self.num_slots) if self._states[slot]]
+        table = self.slots
+        owned = [slot for slot in range(self.num_slots) if table.states[slot]]
         require(len(owned) + len(self._free) == self.num_slots, "slots free + owned differ from capacity")
         require(len(set(self._free)) == len(list(self._free)), "a slot is free twice")
         evictable = known = 0
         for slot in owned:
-            key, code, holders = self._keys[slot], self._states[slot], self._holders[slot]
-            what = f"chunk {key.hex()} ({STATES[code].value}, {holders} holders)"
-            require(holders > 0 or code == _READY, f"{what}: nobody holds it")
-            leaving = slot in self._leaving
-            writers = self._writers[slot]
-            require(writers <= holders, f"{what}: {writers} write it")
-            require(not leaving or (code == _READY and writers > 0), f"{what}: it is leaving, and nobody writes it")
-            known += code == _READY and not leaving
+            key, code, holders = table.keys[slot], table.states[slot], table.holders[slot]
+            what = f"chunk {key.hex()} ({STATES[code].value}, {holders} holds)"
+            require(holders > 0 or code == _READY, f"{what}: it has no holds")
+            demoting = slot in self._demoting
+            writers = table.writers[slot]
+            require(writers <= holders, f"{what}: {writers} of its holds are writes")
+            require(not demoting or (code == _READY and writers > 0), f"{what}: it is demoting without a write")
+            known += code == _READY and not demoting
             evictable += code == _READY and not holders
-            if not self._is_stale(slot):
-                named = self.find(key)
+            if not table.is_stale(slot):
+                named = table.find(key)
                 require((named == slot) == (code != _DOOMED), f"{what}, slot {slot}: its key names slot {named}")
-            filling = slot in self._filling
+            filling = slot in table.filling
             require(filling == (STATES[code] in _FILLING.values()) or code == _DOOMED, f"{what}: filling is {filling}")
             require(holders >= filling, f"{what}: the I/O that fills it does not hold it")
         require(evictable == self._evictable, f"{evictable} chunks are evictable, {self._evictable} are counted")
-        require(known == len(self._policy), f"{known} chunks were told to the policy, it has {len(self._policy)}")
-        named = len(self)
+        require(known == len(self.policy), f"{known} chunks were added to the policy, it has {len(self.policy)}")
+        named = len(table)
         require(named <= len(owned), f"{named} keys are visible, {len(owned)} slots are owned")

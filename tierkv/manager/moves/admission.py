@@ -66,7 +66,7 @@ class Admissions:
 
     def trim(self, now: float) -> None:
         """Let go of chunks of tenants that are over their quotas."""
-        chosen = self._host.trim()
+        chosen = self._host.evict_over_quota()
         self._count_lost(chosen, now)
         self.evicted(chosen.keys)
 
@@ -90,13 +90,13 @@ class Admissions:
             return []
 
         def is_free(key: Key) -> bool | None:
-            slot = self._host.find(key)
-            return None if slot is None else self._host.is_idle(slot)
+            slot = self._host.slots.find(key)
+            return None if slot is None else self._host.slots.is_idle(slot)
 
         dropped: list[Key] = []
         while len(dropped) < count and (key := self._retention.take_one_shot(is_free)) is not None:
             dropped.append(key)
-            self._host.drop([slot for slot in [self._host.find(key)] if slot is not None])
+            self._host.drop([slot for slot in [self._host.slots.find(key)] if slot is not None])
         self.evicted(dropped)
         return dropped
 

@@ -39,7 +39,7 @@ class DirtyPins:
 
     def spare(self) -> int:
         """Slots that can be had beside those of the host tier: those of the shelter that nobody else holds."""
-        return sum(1 for _ in self._host.held_once(self._waits))
+        return sum(1 for _ in self._host.slots.held_once(self._waits))
 
     def pin(self) -> None:
         """Something is about to be evicted: shelter what waits, those first that have waited longest."""
@@ -52,14 +52,14 @@ class DirtyPins:
                 continue
             bit = 1 << tier.index
             while len(waits) < slots_max and (leases := tier.cascades.take_aside(slots_max - len(waits))):
-                waiting = dict.fromkeys(self._host.staying(leases))
+                waiting = dict.fromkeys(self._host.ready_slots(leases))
                 self._host.hold_to_write([slot for slot in waiting if slot not in waits])
                 for slot in waiting:
                     waits[slot] = waits.get(slot, 0) | bit
 
     def has(self, tier: LowerTier, slot: int, generation: int) -> bool:
         """Whether a chunk is sheltered because it waits for this tier."""
-        return bool(self._waits.get(slot, 0) >> tier.index & 1) and self._host.generation(slot) == generation
+        return bool(self._waits.get(slot, 0) >> tier.index & 1) and self._host.slots.generation(slot) == generation
 
     def begin_writes(self, tier: LowerTier, slots: Iterable[int]) -> None:
         """Hold these for a write to a tier, for which they do not wait any more: who is sheltered is held already."""
@@ -71,7 +71,7 @@ class DirtyPins:
         """These do not wait for a tier any more."""
         if not self._waits:
             return
-        generation, bit = self._host.generation, 1 << tier.index
+        generation, bit = self._host.slots.generation, 1 << tier.index
         out = [slot for slot, number in leases if generation(slot) == number and self._leaves(slot, bit)]
         if out:
             self._host.end_writes(out)
@@ -87,14 +87,14 @@ class DirtyPins:
 
     def give_way(self, count: int) -> None:
         """There is not room for so many without the shelter: let the oldest out whom nobody else holds."""
-        oldest = list(islice(self._host.held_once(self._waits), count - self._host.room))
+        oldest = list(islice(self._host.slots.held_once(self._waits), count - self._host.room))
         for slot in oldest:
             del self._waits[slot]
         self._host.end_writes(oldest)
 
     def unpin_tier(self, tier: LowerTier) -> None:
         """Those who wait for a tier do so without shelter, until they are taken in again."""
-        self.unpin(tier, [(slot, self._host.generation(slot)) for slot in self._waits])
+        self.unpin(tier, [(slot, self._host.slots.generation(slot)) for slot in self._waits])
         tier.cascades.rejoin()
 
     def empty(self) -> None:
@@ -120,7 +120,7 @@ class DirtyPins:
             return
         queues = {1 << tier.index: set(tier.cascades.first(len(tier.cascades))) for tier in self._tiers.with_leaving}
         for slot, tiers in self._waits.items():
-            lease = slot, self._host.generation(slot)
+            lease = slot, self._host.slots.generation(slot)
             waiting = sum(bit for bit, queue in queues.items() if lease in queue)
             require(tiers > 0 and not tiers & ~waiting, f"slot {slot} is sheltered, and nobody is to write it")
-            require(self._host.is_written(slot), f"slot {slot} is sheltered, and not held")
+            require(self._host.slots.is_written(slot), f"slot {slot} is sheltered, and not held")

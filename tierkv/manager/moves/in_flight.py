@@ -99,8 +99,8 @@ class InFlightOps:
             self._last_op_id,
             tier.index,
             verb,
-            keys or tuple(map(self._host.key, slots)),
-            self._host.refs(slots),
+            keys or tuple(map(self._host.slots.key, slots)),
+            self._host.slots.refs(slots),
             self._step.now + deadline_s,
         )
         pending = self._ops[op.op_id] = OpInFlight(op, slots)
@@ -157,7 +157,9 @@ class InFlightOps:
             self._counters.reads_failed[tier.name] += len(pending.op.keys)
             self._host.drop(pending.slots)
         elif pending.op.verb is Verb.WRITE:
-            self._host.stay(pending.slots)  # who knows when their slots can be free: others must leave instead
+            self._host.cancel_demotions(
+                pending.slots
+            )  # who knows when their slots can be free: others must leave instead
 
     def _probe_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         if pending.announced_late:
@@ -240,10 +242,10 @@ class InFlightOps:
         """
         for pending in self._ops.values():
             for key, ref in zip(pending.op.keys, pending.op.slots, strict=bool(pending.op.slots)):
-                chunk = self._host.owner(ref)
+                chunk = self._host.slots.owner(ref)
                 held = chunk is not None and chunk.key == key and chunk.holders
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
         writes = [pending.slots for pending in self._ops.values() if pending.op.verb is Verb.WRITE]
-        require(self._host.leaving <= set(chain(*writes)), "a chunk is leaving for ever: nobody writes it")
+        require(self._host.demoting <= set(chain(*writes)), "a chunk is leaving for ever: nobody writes it")
         for tier in self._tiers.with_leaving:
             tier.validate()

@@ -138,9 +138,9 @@ class TierIO:
 
     def _remove_ended(self, key: Key) -> bool:
         """Whether the chunk is gone from everywhere. A deletion that failed is tried again later."""
-        slot = self._host.find(key)
+        slot = self._host.slots.find(key)
         if slot is not None:
-            if not self._host.is_idle(slot):
+            if not self._host.slots.is_idle(slot):
                 return False
             self._host.drop([slot])
             self._events.add(CacheEventKind.REMOVED, HOST, key)
@@ -175,7 +175,7 @@ class TierIO:
     def used(self, slots: Sequence[int], hints: RequestHints) -> None:
         """A request wants chunks that are in the host tier, or on their way into it."""
         if self.retention.any:
-            self.retention.used(map(self._host.key, slots), hints, self._step.now)
+            self.retention.used(map(self._host.slots.key, slots), hints, self._step.now)
         self.cascades.used(slots, hints, self._step.now)
 
     def validate(self) -> None:

@@ -44,13 +44,13 @@ class Demotions:
             self._to_flush = range(0)  # the tiers that it was for have left
             return {}
         self._flush(back, now)
-        leaving = self._host.begin_trimming()
-        short = min(self._free_wanted - self._host.free - len(self._host.leaving), LEAVING_PER_STEP_MAX)
+        leaving = self._host.begin_quota_demotions()
+        short = min(self._free_wanted - self._host.free - len(self._host.demoting), LEAVING_PER_STEP_MAX)
         if short > -self._free_wanted:
             takes = max(map(self._takes, back))
             short -= len(self._admissions.drop_one_shots(short))
             self._admissions.dirty_pins.pin()
-            leaving += self._host.begin_leaving(max(0, min(short, takes)))
+            leaving += self._host.begin_demotions(max(0, min(short, takes)))
         return self._demote(back, leaving, now) if leaving else {}
 
     def trim(self, now: float) -> None:
@@ -68,7 +68,7 @@ class Demotions:
 
     def _demote(self, back: Sequence[LowerTier], leaving: Sequence[int], now: float) -> dict[int, list[int]]:
         host = self._host
-        chunks = [(slot, host.key(slot)) for slot in leaving]
+        chunks = [(slot, host.slots.key(slot)) for slot in leaving]
         writes: dict[int, list[int]] = {}
         for tier in back:
             due = self._cascades.due(tier, chunks, now)
@@ -88,7 +88,7 @@ class Demotions:
 
     def left(self, slots: Sequence[int]) -> None:
         """Undo a hold of each. Those that are leaving, and that nobody holds any more, are gone."""
-        self._admissions.evicted(self._host.end_leaving(slots).keys)
+        self._admissions.evicted(self._host.end_demotions(slots).keys)
 
     # -- flush -------------------------------------------------------------------------------------------------------
 
@@ -105,6 +105,6 @@ class Demotions:
     def _flush(self, back: Sequence[LowerTier], now: float) -> None:
         some, self._to_flush = self._to_flush[:FLUSHED_PER_STEP_MAX], self._to_flush[FLUSHED_PER_STEP_MAX:]
         host = self._host
-        chunks = [(slot, host.key(slot)) for slot in some if host.state(slot) is ChunkState.READY]
+        chunks = [(slot, host.slots.key(slot)) for slot in some if host.slots.state(slot) is ChunkState.READY]
         for tier in back if chunks else ():
             self._cascades.queue(tier, chunks, now)

@@ -68,15 +68,15 @@ class Cascades:
 
     def _readable(self, slots: Sequence[int]) -> list[tuple[int, Key]]:
         host = self._host
-        return [(slot, host.key(slot)) for slot in slots if host.state(slot) is ChunkState.READY]
+        return [(slot, host.slots.key(slot)) for slot in slots if host.slots.state(slot) is ChunkState.READY]
 
     def _reused(self, seen: SeenFilter, slots: Sequence[int]) -> list[tuple[int, Key]]:
         """Those of ``slots`` that can be written now; of the others it is noted, for when they become readable."""
         ready = self._readable(slots)
         if len(ready) < len(slots):
             for slot in slots:
-                if self._host.state(slot) is ChunkState.STORING:
-                    seen.note(self._host.key(slot))
+                if self._host.slots.state(slot) is ChunkState.STORING:
+                    seen.note(self._host.slots.key(slot))
         return ready
 
     # -- the queue ---------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Cascades:
 
     def queue(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> None:
         """Those that are due wait for the tier from now on."""
-        generation, waiting = self._host.generation, len(tier.cascades)
+        generation, waiting = self._host.slots.generation, len(tier.cascades)
         for slot, key in tier.being_deleted(chunks) if tier.usable else ():  # a write could be undone by the deletion
             tier.after_deletion[key] = slot, generation(slot)
         due = self.due(tier, chunks, now)
@@ -127,7 +127,7 @@ class Cascades:
         """Those that were stored again meanwhile are due now, if the host tier has them still."""
         for key in keys if tier.after_deletion else ():
             slot, generation = tier.after_deletion.pop(key, _NO_LEASE)
-            if slot < 0 or not self._host.is_ready(slot, generation):
+            if slot < 0 or not self._host.slots.is_ready(slot, generation):
                 continue
             if tier.being_deleted([(slot, key)]):  # it failed, and will be tried again some time
                 self.dropped(tier, 1)
@@ -159,11 +159,11 @@ class Cascades:
             if tier.num_writing + len(batch) >= tier.queue_chunks_max or tier.emptying:
                 break
             slot, generation = lease = tier.cascades.front()
-            here = host.is_ready(slot, generation)
+            here = host.slots.is_ready(slot, generation)
             if not (here and tier.usable):
                 self._drop_front(tier, lease, here=here)
                 continue
-            key = host.key(slot)
+            key = host.slots.key(slot)
             size = self.sizes.frame_bound(key)
             if slot in batch or not tier.wants(key, now):
                 tier.cascades.drop_front()

@@ -107,7 +107,7 @@ class Reservation:
 
     def granted_ready(self) -> set[Key]:
         """The granted keys whose chunks are readable."""
-        state, ready = self._host.state, ChunkState.READY
+        state, ready = self._host.slots.state, ChunkState.READY
         return {key for key, (slot, _) in self.granted().items() if state(slot) is ready}
 
     def held_tail_first(self, keys: Sequence[Key] | None = None) -> list[int]:

@@ -85,7 +85,7 @@ class Reservations:
             if not other.complete and not other.failed:
                 break
         left = reservation.keys[reservation.position :]
-        return len(self._host.ready_prefix(left)) == len(left)
+        return len(self._host.slots.ready_prefix(left)) == len(left)
 
     # -- pins --------------------------------------------------------------------------------------------------------
 
@@ -101,8 +101,8 @@ class Reservations:
         pins = self._pins.get(owner)
         if pins is not None and key in pins:
             return True
-        slot = self._host.find(key) if self._held < self.chunks_max else None
-        if slot is None or self._host.state(slot) is not ChunkState.READY:
+        slot = self._host.slots.find(key) if self._held < self.chunks_max else None
+        if slot is None or self._host.slots.state(slot) is not ChunkState.READY:
             return False
         self._host.hold((slot,))
         self._held += 1
@@ -139,7 +139,7 @@ class Reservations:
                 continue
             if self._held + len(missing) >= self.chunks_max:
                 break
-            slot = self._host.find(keys[position])
+            slot = self._host.slots.find(keys[position])
             if slot is not None:
                 self._host.hold((slot,))
                 self._add(reservation, position, slot)
@@ -164,7 +164,7 @@ class Reservations:
         keys, host = reservation.keys, self._host
         budget = self.chunks_max - self._held
         if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier already
-            slots = host.ready_prefix(keys)
+            slots = host.slots.ready_prefix(keys)
             if len(slots) == len(keys):
                 host.hold(slots)
                 reservation.grant_all(slots)
@@ -174,7 +174,7 @@ class Reservations:
         for position, key in enumerate(keys):
             if self._held >= self.chunks_max:
                 break
-            slot = host.find(key) if reservation.slots[position] == NOT_GRANTED else None
+            slot = host.slots.find(key) if reservation.slots[position] == NOT_GRANTED else None
             if slot is not None:
                 host.hold((slot,))
                 self._add(reservation, position, slot)
@@ -191,25 +191,25 @@ class Reservations:
             if slots is None:
                 continue
             for position, slot in zip(wanted, slots, strict=True):
-                self._host.wait_for(slot, reservation)
+                self._host.waiters.add(slot, reservation)
                 reservation.grant(position, slot, tiers[index].name)
             reservation.outstanding += len(slots)
             self._held += len(slots)
 
     def _add(self, reservation: Reservation, position: int, slot: int) -> None:
         """Count a chunk that is held as granted. What is not readable yet will have come from where it is read."""
-        ready = self._host.state(slot) is ChunkState.READY
+        ready = self._host.slots.state(slot) is ChunkState.READY
         if not ready:
             reservation.outstanding += 1
-            self._host.wait_for(slot, reservation)
-        reservation.grant(position, slot, HOST if ready else self._host.origin(slot))
+            self._host.waiters.add(slot, reservation)
+        reservation.grant(position, slot, HOST if ready else self._host.slots.origin(slot))
         self._held += 1
 
     # -- letting go --------------------------------------------------------------------------------------------------
 
     def _replace(self, reservation: Reservation, keys: tuple[Key, ...]) -> None:
         """Other chunks are wanted now, or one was lost. What is still wanted and good stays held, with its source."""
-        wanted, state, doomed = set(keys), self._host.state, ChunkState.DOOMED
+        wanted, state, doomed = set(keys), self._host.slots.state, ChunkState.DOOMED
         granted = reservation.granted()
         lost = [key for key, (slot, _) in granted.items() if key not in wanted or state(slot) is doomed]
         self._let_go(reservation, reservation.held_tail_first(lost))
@@ -228,9 +228,9 @@ class Reservations:
         reservation = self._by_owner.get(owner)
         pairs = {} if reservation is None else reservation.granted()
         chunks = {
-            key: (self._host.owner(ref), origin)
+            key: (self._host.slots.owner(ref), origin)
             for key, (slot, origin) in pairs.items()
-            for ref in self._host.refs([slot])
+            for ref in self._host.slots.refs([slot])
         }
         return {key: (chunk, origin) for key, (chunk, origin) in chunks.items() if chunk is not None}
 
@@ -263,8 +263,8 @@ class Reservations:
         reserved |= {} if reservation is None else reservation.granted()
         slots, sources = [], []
         for key in keys:
-            slot, source = reserved.get(key) or (self._host.find(key), HOST)
-            if slot is None or self._host.state(slot) not in (ChunkState.READY, ChunkState.DOOMED):
+            slot, source = reserved.get(key) or (self._host.slots.find(key), HOST)
+            if slot is None or self._host.slots.state(slot) not in (ChunkState.READY, ChunkState.DOOMED):
                 return key
             slots.append(slot)
             sources.append(source)
@@ -295,7 +295,7 @@ class Reservations:
 
     def _let_go(self, reservation: Reservation, slots: list[int]) -> None:
         if reservation.outstanding:
-            reservation.outstanding -= sum(self._host.stop_waiting(slot, reservation) for slot in slots)
+            reservation.outstanding -= sum(self._host.waiters.remove(slot, reservation) for slot in slots)
         self._release_later(slots)
 
     def _release_later(self, slots: list[int]) -> None:
@@ -333,7 +333,7 @@ class Reservations:
             for key, (chunk, _) in granted.items():
                 require(chunk.holders > 0, f"{what}: chunk {key.hex()} is granted, but not held")
                 require(chunk.key == key, f"{what}: the slot of chunk {key.hex()} has another owner")
-                waiting += self._host.is_waited_for(chunk.slot, reservation)
+                waiting += self._host.waiters.has(chunk.slot, reservation)
             require(
                 waiting == reservation.outstanding, f"{what} waits for {reservation.outstanding} chunks, not {waiting}"
             )

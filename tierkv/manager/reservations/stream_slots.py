@@ -82,7 +82,7 @@ class StreamSlots:
         slots, sources = handed
         self._copying += len(slots)
         self._tier_io.used(slots, ctx.hints)
-        return LoadGrant(tuple(keys), self._host.refs(slots), tuple(sources))
+        return LoadGrant(tuple(keys), self._host.slots.refs(slots), tuple(sources))
 
     def copied(self, chunks: int) -> None:
         """A job with so many chunks has ended."""
@@ -90,13 +90,13 @@ class StreamSlots:
 
     def is_lost(self, key: Key, ctx: RequestContext) -> bool:
         """Whether a chunk is in no tier any more that the owner may load from."""
-        if self._host.find(key) is not None:
+        if self._host.slots.find(key) is not None:
             return False
         return self._tier_io.source_of(key, ctx.hints.load_tiers, trusting=True) is None
 
     def is_readable(self, key: Key) -> bool:
         """Whether a chunk is in the host tier."""
-        return bool(self._host.is_readable(key))
+        return bool(self._host.slots.is_readable(key))
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
