@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from naive_adaptive import NaiveAdaptive
 
-from tierkv.policies.adaptive.observations import OBSERVATION_CHUNKS, WAITING_MAX
+from tierkv.policies.adaptive.observations import OBSERVATION_CHUNKS, PENDING_MAX
 from tierkv.policies.adaptive.policy import AdaptivePolicy
 from tierkv.policies.ghost import marks_of
 from tierkv.types.hints import NO_HINTS, RequestHints
@@ -148,8 +148,8 @@ def test_it_decides_like_the_naive_one(steps: list[tuple[str, list[int], int, Re
         else:
             getattr(tier, verb)(here)
         assert len(policy) == len(naive) == len(tier.slots)
-        assert policy._worths.factors == pytest.approx(naive.worths.factors)
-        assert policy._worths.chances == pytest.approx(naive.worths.chances)
+        assert policy._values.factors == pytest.approx(naive.values.factors)
+        assert policy._values.chances == pytest.approx(naive.values.chances)
 
 
 def conversations(seed: int, requests: int) -> list[tuple[float, list[Key]]]:
@@ -273,9 +273,9 @@ def test_a_long_path_is_looked_at_over_several_calls() -> None:
 def test_paths_that_wait_are_bounded() -> None:
     """A caller that tells of requests and does nothing else must not make a list that grows."""
     policy = AdaptivePolicy(100)
-    for number in range(3 * WAITING_MAX):
+    for number in range(3 * PENDING_MAX):
         policy.observe_request(arrival([key_of(1000 * number + n) for n in range(600)], float(number)))
-    assert len(policy._watcher._waiting) <= WAITING_MAX
+    assert len(policy._tracker._pending) <= PENDING_MAX
 
 
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     tier = Tier([policy, naive], SLOTS)
     for now_s, path in conversations(5, 60):
         tier.request(path, now_s)
-        assert policy._worths.factors == pytest.approx(naive.worths.factors)
+        assert policy._values.factors == pytest.approx(naive.values.factors)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

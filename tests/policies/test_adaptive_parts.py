@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tierkv.policies.adaptive.classes import CLASSES, classes_for, is_private
-from tierkv.policies.adaptive.residents import NOBODY, Residents
+from tierkv.policies.adaptive.residents import NO_HANDLE, Residents
 from tierkv.policies.adaptive.value_model import _LENGTHS, AGES, CLASS_USES_MAX, ValueModel
 from tierkv.types.hints import NO_HINTS
 
@@ -26,48 +26,48 @@ def best_ratio(chances: list[float], interval: int) -> float:
 @pytest.mark.parametrize("seed", range(10))
 def test_worth_is_the_best_ratio_of_all_times_to_keep_a_chunk(seed: int) -> None:
     """The table is made in one pass from the oldest age to the youngest; to try every time must give the same."""
-    randomness, worths = random.Random(seed), ValueModel()
-    worths.chances = [randomness.choice([0.0001, 0.01, 0.2, 0.9]) * randomness.random() for _ in AGES]
-    worths.factors[3] = 1.0
-    table = worths._worth_by_age(3)
-    assert table == pytest.approx([best_ratio(worths.chances, interval) for interval in range(len(AGES))])
+    randomness, values = random.Random(seed), ValueModel()
+    values.chances = [randomness.choice([0.0001, 0.01, 0.2, 0.9]) * randomness.random() for _ in AGES]
+    values.factors[3] = 1.0
+    table = values._value_by_age(3)
+    assert table == pytest.approx([best_ratio(values.chances, interval) for interval in range(len(AGES))])
 
 
 def test_factors_follow_what_comes_back() -> None:
     """The whole policy stands on this: of two classes of the same age, the one that comes back twice as often must be
     found to, whatever was assumed of them, and after a change of the traffic again."""
-    worths, often, seldom = ValueModel(), 1, 4
+    values, often, seldom = ValueModel(), 1, 4
     assert is_private(often)
     for now_s in range(20_000):
         if now_s == 10_000:
             often, seldom = seldom, often
         for number, back in ((often, 60), (seldom, 30)):
-            worths.at_risk(number, 10, 1000)
-            worths.reused(number, AGES[10], back)
-        worths.learn(float(now_s))
+            values.at_risk(number, 10, 1000)
+            values.reused(number, AGES[10], back)
+        values.learn(float(now_s))
         if now_s in {9_999, 19_999}:
-            assert worths.factors[often] / worths.factors[seldom] == pytest.approx(2, rel=0.05)
-            assert worths.factors[often] * worths.chances[10] == pytest.approx(0.06, rel=0.1)
-    assert max(worths._uses) <= 2 * CLASS_USES_MAX
+            assert values.factors[often] / values.factors[seldom] == pytest.approx(2, rel=0.05)
+            assert values.factors[often] * values.chances[10] == pytest.approx(0.06, rel=0.1)
+    assert max(values._uses) <= 2 * CLASS_USES_MAX
 
 
 def test_old_evidence_fades_with_time() -> None:
     """What a quiet night's few requests said must not outweigh the next morning."""
-    worths = ValueModel()
-    worths.reused(1, 50.0, 1000)
-    worths.at_risk(1, 10, 100_000)
-    before = worths._uses[1]
+    values = ValueModel()
+    values.reused(1, 50.0, 1000)
+    values.at_risk(1, 10, 100_000)
+    before = values._uses[1]
     for turn in range(CLASSES + 5):
-        worths.learn(1e6 + turn)
-    assert worths._uses[1] == pytest.approx(before / 2)
+        values.learn(1e6 + turn)
+    assert values._uses[1] == pytest.approx(before / 2)
 
 
 def test_every_class_begins_with_sense() -> None:
     """Seen more often is worth more, before anything was learned; a class of worth 0 would never be let in to learn."""
-    worths = ValueModel()
-    assert min(min(row) for row in worths.table) > 0
+    values = ValueModel()
+    assert min(min(row) for row in values.table) > 0
     by_seen = classes_for(5, NO_HINTS)
-    ordered = [worths.factors[by_seen[seen]] for seen in (1, 2, 3, 5, 8, 20, 100)]
+    ordered = [values.factors[by_seen[seen]] for seen in (1, 2, 3, 5, 8, 20, 100)]
     assert ordered == sorted(ordered)
 
 
@@ -85,7 +85,7 @@ def test_residents_are_found_by_mark() -> None:
                 residents.insert([by_mark[mark]], [mark], [(1, 0, 0)])
         elif by_mark:
             mark, handle = by_mark.popitem()
-            residents.take_out([handle])
+            residents.remove([handle])
             free.append(handle)
             assert residents.find(mark) < 0
         assert len(residents) == len(by_mark)
@@ -98,9 +98,9 @@ def test_parents_know_how_many_children_they_have() -> None:
     residents = Residents()
     residents.grow(10)
     residents.insert([0, 1, 2, 3], [100, 101, 102, 103], [(1, 0, 0), (1, 0, 100), (1, 0, 100), (1, 0, 999)])
-    residents.adopt([3, 2, 1])
+    residents.link_parents([3, 2, 1])
     assert residents.children[0] == 2
-    assert residents.orphan(3) == NOBODY
-    assert residents.orphan(2) == NOBODY
-    assert residents.orphan(1) == 0
-    assert residents.orphan(1) == NOBODY
+    assert residents.unlink_parent(3) == NO_HANDLE
+    assert residents.unlink_parent(2) == NO_HANDLE
+    assert residents.unlink_parent(1) == 0
+    assert residents.unlink_parent(1) == NO_HANDLE

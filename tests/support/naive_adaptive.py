@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tierkv.policies.adaptive.classes import (
     ABANDONED,
     LEVEL_NORMAL,
-    LEVEL_WORTH,
+    LEVEL_WEIGHT,
     PUBLIC_SEEN_MIN,
     SEEN_MAX,
     classes_for,
@@ -49,7 +49,7 @@ class NaiveAdaptive:
     """The same verbs. Nothing is bounded."""
 
     def __init__(self) -> None:
-        self.worths = ValueModel()
+        self.values = ValueModel()
         self.now_s = 0.0
         self.requests = 0
         self.known: dict[Key, Chunk] = {}
@@ -59,7 +59,7 @@ class NaiveAdaptive:
         self.parents: dict[Key, Key] = {}  # by chunk of the tier: its parent, if that was in the tier
         self.children: dict[Key, int] = {}
         self.parked: list[int] = []
-        self.leaving: list[int] = []
+        self.first_out: list[int] = []
         self.stray: Run | None = None
 
     def __len__(self) -> int:
@@ -88,14 +88,14 @@ class NaiveAdaptive:
                 if run.interval == interval and self.now_s - run.time_s >= begin_s:
                     run.interval += 1
                     if run.alive:
-                        self.worths.at_risk(run.number, interval, run.alive)
+                        self.values.at_risk(run.number, interval, run.alive)
         for path in observation.paths:
             if observation.phase is RequestPhase.ARRIVED:
                 self.arrived(path, observation)
         if observation.phase is RequestPhase.ARRIVED:
             self.requests += 1
             if self.requests % LEARN_EVERY == 0:
-                self.worths.learn(self.now_s)
+                self.values.learn(self.now_s)
 
     def arrived(self, path: Sequence[Key], observation: RequestObservation) -> None:
         old = [self.known.get(key) for key in path]
@@ -108,7 +108,7 @@ class NaiveAdaptive:
             seen = 1
             if chunk is not None:
                 seen, last = min(chunk.seen + 1, SEEN_MAX), chunk.run
-                self.worths.reused(last.number, self.now_s - last.time_s, 1)
+                self.values.reused(last.number, self.now_s - last.time_s, 1)
                 last.alive -= 1
             number = classes[seen]
             if key == path[-1] and seen == 1:
@@ -123,12 +123,12 @@ class NaiveAdaptive:
                 if self.handle_of(key) is None:
                     chunk.parent = parent
                 elif parent is not None and key not in self.parents:
-                    self.adopt(key, parent)
+                    self.link_parents(key, parent)
             parent = key
         if new and last is not None and last.alive and is_private(last.number):
-            self.abandon(last)
+            self.reclassify(last)
 
-    def abandon(self, run: Run) -> None:
+    def reclassify(self, run: Run) -> None:
         queue = self.queues.setdefault((run.number, run.level), [])
         run.number = ABANDONED
         if run in queue:
@@ -143,17 +143,17 @@ class NaiveAdaptive:
                 self.known[key] = Chunk(key, 1, self.stray_run(), None)
             self.here[handle] = self.known[key]
             self.children[key] = 0
-            self.put(handle)
+            self.move_to_run(handle)
         for key in keys:
-            self.adopt(key, self.known[key].parent)
+            self.link_parents(key, self.known[key].parent)
 
-    def adopt(self, key: Key, parent: Key | None) -> None:
+    def link_parents(self, key: Key, parent: Key | None) -> None:
         """A chunk counts with its parent, if that is in the tier."""
         if parent is not None and self.handle_of(parent) is not None:
             self.parents[key] = parent
             self.children[parent] += 1
 
-    def put(self, handle: int) -> None:
+    def move_to_run(self, handle: int) -> None:
         self.take_out(handle)
         run = self.here[handle].run
         queue = self.queues.setdefault((run.number, run.level), [])
@@ -162,21 +162,21 @@ class NaiveAdaptive:
         run.handles.append(handle)
 
     def take_out(self, handle: int) -> None:
-        for handles in (self.parked, self.leaving, *(run.handles for run in self.runs)):
+        for handles in (self.parked, self.first_out, *(run.handles for run in self.runs)):
             if handle in handles:
                 handles.remove(handle)
 
     def touch(self, handles: Sequence[int]) -> None:
         for handle in handles:
-            self.put(handle)
+            self.move_to_run(handle)
 
     release = touch
 
     def release_after_write(self, handles: Sequence[int]) -> None:
-        linked = [*self.parked, *self.leaving, *(handle for run in self.runs for handle in run.handles)]
+        linked = [*self.parked, *self.first_out, *(handle for run in self.runs for handle in run.handles)]
         for handle in reversed(handles):
             if handle not in linked:
-                self.leaving.insert(0, handle)
+                self.first_out.insert(0, handle)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
@@ -186,9 +186,9 @@ class NaiveAdaptive:
             chunk = self.here.pop(handle)
             chunk.run.alive -= 1
             del self.known[chunk.key]
-            self.orphan(chunk.key)
+            self.unlink_parent(chunk.key)
 
-    def orphan(self, key: Key) -> None:
+    def unlink_parent(self, key: Key) -> None:
         """A chunk leaves; its parent leaves soon after if it is parked and was its last child."""
         parent = self.parents.pop(key, None)
         handle = self.handle_of(parent)
@@ -197,13 +197,13 @@ class NaiveAdaptive:
         self.children[parent] -= 1
         if handle in self.parked and not self.children[parent]:
             self.parked.remove(handle)
-            self.leaving.append(handle)
+            self.first_out.append(handle)
 
-    def worth(self, run: Run) -> float:
+    def value_of(self, run: Run) -> float:
         interval = max(i for i, begin_s in enumerate(AGES) if self.now_s - run.time_s >= begin_s)
-        return self.worths.table[run.number][interval] * LEVEL_WORTH[run.level]
+        return self.values.table[run.number][interval] * LEVEL_WEIGHT[run.level]
 
-    def worst_first(self) -> list[Run]:
+    def lowest_first(self) -> list[Run]:
         """All runs that have chunks: again and again the one that is worth less of the ends of all queues."""
         for queue in self.queues.values():
             while queue and not queue[0].handles:
@@ -214,7 +214,7 @@ class NaiveAdaptive:
         order: list[Run] = []
         while any(left):
             ends = [end for queue in left if queue for end in (queue[0], queue[-1])]
-            worst = min(ends, key=lambda run: (self.worth(run), run.time_s, self.runs.index(run)))
+            worst = min(ends, key=lambda run: (self.value_of(run), run.time_s, self.runs.index(run)))
             order.append(worst)
             for queue in left:
                 if worst in queue:
@@ -223,8 +223,8 @@ class NaiveAdaptive:
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
         victims: list[int] = []
-        self.choose(self.leaving, victims, count, pins)
-        for run in self.worst_first():
+        self.choose(self.first_out, victims, count, pins)
+        for run in self.lowest_first():
             self.choose(run.handles, victims, count, pins)
         self.choose(self.parked, victims, count, pins)
         return victims
@@ -241,9 +241,9 @@ class NaiveAdaptive:
             victims.append(handle)
             del self.here[handle]
             self.known[key].parent = self.parents.get(key)
-            self.orphan(key)
-            if handles is not self.leaving:
-                self.choose(self.leaving, victims, count, pins)
+            self.unlink_parent(key)
+            if handles is not self.first_out:
+                self.choose(self.first_out, victims, count, pins)
 
     # -- letting in --------------------------------------------------------------------------------------------------
 
@@ -251,14 +251,14 @@ class NaiveAdaptive:
         short = len(keys) - free
         if short <= 0 or not self.requests:
             return set()
-        worths = [self.worth(self.known[key].run) for key in keys]
+        values = [self.value_of(self.known[key].run) for key in keys]
         for i in range(1, len(keys)):
             if self.known[keys[i]].parent == keys[i - 1]:
-                worths[i] = min(worths[i], worths[i - 1])
-        here = [0.0] * len(self.leaving) + [self.worth(run) for run in self.worst_first() for _ in run.handles]
-        order = sorted(range(len(keys)), key=lambda i: (-worths[i], i))
-        for worth in here[:short]:
-            if worth > worths[order[free]]:
+                values[i] = min(values[i], values[i - 1])
+        here = [0.0] * len(self.first_out) + [self.value_of(run) for run in self.lowest_first() for _ in run.handles]
+        order = sorted(range(len(keys)), key=lambda i: (-values[i], i))
+        for value in here[:short]:
+            if value > values[order[free]]:
                 break
             free += 1
         return set(order[free:])

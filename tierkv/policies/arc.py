@@ -1,4 +1,4 @@
-"""Adaptive replacement: recency and frequency, and what has left says which of them deserves more room."""
+"""Policy ``arc``: adaptive replacement. Evicted chunks that return decide the balance of recency and frequency."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _NEW, _USED, _AGAIN = 0, 1, 2
 
 
 class ArcPolicy:
-    """ARC (Megiddo and Modha, 2003). See :class:`tierkv.abc.EvictionPolicy`.
+    """ARC (Megiddo and Modha, 2003).
 
-    Chunks that one request used are in one ring, those of several in another, least recently used first. What leaves
-    one of them leaves a ghost; a ghost that comes back shows that its ring was too small, and moves ``target``, the
-    first ring's fair size. Together they have as many ghosts as there are chunks.
+    Chunks that one request used are in the first ring, chunks of several requests in the second, least recently used
+    first. A chunk evicted from a ring becomes a ghost of that ring. A ghost that returns shows that its ring was too
+    small, and moves ``target``, the fair size of the first ring. There are at most as many ghosts as chunks.
 
-    Two things differ from the paper, where a cache is told of a miss and a hit and nothing else. Room is made before
-    it is known for whom, so the rule for a tie (the newcomer is a ghost of the second ring, and the first has its exact
-    target) has no say. And a chunk is used by the request that brought it: only the second use counts as one more.
+    Two things differ from the paper, in which a cache only sees misses and hits. First, victims are chosen before the
+    new chunk is known. So the rule for a tie (the new chunk is a ghost of the second ring, and the first ring has
+    exactly the target size) has no effect. Second, the request that stores a chunk also uses it, so only its second
+    use counts.
     """
 
     def __init__(self, chunks_max: int | None = None) -> None:
@@ -32,14 +33,14 @@ class ArcPolicy:
         self._room = chunks_max or 0
         self._ghosts = (GhostTable(self._room), GhostTable(self._room))
         self.target = 0.0
-        """How many chunks the first ring should have."""
+        """Number of chunks that the first ring should have."""
 
     def __len__(self) -> int:
-        """How many handles are known, held or not."""
+        """Number of known handles, pinned or not."""
         return sum(self._sizes)
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
-        """Newcomers are in the first ring, those that were here not long ago in the second."""
+        """Append new chunks to the first ring, and returning ghosts to the second."""
         if self._rings.make_room(handles):
             longer_bytes(self._uses, self._rings.length)
             self._marks = longer(self._marks, self._rings.length)
@@ -47,21 +48,21 @@ class ArcPolicy:
         for handle, mark in zip(handles, marks, strict=True):
             self._marks[handle] = mark
             uses[handle] = _NEW
-        perhaps = self._ghosts[_ONCE].perhaps(marks) | self._ghosts[_OFTEN].perhaps(marks)
-        if perhaps:
+        candidates = self._ghosts[_ONCE].candidates(marks) | self._ghosts[_OFTEN].candidates(marks)
+        if candidates:
             for handle, mark in zip(handles, marks, strict=True):
-                if mark in perhaps and self._came_back(mark):
+                if mark in candidates and self._pop_ghost(mark):
                     uses[handle] = _AGAIN
-        once = [handle for handle in handles if uses[handle] == _NEW] if perhaps else handles
-        often = [handle for handle in handles if uses[handle] == _AGAIN] if perhaps else ()
+        once = [handle for handle in handles if uses[handle] == _NEW] if candidates else handles
+        often = [handle for handle in handles if uses[handle] == _AGAIN] if candidates else ()
         self._rings.append(_ONCE, once)
         self._rings.append(_OFTEN, often)
         self._sizes[_ONCE] += len(once)
         self._sizes[_OFTEN] += len(often)
         self._bound_ghosts()
 
-    def _came_back(self, mark: int) -> bool:
-        """Whether a newcomer is a ghost; if so, it is none any more, and the target moves."""
+    def _pop_ghost(self, mark: int) -> bool:
+        """Remove the ghost of a new chunk, if there is one, and move the target. Return whether there was one."""
         once, often = self._ghosts
         sizes = len(once), len(often)
         if once.pop(mark) is not None:
@@ -73,7 +74,7 @@ class ArcPolicy:
         return False
 
     def _bound_ghosts(self) -> None:
-        """First ring and its ghosts: not more than there is room for; all rings and ghosts: not more than twice."""
+        """Bound the first ring and its ghosts to the room, and all rings and ghosts to twice the room."""
         self._room = room = max(self._room, len(self))
         once, often = self._ghosts
         once.ghosts_max = often.ghosts_max = room
@@ -81,7 +82,7 @@ class ArcPolicy:
         often.drop_oldest(max(0, len(self) + len(once) + len(often) - 2 * room))
 
     def touch(self, handles: Sequence[int]) -> None:
-        """These are the most recently used of their ring; of the second one from their second use on."""
+        """Make the handles the most recently used. The second use moves a handle to the second ring."""
         uses = self._uses
         for handle in handles:
             used = uses[handle]
@@ -93,25 +94,25 @@ class ArcPolicy:
         self.release(handles)
 
     def release(self, handles: Sequence[int]) -> None:
-        """These are the most recently used of the ring that they are in."""
+        """Make the handles the most recently used of their ring."""
         uses = self._uses
         self._rings.move(_ONCE, [handle for handle in handles if uses[handle] < _AGAIN])
         self._rings.move(_OFTEN, [handle for handle in handles if uses[handle] == _AGAIN])
 
     def release_after_write(self, handles: Sequence[int]) -> None:
-        """Those that were passed over are the first to leave their ring."""
+        """Move handles that were passed over to the front of their ring."""
         for handle in reversed(handles):
             if self._rings.is_aside(handle):
                 self._rings.prepend(_OFTEN if self._uses[handle] == _AGAIN else _ONCE, handle)
 
     def remove(self, handles: Sequence[int]) -> None:
-        """Forget these, without a ghost: they left for no merit of others."""
+        """Forget the handles without ghosts, because other chunks did not displace them."""
         self._rings.unlink(handles)
         for handle in handles:
             self._sizes[self._uses[handle] == _AGAIN] -= 1
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
-        """The least recently used of the first ring while that is above its target, else of the second."""
+        """Forget and return victims of the first ring while it is above its target, otherwise of the second ring."""
         rings, sizes, target = self._rings, list(self._sizes), self.target
         rings.passed_over = 0
         queues = rings.unpinned(_ONCE, pins), rings.unpinned(_OFTEN, pins)

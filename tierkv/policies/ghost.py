@@ -1,4 +1,4 @@
-"""Ghosts: what a policy remembers of chunks that have left, some eight bytes each."""
+"""Ghosts: memory of evicted chunks, about eight bytes each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tierkv.types.keys import Key
 MARK_BYTES = 4
 
 BUCKET_GHOSTS = 32
-"""Ghosts per bucket on average: so many are searched for one."""
+"""Average number of ghosts per bucket, which a search for one ghost scans."""
 
 BUCKETS_MAX = 1 << 16
-"""As many as two bytes can number. Above two million ghosts buckets get larger instead."""
+"""Largest number of buckets, numbered with two bytes. Above two million ghosts, the buckets are larger instead."""
 
 STEPS_MAX = 32
-"""Entries that leave the queue for one that comes; only holes can make it so many."""
+"""Largest number of entries removed from the queue per added ghost. Only holes make it more than one."""
 
 Forgotten = Callable[[Sequence[bytes]], None]
 
@@ -26,78 +26,78 @@ _HOLE = 0x80  # in the last byte of a mark, which has 31 bits
 
 
 def marks_of(keys: Sequence[Key]) -> list[int]:
-    """:func:`mark_of` of each."""
+    """Mark of each key."""
     digest = xxhash.xxh32_intdigest
     return [digest(key) >> 1 for key in keys]
 
 
 def mark_of(key: Key) -> int:
-    """What a policy keeps of a key: 31 bits.
+    """Digest of a key that a policy remembers: 31 bits.
 
-    With a million ghosts, one key in two thousand finds another key's; a policy takes it for a ghost of its own, which
-    costs nobody a byte. Same key, same mark, in every process: a replay gives the same figures again.
+    With a million ghosts, one key in two thousand has the mark of another key. A policy then finds a wrong ghost, which
+    affects its choices but no bytes. A key has the same mark in every process, so a replay is reproducible.
     """
     return xxhash.xxh32_intdigest(key) >> 1
 
 
 class GhostTable:
-    """A queue of marks, first in, first out, each with a note; it can tell whether it holds a mark, and let it go.
+    """Queue of marks, first in, first out, each with a note. Marks can be found and removed.
 
-    Marks lie in buckets by their value, each bucket one ``bytes``, the oldest first. A second queue says from which
-    bucket the oldest of all leaves: that is always the first of its bucket. What is taken from the middle leaves a hole
-    that goes when its turn comes. So to find, to add and to let go are a few calls into C each, nothing is ever
-    rebuilt, and the garbage collector sees one object per bucket.
+    Marks are in buckets by their value. Each bucket is one ``bytes``, oldest first. A second queue holds the bucket
+    numbers in order of age: the oldest mark of all is always the first of its bucket. A mark removed from the middle
+    becomes a hole, which is dropped in its turn. So finding, adding and removing are a few calls into C each. Nothing
+    is ever rebuilt, and the garbage collector sees one object per bucket.
 
-    No ghost stays longer than twice as many others came as may be here, which bounds the holes.
+    A ghost is dropped at the latest when ``2 * ghosts_max`` others were added after it. That bounds the holes.
 
     Args:
-        ghosts_max: how many are remembered; when there are more, the oldest leave. 0: none.
+        ghosts_max: largest number of ghosts. The oldest are forgotten when there are more. 0: none.
         note_bytes: length of every note.
-        forgotten: called with the notes of ghosts that leave because there are too many.
+        forgotten: called with the notes of ghosts that are forgotten because there are too many.
     """
 
     __slots__ = ("_buckets", "_count", "_forgotten", "_left", "_turns", "_width", "ghosts_max")
 
     def __init__(self, ghosts_max: int, note_bytes: int = 0, forgotten: Forgotten | None = None) -> None:
         self.ghosts_max = ghosts_max
-        """May be changed; a smaller one takes effect little by little. The number of buckets stays what it was."""
+        """Largest number of ghosts. May be changed; a smaller one takes effect gradually. The buckets stay the same."""
         self._buckets = [b""] * min(BUCKETS_MAX, max(1, -(-ghosts_max // BUCKET_GHOSTS)))
         self._width = MARK_BYTES + note_bytes
         self._forgotten = forgotten
-        self._turns = array("H")  # numbers of buckets, the first to leave at _left
+        self._turns = array("H")  # bucket numbers in order of age; the oldest at _left
         self._left = 0
         self._count = 0
 
     def __len__(self) -> int:
-        """How many ghosts are remembered."""
+        """Number of ghosts."""
         return self._count
 
     def __contains__(self, mark: int) -> bool:
-        """Whether a mark is here."""
-        return self._place(self._buckets[mark % len(self._buckets)], mark) >= 0
+        """Whether a mark is remembered."""
+        return self._offset(self._buckets[mark % len(self._buckets)], mark) >= 0
 
     def get(self, mark: int) -> bytes | None:
-        """The note of a mark; None if it is not here."""
+        """Note of a mark; None if it is not remembered."""
         bucket = self._buckets[mark % len(self._buckets)]
-        at = self._place(bucket, mark)
+        at = self._offset(bucket, mark)
         return None if at < 0 else bucket[at + MARK_BYTES : at + self._width]
 
     def pop_all(self, marks: Sequence[int]) -> list[bytes | None]:
-        """:meth:`pop` of each. For batches of which many are not here."""
+        """Remove marks and return their notes. Fast for batches of which many marks are not remembered."""
         buckets, count, pop = self._buckets, len(self._buckets), self.pop
         return [pop(mark) if mark.to_bytes(MARK_BYTES, "little") in buckets[mark % count] else None for mark in marks]
 
-    def perhaps(self, marks: Sequence[int]) -> set[int]:
-        """Those of ``marks`` that may be here; the others are not. For batches of which nearly none is."""
+    def candidates(self, marks: Sequence[int]) -> set[int]:
+        """Marks that may be remembered; the others are not. Fast for batches of which few marks are remembered."""
         buckets = self._buckets
         count = len(buckets)
         return {mark for mark in marks if mark.to_bytes(MARK_BYTES, "little") in buckets[mark % count]}
 
     def pop(self, mark: int) -> bytes | None:
-        """Forget a mark and return its note; None if it is not here."""
+        """Remove a mark and return its note; None if it is not remembered."""
         number = mark % len(self._buckets)
         bucket = self._buckets[number]
-        at = self._place(bucket, mark)
+        at = self._offset(bucket, mark)
         if at < 0:
             return None
         last = at + MARK_BYTES - 1
@@ -106,15 +106,15 @@ class GhostTable:
         return bucket[last + 1 : at + self._width]
 
     def push(self, mark: int, note: bytes = b"") -> None:
-        """Remember a mark, as the newest. One that is here already is here twice then, and the older is found first."""
+        """Add a mark as the newest. A mark that is added twice is remembered twice; the older one is found first."""
         self.extend((mark,), note)
 
     def extend(self, marks: Sequence[int], note: bytes = b"") -> None:
-        """Remember marks, the last one as the newest, each with the same note."""
+        """Add marks, the last one as the newest, all with the same note."""
         self.extend_each(marks, (note,) * len(marks))
 
     def extend_each(self, marks: Sequence[int], notes: Sequence[bytes]) -> None:
-        """Remember marks, the last one as the newest, each with a note of its own."""
+        """Add marks, the last one as the newest, each with its note."""
         if not self.ghosts_max:
             return
         buckets, turns = self._buckets, self._turns
@@ -124,14 +124,14 @@ class GhostTable:
             buckets[number] += mark.to_bytes(MARK_BYTES, "little") + note
             turns.append(number)
         self._count += len(marks)
-        self._shed(self.ghosts_max, STEPS_MAX * len(marks))
+        self._drop(self.ghosts_max, STEPS_MAX * len(marks))
 
     def drop_oldest(self, count: int = 1) -> None:
-        """Forget the oldest marks; fewer, if there are too many holes before them."""
-        self._shed(max(0, self._count - count), STEPS_MAX * count)
+        """Forget the oldest marks, up to ``count``; fewer if there are too many holes before them."""
+        self._drop(max(0, self._count - count), STEPS_MAX * count)
 
-    def _shed(self, count_max: int, steps: int) -> None:
-        """The first entries of the queue leave, marks and holes, until no more marks are left than this."""
+    def _drop(self, count_max: int, steps: int) -> None:
+        """Remove the oldest entries until at most ``count_max`` marks remain, in at most ``steps`` steps."""
         buckets, turns, width, spare = self._buckets, self._turns, self._width, 2 * self.ghosts_max
         left, count, end, notes = self._left, self._count, len(turns), list[bytes]()
         while steps and (count > count_max or end - left > spare):
@@ -150,8 +150,8 @@ class GhostTable:
         if notes and self._forgotten is not None:
             self._forgotten(notes)
 
-    def _place(self, bucket: bytes, mark: int) -> int:
-        """Where in its bucket a mark begins; negative if it is not there."""
+    def _offset(self, bucket: bytes, mark: int) -> int:
+        """Offset of a mark in its bucket; negative if it is not there."""
         wanted, width = mark.to_bytes(MARK_BYTES, "little"), self._width
         at = bucket.find(wanted)
         while at > 0 and at % width:  # the end of one entry and the beginning of the next can look like a mark

@@ -1,4 +1,4 @@
-"""Least frequently used, where old uses count less."""
+"""Policy ``lfu``: evict the least frequently used chunks, where old uses count less."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from tierkv.structures.rings import PASSED_OVER_MAX, Rings, longer, longer_bytes
 from tierkv.types.keys import Key
 
 COUNT_MAX = 15
-"""More uses than this count as this many: four halvings and they are forgotten."""
+"""Largest count of uses. Four halvings reduce it to 0."""
 
 AGING_USES_PER_CHUNK = 2
-"""After so many uses for each chunk that there is room for, all counts are halved."""
+"""Uses per chunk of room after which all counts are halved."""
 
 
 class LfuPolicy:
-    """Evicts what was used least often lately; of several, what was not used for longest.
+    """Eviction policy of frequency. Among equal counts, the least recently used chunk is evicted first.
 
-    A ring of handles per count. Counts are halved by joining each two rings to one; nobody's count is written then. It
-    is known with the number of halvings at that time, and shifted by what came since.
-
-    See :class:`tierkv.abc.EvictionPolicy`.
+    One ring of handles per count. To halve all counts, every two rings are joined into one, and no count is written.
+    Each count is stored with the number of halvings at that time, and is shifted by the halvings since then.
     """
 
     def __init__(self, chunks_max: int | None = None) -> None:
@@ -29,16 +27,16 @@ class LfuPolicy:
         self._counts = bytearray(self._rings.length)
         self._counted_at = numbers(self._rings.length)
         self._halvings = 0
-        self._uses = 0  # since the last halving
+        self._uses = 0  # uses since the last halving
         self._room = chunks_max or 0
         self._known = 0
 
     def __len__(self) -> int:
-        """How many handles are known, held or not."""
+        """Number of known handles, pinned or not."""
         return self._known
 
-    def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:  # noqa: ARG002 - frequency does not ask who
-        """Newcomers have no use yet; the request that brought them will be the first."""
+    def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:  # noqa: ARG002 - frequency needs no keys
+        """Add handles with a count of 0. The request that stored them will be the first use."""
         if self._rings.make_room(handles):
             longer_bytes(self._counts, self._rings.length)
             self._counted_at = longer(self._counted_at, self._rings.length)
@@ -49,7 +47,7 @@ class LfuPolicy:
         self._room = max(self._room, self._known)
 
     def touch(self, handles: Sequence[int]) -> None:
-        """One more use for each."""
+        """Count one more use per handle."""
         counts, counted_at, halvings = self._counts, self._counted_at, self._halvings
         rings: defaultdict[int, list[int]] = defaultdict(list)
         for handle in handles:
@@ -73,26 +71,26 @@ class LfuPolicy:
         self._uses = 0
 
     def release(self, handles: Sequence[int]) -> None:
-        """The most recently used of those that were used as often."""
+        """Make the handles the most recently used of their count."""
         halvings = self._halvings
         for handle in handles:
             count = self._counts[handle] >> (halvings - self._counted_at[handle])
             self._rings.move(count, (handle,))
 
     def release_after_write(self, handles: Sequence[int]) -> None:
-        """Those that were passed over are the first to leave of those that were used as often."""
+        """Move handles that were passed over to the front of the ring of their count."""
         for handle in reversed(handles):
             if self._rings.is_aside(handle):
                 count = self._counts[handle] >> (self._halvings - self._counted_at[handle])
                 self._rings.prepend(count, handle)
 
     def remove(self, handles: Sequence[int]) -> None:
-        """Forget these."""
+        """Forget the handles."""
         self._rings.unlink(handles)
         self._known -= len(handles)
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
-        """The least recently used among those with the lowest count, then with the next."""
+        """Forget and return unpinned handles with the lowest counts, least recently used first."""
         victims: list[int] = []
         self._rings.passed_over = 0
         for ring in range(COUNT_MAX + 1):

@@ -1,4 +1,4 @@
-"""Least recently used."""
+"""Policy ``lru``: evict the least recently used chunks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _GROWTH_HANDLES_MIN = 4096
 
 
 class LruPolicy:
-    """Evicts what was not used for the longest time. See :class:`tierkv.abc.EvictionPolicy`.
+    """Eviction policy of recency.
 
-    A ring of handles, oldest first, linked through two columns; the end of both is the ring's fixed point. A held
-    handle that stands in the way of a choice is taken out of the ring (linked to itself) until it is released, so it
-    is passed over once, however long the hold lasts.
+    A ring of handles, oldest first, linked through two columns. The last element of both columns is the anchor of the
+    ring. A pinned handle that a choice meets is taken out of the ring (linked to itself) until it is released. So it is
+    passed over once, however long the pin lasts.
     """
 
     def __init__(self, chunks_max: int | None = None) -> None:
@@ -25,7 +25,7 @@ class LruPolicy:
         self._count = 0
 
     def _link(self, end: int) -> None:
-        """Move the ring into columns for handles below ``end``."""
+        """Copy the ring to columns for handles below ``end``."""
         old, first, last = self._end, self._next[self._end], self._previous[self._end]
         following, previous = (memoryview(bytearray(4 * (end + 1))).cast("i") for _ in range(2))
         following[:old], previous[:old] = self._next[:old], self._previous[:old]
@@ -36,11 +36,11 @@ class LruPolicy:
         previous[first] = following[last] = end
 
     def __len__(self) -> int:
-        """How many handles are known, held or not."""
+        """Number of known handles, pinned or not."""
         return self._count
 
-    def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:  # noqa: ARG002 - recency does not ask who
-        """These are the most recently used, the last one most of all."""
+    def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:  # noqa: ARG002 - recency needs no keys
+        """Make the handles the most recently used, the last one the most recent."""
         if not handles:
             return
         highest = max(handles)
@@ -57,7 +57,7 @@ class LruPolicy:
         self._count += len(handles)
 
     def touch(self, handles: Sequence[int]) -> None:
-        """These are the most recently used, the last one most of all."""
+        """Make the handles the most recently used, the last one the most recent."""
         following, previous, end = self._next, self._previous, self._end
         last = previous[end]
         for handle in handles:
@@ -73,11 +73,11 @@ class LruPolicy:
         previous[end] = last
 
     def release(self, handles: Sequence[int]) -> None:
-        """A hold is a use."""
+        """Treat the end of the last pin as a use."""
         self.touch(handles)
 
     def release_after_write(self, handles: Sequence[int]) -> None:
-        """Those that were passed over are the first to leave."""
+        """Move handles that were passed over to the front, to be evicted first."""
         following, previous, end = self._next, self._previous, self._end
         for handle in reversed(handles):
             if following[handle] == handle:
@@ -86,7 +86,7 @@ class LruPolicy:
                 previous[handle], following[handle] = end, first
 
     def remove(self, handles: Sequence[int]) -> None:
-        """Forget these."""
+        """Forget the handles."""
         following, previous = self._next, self._previous
         for handle in handles:
             before, after = previous[handle], following[handle]
@@ -95,7 +95,7 @@ class LruPolicy:
         self._count -= len(handles)
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
-        """Forget and return the least recently used handles that are not held."""
+        """Forget and return the least recently used unpinned handles."""
         following, previous, end = self._next, self._previous, self._end
         victims: list[int] = []
         handle, left = following[end], PASSED_OVER_MAX

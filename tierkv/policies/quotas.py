@@ -1,8 +1,8 @@
-"""Quotas: how much of a tier each tenant may fill, whatever the eviction policy.
+"""Quotas of a tier: the bytes that each tenant may fill, with any eviction policy.
 
-Each tenant gets a policy instance of its own, behind one that looks like any other to the tier. Who uses most of what
-it may have gives way first, by its own policy's choice; so a tenant that floods the cache evicts its own chunks. One
-that is over its quota is trimmed to it even where there is room.
+Each tenant has a policy instance of its own. One :class:`TenantPolicy` holds them and is the policy of the tier.
+Victims come from the tenant with the highest use of its quota, chosen by its own policy. So a tenant that floods the
+cache evicts its own chunks. A tenant over its quota is trimmed to it even where the tier has room.
 """
 
 from __future__ import annotations
@@ -17,40 +17,39 @@ from tierkv.types.keys import NO_TENANT, Key, Tenant, tenant_of
 from tierkv.types.observation import RequestObservation
 
 OTHERS = Tenant(b"others")
-"""Whoever comes when ``tenants_max`` others are here already: they share one quota."""
+"""Common tenant of all tenants beyond ``tenants_max``. They share one quota."""
 
 TRIMMED_MAX = 256
-"""Chunks that one call of :meth:`TenantPolicy.trim` lets go at most: part of a step's work."""
+"""Largest number of chunks that one call of :meth:`TenantPolicy.trim` evicts: part of a step's work."""
 
 _PART_MAX = 64
-"""Victims taken from one tenant before it is asked again who uses most."""
+"""Largest number of victims taken from one tenant before use is compared again."""
 
 LOOKS_MAX = 16_384
-"""Numbers that one choice looks at to find chunks that nobody pins: two milliseconds' work. It goes on there the next
-time."""
+"""Numbers that one choice scans for unpinned chunks: 2 ms of work. The next choice continues there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Bytes that tenants may fill in one tier.
-
-    each: every tenant that is not named; None: no limit of its own. named: by tenant. capacity_bytes: the tier's, which
-    is what tenants without a limit are measured by. tenants_max: tenants told apart at once.
-    """
+    """Bytes that tenants may fill in one tier."""
 
     capacity_bytes: int
+    """Capacity of the tier. It is also the quota of tenants without a limit."""
     each: int | None = None
+    """Quota of every tenant that is not named; None: no limit."""
     named: Mapping[Tenant, int] = field(default_factory=dict)
+    """Quotas by tenant."""
     tenants_max: int = 1024
+    """Largest number of tenants that are tracked at once."""
 
     def of(self, tenant: Tenant) -> int:
-        """How much a tenant may fill."""
+        """Quota of a tenant in bytes."""
         quota = self.named.get(tenant, self.each)
         return self.capacity_bytes if quota is None else min(quota, self.capacity_bytes)
 
 
 class _Part:
-    """One tenant's chunks: its policy knows them by small numbers of its own, ``handles`` has the tier's."""
+    """Chunks of one tenant. Its policy knows them by small numbers; ``handles`` has the tier's handle by number."""
 
     __slots__ = ("free", "handles", "looked", "policy", "quota_bytes", "release_after_write", "used_bytes")
 
@@ -63,7 +62,7 @@ class _Part:
         self.used_bytes = 0
         self.handles = array("I")
         self.free = array("I")
-        self.looked = 0  # the number to look at next for one that nobody holds
+        self.looked = 0  # next number to scan for an unpinned chunk
 
     def number(self, handle: int) -> int:
         if self.free:
@@ -75,13 +74,13 @@ class _Part:
 
 
 class _Pins(Sequence[int]):
-    """The column of pins, by one tenant's own numbers."""
+    """Column of pins, by the numbers of one tenant."""
 
     def __init__(self, pins: Sequence[int], handles: Sequence[int]) -> None:
         self._pins = pins
         self._handles = handles
 
-    def __getitem__(self, number: int) -> int:  # type: ignore[override]  # no policy asks for a slice of holds
+    def __getitem__(self, number: int) -> int:  # type: ignore[override]  # no policy takes a slice of pins
         return self._pins[self._handles[number]]
 
     def __len__(self) -> int:
@@ -89,16 +88,12 @@ class _Pins(Sequence[int]):
 
 
 class TenantPolicy:
-    """An eviction policy made of one per tenant. See :class:`tierkv.abc.EvictionPolicy`; sans-IO, single-threaded.
+    """Eviction policy that holds one policy per tenant. Sans-IO and single-threaded.
 
     Args:
-        make: opens a policy for so many chunks.
-        quotas: who may fill how much.
-        chunk_bytes_max: no chunk has more.
-
-    Attributes:
-        chunk_bytes: gives the bytes of a chunk that is being told of, by its handle; a tier with chunks of several
-            sizes sets it.
+        make: opens a policy for a number of chunks.
+        quotas: quotas of the tenants.
+        chunk_bytes_max: size of the largest chunk in bytes.
     """
 
     observe_request: Callable[[RequestObservation], None]
@@ -113,19 +108,20 @@ class TenantPolicy:
         self._make = make
         self._quotas = quotas
         self.chunk_bytes: Callable[[int], int] = lambda _: chunk_bytes_max
+        """Size in bytes of a chunk that is being added, by its handle. A tier with chunks of several sizes sets it."""
         self._chunk_bytes_max = chunk_bytes_max
         self._parts: dict[Tenant, _Part] = {}
         self._tenants: list[Tenant] = []
         self._tenant_numbers: dict[Tenant, int] = {}
         self._free_tenants: list[int] = []
-        self._some_empty = False  # whether there may be tenants without chunks
+        self._some_empty = False  # whether some tenants may have no chunks
         self._looks = 0
-        self._of = column("I", 0)  # by handle: the number of its tenant
-        self._number = column("I", 0)  # by handle: its number there, and one; 0: chosen as a victim, and not taken yet
+        self._of = column("I", 0)  # by handle: number of its tenant
+        self._number = column("I", 0)  # by handle: 1 + its number there; 0: a victim that is not returned yet
         self._bytes = column("Q", 0)
         self._spare: dict[int, None] = {}
         self._count = 0
-        # Abilities are found by their names, so where the policies lack one it must be lacking here.
+        # Abilities are found by method name, so this policy must lack those that the tenants' policies lack.
         first = self._part(NO_TENANT).policy
         if isinstance(first, RequestAwarePolicy):
             self.observe_request = self._observe_request
@@ -133,11 +129,11 @@ class TenantPolicy:
             self.refuse = self._refuse
 
     def __len__(self) -> int:
-        """How many handles are known, held or not."""
+        """Number of known handles, pinned or not."""
         return self._count
 
     def usage(self) -> dict[Tenant, int]:
-        """Bytes of each tenant that has any."""
+        """Bytes of each tenant that has chunks."""
         return {tenant: part.used_bytes for tenant, part in self._parts.items() if part.used_bytes}
 
     # -- tenants -----------------------------------------------------------------------------------------------------
@@ -150,8 +146,8 @@ class TenantPolicy:
             self._some_empty = True
         return part
 
-    def _names(self, keys: Sequence[Key]) -> Iterator[Tenant]:
-        """The tenant of each key, as far as tenants are told apart; each has its part."""
+    def _tenants_of(self, keys: Sequence[Key]) -> Iterator[Tenant]:
+        """Yield the tenant of each key, or :data:`OTHERS`. Each yielded tenant has a part."""
         tenants_max = self._quotas.tenants_max
         if self._some_empty and len(self._parts) + len(keys) > tenants_max:
             self._forget_empty()
@@ -163,7 +159,7 @@ class TenantPolicy:
             yield tenant
 
     def _forget_empty(self) -> None:
-        """Let go of tenants without chunks. Their numbers are used again: who has none names none."""
+        """Drop tenants without chunks. Their numbers may be reused, because no handle refers to them."""
         self._some_empty = False
         for tenant in [tenant for tenant, part in self._parts.items() if not len(part.policy)]:
             del self._parts[tenant]
@@ -184,7 +180,7 @@ class TenantPolicy:
         return self._parts[self._tenants[self._of[handle]]]
 
     def _by_part(self, handles: Iterable[int]) -> list[tuple[_Part, list[int]]]:
-        """The tenants' own numbers of handles, in their order."""
+        """Numbers of the handles by tenant, in the order of the handles."""
         found: dict[int, list[int]] = {}
         for handle in handles:
             number = self._number[handle]
@@ -195,12 +191,12 @@ class TenantPolicy:
     # -- verbs -------------------------------------------------------------------------------------------------------
 
     def add(self, handles: Sequence[int], keys: Sequence[Key]) -> None:
-        """See :class:`tierkv.abc.EvictionPolicy`."""
+        """Add chunks to the policies of their tenants."""
         if not handles:
             return
-        self._reach(max(handles))
+        self._grow_to(max(handles))
         by_tenant: dict[Tenant, tuple[list[int], list[Key]]] = {}
-        for handle, key, tenant in zip(handles, keys, self._names(keys), strict=True):
+        for handle, key, tenant in zip(handles, keys, self._tenants_of(keys), strict=True):
             numbers, own_keys = by_tenant.setdefault(tenant, ([], []))
             numbers.append(handle)
             own_keys.append(key)
@@ -216,40 +212,40 @@ class TenantPolicy:
             part.policy.add(numbers, own_keys)
         self._count += len(handles)
 
-    def _reach(self, handle: int) -> None:
+    def _grow_to(self, handle: int) -> None:
         if handle >= len(self._of):
             length = max(handle + 1, len(self._of) + max(4096, len(self._of) // 8))
             self._of, self._number = longer(self._of, length), longer(self._number, length)
             self._bytes = longer(self._bytes, length)
 
     def touch(self, handles: Sequence[int]) -> None:
-        """See :class:`tierkv.abc.EvictionPolicy`."""
+        """Note a use of chunks."""
         for part, numbers in self._by_part(handles):
             part.policy.touch(numbers)
 
     def release(self, handles: Sequence[int]) -> None:
-        """See :class:`tierkv.abc.EvictionPolicy`."""
+        """Note the end of the last pin of chunks."""
         for part, numbers in self._by_part(handles):
             part.policy.release(numbers)
 
     def release_after_write(self, handles: Sequence[int]) -> None:
-        """See :class:`tierkv.abc.WriteAwarePolicy`."""
+        """Note the end of writes to lower tiers."""
         for part, numbers in self._by_part(handles):
             part.release_after_write(numbers)
 
     def remove(self, handles: Sequence[int]) -> None:
-        """See :class:`tierkv.abc.EvictionPolicy`."""
+        """Remove chunks that left for another reason."""
         for part, numbers in self._by_part(handles):
             part.policy.remove(numbers)
             for number in numbers:
-                self._leave(part, number)
+                self._free_number(part, number)
         for handle in handles:
             self._spare.pop(handle, None)
             self._number[handle] = 0
         self._count -= len(handles)
 
-    def _leave(self, part: _Part, number: int) -> int:
-        """Let a tenant's number go; the tier's handle."""
+    def _free_number(self, part: _Part, number: int) -> int:
+        """Free the number of a tenant's chunk and return the tier's handle."""
         handle = part.handles[number]
         part.used_bytes -= self._bytes[handle]
         part.free.append(number)
@@ -260,7 +256,7 @@ class TenantPolicy:
     # -- victims -----------------------------------------------------------------------------------------------------
 
     def evict(self, count: int, pins: Sequence[int]) -> list[int]:
-        """See :class:`tierkv.abc.EvictionPolicy`."""
+        """Choose victims from the tenants with the highest use of their quotas."""
         self._looks = LOOKS_MAX
         victims = [handle for handle in self._spare if not pins[handle]][:count]
         asked = dict.fromkeys(part for part in self._parts.values() if len(part.policy))
@@ -271,7 +267,7 @@ class TenantPolicy:
             if not taken or not len(part.policy):
                 del asked[part]
         if len(victims) < count:
-            self._spare.update(dict.fromkeys(victims))  # still known here; the first to go when there are enough
+            self._spare.update(dict.fromkeys(victims))  # still known here; the next choice takes them first
             return []
         for handle in victims:
             self._spare.pop(handle, None)
@@ -279,7 +275,7 @@ class TenantPolicy:
         return victims
 
     def trim(self, pins: Sequence[int]) -> list[int]:
-        """Victims of tenants that are over their quotas, at most :data:`TRIMMED_MAX`; they are forgotten."""
+        """Forget and return victims of tenants over their quotas, at most :data:`TRIMMED_MAX`."""
         self._looks = LOOKS_MAX
         victims: list[int] = []
         for part in self._parts.values():
@@ -293,19 +289,19 @@ class TenantPolicy:
         return victims
 
     def _take(self, part: _Part, count: int, pins: Sequence[int]) -> list[int]:
-        """Up to ``count`` victims of one tenant: as many as are found that nobody holds."""
+        """Return up to ``count`` victims of one tenant, as many as unpinned chunks are found."""
         count = self._count_unpinned(part, count, pins)
         numbers = part.policy.evict(count, _Pins(pins, part.handles)) if count else ()
-        return [self._leave(part, number) for number in numbers]
+        return [self._free_number(part, number) for number in numbers]
 
     def _count_unpinned(self, part: _Part, count: int, pins: Sequence[int]) -> int:
-        """How many of a tenant's chunks nobody pins, counted up to ``count``.
+        """Number of unpinned chunks of a tenant, counted up to ``count``.
 
-        Looks on from the first one that it found the last time, so what is held or free before it is passed over once.
+        Continues at the first chunk that the previous call found. So pinned and free numbers are passed over once.
         """
         handles, numbers = part.handles, self._number
         length = len(handles)
-        looks = min(length, -(-self._looks // 2))  # so that there are some left for the next tenant
+        looks = min(length, -(-self._looks // 2))  # some remain for the next tenant
         found, number, first = 0, part.looked, -1
         while looks and found < count:
             number = number if number < length else 0
@@ -322,16 +318,16 @@ class TenantPolicy:
     # -- abilities ---------------------------------------------------------------------------------------------------
 
     def _observe_request(self, observation: RequestObservation) -> None:
-        """A request belongs to one tenant: its policy alone hears of it."""
+        """Pass an observation to the policy of the request's tenant."""
         key = next((path[0] for path in observation.paths if path), None)
         part = None if key is None else self._parts.get(tenant_of(key), self._parts.get(OTHERS))
         if part is not None and isinstance(part.policy, RequestAwarePolicy):
             part.policy.observe_request(observation)
 
     def _refuse(self, keys: Sequence[Key], free: int) -> Collection[int]:
-        """Asks each tenant's policy for its own keys, with the room that its quota leaves it."""
+        """Ask the policy of each tenant about its keys, with the room within its quota."""
         by_tenant: dict[Tenant, list[int]] = {}
-        for position, tenant in enumerate(self._names(keys)):
+        for position, tenant in enumerate(self._tenants_of(keys)):
             by_tenant.setdefault(tenant, []).append(position)
         refused: set[int] = set()
         for tenant, positions in by_tenant.items():
@@ -344,11 +340,11 @@ class TenantPolicy:
 
 
 def usage_by_tier(policies: Iterable[tuple[str, EvictionPolicy]]) -> dict[str, dict[str, int]]:
-    """Bytes by tenant (in hex; empty: nobody's) in each tier whose policy keeps quotas."""
+    """Used bytes by tenant (in hex; empty: no tenant), for each tier whose policy keeps quotas."""
     kept = {tier: policy for tier, policy in policies if isinstance(policy, TenantPolicy)}
     return {tier: {name.hex(): used for name, used in policy.usage().items()} for tier, policy in kept.items()}
 
 
 def _use(part: _Part) -> float:
-    """How much of what a tenant may have it uses."""
+    """Fraction of the quota that a tenant uses."""
     return part.used_bytes / part.quota_bytes

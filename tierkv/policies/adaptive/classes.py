@@ -1,4 +1,4 @@
-"""Which chunks are alike: classes by how often a chunk was seen and what its last request brought, or said."""
+"""Classes of chunks that behave alike, by number of requests, new chunks of the last request, and its hints."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from bisect import bisect_right
 from tierkv.types.hints import PRIORITY_MAX, RequestHints
 
 SEEN_FROM = (1, 2, 3, 4, 6, 12, 30)
-"""Requests that had the chunk in their path: where each kind begins."""
+"""Lower bounds of the kinds by number of requests that had the chunk in their path."""
 NEW_FROM = (0, 3, 9, 33)
-"""Chunks of the last such request that nobody had seen before: where each kind begins."""
+"""Lower bounds of the kinds by number of chunks that the last such request was the first to have."""
 SEEN_MAX = 255
 
 _KINDS = len(NEW_FROM)
 _FOLLOWS = len(SEEN_FROM) * _KINDS
-"""From here on, classes of chunks seen once whose request went on from what few others had: a session, mostly."""
+"""First class of chunks seen once, whose request continued chunks that few requests had: mostly a session."""
 _TAILS = _FOLLOWS + _KINDS
-"""From here on, classes of the last chunks of paths, seen once: a session may go on with other text in its place."""
+"""First class of the last chunks of paths, seen once: a session may continue with other text in their place."""
 ABANDONED = _TAILS + _KINDS
-"""The class of tails that a later request left behind: it went on from the middle of what they belong to."""
+"""Class of abandoned tails: a later request continued from the middle of their path."""
 
 CONTINUES_FROM = (0.0, 0.1, 0.35, 0.65, 0.9)
-"""Hinted probabilities that a session goes on: where each kind begins."""
+"""Lower bounds of the kinds by hinted probability that a session continues."""
 HINTED_SEEN_FROM = (1, 2, 6)
 HINTED = ABANDONED + 1
 _HINTED_TAILS = HINTED + len(CONTINUES_FROM) * len(HINTED_SEEN_FROM)
@@ -29,14 +29,14 @@ ONE_SHOT = _HINTED_TAILS + len(CONTINUES_FROM)
 CLASSES = ONE_SHOT + 1
 
 PUBLIC_SEEN_MIN = 12
-"""A chunk that so many requests had in their path does not depend on what one of them says of its session."""
+"""Number of requests from which on a chunk is public: hints about one session do not affect it."""
 
 _PUBLIC = SEEN_FROM.index(PUBLIC_SEEN_MIN) * _KINDS
 
 LEVELS = 6
-"""Kinds of priority. Each is worth four times the one below it."""
+"""Number of priority levels. Each level has four times the value of the level below it."""
 LEVEL_NORMAL = 2
-LEVEL_WORTH = tuple(4.0 ** (level - LEVEL_NORMAL) for level in range(LEVELS))
+LEVEL_WEIGHT = tuple(4.0 ** (level - LEVEL_NORMAL) for level in range(LEVELS))
 
 _SEEN_BASE = bytes(_KINDS * (max(1, bisect_right(SEEN_FROM, seen)) - 1) for seen in range(SEEN_MAX + 1))
 _HINTED_BASE = bytes(
@@ -45,18 +45,20 @@ _HINTED_BASE = bytes(
 
 
 def is_private(number: int) -> bool:
-    """Whether chunks of a class belong to one session, mostly: they say how re-use depends on age.
+    """Whether chunks of a class belong mostly to one session.
 
-    The others are not alike enough, or do not come back.
+    Only these show how reuse depends on age. Chunks of the other classes are too different, or are not reused.
     """
     return number < _PUBLIC or _FOLLOWS <= number < ABANDONED
 
 
 def classes_for(new: int, hints: RequestHints, *, follows: bool = False) -> bytes:
-    """The class of a chunk of a request, by how often the chunk was seen, this time included.
+    """Classes of a request's chunks, indexed by the number of requests that had the chunk, this one included.
 
-    new: chunks that the request brought and nobody had seen before.
-    follows: whether the deepest chunk that somebody had seen before was seen by few.
+    Args:
+        new: number of chunks that the request is the first to have.
+        hints: hints of the request.
+        follows: whether few requests had the deepest chunk that was seen before.
     """
     kind = bisect_right(NEW_FROM, new) - 1
     if hints.one_shot:
@@ -68,7 +70,7 @@ def classes_for(new: int, hints: RequestHints, *, follows: bool = False) -> byte
 
 
 def tail_class(number: int) -> int:
-    """The class of a path's last chunk that is seen for the first time. number: of one like it that is not the last."""
+    """Class of the last chunk of a path, seen for the first time; ``number`` is the class of the chunks before it."""
     if number < _TAILS:
         return _TAILS + number % _KINDS
     return _HINTED_TAILS + (number - HINTED) % len(CONTINUES_FROM) if HINTED <= number < ONE_SHOT else number
@@ -79,7 +81,7 @@ def _continuing(continues: float) -> int:
 
 
 def level_of(hints: RequestHints) -> int:
-    """The kind of priority that a request gives its chunks."""
+    """Priority level that a request gives its chunks."""
     half = PRIORITY_MAX // 2
     level = LEVEL_NORMAL + (hints.priority > 0) + (hints.priority > half)
     level -= (hints.priority < 0) + (hints.priority < -half)
@@ -87,7 +89,7 @@ def level_of(hints: RequestHints) -> int:
 
 
 def hinted_probability(number: int) -> float | None:
-    """The probability that a hint of this class speaks of, in the middle; None: no class of hints."""
+    """Probability of continuation in the middle of a hinted class; None for other classes."""
     if not HINTED <= number < ONE_SHOT:
         return None
     return (0.04, 0.22, 0.5, 0.78, 0.95)[(number - HINTED) % len(CONTINUES_FROM)]

@@ -1,4 +1,4 @@
-"""What is learned from requests as a whole."""
+"""Processing of request observations: count chunks, assign them to runs, and feed the value model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.policies.adaptive.classes import (
     tail_class,
 )
 from tierkv.policies.adaptive.memory import Memory
-from tierkv.policies.adaptive.order import LeavingOrder
+from tierkv.policies.adaptive.order import EvictionOrder
 from tierkv.policies.adaptive.residents import Residents
 from tierkv.policies.adaptive.runs import NO_RUN, RunLog
 from tierkv.policies.adaptive.value_model import ValueModel
@@ -25,106 +25,109 @@ from tierkv.types.keys import Key
 from tierkv.types.observation import RequestObservation, RequestPhase
 
 PATH_CHUNKS_MAX = 2048
-"""Of a longer path only so much is looked at, from the front."""
+"""Longest processed part of a path in chunks, from the front."""
 
 WHOLE_CHUNKS_MAX = 256
-"""A path of so many chunks is looked at in one go: a millisecond's work, where all of them were seen and have left."""
+"""Longest path in chunks that is processed at once: 1 ms of work if all chunks were seen before and evicted."""
 PIECE_CHUNKS = 128
-"""Longer ones are looked at in pieces, half a millisecond's work each."""
+"""Chunks per piece of a longer path: 0.5 ms of work each."""
 OBSERVATION_CHUNKS = 256
-"""When so many chunks were looked at in the call that told of a request, the rest waits for later calls."""
-WAITING_MAX = 256
-"""Paths that wait; beyond it the newest are not looked at."""
+"""Chunks processed in the call with the observation. Later verbs process the rest."""
+PENDING_MAX = 256
+"""Largest number of pending paths. Further paths are not processed."""
 
 LEARN_EVERY = 2
-"""Requests after which one class is brought up to date: a tenth of a millisecond's work."""
+"""Number of requests between two updates of a class: 0.1 ms of work each."""
 
 
 @dataclass(slots=True)
 class _Path:
-    """A path of a request, and how far it was looked at.
-
-    piece: chunks that are looked at in one go. at: chunks that were.
-    new, classes: as for :func:`classes_for`, and what that says; no classes: not known yet.
-    run, of: the run that is open, and its class. parent: the mark before ``at``.
-    before, again: the run that chunks were in so far, and how many of it in a row.
-    """
+    """A path of a request, and the state of its processing."""
 
     keys: tuple[Key, ...]
     piece: int
+    """Number of chunks to process at once."""
     observation: RequestObservation
     level: int
     at: int = 0
+    """Number of processed chunks."""
     new: int = 0
+    """Number of chunks that the request is the first to have."""
     classes: bytes = b""
+    """Result of :func:`classes_for`; empty before the first piece is processed."""
     run: int = NO_RUN
-    of: int = -1
+    """Number of the open run."""
+    run_class: int = -1
+    """Class of the open run."""
     parent: int = 0
-    before: int = NO_RUN
-    again: int = 0
+    """Mark of the chunk before ``at``; 0 at the start."""
+    previous_run: int = NO_RUN
+    """Run that the last processed chunks belonged to until now."""
+    previous_chunks: int = 0
+    """Number of consecutive processed chunks that belonged to ``previous_run``."""
 
 
-class Watcher:
-    """Counts how often chunks are seen, and gives each request's chunks to runs of their classes."""
+class RequestTracker:
+    """Counts the requests per chunk, and assigns each request's chunks to runs of their classes."""
 
     def __init__(
-        self, log: RunLog, worths: ValueModel, order: LeavingOrder, memory: Memory, residents: Residents
+        self, log: RunLog, values: ValueModel, order: EvictionOrder, memory: Memory, residents: Residents
     ) -> None:
         self._log = log
-        self._worths = worths
+        self._values = values
         self._order = order
         self._memory = memory
         self._residents = residents
         self.now_s = 0.0
-        """The latest time that was told."""
+        """Time of the latest observation in seconds."""
         self._count = 0
-        self.has_seen = False
-        """Whether any request was ever told of."""
-        self._waiting: deque[_Path] = deque()
+        self.has_observed = False
+        """Whether any request was observed."""
+        self._pending: deque[_Path] = deque()
 
     def open_run(self, queue: int) -> int:
-        """Begin a run of a class and level, now; its number."""
-        self._order.end(self._log.next_place)
+        """Start a run now, in a queue (class and level), and return its number."""
+        self._order.end_run(self._log.next_place)
         return self._log.open(self.now_s, queue)
 
     def observe_request(self, observation: RequestObservation) -> None:
-        """A request arrived or finished."""
+        """Queue the paths of a request for processing, and process the first of them."""
         self.now_s = max(self.now_s, observation.now_s)
-        self._log.grow_older(self.now_s, self._worths)
+        self._log.advance_ages(self.now_s, self._values)
         level = level_of(observation.hints)
         for keys in observation.paths:
-            if keys and len(self._waiting) < WAITING_MAX:
+            if keys and len(self._pending) < PENDING_MAX:
                 piece = len(keys) if len(keys) <= WHOLE_CHUNKS_MAX else PIECE_CHUNKS
-                self._waiting.append(_Path(keys[:PATH_CHUNKS_MAX], piece, observation, level))
-        self.go_on(OBSERVATION_CHUNKS)
+                self._pending.append(_Path(keys[:PATH_CHUNKS_MAX], piece, observation, level))
+        self.process_pending(OBSERVATION_CHUNKS)
         if observation.phase is RequestPhase.ARRIVED:
-            self.has_seen = True
+            self.has_observed = True
             self._count += 1
             if self._count % LEARN_EVERY == 0:
-                self._worths.learn(self.now_s)
+                self._values.learn(self.now_s)
 
-    def go_on(self, chunks: int = PIECE_CHUNKS) -> None:
-        """Look at so many more chunks of paths that wait, if any do; rounded up to whole pieces."""
-        waiting = self._waiting
-        while waiting and chunks > 0:
-            path = waiting[0]
+    def process_pending(self, chunks: int = PIECE_CHUNKS) -> None:
+        """Process up to ``chunks`` chunks of pending paths, rounded up to whole pieces."""
+        pending = self._pending
+        while pending and chunks > 0:
+            path = pending[0]
             if path.observation.phase is RequestPhase.FINISHED:
                 chunks -= self._finished(path)
-                waiting.popleft()
+                pending.popleft()
                 continue
-            chunks -= self._look_at_piece(path)
+            chunks -= self._process_piece(path)
             if path.at == len(path.keys):
-                waiting.popleft()
+                pending.popleft()
                 self._arrived(path)
 
     def _arrived(self, path: _Path) -> None:
-        """All of a path was looked at."""
-        self._left_run(path.before, path.again)
-        if path.new and (place := self._log.place(path.before)) >= 0:
+        """Finish a path whose chunks are all processed."""
+        self._leave_run(path.previous_run, path.previous_chunks)
+        if path.new and (place := self._log.place(path.previous_run)) >= 0:
             self._abandon(place)
 
-    def _look_at_piece(self, path: _Path) -> int:
-        """The next chunks of a path; how many."""
+    def _process_piece(self, path: _Path) -> int:
+        """Process the next piece of a path and return its number of chunks."""
         residents, memory = self._residents, self._memory
         marks = marks_of(path.keys[path.at : path.at + path.piece])
         handles = residents.find_all(marks)
@@ -138,14 +141,14 @@ class Watcher:
             deepest -= 1
         if not path.classes:
             self._classify(path, seen, deepest)
-        self._see_again(path, marks[: deepest + 1], handles, seen, runs)
-        self._see_new(path, marks[deepest + 1 :])
-        memory.settle()
+        self._process_seen(path, marks[: deepest + 1], handles, seen, runs)
+        self._process_new(path, marks[deepest + 1 :])
+        memory.bound_newcomers()
         path.at += len(marks)
         return len(marks)
 
     def _classify(self, path: _Path, seen: list[int], deepest: int) -> None:
-        """Find out what classes the chunks of a path have. seen, deepest: of its first piece."""
+        """Determine the classes of a path's chunks; ``seen`` and ``deepest`` belong to its first piece."""
         if len(seen) == len(path.keys):
             path.new, seen_by = seen.count(0), seen[deepest] if deepest >= 0 else 0
         else:
@@ -153,30 +156,32 @@ class Watcher:
         path.classes = classes_for(path.new, path.observation.hints, follows=0 < seen_by < PUBLIC_SEEN_MIN)
 
     def _new_in_long(self, keys: tuple[Key, ...]) -> tuple[int, int]:
-        """How many chunks of a long path are new, and how often the one before them was seen.
+        """Number of new chunks of a long path, and number of requests that had the chunk before them.
 
-        It is taken for granted that those before a chunk that was seen were seen as well.
+        A binary search. It assumes that all chunks before a seen chunk were seen as well.
         """
         known, new, seen_by = 0, len(keys), 0
         while known < new:
             middle = (known + new) // 2
-            seen = self._seen(mark_of(keys[middle]))
+            seen = self._times_seen(mark_of(keys[middle]))
             if seen:
                 known, seen_by = middle + 1, seen
             else:
                 new = middle
         return len(keys) - known, seen_by
 
-    def _seen(self, mark: int) -> int:
-        """How often a chunk was seen."""
+    def _times_seen(self, mark: int) -> int:
+        """Number of requests that had a chunk in their path."""
         handle = self._residents.find(mark)
         if handle >= 0:
             return self._residents.seen[handle]
         note = self._memory.get(mark)
         return 0 if note is None else note[0]
 
-    def _see_again(self, path: _Path, marks: list[int], handles: list[int], seen: list[int], runs: list[int]) -> None:
-        """Chunks down to the deepest that was seen before. seen, runs: what is remembered of those not in the tier."""
+    def _process_seen(
+        self, path: _Path, marks: list[int], handles: list[int], seen: list[int], runs: list[int]
+    ) -> None:
+        """Process chunks down to the deepest seen one. ``seen`` and ``runs`` describe chunks not in the tier."""
         residents, log, classes = self._residents, self._log, path.classes
         all_seen, all_runs, parents = residents.seen, residents.runs, residents.parents
         parent = path.parent
@@ -184,12 +189,12 @@ class Watcher:
             handle = handles[at]
             was = all_runs[handle] if handle >= 0 else runs[at]
             if was:
-                if was != path.before:
-                    self._left_run(path.before, path.again)
-                    path.before, path.again = was, 0
-                path.again += 1
+                if was != path.previous_run:
+                    self._leave_run(path.previous_run, path.previous_chunks)
+                    path.previous_run, path.previous_chunks = was, 0
+                path.previous_chunks += 1
             times = min(seen[at] + 1, SEEN_MAX)
-            if classes[times] != path.of:
+            if classes[times] != path.run_class:
                 self._begin_run(path, classes[times])
             run = path.run
             log.alive[run % log.size] += 1
@@ -197,62 +202,62 @@ class Watcher:
                 all_seen[handle], all_runs[handle] = times, run
                 if parent and not parents[handle]:
                     parents[handle] = parent
-                    residents.adopt((handle,))
+                    residents.link_parents((handle,))
             else:
-                self._memory.expect(mark, (times, run, parent))
+                self._memory.add_newcomer(mark, (times, run, parent))
             parent = mark
         path.parent = parent
 
-    def _see_new(self, path: _Path, marks: list[int]) -> None:
-        """Chunks that nobody saw before, at the end of a piece. The last one of the path is of a class of its own."""
+    def _process_new(self, path: _Path, marks: list[int]) -> None:
+        """Process new chunks at the end of a piece. The last chunk of the path has a class of its own."""
         if not marks:
             return
         number = path.classes[1]
         is_end = path.at + path.piece >= len(path.keys)
         body = marks[:-1] if is_end else marks
         if body:
-            self._see_new_of(path, body, number)
+            self._add_new(path, body, number)
         if is_end:
-            self._see_new_of(path, marks[-1:], tail_class(number))
+            self._add_new(path, marks[-1:], tail_class(number))
 
-    def _see_new_of(self, path: _Path, marks: list[int], number: int) -> None:
-        if number != path.of:
+    def _add_new(self, path: _Path, marks: list[int], number: int) -> None:
+        if number != path.run_class:
             self._begin_run(path, number)
         self._log.alive[path.run % self._log.size] += len(marks)
-        self._memory.expect_new(marks, path.run, path.parent)
+        self._memory.add_newcomers(marks, path.run, path.parent)
         path.parent = marks[-1]
 
     def _begin_run(self, path: _Path, number: int) -> None:
-        path.of = number
+        path.run_class = number
         path.run = self.open_run(number * LEVELS + path.level)
 
-    def _left_run(self, number: int, chunks: int) -> None:
-        """Chunks of a run were seen again, and belong to another now."""
+    def _leave_run(self, number: int, chunks: int) -> None:
+        """Report reused chunks of a run, which belong to another run now."""
         log = self._log
         if (place := log.place(number)) >= 0:
-            self._worths.reused(log.queues[place] // LEVELS, self.now_s - log.times[place], chunks)
+            self._values.reused(log.queues[place] // LEVELS, self.now_s - log.times[place], chunks)
             log.alive[place] = max(0, log.alive[place] - chunks)
 
     def _abandon(self, place: int) -> None:
-        """The rest of a run that a request went through in part, and then somewhere new."""
+        """Reclassify the rest of a run after a request continued from its middle with new chunks."""
         number, level = divmod(self._log.queues[place], LEVELS)
         if self._log.alive[place] and is_private(number):
-            self._order.abandon(place, ABANDONED * LEVELS + level)
+            self._order.reclassify(place, ABANDONED * LEVELS + level)
 
     def _finished(self, path: _Path) -> int:
-        """What the request computed itself was in no path when it arrived; how many chunks were looked at.
+        """Add the chunks that the request computed after its arrival; return the number of processed chunks.
 
-        All before a chunk that is known were in that path.
+        All chunks before a known chunk were in the path at arrival.
         """
         new: list[int] = []
         for key in reversed(path.keys):
             mark = mark_of(key)
-            if self._seen(mark):
+            if self._times_seen(mark):
                 path.parent = mark
                 break
             new.append(mark)
         if new:
             observation = path.observation
-            self._see_new_of(path, new[::-1], classes_for(sum(observation.new_chunks), observation.hints)[1])
-            self._memory.settle()
+            self._add_new(path, new[::-1], classes_for(sum(observation.new_chunks), observation.hints)[1])
+            self._memory.bound_newcomers()
         return len(new) + 1

@@ -1,4 +1,4 @@
-"""Runs: neighbouring chunks of one class that one request had in its path."""
+"""Log of runs: sequences of neighbouring chunks of one class that one request had in its path."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from tierkv.structures.rings import numbers
 
 RUNS_MIN, RUNS_MAX = 1 << 12, 1 << 18
 STEPS_MAX = 1024
-"""Steps of runs from one interval of age into the next that are made at once: a fifth of a millisecond's work."""
+"""Largest number of steps of runs into the next age interval per call: about 0.2 ms of work."""
 NO_RUN = 0
 _NUMBERS = 1 << 32
 QUEUES = CLASSES * LEVELS
 
 
 class RunLog:
-    """The last so many runs, by number. A run's columns are at its *place*, which a later run gets.
+    """The most recent runs, by number. The columns of a run are at its *place*, which a later run takes over.
 
-    Numbers grow by one and begin again after four billion; 0 is none.
+    Numbers grow by one and wrap around after four billion. 0 means no run.
     """
 
     def __init__(self, chunks_max: int) -> None:
-        """chunks_max: that the policy is opened for; sets how many runs are remembered."""
+        """Create the log; ``chunks_max``, the size of the tier, sets the number of remembered runs."""
         size = RUNS_MIN
         while size < min(4 * chunks_max, RUNS_MAX):
             size *= 2
         self.size = size
         self.times = memoryview(bytearray(size * array("d").itemsize)).cast("d")
-        """When the run was seen."""
+        """Time of the run by place, in seconds."""
         self.queues = memoryview(bytearray(size * array("H").itemsize)).cast("H")
-        """Its class and level: ``class * LEVELS + level``."""
+        """Queue of the run by place: ``class * LEVELS + level``."""
         self.alive = numbers(size)
-        """How many of its chunks are remembered, in the tier or not, and were not seen since."""
+        """Number of the run's chunks by place that are remembered, in the tier or not, and were not seen again."""
         self._numbers = numbers(size)
         self._next = size + 1
-        self._ages = [self._next] * len(AGES)  # per interval, the first run that is too young for it
+        self._ages = [self._next] * len(AGES)  # per age interval, the first run that is too young for it
 
     def open(self, now_s: float, queue: int) -> int:
-        """Begin a run; its number."""
+        """Start a run and return its number."""
         number = self._next % _NUMBERS
         self._next += 1
         place = number % self.size
@@ -52,24 +52,24 @@ class RunLog:
 
     @property
     def next_place(self) -> int:
-        """The place that the next run gets."""
+        """Place of the next run."""
         return self._next % self.size
 
     def place(self, number: int) -> int:
-        """Where a run is; negative if it is too long ago."""
+        """Place of a run; negative if its place was taken over."""
         place = number % self.size
         return place if number and self._numbers[place] == number else -1
 
-    def lost(self, runs: Sequence[int]) -> None:
-        """One chunk of each of these is not remembered any more, or belongs to another run now."""
+    def drop_chunks(self, runs: Sequence[int]) -> None:
+        """Subtract chunks that were forgotten or moved to another run; ``runs`` has one run number per chunk."""
         numbers_, alive, size = self._numbers, self.alive, self.size
         for number in runs:
             place = number % size
             if number and numbers_[place] == number and alive[place]:
                 alive[place] -= 1
 
-    def grow_older(self, now_s: float, worths: ValueModel) -> None:
-        """Tell of the chunks that came into another interval of age."""
+    def advance_ages(self, now_s: float, values: ValueModel) -> None:
+        """Report chunks that entered their next age interval to the value model."""
         times, queues, alive, size = self.times, self.queues, self.alive, self.size
         left, end, oldest = STEPS_MAX, self._next, self._next - size
         for interval, begin_s in enumerate(AGES):
@@ -80,7 +80,7 @@ class RunLog:
                 if times[place] > seen_until_s:
                     break
                 if alive[place]:
-                    worths.at_risk(queues[place] // LEVELS, interval, alive[place])
+                    values.at_risk(queues[place] // LEVELS, interval, alive[place])
                 at += 1
                 left -= 1
             self._ages[interval] = at

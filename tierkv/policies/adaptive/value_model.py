@@ -1,4 +1,4 @@
-"""What a chunk is worth by its class and age, learned from what comes back and what does not."""
+"""Value of a chunk by class and age, learned from chunks that are reused and chunks that are not."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ AGES = (
     *(640.0 * 2 ** (step / 2) for step in range(5)),
     5120.0,
 )
-"""Where the intervals of age begin, in seconds since a chunk was last seen. The last one has no end."""
+"""Lower bounds of the age intervals, in seconds since a chunk was last seen. The last interval has no end."""
 _LENGTHS = tuple(b - a for a, b in zip(AGES, (*AGES[1:], 2 * AGES[-1]), strict=True))
 
 CLASS_PRIOR_USES = 20.0
-"""What is assumed of a class before anything was seen weighs as much as so many chunks at risk."""
+"""Weight of the prior of a class, in chunks at risk."""
 CURVE_PRIOR_USES = 50.0
+"""Weight of the prior of the curve, in chunks at risk per interval."""
 CLASS_USES_MAX = 4000.0
-"""With more re-uses than that behind what is known of a class, the older half counts half."""
+"""Evidence of a class is halved when it counts more reuses than this."""
 CURVE_USES_MAX = 40_000.0
-NEWS_MIN = 0.02
-"""Evidence of a class has to change by such a part before it is looked at again."""
+"""Evidence of the curve is halved when it counts more reuses than this."""
+EVIDENCE_CHANGE_MIN = 0.02
+"""Relative change of a class's evidence that triggers an update."""
 MEMORY_S = 4 * 3600.0
-"""So long after it was last halved, all evidence is halved again, however little there is."""
+"""Seconds after which all evidence is halved again, however little there is."""
 
 _SEEN_PRIORS = (0.12, 0.6, 0.9, 1.2, 1.5, 2.5, 4.0)
 _ABANDONED_PRIOR = 0.05
@@ -43,7 +45,7 @@ _SOON_S, _LATE_S = 20.0, 640.0
 
 
 def _prior_chance(begin_s: float, length_s: float) -> float:
-    """That a typical chunk comes back within an interval: seldom at once, mostly after a minute, then less and less."""
+    """Chance that a typical chunk is reused in an interval: rarely at once, mostly after a minute, then ever less."""
     age = begin_s + length_s / 2
     if age < _SOON_S:
         per_s = 0.0003 + age / 6000
@@ -55,13 +57,13 @@ def _prior_chance(begin_s: float, length_s: float) -> float:
 
 
 class ValueModel:
-    """One curve: the chance to come back in each interval of age. One factor per class. And what follows from both.
+    """Chance of reuse per age interval (one curve), one factor per class, and the values that follow from both.
 
-    The *worth* of a chunk at an age is the best ratio, over all times that one could keep it, of expected re-uses to
-    expected seconds of keeping (a Gittins index). What comes back soon after is worth most just before.
+    The *value* of a chunk at an age is the best ratio of expected reuses to expected seconds of keeping, over all times
+    that the chunk could be kept (a Gittins index). So the value is highest just before a likely reuse.
 
-    A chunk at risk in an interval counts as ``factor * chance`` expected re-uses; factors and chances are what makes
-    expectation and outcome agree, with a prior that they begin with.
+    A chunk at risk in an interval counts as ``factor * chance`` expected reuses. Factors and chances start with a
+    prior. They are updated until expectation and outcome agree.
     """
 
     def __init__(self) -> None:
@@ -71,16 +73,16 @@ class ValueModel:
         self._curve_risk = [CURVE_PRIOR_USES] * len(AGES)
         self._uses = [CLASS_PRIOR_USES * factor for factor in self.factors]
         self._risk = [CLASS_PRIOR_USES] * CLASSES
-        self._known = [0.0] * CLASSES  # how much evidence there was when a class was last brought up to date
+        self._known = [0.0] * CLASSES  # evidence at the last update of a class
         self._turn = 0
         self._halved_s = 0.0
-        self.table = [self._worth_by_age(number) for number in range(CLASSES)]
-        """Worth by class and interval, in re-uses per second of keeping a chunk."""
+        self.table = [self._value_by_age(number) for number in range(CLASSES)]
+        """Value by class and age interval, in reuses per second of keeping a chunk."""
 
     def _prior_factor(self, number: int) -> float:
-        """What the factor of a class is assumed to be."""
+        """Prior of the factor of a class."""
         hinted = hinted_probability(number)
-        if hinted is not None:  # the factor with which so many come back, sooner or later
+        if hinted is not None:  # the factor at which this share of chunks is reused at any time
             return math.log(1 - hinted) / sum(math.log(1 - chance) for chance in self.chances)
         if number >= ABANDONED:
             return _ABANDONED_PRIOR
@@ -88,21 +90,21 @@ class ValueModel:
         return _SEEN_PRIORS[kind if kind < len(SEEN_FROM) else 0]
 
     def reused(self, number: int, age_s: float, chunks: int) -> None:
-        """Chunks of a class were seen again, at an age."""
+        """Count chunks of a class that were reused at an age."""
         self._uses[number] += chunks
         if is_private(number):
             self._curve_uses[bisect_right(AGES, age_s) - 1] += chunks
 
     def at_risk(self, number: int, interval: int, chunks: int) -> None:
-        """Chunks of a class come into an interval of age, not seen again so far."""
+        """Count chunks of a class that entered an age interval without a reuse so far."""
         self._risk[number] += chunks * self.chances[interval]
         if is_private(number):
             self._curve_risk[interval] += chunks * self.factors[number]
 
     def learn(self, now_s: float) -> None:
-        """Bring one class up to date with the evidence, the next one each time; after the last one, the curve."""
+        """Update the next class that has new evidence; after the last class, update the curve."""
         number = self._turn
-        while number < CLASSES and not self._is_news(number):
+        while number < CLASSES and not self._has_new_evidence(number):
             number += 1
         self._turn = number + 1
         if number < CLASSES:
@@ -110,7 +112,7 @@ class ValueModel:
             self.factors[number] = self._uses[number] / self._risk[number]
             if self._uses[number] > CLASS_USES_MAX:
                 self._halve(number)
-            self.table[number] = self._worth_by_age(number)
+            self.table[number] = self._value_by_age(number)
             return
         self._turn = 0
         chances = (uses / risk for uses, risk in zip(self._curve_uses, self._curve_risk, strict=True))
@@ -124,19 +126,22 @@ class ValueModel:
             self._curve_uses = [uses / 2 for uses in self._curve_uses]
             self._curve_risk = [risk / 2 for risk in self._curve_risk]
 
-    def _is_news(self, number: int) -> bool:
-        """Whether there is enough new evidence on a class to be worth the work."""
-        return abs(self._uses[number] + self._risk[number] - self._known[number]) >= NEWS_MIN * self._known[number]
+    def _has_new_evidence(self, number: int) -> bool:
+        """Whether the evidence of a class changed enough for an update."""
+        return (
+            abs(self._uses[number] + self._risk[number] - self._known[number])
+            >= EVIDENCE_CHANGE_MIN * self._known[number]
+        )
 
     def _halve(self, number: int) -> None:
         self._uses[number] /= 2
         self._risk[number] /= 2
 
-    def _worth_by_age(self, number: int) -> list[float]:
-        """From the oldest interval to the youngest: keeping goes on for as long as that makes the ratio better."""
+    def _value_by_age(self, number: int) -> list[float]:
+        """Values of a class, computed from the oldest interval to the youngest: keep as long as the ratio improves."""
         factor = self.factors[number]
-        worths = [0.0] * len(AGES)
-        later: list[tuple[float, float, float]] = []  # per stretch of keeping: uses, seconds, chance to get through
+        values = [0.0] * len(AGES)
+        later: list[tuple[float, float, float]] = []  # per stretch of keeping: reuses, seconds, chance of no reuse
         for interval in range(len(AGES) - 1, -1, -1):
             through = max(1 - _CHANCE_MAX, (1 - self.chances[interval]) ** factor)
             uses, seconds = 1 - through, _LENGTHS[interval] * (1 + through) / 2
@@ -146,5 +151,5 @@ class ValueModel:
                 seconds += through * more_seconds
                 through *= further
             later.append((uses, seconds, through))
-            worths[interval] = uses / seconds
-        return worths
+            values[interval] = uses / seconds
+        return values
