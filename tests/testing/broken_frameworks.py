@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import simulated_breaks
+from simulation.breaks import core_breaks
 
 from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.dispatcher import Dispatcher
@@ -179,7 +179,7 @@ def there_is_always_room(patch: Patch) -> None:
 
 @noticed_by("test_a_late_read_touches_no_other_chunk")
 def a_late_read_gives_its_slot_back(patch: Patch) -> None:
-    simulated_breaks.a_late_read_gives_its_slot_back(patch)
+    core_breaks.a_late_read_gives_its_slot_back(patch)
 
 
 @noticed_by("test_a_late_write_is_not_believed")
