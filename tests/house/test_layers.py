@@ -29,8 +29,8 @@ def test_every_contract_holds(root: Path) -> None:
         ("types/keys.py", "import tierkv.manager.manager", "tierkv.types.keys -> tierkv.manager.manager"),
         (
             "manager/manager.py",
-            "import tierkv.testing.conformance.frames",
-            "tierkv.manager.manager -> tierkv.testing.conformance.frames",
+            "import tierkv.testing.frames",
+            "tierkv.manager.manager -> tierkv.testing.frames",
         ),
         ("stray.py", "import tierkv.errors", "not listed as layers: - tierkv.stray"),
         ("manager/manager.py", "import threading", "tierkv.manager.manager -> threading"),

@@ -93,6 +93,22 @@ def test_a_reset_is_refused_while_blocks_are_held() -> None:
     assert pool.find(b"h", 0) is None
 
 
+def test_each_entry_into_the_free_queue_has_a_number_of_its_own() -> None:
+    """A core that walks the queue over several steps must notice that a block left it and came back."""
+    pool = BlockPool(4)
+    first, second, third = list(pool.free_queue)
+    assert pool.free_queue.head() is first
+    assert pool.free_queue.after(first) is second
+    assert pool.free_queue.after(third) is None
+    before = pool.free_queue.entry(first)
+    pool.release(pool.allocate(1))
+    assert pool.free_queue.head() is second
+    assert pool.free_queue.after(third) is first
+    assert pool.free_queue.entry(first) not in {None, before}
+    pool.hold([first])
+    assert pool.free_queue.entry(first) is None
+
+
 def test_misuse_is_refused() -> None:
     """Each of these would hand one block to two owners, or vouch for bytes that nobody computed."""
     pool = BlockPool(2)
@@ -105,7 +121,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="block 1 holds other content"):
         pool.register(block, b"i", 0)
     pool.release([block])
-    with pytest.raises(ValueError, match="block 1 was released and nobody holds it"):
+    with pytest.raises(ValueError, match="block 1 was released and no request holds it"):
         pool.release([block])
     with pytest.raises(ValueError, match="block 1 is not held"):
         pool.register(block, b"h", 0)
@@ -138,7 +154,7 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
         self.held: dict[Block, int] = {}
-        self.queue: list[Block] = list(self.pool._free.values())
+        self.queue: list[Block] = list(self.pool.free_queue)
         self.content: dict[Block, tuple[bytes, int]] = {}
 
     @rule(count=st.integers(0, 4))
@@ -197,8 +213,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees_with_the_model(self) -> None:
-        assert list(self.pool._free.values()) == self.queue
+        assert list(self.pool.free_queue) == self.queue
         assert self.pool.num_free == len(self.queue)
+        assert self.pool.free_queue.head() is (self.queue[0] if self.queue else None)
+        entries = [self.pool.free_queue.entry(block) for block in self.queue]
+        assert None not in entries
+        assert len(set(entries)) == len(entries)
+        assert not any(self.pool.free_queue.entry(block) for block in self.held)
         assert self.pool.num_held == len(self.held)
         assert not set(self.queue) & set(self.held)
         for block in self.pool._blocks[1:]:

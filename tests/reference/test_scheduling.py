@@ -384,7 +384,7 @@ def test_abort_while_loading() -> None:
     assert b.record.tokens_cached == 0
     assert bench.scheduler.has_loose_ends
     assert bench.pool.num_free == 2
-    assert not ids & set(bench.pool._free)
+    assert not ids & {block.block_id for block in bench.pool.free_queue}
     bench.load_ended("a")
     assert bench.pool.num_held == 0
     assert bench.step().finished == {"b"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,51 +10,14 @@ import pytest
 from stack_bed import ANSWER, ENGINE, opened, prompts_of, serve, stack_config
 
 from tierkv.errors import ConfigError
-from tierkv.reference.block_pool import Block, BlockPool
 from tierkv.reference.engine import Engine
 from tierkv.stack.opening import open_stack
 from tierkv.stack.stack import Stack
-from tierkv.types.engine import Block as AnyBlock
 from tierkv.types.engine import EngineCapabilities
 
 pytestmark = pytest.mark.needs_torch
 
 Expected = Callable[..., list[list[int]]]
-
-
-class NumberedQueue(OrderedDict[int, Block]):
-    """The pool's free queue, which counts who joins."""
-
-    def __init__(self, free: OrderedDict[int, Block]) -> None:
-        self.entries: dict[int, int] = {}
-        self.joined = 0
-        super().__init__(free)
-
-    def __setitem__(self, block_id: int, block: Block) -> None:
-        self.joined += 1
-        self.entries[block_id] = self.joined
-        super().__setitem__(block_id, block)
-
-
-class PoolQueue:
-    """The reference engine's free blocks as :class:`tierkv.types.engine.FreeBlockQueue`."""
-
-    def __init__(self, pool: BlockPool) -> None:
-        self._free = pool._free = NumberedQueue(pool._free)
-
-    def __len__(self) -> int:
-        return len(self._free)
-
-    def head(self) -> Block | None:
-        return next(iter(self._free.values()), None)
-
-    def after(self, block: AnyBlock) -> Block | None:
-        behind = iter(self._free.values())
-        assert any(one is block for one in behind)
-        return next(behind, None)
-
-    def entry(self, block: AnyBlock) -> int | None:
-        return self._free.entries[block.block_id] if block.block_id in self._free else None
 
 
 def lazy_stack(place: Path) -> Stack:
@@ -80,7 +42,7 @@ def test_lazy_stores_what_the_pool_is_about_to_lose(tmp_path: Path, expected: Ex
     prompts = prompts_of(32, 6, shared=16)
     with lazy_stack(tmp_path) as stack:
         engine = Engine(ENGINE, connector=stack)
-        stack.register_free_queue(PoolQueue(engine.block_pool), ENGINE.max_batched_tokens)
+        stack.register_free_queue(engine.block_pool.free_queue, ENGINE.max_batched_tokens)
         for _ in range(2):
             answers = [list(record.output_tokens) for record in engine.generate(prompts, ANSWER)]
             assert answers == expected(prompts)

@@ -12,7 +12,7 @@ from typing import Any
 from tier_bench import Bench, compressible
 
 from tierkv.dispatch import Dispatcher, TierLimits
-from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.frames import make_key
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import Completion, OutcomeKind, TierHealth, TierOp, Verb

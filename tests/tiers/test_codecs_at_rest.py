@@ -14,7 +14,7 @@ from tier_bench import CODECS, PAYLOAD_BYTES, Bench, compressible, make_bench
 
 from tierkv.abc import Capabilities
 from tierkv.frames.frame import HEADER_BYTES, pack_header, parse_header
-from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.frames import make_key
 from tierkv.tiers.framing import FrameRules
 from tierkv.types.tier_ops import OutcomeKind
 from tierkv.types.transfers import SlotRef

@@ -13,7 +13,7 @@ from tier_bench import Bench
 from tierkv.errors import BackendError, BackendUnavailableError, CorruptFrameError, OutOfSpaceError
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.testing import faults
-from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.frames import make_key
 from tierkv.tiers.results import ERROR_CHARS_MAX
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind

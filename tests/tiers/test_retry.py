@@ -12,7 +12,7 @@ from tier_bench import Bench
 
 from tierkv.errors import BackendError, BackendUnavailableError
 from tierkv.testing import faults
-from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.frames import make_key
 from tierkv.tiers.retry import OpResult, RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.tier_ops import OutcomeKind, Verb

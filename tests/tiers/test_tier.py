@@ -14,7 +14,7 @@ from tier_bench import CODECS, PAYLOAD_BYTES, Bench
 from tierkv.abc import Capabilities, CodecFrame
 from tierkv.errors import EngineProtocolError, PluginError
 from tierkv.frames.frame import HEADER_BYTES, FrameSealer, frame_bytes, parse_header
-from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.frames import make_key
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind, Verb
 

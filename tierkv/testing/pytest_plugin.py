@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from tierkv.testing.conformance.report import Report
 
-pytest.register_assert_rewrite("tierkv.testing.conformance", "tierkv.testing.engines")
+pytest.register_assert_rewrite("tierkv.testing.conformance", "tierkv.testing.engines", "tierkv.testing.raw")
 
 REPORT: pytest.StashKey[Report] = pytest.StashKey()
 SUITES = "tierkv_conformance"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
 

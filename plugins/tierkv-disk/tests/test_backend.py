@@ -16,7 +16,7 @@ from disk_support import PAGE, OpenDisk, frames, make_namespace, read_log
 
 from tierkv.abc import ReadRequest, WriteRequest
 from tierkv.errors import BackendError, BackendUnavailableError, ConfigError, OutOfSpaceError
-from tierkv.testing.conformance.frames import aligned_buffer, aligned_copy, make_frame, make_key
+from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.types.keys import Key
 from tierkv_disk.places import place_at
 from tierkv_disk.segments import SegmentFiles
@@ -236,7 +236,7 @@ from pathlib import Path
 import tierkv_disk
 from tierkv.abc import BackendContext
 from tierkv.errors import OutOfSpaceError
-from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.testing.conformance.session import Session
 from disk_support import PAGE, frames, make_namespace
 context = BackendContext("disk", make_namespace(), PAGE, 8 << 20)

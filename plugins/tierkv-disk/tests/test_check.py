@@ -9,7 +9,7 @@ from disk_support import OpenDisk, frames
 
 import tierkv_disk
 from tierkv.abc import CheckResult
-from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.frames import make_key
 from tierkv_disk import DiskBackend, DiskOptions
 
 

@@ -11,7 +11,7 @@ import pytest
 from disk_support import PAGE, OpenDisk, frames
 
 from tierkv.errors import BackendError
-from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.frames import make_frame, make_key
 
 WAIT_S = 60.0
 CALLERS = 6

@@ -10,7 +10,7 @@ from disk_support import PAGE, OpenDisk, make_namespace
 
 from tierkv.frames.frame import HEADER_BYTES, FrameSealer
 from tierkv.memory.arena import HostArena
-from tierkv.testing.conformance.frames import make_key
+from tierkv.testing.frames import make_key
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind

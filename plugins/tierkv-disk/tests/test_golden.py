@@ -14,8 +14,8 @@ import pytest
 from disk_support import PAGE, OpenDisk, read_log
 
 from tierkv.errors import NamespaceMismatchError
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk import DiskBackend
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,7 +12,7 @@ import pytest
 from disk_support import PAGE, OpenDisk
 
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
-from tierkv.testing.conformance.frames import make_frame, make_key
+from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk import layout, locks
 
 HOLD = """

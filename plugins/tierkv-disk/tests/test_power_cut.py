@@ -15,8 +15,8 @@ import tierkv_disk
 from tierkv.abc import BackendContext
 from tierkv.testing.conformance.crash import KEYS, random_operations
 from tierkv.testing.conformance.crash_ledger import Ledger
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk import DiskOptions
 from tierkv_disk.index_log import IndexLog
 

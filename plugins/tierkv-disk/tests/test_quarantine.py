@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from disk_support import PAGE, OpenDisk, frames
 
-from tierkv.testing.conformance.frames import make_key
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_key
 from tierkv.types.keys import Key
 from tierkv_disk import DiskBackend
 

@@ -10,8 +10,8 @@ import pytest
 from disk_support import PAGE, OpenDisk, read_log
 
 from tierkv.errors import CorruptFrameError, OutOfSpaceError
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 from tierkv_disk import DiskBackend
 

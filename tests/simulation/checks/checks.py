@@ -184,8 +184,8 @@ class Checks:
         left = self._probe.leftovers()
         demand(not left, LEFTOVERS, str(left))
         demand(self._probe.slots_at_rest(), LEFTOVERS, "a slot is neither free nor evictable")
-        free, blocks = self._engine.tables.pool.num_free, self._engine.tables.pool.num_blocks
-        demand(free == blocks, LEFTOVERS, f"{blocks - free} GPU blocks are still held")
+        held = self._engine.tables.pool.num_held
+        demand(not held, LEFTOVERS, f"{held} GPU blocks are still held")
         for key, slot in self._probe.ready_slots():
             self._watch.check_slot(key, slot, "at rest")
         for place in self._places.values():

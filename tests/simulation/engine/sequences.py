@@ -7,12 +7,12 @@ window has left is freed when the next step is scheduled, and may be handed out 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from simulation.drawing.run_spec import RunSpec
-from simulation.engine.blocks import BlockPool, SimBlock
 from simulation.engine.expected_bytes import SimRequest
+from tierkv.reference.block_pool import Block, BlockPool
 from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec
 from tierkv.types.geometry import cdiv
 
@@ -56,7 +56,7 @@ class TableKeeper:
     """Hands blocks to seats and takes them back."""
 
     def __init__(self, setup: RunSpec) -> None:
-        self.pool = BlockPool(setup.gpu_blocks, caching=setup.caching)
+        self.pool = BlockPool(setup.gpu_blocks)
         self.align_tokens = math.lcm(*(group.block_tokens for group in setup.engine.groups))
         self.groups = setup.engine.groups
         self._caching = setup.caching
@@ -80,10 +80,10 @@ class TableKeeper:
         first = self._first_block(group, tokens)
         table = [NULL_BLOCK_ID] * first
         for i in range(first, tokens // size):
-            block_id = self.pool.find(group, self._block_hash(request, group, i))
-            if block_id is None:
+            block = self.pool.find(self._block_hash(request, group, i), group)
+            if block is None:
                 return None
-            table.append(block_id)
+            table.append(block.block_id)
         return table
 
     def _first_block(self, group: int, position: int) -> int:
@@ -103,8 +103,8 @@ class TableKeeper:
         for group, found in enumerate(prefix):
             first = self._first_block(group, start)
             seat.tables.append([NULL_BLOCK_ID] * first + found[first:])
-        for block_id in _real(seat.tables):
-            self.pool.hold(block_id)
+        for table in seat.tables:
+            self.pool.hold(self._blocks(table))
         seat.told = [0] * len(prefix)
         if not self.extend(seat, tokens):
             self.free(seat)
@@ -118,7 +118,7 @@ class TableKeeper:
         if sum(missing) > self.pool.num_free:
             return False
         for group, count in enumerate(missing):
-            new = [self.pool.take() for _ in range(count)]
+            new = [block.block_id for block in self.pool.allocate(count)]
             seat.tables[group] += new
             seat.fresh += [(group, block_id) for block_id in new]
         return True
@@ -127,15 +127,14 @@ class TableKeeper:
         """Free what windows have left, now that the next token is about to be computed."""
         for group, table in enumerate(seat.tables):
             for i in range(min(self._first_block(group, seat.computed), len(table))):
-                self.pool.release(table[i])
+                self.pool.release([self.pool[table[i]]])
                 table[i] = NULL_BLOCK_ID
 
     def cut(self, seat: EngineSequence, tokens: int) -> None:
         """Give back all blocks behind the first ``tokens``, the tail first."""
         for spec, table in zip(self.groups, seat.tables, strict=True):
             stop = cdiv(tokens, spec.block_tokens)
-            for block_id in reversed(table[stop:]):
-                self.pool.release(block_id)
+            self.pool.release(self._blocks(reversed(table[stop:])))
             del table[stop:]
 
     def free(self, seat: EngineSequence) -> None:
@@ -148,11 +147,16 @@ class TableKeeper:
         """Whole blocks within ``tokens`` may be found by others."""
         for group, table in enumerate(seat.tables):
             for i in range(tokens // self.groups[group].block_tokens):
-                self.pool.register(group, self._block_hash(seat.request, group, i), table[i])
+                block, block_hash = self.pool[table[i]], self._block_hash(seat.request, group, i)
+                if not block.is_null and self._caching and self.pool.find(block_hash, group) is None:
+                    self.pool.register(block, block_hash, group)
 
-    def views(self, seat: EngineSequence) -> list[list[SimBlock]]:
+    def views(self, seat: EngineSequence) -> list[list[Block]]:
         """The tables as tierkv sees them."""
-        return [[self.pool.view(block_id) for block_id in table] for table in seat.tables]
+        return [self._blocks(table) for table in seat.tables]
+
+    def _blocks(self, table: Iterable[int]) -> list[Block]:
+        return [self.pool[block_id] for block_id in table]
 
     def usable_tokens(self, seat: EngineSequence, tokens: int, invalid: Collection[int]) -> int:
         """After how many of its first ``tokens`` a seat can go on, if some of its blocks are invalid."""
@@ -165,8 +169,3 @@ class TableKeeper:
             if any(block_id == NULL_BLOCK_ID or block_id in invalid for block_id in needed):
                 return False
         return True
-
-
-def _real(tables: Sequence[Sequence[int]]) -> list[int]:
-    """All blocks but the placeholder, which nobody holds."""
-    return [block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID]

@@ -100,7 +100,7 @@ class Process:
             place.judge = partial(self.watch.judge, codec_name(tier))
         self.engine = SimEngine(setup, self.stack, self.truth, self.watch, self.pass_time)
         if setup.engine.capabilities.shows_free_blocks:
-            self.stack.register_free_queue(self.engine.tables.pool, setup.token_budget)
+            self.stack.register_free_queue(self.engine.tables.pool.free_queue, setup.token_budget)
         self.checks = Checks(setup, self.probe, self.watch, self.engine, places)
         self.checks.opened()
 

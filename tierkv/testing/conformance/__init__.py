@@ -15,7 +15,7 @@
 
 The kit opens the backend itself, through the plugin, as the framework does: alone, and below a real small stack. Which
 tests apply follows from the declared capabilities, never from a name. Blocking and async backends run the same tests.
-``raw`` gives the kit a way to the stored bytes past the backend (:class:`~tierkv.testing.conformance.raw.RawAccess`).
+``raw`` gives the kit a way to the stored bytes past the backend (:class:`~tierkv.testing.raw.RawAccess`).
 What else an author may state (lengths, capacities) is in :class:`~tierkv.testing.conformance.kit.KitBase`.
 
 A test of the kit that is overridden, taken out or skipped by anybody but the kit fails the suite.

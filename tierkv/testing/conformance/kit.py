@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NoReturn, cast
 import pytest
 
 from tierkv.abc import BackendContext, BackendPlugin, Capabilities
-from tierkv.testing.conformance.raw import RawAccess
 from tierkv.testing.conformance.session import Session, is_async
 from tierkv.testing.engines.hand_engine import Prompt
 from tierkv.testing.engines.small_stack import SmallStack
+from tierkv.testing.raw import RawAccess
 from tierkv.types.namespace import Namespace
 
 KIB = 1024

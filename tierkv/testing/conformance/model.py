@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 
 KEYS = [make_key(number) for number in range(6)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
+from tierkv.testing.frames import make_frame, make_key
 
 SKIPPING_MARKS = {"skip", "skipif", "xfail"}
 

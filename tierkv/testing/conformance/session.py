@@ -23,7 +23,7 @@ from tierkv.abc import (
     WriteResult,
 )
 from tierkv.errors import TierKVError
-from tierkv.testing.conformance.frames import Frame, aligned_buffer, aligned_copy, make_frame
+from tierkv.testing.frames import Frame, aligned_buffer, aligned_copy, make_frame
 from tierkv.types.keys import Key
 
 CALL_TIMEOUT_S = 120.0

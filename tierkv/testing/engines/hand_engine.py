@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tierkv.stack.stack import Stack
-from tierkv.testing.conformance.frames import make_frame
+from tierkv.testing.frames import make_frame
 from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.keys import Key, make_key
 

@@ -24,7 +24,6 @@ from tierkv.hookspecs import hookimpl
 from tierkv.plugins.loading import load_plugins
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.stack.opening import open_stack
-from tierkv.testing.conformance.raw import VerbAccess, wrap
 from tierkv.testing.engines.hand_engine import (
     PATIENCE_S,
     PAYLOAD_BYTES,
@@ -36,6 +35,7 @@ from tierkv.testing.engines.hand_engine import (
 )
 from tierkv.testing.faults import AsyncFaultyBackend, Fault, FaultyBackend, Inner, VerbName
 from tierkv.testing.manual_clock import ManualClock
+from tierkv.testing.raw import VerbAccess, wrap
 
 TESTED, SECOND = "tested", "second"
 """Names of the tiers: the backend under test with faults, and (where asked for) once more without."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TypeVar, overload
 
 from tierkv.abc import ReadRequest, WriteRequest
-from tierkv.testing.conformance.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.types.keys import Key
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ import mmap
 import time
 
 from tierkv.abc import ReadRequest, WriteRequest
-from tierkv.testing.conformance.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
 
 UNMAP_ATTEMPTS = 50
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tierkv.abc import Backend, BackendPlugin, ReadRequest, SupportsScan, WriteResult
 from tierkv.errors import TierKVError
-from tierkv.testing.conformance.frames import aligned_buffer, make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.conformance.session import Session, is_async
+from tierkv.testing.frames import aligned_buffer, make_frame, make_key
 from tierkv.types.keys import Key
 
 ODD_KEYS = [

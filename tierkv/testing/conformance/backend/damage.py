@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tierkv.abc import ReadRequest
-from tierkv.testing.conformance import raw as raws
-from tierkv.testing.conformance.frames import aligned_buffer, make_frame, make_key
+from tierkv.testing import raw as raws
 from tierkv.testing.conformance.kit import KitBase
-from tierkv.testing.conformance.raw import Damage
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import aligned_buffer, make_frame, make_key
+from tierkv.testing.raw import Damage
 from tierkv.types.keys import Key
 
 HURT, SECOND, FINE, LAST = (make_key(number) for number in range(1, 5))

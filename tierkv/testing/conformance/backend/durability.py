@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tierkv.errors import NamespaceMismatchError, TierKVError
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.kit import KIB, KitBase
 from tierkv.testing.conformance.model import run_against_a_dict
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 
 

@@ -7,9 +7,9 @@ from collections.abc import Coroutine
 from typing import Any, cast
 
 from tierkv.abc import AsyncBackend, ReadRequest, WriteRequest
-from tierkv.testing.conformance.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.types.keys import Key
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tierkv.errors import TierKVError
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 
 LIKE_NAMES = ("org/m", "org-m", "org_m", "org\\m", "org%2Fm", "Org/M", "org/m ", "../org/m", "org//m", "org:m")

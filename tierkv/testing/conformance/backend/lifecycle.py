@@ -16,8 +16,8 @@ from typing import TypeVar
 from tierkv.abc import CheckResult
 from tierkv.config.options import make_options
 from tierkv.errors import TierKVError
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.kit import KIB, KitBase
+from tierkv.testing.frames import make_frame, make_key
 
 T = TypeVar("T")
 CYCLES = 6

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from tierkv.errors import OutOfSpaceError
-from tierkv.testing.conformance.frames import frame_version, make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import frame_version, make_frame, make_key
 from tierkv.types.keys import Key
 
 ROUNDS = 30

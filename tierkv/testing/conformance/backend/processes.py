@@ -8,8 +8,8 @@ import pytest
 
 from tierkv.errors import TierKVError
 from tierkv.testing.conformance.crash import CrashWriter, Orders, kill_while_opening, open_elsewhere
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
+from tierkv.testing.frames import make_frame, make_key
 
 OPENING_KILLS_S = (0.0, 0.004, 0.05)
 """Seconds between the beginning of an opening and the kill."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tierkv.errors import TierKVError
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.kit import KitBase
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 
 REOPENINGS = 10

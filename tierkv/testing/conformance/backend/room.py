@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tierkv.errors import OutOfSpaceError
-from tierkv.testing.conformance.frames import make_frame, make_key
 from tierkv.testing.conformance.kit import MIB, KitBase
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 
 

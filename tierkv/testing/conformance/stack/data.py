@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.testing.conformance import raw as raws
+from tierkv.testing import raw as raws
 from tierkv.testing.conformance.kit import A, B, StackKit
-from tierkv.testing.conformance.raw import FLIPS, Damage
 from tierkv.testing.engines.hand_engine import PAYLOAD_BYTES, Prompt
 from tierkv.testing.engines.small_stack import TESTED, SmallStack
+from tierkv.testing.raw import FLIPS, Damage
 from tierkv.types.keys import Key
 
 BAD = 2

@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, cast
 
 from tierkv.abc import AsyncBackend, Backend, ReadRequest, WriteRequest
-from tierkv.testing.conformance.frames import aligned_buffer, aligned_copy
 from tierkv.testing.faults import AsyncFaultyBackend, FaultyBackend
+from tierkv.testing.frames import aligned_buffer, aligned_copy
 from tierkv.types.keys import Key
 
 CALL_TIMEOUT_S = 120.0
