@@ -23,7 +23,6 @@ from typing import TypeVar
 from benchmarks.core.busy_tier import CAPABILITIES, COPY_BYTES, BusyTier
 from benchmarks.core.rig import (
     GEOMETRY,
-    Core,
     batches_of,
     fill,
     keys_of,
@@ -37,6 +36,7 @@ from benchmarks.rows import Row, Target
 from tierkv.frames.frame import frame_bytes
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.scheduler.wiring import WiredCore
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.tier_ops import TierOp
@@ -79,7 +79,7 @@ class Steps:
         queue = min(resident // 8, QUEUE_CHUNKS)
         limits = LowerTierLimits(capacity_bytes=resident * size, write=WritePolicy.THROUGH, queue_chunks_max=queue)
         lower = LowerTier(0, "copying", CAPABILITIES, limits, open_policy(policy, resident))
-        self.core: Core = make_core(resident, policy=policy, lower=[lower])
+        self.core: WiredCore = make_core(resident, policy=policy, lower=[lower])
         fill(self.core.host, itertools.chain.from_iterable(host_keys))
         lower.load_index((key, size) for key in itertools.chain.from_iterable(below))
         self.busy = BusyTier(resident, copy_bytes)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from benchmarks.core.busy_tier import CAPABILITIES
-from benchmarks.core.rig import Core, batches_of, fill, keys_of, make_core, open_policy, policy_names, random_hashes
+from benchmarks.core.rig import batches_of, fill, keys_of, make_core, open_policy, policy_names, random_hashes
 from benchmarks.measure import Settings
 from benchmarks.rows import Row, Target
 from tierkv.abc import EvictionPolicy
 from tierkv.frames.frame import frame_bytes
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
+from tierkv.scheduler.wiring import WiredCore
 from tierkv.types.keys import Key
 
 TARGET = Target("measured", "<=", 200.0)
@@ -82,7 +83,7 @@ def _used_policy(name: str, keys: list[Key]) -> EvictionPolicy:
     return policy
 
 
-def _filled_host(name: str, keys: list[Key]) -> Core:
+def _filled_host(name: str, keys: list[Key]) -> WiredCore:
     core = make_core(len(keys), policy=name)
     fill(core.host, keys)
     return core

@@ -11,11 +11,8 @@ from tierkv.abc import EvictionPolicy
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
-from tierkv.manager.manager import OffloadManager
-from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins.loading import load_plugins
-from tierkv.scheduler.limits import SchedulerLimits
-from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.scheduler.wiring import WiredCore, wire_core
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key, make_key
@@ -73,25 +70,12 @@ def open_policy(name: str, chunks_max: int) -> EvictionPolicy:
     return load_plugins().require_policy(name).plugin.open(chunks_max)
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
-    """What :func:`make_core` wired."""
-
-    host: HostTier
-    manager: OffloadManager
-    scheduler: OffloadScheduler
-    counters: CoreCounters
-
-
-def make_core(slots: int, *, policy: str = "lru", lower: Sequence[LowerTier] = ()) -> Core:
-    """A scheduler over a manager; all slots may be reserved."""
-    counters = CoreCounters()
-    host = HostTier(slots, open_policy(policy, slots))
-    manager = OffloadManager(host, lower, [group.payload_bytes for group in GEOMETRY.groups], slots, counters)
-    scheduler = OffloadScheduler(manager, GEOMETRY, SchedulerLimits(), counters)
-    manager.begin_step(0.0)
-    scheduler.begin_step(0.0)
-    return Core(host, manager, scheduler, counters)
+def make_core(slots: int, *, policy: str = "lru", lower: Sequence[LowerTier] = ()) -> WiredCore:
+    """Wire a scheduler over a manager and begin a step; waiting requests may reserve all slots."""
+    core = wire_core(GEOMETRY, HostTier(slots, open_policy(policy, slots)), lower)
+    core.manager.begin_step(0.0)
+    core.scheduler.begin_step(0.0)
+    return core
 
 
 def fill(host: HostTier, keys: Iterable[Key]) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from benchmarks.core.pauses import Pauses
-from benchmarks.core.rig import Core, fill, keys_of, make_core, policy_names, random_hashes
+from benchmarks.core.rig import fill, keys_of, make_core, policy_names, random_hashes
 from benchmarks.measure import Cost, Settings, cpu_ratios, medians, take_turns, timed
 from benchmarks.rows import Row, Target
 from tierkv.manager.contract import RequestContext
+from tierkv.scheduler.wiring import WiredCore
 from tierkv.types.keys import Key
 
 BATCH = 128
@@ -65,7 +66,7 @@ def _row(policy: str, resident: int, settings: Settings) -> Row:
     )
 
 
-def _store(core: Core, batches: Sequence[Sequence[tuple[Key, int]]]) -> None:
+def _store(core: WiredCore, batches: Sequence[Sequence[tuple[Key, int]]]) -> None:
     prepare, complete = core.manager.prepare_store, core.manager.complete_store
     for batch in batches:
         grant = prepare(batch, _CTX)

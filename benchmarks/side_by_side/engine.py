@@ -147,7 +147,7 @@ class Engine:
 def _lookups_of(stack: StackName, connector: Any) -> tuple[object, Sequence[str]]:  # noqa: ANN401 - of vLLM, or ours
     """Who is asked for chunks, and by which methods. Our own scheduler asks for a whole run of chunks in a call."""
     if stack is StackName.CONNECTOR:
-        return connector.scheduler.stack._manager, ("lookup", "resident_prefix")  # noqa: SLF001 - nobody else needs it
+        return connector.scheduler.stack._core.wiring.manager, ("lookup", "resident_prefix")  # noqa: SLF001 - nobody else needs it
     return connector.connector_scheduler.manager, ("lookup",)
 
 

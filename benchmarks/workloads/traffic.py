@@ -98,7 +98,7 @@ def _bytes(place: Place, what: str, host_chunks: int, prompts: list[int]) -> Ite
         place.serve(stack, [Prompt(f"store-{i}", f"{i}", chunks) for i, chunks in enumerate(prompts)])
     with place.open(host_chunks) as stack:
         served = place.serve(stack, [Prompt(f"load-{i}", f"{i}", chunks) for i, chunks in enumerate(prompts)])
-        used, read = stack.worker.bytes_loaded, stack.tier_stats()["disk"]["bytes_read"]
+        used, read = stack.worker.bytes_loaded, stack.tiers.stats()["disk"]["bytes_read"]
     yield Row(
         what,
         "MiB read",

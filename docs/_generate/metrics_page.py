@@ -22,8 +22,10 @@ engine = EngineSpec(
 )
 registry = CollectorRegistry()
 with tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine) as stack:
+    metrics = stack.metrics
+    labels = {"engine": "0"}
     registry.register(
-        StackCollector(lambda: stack.counters, stack.tier_stats, {"engine": "0"}, stack.series, lambda: gauges(stack))
+        StackCollector(lambda: metrics.counters, stack.tiers.stats, labels, metrics.series, lambda: gauges(stack))
     )
     text = generate_latest(registry).decode()
 assert 'tierkv_lookups_total{engine="0"} 0.0' in text
@@ -37,8 +39,8 @@ tier, or `host`. Counters are exported with the ending `_total`; of a histogram 
 LINEAGE_LEAD = """\
 ## Under the names of vLLM
 
-For dashboards that exist already: `LineageMetrics` is fed with what `stack.take_stats()` gives, as an object or as the
-dict that came from another process, for one or several engines.
+For existing dashboards: feed `LineageMetrics` with the result of `stack.metrics.take_samples()`, as an object or as the
+dict that another process sent, for one or several engines.
 
 ```python
 from tierkv.metrics.lineage import LineageMetrics

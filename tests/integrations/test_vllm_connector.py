@@ -248,7 +248,7 @@ def test_what_is_not_served_is_neither_stored_nor_asked() -> None:
     with ByHand(HOST) as hand:
         streamed = request("streamed", resumable=True)
         hand.compute(streamed, FIRST[:1], mark=3)
-        assert hand.scheduler.stack.counters.chunks_stored == 0
+        assert hand.scheduler.stack.metrics.counters.chunks_stored == 0
         hand.compute(request("one"), FIRST[:1], mark=3)
         for unasked in (request("streamed too", resumable=True), request("unread", skip_reading_prefix_cache=True)):
             hand.scheduler.on_new_request(unasked)
@@ -259,7 +259,7 @@ def test_hints_reach_the_stack() -> None:
     """They stand in ``kv_transfer_params`` of the request's sampling parameters, which vLLM passes on."""
     with ByHand(HOST) as hand:
         hand.compute(request("one", kv_transfer_params={"tierkv": {"store": False}}), FIRST[:1], mark=3)
-        assert hand.scheduler.stack.counters.chunks_stored == 0
+        assert hand.scheduler.stack.metrics.counters.chunks_stored == 0
         hand.compute(request("two"), FIRST[:1], mark=3)
         few = request("three", kv_transfer_params={"tierkv": {"max_load_tokens": 2 * BLOCK_TOKENS}})
         hand.scheduler.on_new_request(few)

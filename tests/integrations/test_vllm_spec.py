@@ -263,7 +263,7 @@ def keys(count: int) -> list[Key]:
 
 def test_pages_come_back_and_what_no_page_fills_is_zero(bed: Bed) -> None:
     """A slot that held other bytes before has none of them behind the pages: nothing leaks to a tier."""
-    arena = bed.stack._base.arena
+    arena = bed.stack._core.wiring.arena
     for slot in range(arena.num_slots):
         arena.payload(slot)[:] = 0xEE
     ended = bed.store(keys(2), [1, 2, 3, 4])

@@ -17,27 +17,41 @@ from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.stack_stats import Series
 
 
-class Watched:
-    """A stack's figures, set by a test."""
+class WatchedTiers:
+    """Figures of a stack's tiers, set by a test."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[str, int]] = {"disk": {"bytes_read": 0, "corrupt": 0}}
+        self.measured: dict[str, dict[str, float]] = {}
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Return a copy of the counters per tier."""
+        return {tier: dict(stats) for tier, stats in self.counts.items()}
+
+    def speeds(self) -> dict[str, dict[str, float]]:
+        """Return the measured speeds per tier."""
+        return self.measured
+
+
+class WatchedMetrics:
+    """Measurements of a stack, set by a test."""
 
     def __init__(self) -> None:
         self.counters = CoreCounters()
         self.prefill_tokens_per_s: float | None = None
-        self.tiers: dict[str, dict[str, int]] = {"disk": {"bytes_read": 0, "corrupt": 0}}
-        self.speeds: dict[str, dict[str, float]] = {}
         self.reads = Histogram(WAIT_BUCKETS)
 
-    def tier_stats(self) -> dict[str, dict[str, int]]:
-        """As :meth:`tierkv.stack.stack.Stack.tier_stats`."""
-        return {tier: dict(stats) for tier, stats in self.tiers.items()}
-
-    def tier_speeds(self) -> dict[str, dict[str, float]]:
-        """As :meth:`tierkv.stack.stack.Stack.tier_speeds`."""
-        return self.speeds
-
     def series(self) -> list[Series]:
-        """As :meth:`tierkv.stack.stack.Stack.series`."""
+        """Return one histogram: the reads of the disk."""
         return [Series(READ_SECONDS, ("disk",), self.reads)]
+
+
+class Watched:
+    """Stack whose figures a test sets."""
+
+    def __init__(self) -> None:
+        self.tiers = WatchedTiers()
+        self.metrics = WatchedMetrics()
 
 
 def taken(deltas: Deltas) -> Delta:
@@ -61,10 +75,10 @@ def test_increments_and_then_nothing() -> None:
     deltas = Deltas(watched)
     taken(deltas)
     assert deltas.take() is None
-    watched.counters.lookups += 3
-    watched.counters.chunks_hit["disk"] += 2
-    watched.tiers["disk"]["bytes_read"] += 4096
-    watched.reads.observe(0.2)
+    watched.metrics.counters.lookups += 3
+    watched.metrics.counters.chunks_hit["disk"] += 2
+    watched.tiers.counts["disk"]["bytes_read"] += 4096
+    watched.metrics.reads.observe(0.2)
     delta = taken(deltas)
     assert delta["counters"] == {
         "tierkv_lookups": {"": 3},
@@ -80,28 +94,28 @@ def test_a_gauge_is_told_when_it_moves() -> None:
     watched = Watched()
     deltas = Deltas(watched)
     assert taken(deltas)["gauges"] == {}
-    watched.speeds["disk"] = {"latency_s": 0.01, "bytes_per_s": 2e9}
-    watched.prefill_tokens_per_s = 1000.0
+    watched.tiers.measured["disk"] = {"latency_s": 0.01, "bytes_per_s": 2e9}
+    watched.metrics.prefill_tokens_per_s = 1000.0
     assert taken(deltas)["gauges"] == {
         "tierkv_tier_read_latency_seconds": {"disk": 0.01},
         "tierkv_tier_read_bytes_per_second": {"disk": 2e9},
         "tierkv_prefill_tokens_per_second": {"": 1000.0},
     }
     assert deltas.take() is None
-    watched.prefill_tokens_per_s = 900.0
+    watched.metrics.prefill_tokens_per_s = 900.0
     assert taken(deltas)["gauges"] == {"tierkv_prefill_tokens_per_second": {"": 900.0}}
 
 
 def test_a_tier_that_came_again_counts_from_zero() -> None:
     """Detached and attached again, its counters are smaller than before: a counter that is decreased is an error."""
     watched = Watched()
-    watched.tiers["disk"]["bytes_read"] = 100
-    watched.reads.observe(0.2)
+    watched.tiers.counts["disk"]["bytes_read"] = 100
+    watched.metrics.reads.observe(0.2)
     deltas = Deltas(watched)
     taken(deltas)
-    watched.tiers = {"disk": {"bytes_read": 7, "corrupt": 0}}
-    watched.reads = Histogram(WAIT_BUCKETS)
-    watched.reads.observe(5.0)
+    watched.tiers.counts = {"disk": {"bytes_read": 7, "corrupt": 0}}
+    watched.metrics.reads = Histogram(WAIT_BUCKETS)
+    watched.metrics.reads.observe(5.0)
     delta = taken(deltas)
     assert delta["counters"] == {"tierkv_tier_bytes_read": {"disk": 7}}
     assert delta["histograms"]["tierkv_tier_read_seconds"]["disk"][-1] == 5.0
@@ -114,10 +128,10 @@ def test_merged_intervals_are_the_whole(intervals: list[tuple[int, list[float]]]
     deltas = Deltas(watched)
     whole, messages = empty_delta(), []
     for lookups, seconds in intervals:
-        watched.counters.lookups += lookups
-        watched.counters.evictions["host"] += lookups
+        watched.metrics.counters.lookups += lookups
+        watched.metrics.counters.evictions["host"] += lookups
         for value in seconds:
-            watched.reads.observe(value)
+            watched.metrics.reads.observe(value)
         delta = deltas.take()
         if delta is not None:
             text = json.dumps(delta)
@@ -125,11 +139,11 @@ def test_merged_intervals_are_the_whole(intervals: list[tuple[int, list[float]]]
             merge(whole, json.loads(text))
     assert all(json.dumps(delta) == text for delta, text in messages)
     if intervals:
-        assert whole["counters"]["tierkv_lookups"][""] == watched.counters.lookups
-        assert whole["counters"]["tierkv_evictions"]["host"] == watched.counters.evictions["host"]
+        assert whole["counters"]["tierkv_lookups"][""] == watched.metrics.counters.lookups
+        assert whole["counters"]["tierkv_evictions"]["host"] == watched.metrics.counters.evictions["host"]
         row = whole["histograms"]["tierkv_tier_read_seconds"]["disk"]
-        assert tuple(row[:-1]) == watched.reads.counts
-        assert row[-1] == pytest.approx(watched.reads.total)
+        assert tuple(row[:-1]) == watched.metrics.reads.counts
+        assert row[-1] == pytest.approx(watched.metrics.reads.total)
 
 
 @given(

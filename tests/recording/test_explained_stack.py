@@ -14,7 +14,8 @@ from stack_bed import Faults, opened, prompts_of, serve, stack_config
 from tierkv.cli.main import cli
 from tierkv.recording.entries import short_key
 from tierkv.recording.reading import read
-from tierkv.stack.stack import RecordedStack, Stack
+from tierkv.recording.recorder import Recorder
+from tierkv.stack.journal import NoJournal
 from tierkv.testing.faults import corrupt, raise_error
 
 pytest.importorskip("torch")
@@ -42,7 +43,7 @@ def faulty(place: Path, **changes: Any) -> dict[str, Any]:
 def test_a_stack_without_a_record_is_a_plain_one(tmp_path: Path) -> None:
     """Off by default and free of cost: no thread, no file, no call in between."""
     with opened(stack_config(tmp_path)) as stack:
-        assert type(stack) is Stack
+        assert isinstance(stack._core._journal, NoJournal)
         assert not [thread for thread in threading.enumerate() if thread.name == "tierkv-record"]
         assert stack._scheduler.view.watcher is None
 
@@ -51,12 +52,12 @@ def test_the_record_replays_to_what_lies_where(tmp_path: Path) -> None:
     """What it says of chunks is all that happened to them, and the answers are those without it."""
     prompts = prompts_of(21, 6)
     with opened(recorded(tmp_path, host_slots=12)) as stack:
-        assert isinstance(stack, RecordedStack)
+        assert isinstance(stack._core._journal, Recorder)
         answers = serve(stack, prompts)
         assert stack.flush()
-        host = {short_key(chunk.key) for chunk in stack._manager._host.slots.visible()}
-        on_disk = len(stack._manager._tiers[0])
-        assert stack.counters.entries_dropped == 0
+        host = {short_key(chunk.key) for chunk in stack._core.wiring.manager._host.slots.visible()}
+        on_disk = len(stack._core.wiring.manager._tiers[0])
+        assert stack.metrics.counters.entries_dropped == 0
     assert answers == serve(None, prompts)
     entries = list(read(tmp_path / "run.jsonl"))
     held: dict[str, set[str]] = {"host": set(), "disk": set()}
@@ -87,7 +88,7 @@ def test_a_damaged_frame_is_found_in_the_story_of_its_request_and_its_key(tmp_pa
         faults.last.add("read_into", corrupt(offset=9000), times=1)
         serve(stack, prompts)
         stack.flush()
-        assert stack.counters.chunks_corrupt["disk"]
+        assert stack.metrics.counters.chunks_corrupt["disk"]
     told = explain(tmp_path, "--request", "request-0")
     assert told.exit_code == 0, told.output
     for words in ("asked beyond 0 tokens", "ask again", "disk: read", "corrupt", "request request-0 is over"):

@@ -150,6 +150,17 @@ class HostWorker:
         return WorkerOutput(finished, failed)
 
 
+class HostEvents:
+    """Events of a connector that has none; notes that they were taken."""
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls = calls
+
+    def take(self) -> list[Any]:
+        self.calls.append(("events.take",))
+        return []
+
+
 class HostConnector:
     """Keeps blocks in host memory, and holds the engine to the protocol while it does.
 
@@ -277,9 +288,9 @@ class HostConnector:
         del self._requests[request.request_id]
         return False, None
 
-    def take_events(self) -> list[Any]:
-        self.calls.append(("take_events",))
-        return []
+    @property
+    def events(self) -> HostEvents:
+        return HostEvents(self.calls)
 
     def reset_cache(self) -> None:
         self.calls.append(("reset_cache",))

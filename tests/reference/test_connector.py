@@ -39,7 +39,7 @@ STEP = [
     "queue_stores",
     "get_finished",
     "update_connector_output",
-    "take_events",
+    "events.take",
 ]
 
 
@@ -66,7 +66,7 @@ def test_the_story_of_a_request(host_connector: Any) -> None:
         ("request_finished", name, ids),
         ("get_finished",),
         ("update_connector_output", output),
-        ("take_events",),
+        ("events.take",),
     ]
     assert output == WorkerOutput()
     assert engine.has_work, "the store has not been made yet"

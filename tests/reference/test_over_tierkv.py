@@ -156,12 +156,12 @@ def test_bytes_and_tokens_through_all_tiers(
         assert engine.block_pool.num_held == 0
         flushed = stack.flush()
         assert flushed or not loaded  # a few slots: some are wanted again before a tier below has taken their chunks
-        assert loaded or stack.counters.stores_refused > 0
+        assert loaded or stack.metrics.counters.stores_refused > 0
     with opened(tmp_path, bench.config, host) as stack:
         wrong, compared, engine = bench.serve(stack, range(2, 3))
         assert not wrong
         assert compared > 50
-        assert sum(stack.counters.tokens_loaded.values()) >= loaded
+        assert sum(stack.metrics.counters.tokens_loaded.values()) >= loaded
         assert engine.block_pool.num_held == 0
 
 

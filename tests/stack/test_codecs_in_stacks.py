@@ -82,9 +82,9 @@ def test_another_codec_finds_what_is_there(
         assert stack.close()
     with opened(config_of(tmp_path, after, backend)) as stack:
         assert serve(stack, PROMPTS) == expected(PROMPTS)
-        (loaded,) = stack.counters.tokens_loaded.values()
+        (loaded,) = stack.metrics.counters.tokens_loaded.values()
         assert loaded >= 112 + 72
-        assert next(iter(stack.tier_stats().values()))["unreadable"] == 0
+        assert next(iter(stack.tiers.stats().values()))["unreadable"] == 0
 
 
 @pytest.mark.needs_torch
@@ -116,14 +116,14 @@ def test_a_wrong_key_is_a_miss_and_a_counter(
     monkeypatch.setenv("TIERKV_TEST_KEY", secrets.token_hex(32))
     with opened(config_of(tmp_path, AES, write="read_only")) as stack:
         assert serve(stack, PROMPTS) == expected(PROMPTS)
-        assert not stack.counters.tokens_loaded
-        assert next(iter(stack.tier_stats().values()))["unreadable"] > 0
-        assert next(iter(stack.tier_stats().values()))["corrupt"] == 0
+        assert not stack.metrics.counters.tokens_loaded
+        assert next(iter(stack.tiers.stats().values()))["unreadable"] > 0
+        assert next(iter(stack.tiers.stats().values()))["corrupt"] == 0
     assert any("previous_key_env" in record.getMessage() for record in caplog.records)
     monkeypatch.setenv("TIERKV_OLD_KEY", key)
     with opened(config_of(tmp_path, {**AES, "previous_key_env": ["TIERKV_OLD_KEY"]})) as stack:
         assert serve(stack, PROMPTS) == expected(PROMPTS)
-        assert stack.counters.tokens_loaded["disk"] >= 112 + 72
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 112 + 72
     assert key not in caplog.text
 
 
@@ -138,11 +138,11 @@ def test_a_lossy_tier_serves_and_an_exact_one_does_not_give_its_chunks(
         assert stack.close()
     with opened(config_of(tmp_path, codec, lossy=True)) as stack:
         serve(stack, PROMPTS)
-        assert stack.counters.tokens_loaded["disk"] >= 112 + 72
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 112 + 72
     with opened(config_of(tmp_path, "none")) as stack:
         assert serve(stack, PROMPTS) == expected(PROMPTS)
-        assert not stack.counters.tokens_loaded
-        assert next(iter(stack.tier_stats().values()))["unreadable"] > 0
+        assert not stack.metrics.counters.tokens_loaded
+        assert next(iter(stack.tiers.stats().values()))["unreadable"] > 0
 
 
 @pytest.mark.needs_torch
@@ -157,9 +157,9 @@ def test_what_comes_from_a_lossy_tier_is_not_offered_to_an_exact_one(tmp_path: P
     with opened({**stack_config(tmp_path), "tiers": [lossy, exact]}) as stack:
         serve(stack, [*PROMPTS, *prompts_of(99, 1, shared=0)])
         assert stack.flush()
-        assert stack.counters.tokens_loaded["disk"] >= 112
-        assert stack.counters.cascades["objects"] >= 7
-        assert stack.counters.writes_failed["objects"] == 0
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 112
+        assert stack.metrics.counters.cascades["objects"] >= 7
+        assert stack.metrics.counters.writes_failed["objects"] == 0
     headers = [parse_header(memoryview(path.read_bytes())) for path in frames_in(tmp_path / "objects")]
     assert len(headers) >= 7
     assert not any(header.approximate for header in headers)
@@ -224,7 +224,7 @@ def test_an_encrypted_tier_is_attached_later(tmp_path: Path, expected: Expected)
     (disk,) = config_of(tmp_path, AES)["tiers"]
     with opened({**config_of(tmp_path, AES), "tiers": []}) as stack:
         with pytest.raises(ConfigError, match="TIERKV_NO_SUCH_KEY is not set"):
-            stack.attach_tier({**disk, "codec": {**AES, "key_env": "TIERKV_NO_SUCH_KEY"}})
-        stack.attach_tier(disk)
+            stack.tiers.attach({**disk, "codec": {**AES, "key_env": "TIERKV_NO_SUCH_KEY"}})
+        stack.tiers.attach(disk)
         assert serve(stack, PROMPTS) == expected(PROMPTS)
-        assert stack.counters.tokens_loaded["disk"] >= 112
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 112

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from stack_bed import ANSWER, ENGINE, opened, prompts_of, stack_config
 
+from tierkv.stack.events import StackEvents
 from tierkv.stack.stack import Stack
 from tierkv.types.block_events import BlockEvent, BlockRemoved, BlockStored
 
@@ -21,16 +22,16 @@ def events_of(stack: Stack, prompts: list[list[int]]) -> list[BlockEvent]:
     """
     from tierkv.reference.engine import Engine  # noqa: PLC0415 - torch
 
-    stack.take_events = list  # type: ignore[method-assign]
+    stack.events.take = list  # type: ignore[method-assign]
     engine = Engine(ENGINE, connector=stack)
     heard: list[BlockEvent] = []
     for prompt in prompts:
         engine.add_request(prompt, ANSWER)
     while engine.has_work:
         engine.step()
-        heard += stack.take_block_events()
+        heard += stack.events.take_block_events()
     stack.flush()
-    return heard + stack.take_block_events()
+    return heard + stack.events.take_block_events()
 
 
 def described(**changes: Any) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_a_later_process_tells_what_it_can(tmp_path: Path) -> None:
         events_of(stack, prompts)
     with opened(stack_config(tmp_path, **described())) as stack:
         events = events_of(stack, prompts)
-        undescribed = stack.counters.events_undescribed
+        undescribed = stack.metrics.counters.events_undescribed
     placeholders = [event for event in events if isinstance(event, BlockStored) and not event.token_ids]
     assert placeholders
     assert {(event.block_size, len(event.block_hashes)) for event in placeholders} == {(0, 1)}
@@ -73,7 +74,7 @@ def test_without_the_switch_events_are_placeholders(tmp_path: Path) -> None:
     """The default costs nothing, and whoever asks for described events all the same hears hashes."""
     with opened(stack_config(tmp_path)) as stack:
         events = events_of(stack, prompts_of(5, 1))
-        assert not stack.counters.events_undescribed
+        assert not stack.metrics.counters.events_undescribed
     assert events
     assert all(event.block_size == 0 for event in events if isinstance(event, BlockStored))
 
@@ -82,5 +83,5 @@ def test_disabled_events_reach_nobody(tmp_path: Path) -> None:
     """An engine that never asks leaves no list behind."""
     with opened(stack_config(tmp_path, **described(enabled=False))) as stack:
         assert events_of(stack, prompts_of(6, 1)) == []
-        assert Stack.take_events(stack) == []
-        assert not stack.counters.events_dropped
+        assert StackEvents.take(stack.events) == []
+        assert not stack.metrics.counters.events_dropped

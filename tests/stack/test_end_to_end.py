@@ -24,9 +24,9 @@ def test_kv_outlives_the_gpu(tmp_path: Path, expected: Expected) -> None:
     prompts = prompts_of(1, 4)
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert not stack.counters.tokens_loaded
+        assert not stack.metrics.counters.tokens_loaded
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["host"] >= 112 + 3 * 72  # the shared beginning is loaded once
+        assert stack.metrics.counters.tokens_loaded["host"] >= 112 + 3 * 72  # the shared beginning is loaded once
 
 
 def test_kv_outlives_the_process(tmp_path: Path, expected: Expected) -> None:
@@ -37,14 +37,14 @@ def test_kv_outlives_the_process(tmp_path: Path, expected: Expected) -> None:
         assert stack.close()
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["disk"] >= 112 + 3 * 72
-        assert stack.counters.probes["objects"] == 0  # the disk knew
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 112 + 3 * 72
+        assert stack.metrics.counters.probes["objects"] == 0  # the disk knew
     config = stack_config(tmp_path)
     config["tiers"] = config["tiers"][1:]
     with opened(config) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["objects"] >= 112 + 3 * 72
-        assert stack.counters.deferrals > 0
+        assert stack.metrics.counters.tokens_loaded["objects"] >= 112 + 3 * 72
+        assert stack.metrics.counters.deferrals > 0
 
 
 def test_promotion_fills_the_tiers_between(tmp_path: Path, expected: Expected) -> None:
@@ -56,11 +56,11 @@ def test_promotion_fills_the_tiers_between(tmp_path: Path, expected: Expected) -
         serve(stack, prompts)
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["objects"] > 0
+        assert stack.metrics.counters.tokens_loaded["objects"] > 0
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["disk"] > 0
-        assert "objects" not in stack.counters.tokens_loaded
+        assert stack.metrics.counters.tokens_loaded["disk"] > 0
+        assert "objects" not in stack.metrics.counters.tokens_loaded
 
 
 def test_a_prefix_longer_than_the_host_tier_is_answered(tmp_path: Path, expected: Expected) -> None:
@@ -70,10 +70,10 @@ def test_a_prefix_longer_than_the_host_tier_is_answered(tmp_path: Path, expected
         serve(stack, prompts)
     with opened(stack_config(tmp_path, host_slots=8)) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded == {"disk": 15 * CHUNK_TOKENS}
-        assert stack.counters.promotions["disk"] == 15  # nothing was read twice, or in vain
-        assert stack.counters.loads_streamed == 1
-        assert stack.counters.deadlines_expired == 0
+        assert stack.metrics.counters.tokens_loaded == {"disk": 15 * CHUNK_TOKENS}
+        assert stack.metrics.counters.promotions["disk"] == 15  # nothing was read twice, or in vain
+        assert stack.metrics.counters.loads_streamed == 1
+        assert stack.metrics.counters.deadlines_expired == 0
 
 
 def test_damage_at_rest_is_a_miss(tmp_path: Path, faults: Faults, expected: Expected) -> None:
@@ -85,11 +85,11 @@ def test_damage_at_rest_is_a_miss(tmp_path: Path, faults: Faults, expected: Expe
     with opened(config, plugins=faults.registry()) as stack:
         faults.last.add("read_into", corrupt(offset=9000))
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.chunks_corrupt["faulty"] > 0
-        assert not stack.counters.tokens_loaded
+        assert stack.metrics.counters.chunks_corrupt["faulty"] > 0
+        assert not stack.metrics.counters.tokens_loaded
     with opened(config, plugins=faults.registry()) as stack:  # the bad frames were deleted, and written again
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["faulty"] > 0
+        assert stack.metrics.counters.tokens_loaded["faulty"] > 0
 
 
 def test_without_verification_damage_changes_tokens(tmp_path: Path, faults: Faults, expected: Expected) -> None:
@@ -127,8 +127,8 @@ def test_a_hung_tier_is_a_miss(tmp_path: Path, faults: Faults, expected: Expecte
         with opened(config, plugins=faults.registry()) as stack:
             faults.last.add("read_into", hang_until(release))
             assert serve(stack, prompts) == expected(prompts)
-            assert stack.counters.reads_failed["faulty"] > 0
-            assert not stack.counters.tokens_loaded
+            assert stack.metrics.counters.reads_failed["faulty"] > 0
+            assert not stack.metrics.counters.tokens_loaded
             release.set()
     finally:
         release.set()
@@ -143,7 +143,7 @@ def test_one_bad_key_fails_one_chunk(tmp_path: Path, faults: Faults, expected: E
     with opened(config, plugins=faults.registry()) as stack:
         faults.last.add("read_into", return_error(lambda: BackendUnavailableError("lost"), index=3), times=1)
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["faulty"] == 3 * CHUNK_TOKENS
+        assert stack.metrics.counters.tokens_loaded["faulty"] == 3 * CHUNK_TOKENS
 
 
 def test_another_epoch_reads_nothing(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_another_epoch_reads_nothing(tmp_path: Path) -> None:
         serve(stack, prompts)
     with opened(stack_config(tmp_path, namespace={"epoch": "2"})) as stack:
         serve(stack, prompts)
-        assert not stack.counters.tokens_loaded
+        assert not stack.metrics.counters.tokens_loaded
 
 
 def test_the_host_tier_alone_works(tmp_path: Path, expected: Expected) -> None:
@@ -162,7 +162,7 @@ def test_the_host_tier_alone_works(tmp_path: Path, expected: Expected) -> None:
     with opened(stack_config(tmp_path, tiers=[])) as stack:
         serve(stack, prompts)
         assert serve(stack, prompts) == expected(prompts)
-        assert set(stack.counters.tokens_loaded) == {"host"}
+        assert set(stack.metrics.counters.tokens_loaded) == {"host"}
 
 
 def test_a_small_disk_keeps_its_capacity(tmp_path: Path, expected: Expected) -> None:
@@ -173,8 +173,8 @@ def test_a_small_disk_keeps_its_capacity(tmp_path: Path, expected: Expected) -> 
     with opened(config) as stack:
         assert serve(stack, prompts) == expected(prompts)
         stack.flush()
-        assert stack.counters.evictions["disk"] > 0
-        assert stack.counters.cascades["disk"] > 12
+        assert stack.metrics.counters.evictions["disk"] > 0
+        assert stack.metrics.counters.cascades["disk"] > 12
     assert sum(f.stat().st_size for f in (tmp_path / "disk").rglob("segment-*")) <= 12 * SLOT_BYTES
 
 
@@ -186,7 +186,7 @@ def test_two_groups(tmp_path: Path, expected: Expected) -> None:
         serve(stack, prompts, engine)
     with opened(stack_config(tmp_path, host_slots=48), engine) as stack:
         assert serve(stack, prompts, engine) == expected(prompts, engine) == expected(prompts)
-        assert stack.counters.tokens_loaded["disk"] >= 112 + 2 * 72
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 112 + 2 * 72
 
 
 def test_preemption_and_eviction_under_load(tmp_path: Path, expected: Expected) -> None:
@@ -231,9 +231,9 @@ def test_reset_forgets_the_host_tier(tmp_path: Path, expected: Expected) -> None
         serve(stack, prompts)
         stack.reset_cache()
         assert serve(stack, prompts) == expected(prompts)
-        assert not stack.counters.tokens_loaded
+        assert not stack.metrics.counters.tokens_loaded
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["host"] > 0
+        assert stack.metrics.counters.tokens_loaded["host"] > 0
 
 
 def _faulty_disk(place: Path, **changes: Any) -> dict[str, Any]:

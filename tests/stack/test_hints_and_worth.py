@@ -120,7 +120,7 @@ def test_hints_choose_the_tier_and_the_account_tells_it(tmp_path: Path) -> None:
         told = stack.request_account("c")
         assert told is not None
         assert told.loaded_tokens == {"host": 32, "disk": 32}
-        assert stack.counters.tokens_loaded == {"host": 32, "disk": 64}
+        assert stack.metrics.counters.tokens_loaded == {"host": 32, "disk": 64}
 
 
 def test_store_hints_reach_the_disk(tmp_path: Path) -> None:
@@ -149,13 +149,13 @@ def test_auto_leaves_a_disk_out_that_no_prefill_waits_for(
     with opened(tmp_path, capabilities=fast, lookup=lookup) as stack:
         for i in first:
             request = Asked(f"a{i}", i, 2)
-            assert stack.tier_speeds() == {}
+            assert stack.tiers.speeds() == {}
             assert ask(stack, request) == 32
             load(stack, request, 32)
-        assert stack.tier_speeds()["disk"]["bytes_per_s"] > 0
-        assert stack.prefill_tokens_per_s == 1e9
+        assert stack.tiers.speeds()["disk"]["bytes_per_s"] > 0
+        assert stack.metrics.prefill_tokens_per_s == 1e9
         assert ask(stack, Asked("b", 0, 2)) == expected
-        assert stack.counters.hits_shortened == (not expected)
+        assert stack.metrics.counters.hits_shortened == (not expected)
 
 
 def test_a_floor_in_the_file(tmp_path: Path) -> None:

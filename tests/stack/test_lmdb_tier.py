@@ -34,12 +34,12 @@ def fill(place: Path, expected: Callable[..., list[list[int]]]) -> tuple[list[in
     written = []
     with opened(config(place)) as stack:
         for seed in range(ROUNDS):
-            before = stack.counters.cascades["lmdb"]
+            before = stack.metrics.counters.cascades["lmdb"]
             assert serve(stack, prompts_of(seed, 4, shared=0)) == expected(prompts_of(seed, 4, shared=0))
-            written.append(stack.counters.cascades["lmdb"] - before)
+            written.append(stack.metrics.counters.cascades["lmdb"] - before)
             assert used_bytes(place / "lmdb") <= CAPACITY
-        assert not stack.counters.chunks_corrupt
-        return written, stack.counters.writes_failed["lmdb"]
+        assert not stack.metrics.counters.chunks_corrupt
+        return written, stack.metrics.counters.writes_failed["lmdb"]
 
 
 def test_full_tier_evicts_and_stores_go_on(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
@@ -53,7 +53,7 @@ def test_full_tier_evicts_and_stores_go_on(tmp_path: Path, expected: Callable[..
     with opened(config(tmp_path)) as stack:
         last = prompts_of(ROUNDS - 1, 4, shared=0)
         assert serve(stack, last) == expected(last)
-        assert stack.counters.tokens_loaded["lmdb"] == 4 * 112
+        assert stack.metrics.counters.tokens_loaded["lmdb"] == 4 * 112
         assert used_bytes(tmp_path / "lmdb") <= CAPACITY
 
 

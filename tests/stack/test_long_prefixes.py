@@ -83,9 +83,9 @@ def test_sixty_chunks_through_any_host_tier(
     with opened(config(tmp_path, host_slots), LONG, plugins=faults.registry()) as stack:
         faults.last.add("read_into", reads)
         assert serve(stack, PROMPT, LONG) == expected(PROMPT, LONG)
-        assert stack.counters.tokens_loaded == {"disk": CHUNKS * CHUNK_TOKENS}
-        assert stack.counters.loads_streamed == (host_slots < CHUNKS)
-        assert stack.counters.loads_given_up == stack.counters.deadlines_expired == 0
+        assert stack.metrics.counters.tokens_loaded == {"disk": CHUNKS * CHUNK_TOKENS}
+        assert stack.metrics.counters.loads_streamed == (host_slots < CHUNKS)
+        assert stack.metrics.counters.loads_given_up == stack.metrics.counters.deadlines_expired == 0
         assert set(reads.keys.values()) == {1}
         assert len(reads.keys) == CHUNKS
 
@@ -97,8 +97,8 @@ def test_two_at_once(tmp_path: Path, faults: Faults, expected: Expected, reads: 
     with opened(config(tmp_path), LONG, plugins=faults.registry()) as stack:
         faults.last.add("read_into", reads)
         assert serve(stack, [*TWO, *short], LONG) == expected([*TWO, *short], LONG)
-        assert stack.counters.tokens_loaded["disk"] >= 2 * CHUNKS * CHUNK_TOKENS
-        assert stack.counters.loads_given_up == 0
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 2 * CHUNKS * CHUNK_TOKENS
+        assert stack.metrics.counters.loads_given_up == 0
         assert set(reads.keys.values()) == {1}
 
 
@@ -114,9 +114,9 @@ def test_a_bad_frame_in_the_middle(tmp_path: Path, faults: Faults, expected: Exp
 
         faults.last.add("read_into", spoil)
         assert serve(stack, PROMPT, LONG) == expected(PROMPT, LONG)
-        assert stack.counters.chunks_corrupt["disk"] >= 1
-        loaded, lost = stack.counters.tokens_loaded["disk"], stack.counters.tokens_given_up
-        assert stack.counters.loads_given_up == 1
+        assert stack.metrics.counters.chunks_corrupt["disk"] >= 1
+        loaded, lost = stack.metrics.counters.tokens_loaded["disk"], stack.metrics.counters.tokens_given_up
+        assert stack.metrics.counters.loads_given_up == 1
         assert loaded >= 4 * CHUNK_TOKENS
         assert lost >= CHUNK_TOKENS
         assert loaded + lost == CHUNKS * CHUNK_TOKENS
@@ -132,8 +132,8 @@ def test_the_disk_hangs_in_the_middle(tmp_path: Path, faults: Faults, expected: 
         with opened(tight, LONG, plugins=faults.registry()) as stack:
             faults.last.add("read_into", hanging)
             assert serve(stack, PROMPT, LONG) == expected(PROMPT, LONG)
-            assert stack.counters.loads_given_up == 1
-            assert 0 < stack.counters.tokens_loaded["disk"] <= 20 * CHUNK_TOKENS
+            assert stack.metrics.counters.loads_given_up == 1
+            assert 0 < stack.metrics.counters.tokens_loaded["disk"] <= 20 * CHUNK_TOKENS
             assert len(hanging.keys) <= 20 + 8
             hanging.gate.set()
     finally:
@@ -143,7 +143,7 @@ def test_the_disk_hangs_in_the_middle(tmp_path: Path, faults: Faults, expected: 
 def until_streaming(engine: Engine, stack: Stack) -> None:
     """Steps until a load streams, and some segments of it have gone."""
     for _ in range(100_000):
-        if stack.counters.loads_streamed and stack.counters.chunks_loaded >= 8:
+        if stack.metrics.counters.loads_streamed and stack.metrics.counters.chunks_loaded >= 8:
             return
         engine.step()
     raise AssertionError("no load streams")
@@ -161,7 +161,7 @@ def test_something_happens_in_the_middle(tmp_path: Path, faults: Faults, expecte
         if what == "abort":
             engine.abort("first")
         elif what == "detach":
-            stack.detach_tier("disk", timeout_s=1.0)
+            stack.tiers.detach("disk", timeout_s=1.0)
         else:
             stack.reset_cache("all" if what == "reset all" else "host")
         engine.add_request(PROMPT[0], ANSWER, request_id="second")
@@ -170,7 +170,7 @@ def test_something_happens_in_the_middle(tmp_path: Path, faults: Faults, expecte
         assert list(engine.record("second").output_tokens) == answer
         if what != "abort":
             assert list(engine.record("first").output_tokens) == answer
-        assert stack.counters.loads_given_up >= 1
+        assert stack.metrics.counters.loads_given_up >= 1
         assert not stack.has_pending_work()
 
 
@@ -194,9 +194,9 @@ def test_several_groups(tmp_path: Path, expected: Expected) -> None:
     plain["tiers"] = plain["tiers"][:1]
     with opened({**plain, "host": {"capacity": 12 * SLOT_BYTES}}, engine) as stack:
         assert serve(stack, PROMPT, engine) == expected(PROMPT, engine) == expected(PROMPT, LONG)
-        assert stack.counters.loads_streamed == 1
-        assert stack.counters.tokens_loaded == {"disk": CHUNKS * CHUNK_TOKENS}
-        assert stack.counters.promotions["disk"] == 2 * CHUNKS
+        assert stack.metrics.counters.loads_streamed == 1
+        assert stack.metrics.counters.tokens_loaded == {"disk": CHUNKS * CHUNK_TOKENS}
+        assert stack.metrics.counters.promotions["disk"] == 2 * CHUNKS
 
 
 # -- several workers -------------------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ def test_several_workers(tmp_path: Path, processes: bool) -> None:
                 driver = Driver(stack, ranks)
                 assert driver.load(driver.request(TOKENS), TARGET) == (len(TOKENS), frozenset())
                 assert [[rank.block(block) for block in TARGET] for rank in ranks] == pages
-        assert stack.counters.loads_streamed == 1
-        assert stack.counters.promotions["disk"] == 7
+        assert stack.metrics.counters.loads_streamed == 1
+        assert stack.metrics.counters.promotions["disk"] == 7
 
 
 def test_a_worker_is_lost_in_the_middle(tmp_path: Path) -> None:

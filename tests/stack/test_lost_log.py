@@ -25,5 +25,5 @@ def test_chunks_are_found_again(tmp_path: Path, expected: Callable[..., list[lis
     log.unlink()
     with opened(config) as stack:
         assert serve(stack, PROMPTS) == expected(PROMPTS)
-        assert stack.counters.tokens_loaded["disk"] == 2 * 112
-        assert not stack.counters.chunks_corrupt
+        assert stack.metrics.counters.tokens_loaded["disk"] == 2 * 112
+        assert not stack.metrics.counters.chunks_corrupt

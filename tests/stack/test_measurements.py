@@ -24,15 +24,17 @@ def test_a_scrape_tells_what_was_moved(tmp_path: Path) -> None:
     with opened(stack_config(tmp_path)) as stack:
         serve(stack, prompts)
         stack.flush()
-        samples = stack.take_stats()
+        samples = stack.metrics.take_samples()
         assert samples is not None
-        assert stack.take_stats() is None
-        found = {(series.metric.name, *series.label_values): series.histogram for series in stack.series()}
+        assert stack.metrics.take_samples() is None
+        found = {(series.metric.name, *series.label_values): series.histogram for series in stack.metrics.series()}
         registry = CollectorRegistry()
-        registry.register(StackCollector(lambda: stack.counters, stack.tier_stats, {"engine": "0"}, stack.series))
+        registry.register(
+            StackCollector(lambda: stack.metrics.counters, stack.tiers.stats, {"engine": "0"}, stack.metrics.series)
+        )
         text = generate_latest(registry).decode()
-        counters, worker = stack.counters, stack.worker
-        ops = stack.tier_stats()["disk"]["ops"]
+        counters, worker = stack.metrics.counters, stack.worker
+        ops = stack.tiers.stats()["disk"]["ops"]
     sums = samples.transfers.reduce()
     assert sums[f"{LOAD}_total_bytes"] == worker.bytes_loaded == found["tierkv_transfer_bytes", LOAD].total
     assert sums.get(f"{STORE}_total_bytes", 0) == worker.bytes_stored
@@ -62,10 +64,10 @@ def test_increments_of_a_serving_stack_add_up(tmp_path: Path) -> None:
         merge(whole, deltas.take() or empty_delta())
         assert deltas.take() is None
         told = whole["counters"]
-        assert told["tierkv_lookups"][""] == stack.counters.lookups > 0
-        assert told["tierkv_chunks_hit"] == dict(stack.counters.chunks_hit) != {}
-        assert told["tierkv_tier_bytes_written"]["disk"] == stack.tier_stats()["disk"]["bytes_written"] > 0
-        for series in stack.series():
+        assert told["tierkv_lookups"][""] == stack.metrics.counters.lookups > 0
+        assert told["tierkv_chunks_hit"] == dict(stack.metrics.counters.chunks_hit) != {}
+        assert told["tierkv_tier_bytes_written"]["disk"] == stack.tiers.stats()["disk"]["bytes_written"] > 0
+        for series in stack.metrics.series():
             row = whole["histograms"][series.metric.name][series.label_values[0] if series.label_values else ""]
             assert tuple(row[:-1]) == series.histogram.counts
     assert messages == 8

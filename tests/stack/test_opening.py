@@ -162,7 +162,7 @@ def test_observers_hear_what_happens_where(tmp_path: Path) -> None:
     with tierkv.open_stack(config, SPEC, plugins=load_plugins([Listener()])) as stack:
         store_one_chunk(stack)
         assert stack.flush()
-        taken = stack.take_events()
+        taken = stack.events.take()
     assert [(event.kind, event.tier, len(event.keys)) for event in taken] == [
         (CacheEventKind.STORED, "host", 1),
         (CacheEventKind.STORED, "disk", 1),
@@ -185,7 +185,7 @@ def test_close_loses_nothing_that_was_stored(tmp_path: Path) -> None:
     store_one_chunk(stack)  # no step after it: the store waits for one that never comes
     assert stack.close()
     with tierkv.open_stack(config, SPEC) as stack:
-        assert stack.counters.tokens_loaded == {}
+        assert stack.metrics.counters.tokens_loaded == {}
         request = OneRequest()
         tokens, _ = stack.get_num_new_matched_tokens(request, 0)
         assert tokens is None or tokens == 16

@@ -58,10 +58,10 @@ def test_kill_minus_nine_loses_nothing_that_was_acknowledged(
     acknowledged += rest.split()
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts_of(0, 3)) == expected(prompts_of(0, 3))
-        assert stack.counters.tokens_loaded["disk"] >= 112 + 2 * 72
-        assert not stack.counters.chunks_corrupt
-        assert stack.counters.tokens_loaded.keys() == {"disk"}
-        manager = stack._manager
+        assert stack.metrics.counters.tokens_loaded["disk"] >= 112 + 2 * 72
+        assert not stack.metrics.counters.chunks_corrupt
+        assert stack.metrics.counters.tokens_loaded.keys() == {"disk"}
+        manager = stack._core.wiring.manager
         disk = manager._tiers[0]
         missing = [key for key in acknowledged if bytes.fromhex(key) not in set(disk)]
         assert not missing
@@ -81,7 +81,7 @@ with opened(config) as stack:
     for line in sys.stdin:
         answers = serve(stack, prompts_of(int(line), 3))
         stack.flush()
-        print(answers, sum(stack.counters.tokens_loaded.values()), sep="|", flush=True)
+        print(answers, sum(stack.metrics.counters.tokens_loaded.values()), sep="|", flush=True)
 """
 
 

@@ -45,9 +45,9 @@ def over(place: Path, backend: str, *, objects: bool = False) -> dict[str, Any]:
 
 def loaded(stack: Stack, prompts: list[list[int]], expected: Expected) -> dict[str, int]:
     """Tokens by the tier that they came from, of right answers."""
-    before = stack.counters.tokens_loaded.copy()
+    before = stack.metrics.counters.tokens_loaded.copy()
     assert serve(stack, prompts) == expected(prompts)
-    return dict(stack.counters.tokens_loaded - before)
+    return dict(stack.metrics.counters.tokens_loaded - before)
 
 
 @pytest.mark.parametrize("backend", ["disk", "lmdb"])
@@ -90,7 +90,7 @@ def test_a_tier_that_is_attached_later_is_the_replicas_own_too(tmp_path: Path, e
     for prompts, found in ((OURS, {}), (OURS, {"local": CHUNKS})):
         with replica_of(config, 0) as one, replica_of(config, 1) as other:
             for stack in (one, other):
-                stack.attach_tier(table)
+                stack.tiers.attach(table)
             assert loaded(other, prompts, expected) == found
             assert loaded(one, THEIRS, expected) == found
 

@@ -29,7 +29,7 @@ def disk(place: Path, backend: str = "disk") -> dict[str, object]:
 def steps(stack: Stack, count: int = 5000) -> None:
     """An idle engine steps, until its lower tier is emptied."""
     for _ in range(count):
-        if not stack._manager.tables[0].emptying:
+        if not stack._core.wiring.manager.tables[0].emptying:
             return
         stack.build_connector_meta(StepOutput())
         time.sleep(0.002)
@@ -40,19 +40,19 @@ def test_all_tiers_are_emptied(tmp_path: Path, expected: Callable[..., list[list
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         serve(stack, PROMPTS)
         assert stack.flush()
-        stack.take_events()
+        stack.events.take()
         stack.reset_cache("all")
-        cleared = [event.tier for event in stack.take_events() if event.kind is CacheEventKind.CLEARED]
+        cleared = [event.tier for event in stack.events.take() if event.kind is CacheEventKind.CLEARED]
         assert sorted(cleared) == ["disk", "host"]
         assert serve(stack, PROMPTS) == expected(PROMPTS)
-        assert stack.counters.promotions["disk"] == 0
+        assert stack.metrics.counters.promotions["disk"] == 0
         stack.reset_cache("all")
         steps(stack)
-        assert len(stack._manager.tables[0]) == 0
-        assert stack._manager.tables[0].used_bytes == 0
+        assert len(stack._core.wiring.manager.tables[0]) == 0
+        assert stack._core.wiring.manager.tables[0].used_bytes == 0
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as again:
         serve(again, PROMPTS)
-        assert again.counters.promotions["disk"] == 0
+        assert again.metrics.counters.promotions["disk"] == 0
 
 
 def test_an_emptied_tier_is_in_use_again(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_an_emptied_tier_is_in_use_again(tmp_path: Path) -> None:
         assert stack.flush()
         stack.reset_cache()
         serve(stack, PROMPTS)
-        assert stack.counters.promotions["disk"] > 0
+        assert stack.metrics.counters.promotions["disk"] > 0
 
 
 def test_writes_under_way_are_deleted_too(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_writes_under_way_are_deleted_too(tmp_path: Path) -> None:
         serve(stack, PROMPTS)
         stack.reset_cache("all")  # nothing was flushed: cascades wait or are being written
         steps(stack)
-        assert len(stack._manager.tables[0]) == 0
+        assert len(stack._core.wiring.manager.tables[0]) == 0
 
 
 def test_a_tier_that_cannot_delete_answers_nothing(tmp_path: Path, faults: Faults) -> None:
@@ -88,12 +88,12 @@ def test_a_tier_that_cannot_delete_answers_nothing(tmp_path: Path, faults: Fault
         stack.reset_cache("all")
         steps(stack, 10)
         serve(stack, PROMPTS)
-        assert stack.counters.promotions["disk"] == 0
-        assert len(stack._manager.tables[0]) > 0
+        assert stack.metrics.counters.promotions["disk"] == 0
+        assert len(stack._core.wiring.manager.tables[0]) > 0
         faults.last.rules.remove(rule)
         stack.reset_cache()
         steps(stack)
-        assert stack._manager.tables[0].emptying is False
+        assert stack._core.wiring.manager.tables[0].emptying is False
 
 
 @pytest.mark.parametrize("change", [{"backend": "fsspec", "url": "file://{}/o"}, {"write": "read_only"}])
@@ -105,12 +105,12 @@ def test_what_is_not_ours_is_not_emptied(tmp_path: Path, change: dict[str, str])
     with opened(stack_config(tmp_path, tiers=[table])) as stack:
         serve(stack, PROMPTS)
         stack.flush()
-        stack.take_events()
+        stack.events.take()
         with pytest.raises(EngineProtocolError, match=r"tier 'disk' is .* namespace.epoch"):
             stack.reset_cache("all")
-        assert stack.take_events() == []
+        assert stack.events.take() == []
         serve(stack, PROMPTS)
-        assert stack.counters.chunks_loaded > 0
+        assert stack.metrics.counters.chunks_loaded > 0
 
 
 def test_an_orderly_close_ends_what_a_reset_began(tmp_path: Path) -> None:

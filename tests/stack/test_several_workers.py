@@ -86,7 +86,7 @@ def test_chunks_of_two_workers_go_down_and_come_back(tmp_path: Path) -> None:
         second = Driver(stack, [LocalRank(worker, seed=2) for worker in stack.workers])
         assert second.load(second.request(PROMPT), TARGET) == (64, frozenset())
         assert [[rank.block(i) for i in TARGET] for rank in second.ranks] == expected
-        assert not stack.counters.chunks_corrupt
+        assert not stack.metrics.counters.chunks_corrupt
 
 
 def two(**more: Any) -> tuple[Stack, list[LocalRank], Driver]:
@@ -107,7 +107,7 @@ def test_a_chunk_is_visible_when_the_last_part_is_in(order: tuple[int, int]) -> 
         asker = driver.request(PROMPT)
         stack.update_connector_output(ranks[order[0]].finished())
         assert stack.get_num_new_matched_tokens(asker, 0)[0] is None, "being written: known, but not readable"
-        assert not any(stack._parts.arena.slot(slot)[0] for slot in range(4)), "no header before the last part"
+        assert not any(stack._core.wiring.arena.slot(slot)[0] for slot in range(4)), "no header before the last part"
         stack.build_connector_meta(StepOutput())
         stack.update_connector_output(ranks[order[1]].finished())
         assert stack.get_num_new_matched_tokens(asker, 0) == (64, True)
@@ -137,7 +137,7 @@ def test_each_worker_checks_its_own_part(damaged: int) -> None:
     stack, ranks, driver = two()
     with stack:
         driver.store(driver.request(PROMPT), SOURCE)
-        stack._parts.arena.slot(0)[HEADER_BYTES + damaged * 704 + 5] ^= 1
+        stack._core.wiring.arena.slot(0)[HEADER_BYTES + damaged * 704 + 5] ^= 1
         before = [rank.block(9) for rank in ranks]
         assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset(TARGET[:2]))
         after = [rank.block(9) for rank in ranks]
@@ -149,7 +149,7 @@ def test_each_worker_checks_its_own_part(damaged: int) -> None:
 def test_transfers_of_all_workers_are_counted(driver: Driver) -> None:
     """Each worker measures its own part; the stack's statistics hold both, also from other processes."""
     driver.store(driver.request(PROMPT), SOURCE)
-    stats = driver.stack.take_stats()
+    stats = driver.stack.metrics.take_samples()
     assert stats is not None
     assert [one["op_size"] for one in stats.transfers.data["GPU_to_CPU"]] == [2 * 704, 2 * 704]
 
@@ -260,7 +260,7 @@ def test_s122_reset_with_parts_in_flight() -> None:
         stack.reset_cache()
         driver.settle()
         assert stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
-        assert len(stack._parts.rank_reports or ()) == 0
+        assert len(stack._rank_reports or ()) == 0
         driver.store(driver.request(PROMPT), SOURCE)
         assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
 
@@ -272,7 +272,7 @@ def test_one_worker_in_a_process_of_its_own() -> None:
         driver.store(driver.request(PROMPT), SOURCE)
         assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
         assert_loaded(driver, SOURCE, TARGET)
-        assert stack._parts.arena.slot(0)[10] == 0, "flags: no parts"
+        assert stack._core.wiring.arena.slot(0)[10] == 0, "flags: no parts"
 
 
 def test_the_engine_survives_when_every_worker_is_killed() -> None:

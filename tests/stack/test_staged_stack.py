@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -82,7 +83,7 @@ class Bed:
             if set(answers) <= {HIT, MISS}:
                 return answers
             self.stack.end_step()
-            self.stack._sleep(0.005)
+            time.sleep(0.005)
         raise AssertionError(f"still {answers}")
 
     def load(self, chunks: Sequence[Key], blocks: Sequence[int], request_id: str = "reader") -> None:
@@ -120,7 +121,7 @@ def test_every_worker_gets_its_own_bytes_back(workers: int) -> None:
         for rank in bed.ranks:
             assert (rank.cache[[9, 8, 7]] == rank.cache[[1, 2, 3]]).all()
         assert not bed.stack.has_pending_work()
-        counters = bed.stack.counters
+        counters = bed.stack.metrics.counters
         assert (counters.tokens_stored, dict(counters.tokens_loaded)) == (3 * TOKENS, {"host": 3 * TOKENS})
         assert (counters.chunks_stored, dict(counters.chunks_hit)) == (3, {"host": 3})
 
@@ -157,7 +158,7 @@ def test_a_store_that_failed_is_never_read(workers: int) -> None:
         assert not bed.ranks[-1].run(granted.transfer, [1, BROKEN], is_store=True)
         bed.stack.complete_store(chunks)
         assert bed.ask([good, bad]) == [HIT, MISS]
-        assert bed.stack.counters.stores_failed == 1
+        assert bed.stack.metrics.counters.stores_failed == 1
 
 
 @pytest.mark.parametrize("flushed", ["marks", "engine"])
@@ -237,7 +238,7 @@ def test_more_than_there_is_room_for_is_stored_from_the_front() -> None:
         granted = bed.stack.prepare_store("writer", [(key, 16) for key in keys(100)])
         assert granted is not None
         assert list(granted.transfer.keys) == keys(6), "100, 50, 25, 12, 6"
-        assert bed.stack.counters.chunks_not_stored == 94
+        assert bed.stack.metrics.counters.chunks_not_stored == 94
         assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(4, "b")]) is None, "later"
         assert bed.stack.prepare_store("writer", [(key, 16) for key in keys(5, "b")]) is not None, "two of five"
 

@@ -33,7 +33,7 @@ def test_eager_changes_no_answer(tmp_path: Path, expected: Expected) -> None:
     with opened(stack_config(tmp_path, store={"plan": "eager"})) as stack:
         assert serve(stack, prompts) == expected(prompts)
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["host"] >= 112 + 3 * 72
+        assert stack.metrics.counters.tokens_loaded["host"] >= 112 + 3 * 72
 
 
 def test_lazy_stores_what_the_pool_is_about_to_lose(tmp_path: Path, expected: Expected) -> None:
@@ -46,8 +46,8 @@ def test_lazy_stores_what_the_pool_is_about_to_lose(tmp_path: Path, expected: Ex
         for _ in range(2):
             answers = [list(record.output_tokens) for record in engine.generate(prompts, ANSWER)]
             assert answers == expected(prompts)
-        assert stack.counters.chunks_stored
-        assert stack.counters.tokens_loaded
+        assert stack.metrics.counters.chunks_stored
+        assert stack.metrics.counters.tokens_loaded
 
 
 def test_request_level_changes_no_answer(tmp_path: Path, expected: Expected) -> None:
@@ -55,10 +55,10 @@ def test_request_level_changes_no_answer(tmp_path: Path, expected: Expected) -> 
     prompts = prompts_of(33, 4)
     with opened(stack_config(tmp_path, store={"policy": "request_level"})) as stack:
         assert serve(stack, prompts) == expected(prompts)
-        stored = stack.counters.chunks_stored
+        stored = stack.metrics.counters.chunks_stored
         assert serve(stack, prompts) == expected(prompts)
-        assert stack.counters.tokens_loaded["host"]
-        assert stack.counters.chunks_stored - stored < stored
+        assert stack.metrics.counters.tokens_loaded["host"]
+        assert stack.metrics.counters.chunks_stored - stored < stored
 
 
 def test_an_engine_that_does_not_show_its_free_blocks(tmp_path: Path) -> None:

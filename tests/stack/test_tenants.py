@@ -42,12 +42,12 @@ def serve(stack: Stack, asked: Sequence[list[int]], salt: str | None) -> int:
 def settle(stack: Stack) -> None:
     """Let writes and deletions end."""
     stack.flush()  # says no where a quota let a chunk go that was still to be written
-    assert not stack._manager.has_pending_changes
+    assert not stack._core.wiring.manager.has_pending_changes
     quiet = 0
     while quiet < 20:
         stack.build_connector_meta(StepOutput())
         time.sleep(0.002)
-        quiet = quiet + 1 if all(table.is_quiet for table in stack._manager.tables) else 0
+        quiet = quiet + 1 if all(table.is_quiet for table in stack._core.wiring.manager.tables) else 0
 
 
 def disk(place: Path, **more: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def disk(place: Path, **more: Any) -> dict[str, Any]:
 def held(stack: Stack, tier: int = 0) -> dict[bytes, int]:
     """Chunks per tenant in a lower tier, counted from its own table."""
     counts: dict[bytes, int] = {}
-    for key in stack._manager.tables[tier]:
+    for key in stack._core.wiring.manager.tables[tier]:
         counts[tenant_of(key)] = counts.get(tenant_of(key), 0) + 1
     return counts
 
@@ -86,11 +86,11 @@ def test_a_flood_costs_others_nothing(tmp_path: Path) -> None:
             serve(stack, prompts(seed, 2), "team-b")
         settle(stack)
         assert serve(stack, quiet, "team-a") > 0
-        assert stack.counters.promotions["disk"] == 0, "the quiet tenant lost its place in the host tier"
+        assert stack.metrics.counters.promotions["disk"] == 0, "the quiet tenant lost its place in the host tier"
         stack.reset_cache()
         assert serve(stack, quiet, "team-a") > 0
-        assert stack.counters.promotions["disk"] > 0, "the quiet tenant lost its place on disk"
-        assert stack.tenant_usage()["disk"][B.hex()] <= 15 * 16 * 1024
+        assert stack.metrics.counters.promotions["disk"] > 0, "the quiet tenant lost its place on disk"
+        assert stack.tiers.usage()["disk"][B.hex()] <= 15 * 16 * 1024
 
 
 def test_without_a_quota_the_flood_wins(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_quotas_hold_after_a_restart(tmp_path: Path) -> None:
         assert before[A] > 20
     named = {"team-a": "64KiB"}
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, tenant_quotas=named)])) as stack:
-        policy = stack._manager.tables[0].policy
+        policy = stack._core.wiring.manager.tables[0].policy
         assert isinstance(policy, TenantPolicy)
         settle(stack)
         assert 0 < policy.usage()[A] <= 64 * 1024

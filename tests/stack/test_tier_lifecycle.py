@@ -50,7 +50,7 @@ def gate() -> Iterator[threading.Event]:
 
 def loaded(stack: Stack, tier: str) -> int:
     """Chunks that came up from a tier."""
-    return stack.counters.promotions[tier]
+    return stack.metrics.counters.promotions[tier]
 
 
 def test_an_attached_tier_serves_what_it_held_and_takes_new_chunks(
@@ -60,19 +60,19 @@ def test_an_attached_tier_serves_what_it_held_and_takes_new_chunks(
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as first:
         serve(first, PROMPTS)
     with opened(stack_config(tmp_path, tiers=[])) as stack:
-        change = stack.attach_tier(disk(tmp_path))
+        change = stack.tiers.attach(disk(tmp_path))
         assert not change.done
-        assert stack.tier_names == ()
+        assert stack.tiers.names == ()
         assert stack.has_pending_work()
         stack.build_connector_meta(StepOutput())
         assert change.done
-        assert stack.tier_names == ("disk",)
+        assert stack.tiers.names == ("disk",)
         assert not stack.has_pending_work()
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert loaded(stack, "disk") > 0
         assert serve(stack, OTHERS) == expected(OTHERS)
         assert stack.flush()
-        assert stack.tier_stats()["disk"]["bytes_written"] > 0
+        assert stack.tiers.stats()["disk"]["bytes_written"] > 0
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as last:
         serve(last, OTHERS)
         assert loaded(last, "disk") > 0, "what was stored after the tier came is not there"
@@ -84,14 +84,14 @@ def test_a_detached_tier_is_a_miss_and_may_come_back(tmp_path: Path, expected: C
         serve(stack, PROMPTS)
         assert stack.flush()
         stack.reset_cache()
-        change = stack.detach_tier("disk")
+        change = stack.tiers.detach("disk")
         step_until(stack, lambda: change.done)
-        assert stack.tier_names == ()
-        assert stack.tier_stats() == {}
+        assert stack.tiers.names == ()
+        assert stack.tiers.stats() == {}
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert loaded(stack, "disk") == 0
         stack.reset_cache()
-        stack.attach_tier(disk(tmp_path))  # its lock was let go of, or this would be refused
+        stack.tiers.attach(disk(tmp_path))  # its lock was let go of, or this would be refused
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert loaded(stack, "disk") > 0
 
@@ -99,15 +99,15 @@ def test_a_detached_tier_is_a_miss_and_may_come_back(tmp_path: Path, expected: C
 def test_tiers_are_asked_in_the_order_in_which_they_stand(tmp_path: Path) -> None:
     """A faster tier goes ahead of a slower one, and what both have comes from it."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "slow")])) as stack:
-        stack.attach_tier(disk(tmp_path, "fast"), before="slow")
+        stack.tiers.attach(disk(tmp_path, "fast"), before="slow")
         serve(stack, PROMPTS)
-        assert stack.tier_names == ("fast", "slow")
+        assert stack.tiers.names == ("fast", "slow")
         assert stack.flush()
         stack.reset_cache()
         serve(stack, PROMPTS)
         assert loaded(stack, "fast") > 0
         assert loaded(stack, "slow") == 0
-        change = stack.detach_tier("fast")
+        change = stack.tiers.detach("fast")
         step_until(stack, lambda: change.done)
         stack.reset_cache()
         serve(stack, PROMPTS)
@@ -119,10 +119,10 @@ def test_events_say_that_a_detached_tier_is_empty(tmp_path: Path) -> None:
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         serve(stack, PROMPTS)
         stack.flush()
-        stack.take_events()
-        change = stack.detach_tier("disk")
+        stack.events.take()
+        change = stack.tiers.detach("disk")
         step_until(stack, lambda: change.done)
-        events = [event for event in stack.take_events() if event.tier == "disk"]
+        events = [event for event in stack.events.take() if event.tier == "disk"]
         assert [event.kind for event in events] == [CacheEventKind.CLEARED]
 
 
@@ -135,8 +135,8 @@ def test_a_tier_that_hangs_leaves_the_stack_in_service(
     with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as stack:
         faults.last.add("write", hang_until(gate))
         serve(stack, PROMPTS[:1])
-        change = stack.detach_tier("bad", timeout_s=0.05)
-        step_until(stack, lambda: stack.tier_names == ())
+        change = stack.tiers.detach("bad", timeout_s=0.05)
+        step_until(stack, lambda: stack.tiers.names == ())
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert not change.done, "a call still hangs: its slots are not free, and the tier has not left"
         assert not change.wait(0.01)
@@ -151,15 +151,15 @@ def test_what_cannot_be_attached_leaves_everything_as_it_was(tmp_path: Path, fau
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)]), plugins=registry) as stack:
         with pytest.raises(ConfigError, match="capasity"):
-            stack.attach_tier({**disk(tmp_path, "new"), "capasity": "1GiB"})
+            stack.tiers.attach({**disk(tmp_path, "new"), "capasity": "1GiB"})
         with pytest.raises(EngineProtocolError, match="'disk' already"):
-            stack.attach_tier(disk(tmp_path))
+            stack.tiers.attach(disk(tmp_path))
         with pytest.raises(EngineProtocolError, match=r"before='slow'.*there are: disk"):
-            stack.attach_tier(disk(tmp_path, "new"), before="slow")
+            stack.tiers.attach(disk(tmp_path, "new"), before="slow")
         taken = {**disk(tmp_path, "new"), "path": str(tmp_path / "disk")}
         with pytest.raises(BackendError):
-            stack.attach_tier(taken)
-        assert stack.tier_names == ("disk",)
+            stack.tiers.attach(taken)
+        assert stack.tiers.names == ("disk",)
         assert not stack.has_pending_work()
 
 
@@ -177,8 +177,8 @@ def test_a_tier_whose_scan_fails_is_closed_again(
         with monkeypatch.context() as patch:
             patch.setattr("tierkv.testing.faults.FaultyBackend.scan", scan)
             with pytest.raises(BackendError, match="no index"):
-                stack.attach_tier(table)
-        change = stack.attach_tier(table)
+                stack.tiers.attach(table)
+        change = stack.tiers.attach(table)
         stack.build_connector_meta(StepOutput())
         assert change.done
 
@@ -186,7 +186,7 @@ def test_a_tier_whose_scan_fails_is_closed_again(
 def test_an_unknown_name_is_told_to_who_waits(tmp_path: Path) -> None:
     """The engine's thread must not raise for somebody else's mistake."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
-        change = stack.detach_tier("dsik")
+        change = stack.tiers.detach("dsik")
         stack.build_connector_meta(StepOutput())
         with pytest.raises(EngineProtocolError, match="no lower tier 'dsik'; there are: disk"):
             change.wait(1.0)
@@ -195,27 +195,27 @@ def test_an_unknown_name_is_told_to_who_waits(tmp_path: Path) -> None:
 def test_two_that_come_at_once_under_one_name(tmp_path: Path) -> None:
     """Both were opened before either was in service: the second is refused, closed, and told so."""
     with opened(stack_config(tmp_path, tiers=[])) as stack:
-        first = stack.attach_tier(disk(tmp_path))
-        second = stack.attach_tier({**disk(tmp_path), "path": str(tmp_path / "other")})
+        first = stack.tiers.attach(disk(tmp_path))
+        second = stack.tiers.attach({**disk(tmp_path), "path": str(tmp_path / "other")})
         stack.build_connector_meta(StepOutput())
         assert first.wait(1.0)
         with pytest.raises(EngineProtocolError, match="already"):
             second.wait(1.0)
-        assert stack.tier_names == ("disk",)
+        assert stack.tiers.names == ("disk",)
 
 
 def test_a_closed_stack_settles_what_never_came(tmp_path: Path) -> None:
     """Who waits for a change must not wait for ever, and no backend may stay open."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
-        stack.attach_tier(disk(tmp_path))
-        gone = stack.detach_tier("first")
+        stack.tiers.attach(disk(tmp_path))
+        gone = stack.tiers.detach("first")
     assert gone.wait(5.0)
     with pytest.raises(EngineProtocolError, match="closed"):
-        stack.attach_tier(disk(tmp_path, "late"))
+        stack.tiers.attach(disk(tmp_path, "late"))
     with pytest.raises(EngineProtocolError, match="closed"):
-        stack.detach_tier("disk").wait(5.0)
+        stack.tiers.detach("disk").wait(5.0)
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path), disk(tmp_path, "first")])) as again:
-        assert again.tier_names == ("disk", "first")
+        assert again.tiers.names == ("disk", "first")
 
 
 def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
@@ -226,12 +226,12 @@ def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[in
 
         def change() -> None:
             while not stop.is_set():
-                come = stack.attach_tier(disk(tmp_path, "guest"), before="disk")
+                come = stack.tiers.attach(disk(tmp_path, "guest"), before="disk")
                 while not (come.wait(0.05) or stop.is_set()):
                     pass
                 if stop.is_set():
                     return
-                go = stack.detach_tier("guest", timeout_s=0.5)
+                go = stack.tiers.detach("guest", timeout_s=0.5)
                 while not (go.wait(0.05) or stop.is_set()):
                     pass
                 done.append(1)
@@ -258,15 +258,15 @@ def test_a_name_that_is_used_again_is_told_of_once(tmp_path: Path, faults: Fault
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
         faults.last.add("write", hang_until(gate))
         serve(stack, PROMPTS[:1])
-        stack.detach_tier("bad", timeout_s=0.05)
-        step_until(stack, lambda: stack.tier_names == ())
-        stack.attach_tier({**disk(tmp_path, "bad"), "path": str(tmp_path / "other")})
-        step_until(stack, lambda: stack.tier_names == ("bad",))
+        stack.tiers.detach("bad", timeout_s=0.05)
+        step_until(stack, lambda: stack.tiers.names == ())
+        stack.tiers.attach({**disk(tmp_path, "bad"), "path": str(tmp_path / "other")})
+        step_until(stack, lambda: stack.tiers.names == ("bad",))
         serve(stack, OTHERS)
         assert stack.flush(), "what hangs in the tier that leaves is nothing to wait for"
-        labels = [(metric.name, values) for metric, values, _ in stack.series()]
+        labels = [(metric.name, values) for metric, values, _ in stack.metrics.series()]
         assert len(labels) == len(set(labels))
-        assert stack.tier_stats()["bad"]["bytes_written"] > 0, "these are the old tier's counters"
+        assert stack.tiers.stats()["bad"]["bytes_written"] > 0, "these are the old tier's counters"
         gate.set()
 
 
@@ -278,18 +278,18 @@ def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
         faults.last.add("write", hang_until(gate))
-        (bad,) = stack._manager.tables
+        (bad,) = stack._core.wiring.manager.tables
         share = bad.queue_chunks_max
         serve(stack, PROMPTS)
         held = bad.num_writing
         assert held
-        stack.detach_tier("bad", timeout_s=0.01)
-        change = stack.attach_tier(disk(tmp_path, "good"))
+        stack.tiers.detach("bad", timeout_s=0.01)
+        change = stack.tiers.attach(disk(tmp_path, "good"))
         step_until(stack, lambda: change.done)
-        (good,) = stack._manager.tables
+        (good,) = stack._core.wiring.manager.tables
         assert good.queue_chunks_max == max(1, share - held)
         gate.set()
-        step_until(stack, lambda: "bad" not in stack.tier_stats())
+        step_until(stack, lambda: "bad" not in stack.tiers.stats())
         assert good.queue_chunks_max == share
 
 
@@ -297,21 +297,21 @@ def test_a_tier_for_which_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: py
     """Promise 3: threads and files run out. Whoever waits for the tier is told; the engine's thread goes on, and its
     place is free again when there are threads."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
-        change = stack.attach_tier(disk(tmp_path))
+        change = stack.tiers.attach(disk(tmp_path))
 
         def none_left(*_: object) -> object:
             raise RuntimeError("can't start new thread")
 
         with monkeypatch.context() as patch:
-            patch.setattr(stack._dispatcher, "_open_lane", none_left)
+            patch.setattr(stack._core.wiring.dispatcher, "_open_lane", none_left)
             stack.build_connector_meta(StepOutput())
         with pytest.raises(EngineProtocolError, match="can't start new thread"):
             change.wait(1.0)
-        assert stack.tier_names == ("first",)
+        assert stack.tiers.names == ("first",)
         serve(stack, PROMPTS)
         with monkeypatch.context() as patch:
-            gone = stack.detach_tier("first")
-            (line,) = stack._dispatcher._tier_states.values()
+            gone = stack.tiers.detach("first")
+            (line,) = stack._core.wiring.dispatcher._tier_states.values()
             patch.setattr(line.lane, "_spawn", none_left)
             step_until(stack, lambda: gone.done)
         serve(stack, OTHERS)

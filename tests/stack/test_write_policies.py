@@ -34,7 +34,7 @@ def config_with(place: Path, write: str, *, host_slots: int = 24, **tier: Any) -
 
 def loaded(stack: Stack) -> dict[str, int]:
     """Tokens by the tier that they came from."""
-    return dict(stack.counters.tokens_loaded)
+    return dict(stack.metrics.counters.tokens_loaded)
 
 
 def test_prompts_that_come_once_leave_nothing_on_the_disk(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_prompts_that_come_once_leave_nothing_on_the_disk(tmp_path: Path) -> Non
         for prompt in prompts:
             serve(stack, [prompt])
         assert stack.flush()
-        assert stack.counters.cascades == {"disk": 2}
-        assert stack.counters.chunks_stored > 30
+        assert stack.metrics.counters.cascades == {"disk": 2}
+        assert stack.metrics.counters.chunks_stored > 30
     with opened(config) as stack:
         serve(stack, prompts[:1])
         assert loaded(stack) == {"disk": 2 * CHUNK_TOKENS}
@@ -60,10 +60,10 @@ def test_a_restart_finds_what_was_written_back(tmp_path: Path, host_slots: int) 
     with opened(config) as stack:
         answers = [serve(stack, [prompt])[0] for prompt in prompts]
         if host_slots == 64:
-            assert not stack.counters.demotions, "there was room: nothing needed to be written"
+            assert not stack.metrics.counters.demotions, "there was room: nothing needed to be written"
         assert stack.close()
-        told = stack.counters.demotions["disk"] + stack.counters.demotions_dropped["disk"]
-        assert told == stack.counters.chunks_stored
+        told = stack.metrics.counters.demotions["disk"] + stack.metrics.counters.demotions_dropped["disk"]
+        assert told == stack.metrics.counters.chunks_stored
     with opened(config) as stack:
         assert [serve(stack, [prompt])[0] for prompt in reversed(prompts)] == answers[::-1]
         if host_slots == 64:
@@ -82,8 +82,8 @@ def test_a_disk_that_hangs_is_never_in_the_way_of_a_write_back(tmp_path: Path, g
         faults.last.add("write", hang_until(gate))
         for prompt in prompts:
             assert serve(stack, [prompt]) == serve(None, [prompt])
-        assert stack.counters.demotions_dropped["disk"] > 10
-        assert not stack.counters.demotions
+        assert stack.metrics.counters.demotions_dropped["disk"] > 10
+        assert not stack.metrics.counters.demotions
         gate.set()
 
 
@@ -97,7 +97,7 @@ def test_a_flush_says_when_it_could_not_finish(tmp_path: Path, gate: threading.E
         assert not stack.flush(timeout_s=0.05)
         gate.set()
         assert stack.flush()
-        assert stack.counters.demotions["disk"] == stack.counters.chunks_stored
+        assert stack.metrics.counters.demotions["disk"] == stack.metrics.counters.chunks_stored
 
 
 def test_a_fast_tier_is_filled_from_a_slow_one(tmp_path: Path) -> None:

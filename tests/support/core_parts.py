@@ -19,6 +19,7 @@ from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.limits import SchedulerLimits
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.scheduler.wiring import wire_core
 from tierkv.types.engine import GroupSpec, LoadReport, ScheduledRequest, StepOutput
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -166,17 +167,23 @@ def make_core(
     engine = engine_spec(block_tokens, hash_block_tokens or min(block_tokens), groups)
     geometry = Geometry.of(engine, blocks=factor)
     counters = CoreCounters()
-    host = HostTier(slots, LruPolicy() if host_policy is None else host_policy)
     lower = [LowerTier(i, tier.name, tier.capabilities, tier.limits, LruPolicy()) for i, tier in enumerate(tiers)]
-    group_bytes = [group.payload_bytes for group in geometry.groups]
-    manager = OffloadManager(host, lower, group_bytes, slots if reserved is None else reserved, counters)
     warnings: list[str] = []
     event_warnings: list[str] = []
-    block_events = BlockEvents(geometry, counters, event_warnings.append, active=True)
-    scheduler = OffloadScheduler(
-        manager, geometry, limits or SchedulerLimits(), counters, warnings.append, block_events=block_events
+    wired = wire_core(
+        geometry,
+        HostTier(slots, LruPolicy() if host_policy is None else host_policy),
+        lower,
+        limits=limits,
+        counters=counters,
+        reserved_chunks_max=reserved,
+        warn=warnings.append,
+        block_events=BlockEvents(geometry, counters, event_warnings.append, active=True),
     )
-    core = Core(scheduler, manager, host, lower, counters, geometry, Truth(geometry), warnings, block_events)
+    core = Core(
+        wired.scheduler, wired.manager, wired.host, lower, counters, geometry, Truth(geometry), warnings,
+        wired.block_events,
+    )  # fmt: skip
     core.begin(0.0)
     return core
 

@@ -277,7 +277,7 @@ class ByHand:
 
     def damage(self, offset_of_part: int = 0, slots: Sequence[int] | None = None) -> None:
         """Flip a byte in each slot of the host tier, or in some, at an offset."""
-        arena = self.scheduler.stack._parts.arena
+        arena = self.scheduler.stack._core.wiring.arena
         for slot in range(arena.num_slots) if slots is None else slots:
             arena.payload(slot)[offset_of_part] ^= 0xFF
 

@@ -93,7 +93,7 @@ def every_tier_is_asked_first(patch: Patch) -> None:
     ask = Stack.get_num_new_matched_tokens
 
     def nosy(self: Stack, request: Any, computed: int) -> Any:
-        for tier in self._parts.dispatcher._tiers:
+        for tier in self._core.wiring.dispatcher._tiers:
             tier.backend.contains(())
         return ask(self, request, computed)
 

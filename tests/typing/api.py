@@ -72,8 +72,8 @@ def an_engine_drives_a_stack(spec: EngineSpec, request: MyRequest, blocks: list[
     stack.update_state_after_alloc(request, blocks, tokens or 0)
     assert_type(stack.build_connector_meta(StepOutput()), ConnectorMeta)
     assert_type(stack.update_connector_output(stack.worker.get_finished()), LoadReport)
-    assert_type(stack.take_events(), list[CacheEvent])
-    assert_type(stack.take_block_events(), list[BlockEvent])
+    assert_type(stack.events.take(), list[CacheEvent])
+    assert_type(stack.events.take_block_events(), list[BlockEvent])
     assert_type(stack.request_account("r"), RequestAccount | None)
     assert_type(stack.close(), bool)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypedDict
 
 from tierkv.metrics.counters import CoreCounters
-from tierkv.metrics.gauges import Speeds, gauges
+from tierkv.metrics.gauges import PrefillSpeed, TierSpeeds, gauges
 from tierkv.metrics.stack_stats import Series
 
 _PART_MIN = 1e-6
@@ -50,18 +50,33 @@ def merge(into: Delta, other: Delta) -> None:
             mine[label] = [a + b for a, b in zip(mine[label], row, strict=True)] if label in mine else list(row)
 
 
-class Watched(Speeds, Protocol):
-    """The part of :class:`~tierkv.stack.stack.Stack` that is read."""
+class WatchedTiers(TierSpeeds, Protocol):
+    """The part of ``stack.tiers`` that is read."""
 
-    @property
-    def counters(self) -> CoreCounters:
-        """Counters of scheduler and manager."""
-
-    def tier_stats(self) -> Mapping[str, Mapping[str, int]]:
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
         """Counters of dispatch, per lower tier."""
+
+
+class WatchedMetrics(PrefillSpeed, Protocol):
+    """The part of ``stack.metrics`` that is read."""
+
+    counters: CoreCounters
+    """Counters of scheduler and manager."""
 
     def series(self) -> Iterable[Series]:
         """Histograms."""
+
+
+class Watched(Protocol):
+    """The part of :class:`tierkv.Stack` that is read."""
+
+    @property
+    def tiers(self) -> WatchedTiers:
+        """The lower tiers."""
+
+    @property
+    def metrics(self) -> WatchedMetrics:
+        """The measurements."""
 
 
 class Deltas:
@@ -82,7 +97,7 @@ class Deltas:
         """What changed since the last call, or None. The first call tells zeros too: a series should begin at zero."""
         delta = empty_delta()
         counters = delta["counters"]
-        core, tiers = self._stack.counters.as_dict(), self._stack.tier_stats()
+        core, tiers = self._stack.metrics.counters.as_dict(), self._stack.tiers.stats()
         for field, value in core.items():
             told = self._core.get(field)
             if value != told and (grown := _grown(_by_label(told), _by_label(value))):
@@ -96,7 +111,7 @@ class Deltas:
             if self._gauges.get((name, label)) != gauge.value:
                 self._gauges[name, label] = gauge.value
                 delta["gauges"].setdefault(name, {})[label] = gauge.value
-        for series in self._stack.series():
+        for series in self._stack.metrics.series():
             metric, (label,) = series.metric, series.label_values or ("",)
             row = (*series.histogram.counts, series.histogram.total)
             before = self._rows.get((metric.name, label))

@@ -1,4 +1,4 @@
-"""What a stack knows of speeds, as gauges: there once it is known, and never a made-up zero."""
+"""Speeds of a stack as gauges. A gauge appears when its value is known; there is no made-up zero."""
 
 from __future__ import annotations
 
@@ -16,22 +16,38 @@ class Gauge(NamedTuple):
     value: float
 
 
-class Speeds(Protocol):
-    """The part of :class:`~tierkv.stack.stack.Stack` that is read."""
+class TierSpeeds(Protocol):
+    """Source of measured speeds: ``stack.tiers``."""
 
-    @property
-    def prefill_tokens_per_s(self) -> float | None:
-        """How fast the engine computes prompts."""
-
-    def tier_speeds(self) -> Mapping[str, Mapping[str, float]]:
+    def speeds(self) -> Mapping[str, Mapping[str, float]]:
         """Measured latency and bandwidth, per lower tier."""
 
 
+class PrefillSpeed(Protocol):
+    """Source of the prefill rate: ``stack.metrics``."""
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """The engine's prefill rate; None: not known yet."""
+
+
+class Speeds(Protocol):
+    """The part of :class:`tierkv.Stack` that is read."""
+
+    @property
+    def tiers(self) -> TierSpeeds:
+        """The lower tiers."""
+
+    @property
+    def metrics(self) -> PrefillSpeed:
+        """The measurements."""
+
+
 def gauges(stack: Speeds) -> Iterator[Gauge]:
-    """Those that are known by now."""
-    for tier, speeds in stack.tier_speeds().items():
+    """Yield the speeds that are known."""
+    for tier, speeds in stack.tiers.speeds().items():
         for metric, field in ((READ_LATENCY, "latency_s"), (READ_SPEED, "bytes_per_s")):
             if field in speeds:
                 yield Gauge(metric, (tier,), speeds[field])
-    if stack.prefill_tokens_per_s is not None:
-        yield Gauge(PREFILL_SPEED, (), stack.prefill_tokens_per_s)
+    if stack.metrics.prefill_tokens_per_s is not None:
+        yield Gauge(PREFILL_SPEED, (), stack.metrics.prefill_tokens_per_s)

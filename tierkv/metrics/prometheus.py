@@ -19,7 +19,8 @@ class StackCollector(Collector):
 
     Register it with a ``CollectorRegistry``::
 
-        registry.register(StackCollector(lambda: stack.counters, stack.tier_stats, {"engine": "0"}, stack.series))
+        metrics = stack.metrics
+        registry.register(StackCollector(lambda: metrics.counters, stack.tiers.stats, {"engine": "0"}, metrics.series))
 
     Args:
         counters: gives the counters; called at each scrape, on the scraper's thread.

@@ -1,13 +1,14 @@
-"""Turns what happens in a stack into entries, once per step. Engine's thread; costs nothing where it is not used."""
+"""Recorder of a stack: turns what happens in it into entries, once per step. Engine's thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
+from tierkv.metrics.counters import CoreCounters
 from tierkv.recording.entries import KEYS_PER_LINE, Entry, runs, short_key
-from tierkv.scheduler.introspection import AnswerNote
+from tierkv.scheduler.introspection import SchedulerView
 from tierkv.scheduler.requests.request_state import RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
 from tierkv.types.cache_events import CacheEvent
@@ -17,23 +18,43 @@ from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 
 class Sink(Protocol):
-    """Where entries go."""
+    """Receiver of entries."""
+
+    @property
+    def dropped(self) -> int:
+        """Entries that were not written."""
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Take a step's entries over; must not wait."""
+        """Take over a step's entries; must not wait."""
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is pending, within ``timeout_s``."""
 
 
 class Recorder:
-    """One per stack.
+    """Journal of one stack that makes entries (:class:`tierkv.stack.journal.StepJournal`).
 
     Args:
         sink: takes the entries of each step.
+        view: explains the scheduler's answers and knows its jobs.
+        counters: of the stack; ``entries_dropped`` is kept up to date.
         tier_names: lower tiers by number; may grow.
         clock: the stack's clock.
     """
 
-    def __init__(self, sink: Sink, tier_names: Sequence[str], clock: Callable[[], float]) -> None:
+    is_kept = True
+
+    def __init__(
+        self,
+        sink: Sink,
+        view: SchedulerView,
+        counters: CoreCounters,
+        tier_names: Sequence[str],
+        clock: Callable[[], float],
+    ) -> None:
         self._sink = sink
+        self._view = view
+        self._counters = counters
         self._tier_names = tier_names
         self._clock = clock
         self._opened_s = clock()
@@ -47,27 +68,35 @@ class Recorder:
         now_s = round(self._clock() - self._opened_s, 6)
         self._batch.append({"is": kind, "step": self._step, "t": now_s, **fields})
 
-    def begin_step(self) -> None:
-        """A new step of the engine begins."""
+    def step_began(self) -> None:
+        """Count a new step of the engine."""
         self._step += 1
 
     def hand_over(self) -> None:
-        """Give what was noted to the sink."""
+        """Pass the noted entries to the sink."""
+        self._pass_batch()
+        self._counters.entries_dropped = self._sink.dropped
+
+    def _pass_batch(self) -> None:
         if self._batch:
             self._sink.put(self._batch)
             self._batch = []
 
+    def close(self, timeout_s: float) -> None:
+        """Write what is pending, within ``timeout_s``; the record is complete then. Idempotent."""
+        self._pass_batch()
+        self._sink.close(timeout_s)
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def request_changed(self, request_id: str, event: RequestEvent, before: RequestState, after: RequestState) -> None:
-        """A request changed its state; events that change nothing are not told."""
+        """Note a change of a request's state; events that change nothing are left out."""
         if before is not after:
             self._add("request", r=request_id, event=event.value, before=before.value, after=after.value)
 
-    def answered(
-        self, request_id: str, local_tokens: int, tokens: int | None, note: AnswerNote, *, expired: bool
-    ) -> None:
-        """A lookup was answered, perhaps because its deadline had passed. An answer that repeats is told once."""
+    def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
+        """Note an answer to a lookup with its reason; a repeated answer is noted once."""
+        note = self._view.explain_answer(request_id, tokens)
         answer = (local_tokens, tokens, note)
         if self._answers.get(request_id) == answer:
             return
@@ -87,27 +116,27 @@ class Recorder:
         )
 
     def finished(self, request_id: str, account: RequestAccount | None) -> None:
-        """A request is over."""
+        """Note the end of a request, with its account."""
         self._answers.pop(request_id, None)
         self._add("finished", r=request_id, account={} if account is None else asdict(account))
 
     # -- transfers ---------------------------------------------------------------------------------------------------
 
     def jobs_began(self, meta: ConnectorMeta) -> None:
-        """The workers are handed these jobs."""
+        """Note the transfers that the workers are instructed to make."""
         for job in (*meta.loads, *meta.stores):
             self._jobs[job.job_id] = (job.request_id, job.is_store, set())
             for keys in runs(job.keys):
                 self._add("job", r=job.request_id, job=job.job_id, store=job.is_store, keys=keys)
 
-    def jobs_ended(self, output: WorkerOutput, is_over: Callable[[int], bool]) -> None:
-        """Workers reported; ``is_over`` tells whether all of them have reported a job."""
+    def jobs_ended(self, output: WorkerOutput) -> None:
+        """Note the jobs of a report that the scheduler has processed, once all workers have reported them."""
         for job_id in output.finished:
             if job_id not in self._jobs:
                 continue
             request_id, store, failed = self._jobs[job_id]
             failed |= output.failed_keys.get(job_id, frozenset())
-            if not is_over(job_id):
+            if self._view.has_job(job_id):
                 continue
             del self._jobs[job_id]
             for keys in runs(sorted(failed)):
@@ -116,13 +145,13 @@ class Recorder:
     # -- tiers -------------------------------------------------------------------------------------------------------
 
     def op_began(self, op: TierOp) -> None:
-        """A tier is asked to do something."""
+        """Note an instruction to a tier."""
         self._ops[op.op_id] = op
         for keys in runs(op.keys):
             self._add("op", op=op.op_id, tier=self._tier_names[op.tier], verb=op.verb.value, keys=keys)
 
     def completion(self, completion: Completion | TierHealth) -> None:
-        """Dispatch reported something."""
+        """Note a result or a change of health that dispatch reported."""
         if isinstance(completion, TierHealth):
             self._add("health", tier=self._tier_names[completion.tier], usable=completion.usable, why=completion.reason)
             return
@@ -147,12 +176,12 @@ class Recorder:
                 late=not completion.ended,
             )
 
-    def chunks(self, events: Iterable[CacheEvent]) -> None:
-        """Chunks became available or left."""
+    def chunks(self, events: Sequence[CacheEvent]) -> None:
+        """Note chunks that became available or were removed."""
         for event in events:
             for keys in runs(event.keys):
                 self._add("chunks", tier=event.tier, event=event.kind.value, keys=keys)
 
-    def reset(self) -> None:
-        """The host tier is emptied."""
+    def reset_began(self) -> None:
+        """Note that the host tier is about to be emptied."""
         self._add("reset")

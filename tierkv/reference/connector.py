@@ -6,7 +6,7 @@ One step::
     build_connector_meta                                    exactly once, also in a step that computes nothing
     worker.start_step  ->  forward pass  ->  worker.queue_stores
     request_finished                                        per request that is done (also outside a step: abort)
-    worker.get_finished  ->  update_connector_output  ->  take_events
+    worker.get_finished  ->  update_connector_output  ->  events.take
 
 All calls come from the engine's thread, and none may wait for I/O.
 """
@@ -40,8 +40,19 @@ class KVConnectorWorker(Protocol):
         """What ended since the last call."""
 
 
+class EventSource(Protocol):
+    """The connector's events."""
+
+    def take(self) -> Iterable[CacheEvent]:
+        """Return what became available or unavailable since the last call."""
+
+
 class KVConnector(Protocol):
     """The side that decides."""
+
+    @property
+    def events(self) -> EventSource:
+        """Cache events, taken once per step."""
 
     @property
     def worker(self) -> KVConnectorWorker:
@@ -84,9 +95,6 @@ class KVConnector(Protocol):
         Returns:
             (False, None): its blocks may be reused at once. Whatever still reads one is flushed before it is reused.
         """
-
-    def take_events(self) -> Iterable[CacheEvent]:
-        """What became available or unavailable since the last call."""
 
     def reset_cache(self) -> None:
         """Forget everything cached. Never inside a step."""

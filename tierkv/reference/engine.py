@@ -298,7 +298,7 @@ class Engine:
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self._workers)
         report = self._connector.update_connector_output(output)
         self._scheduler.end_loads(report)
-        return tuple(self._connector.take_events())
+        return tuple(self._connector.events.take())
 
 
 def _workers(

@@ -7,11 +7,12 @@ and reports come back by it: tierkv brings no channel of its own, since every en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from tierkv.dispatch.copy_pool import CopyPool
+from tierkv.errors import EngineProtocolError
 from tierkv.frames.frame import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach
@@ -40,6 +41,22 @@ class WorkerSetup:
     verify_frames: bool
     verify_loads: bool
     completion_flags: MemoryHandle | None = None
+
+
+def setup_of_rank(setup: WorkerSetup | None, rank: int) -> WorkerSetup:
+    """Return the setup of one rank, from that of rank 0; None: the workers live in the stack's process.
+
+    Raises:
+        EngineProtocolError: there is no such rank, or the workers live in the stack's process.
+    """
+    if setup is None:
+        raise EngineProtocolError(
+            "the workers of this stack live in its own process; an engine whose workers do not says so with "
+            "EngineCapabilities(worker_processes=True)"
+        )
+    if not 0 <= rank < setup.geometry.num_workers:
+        raise EngineProtocolError(f"worker {rank}: this stack has workers 0 to {setup.geometry.num_workers - 1}")
+    return replace(setup, rank=rank)
 
 
 class ProcessWorker(Worker):

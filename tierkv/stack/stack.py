@@ -1,155 +1,286 @@
-"""A stack in service under our own scheduler: the calls that an engine makes.
-
-What every stack does, whoever schedules, stands in :mod:`tierkv.stack.core`; how one is wired in
-:mod:`tierkv.stack.opening`.
-"""
+"""Stack in service under tierkv's own scheduler: the calls that an engine makes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import ResetScope
-from tierkv.recording.recorder import Recorder
-from tierkv.recording.writer import RecordWriter
-from tierkv.stack.core import StackBase, StackParts
+from tierkv.metrics.stack_stats import StackStats
+from tierkv.scheduler.scheduler import OffloadScheduler
+from tierkv.stack.core import StackCore
+from tierkv.stack.events import StackEvents
+from tierkv.stack.introspection import StackIntrospection
+from tierkv.stack.journal import StepJournal
+from tierkv.stack.measurements import StackMetrics
+from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
+from tierkv.stack.tiers import StackTiers
+from tierkv.stack.wiring import StackWiring
 from tierkv.types.account import RequestAccount
-from tierkv.types.cache_events import CacheEvent
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
-from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+from tierkv.worker.rank_reports import RankReports
+from tierkv.worker.worker import Worker
 
 
-class Stack(StackBase):
+class Stack:
     """An open stack. Scheduler calls belong to the engine's scheduler thread, each worker to that worker's thread.
 
-    None of the calls waits for a tier, and none raises because of one: a broken tier is a miss, and counted. Errors of
-    the kind EngineProtocolError mean that the engine called out of order.
+    None of the calls of a step waits for a tier, and none raises because of one: a broken tier is a miss, and counted.
+    EngineProtocolError means that the engine called out of order.
+
+    Args:
+        wiring: the collaborators.
+        scheduler: decides what is loaded and stored.
+        rank_reports: joins the reports of several workers, or of workers in other processes; None: one worker here.
+        journal: records the steps.
+        clock: seconds, monotonic.
+        sleep: waits on the engine's thread, in :meth:`flush` only.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the composition root hands everything in
         self,
-        parts: StackParts,
+        wiring: StackWiring,
+        scheduler: OffloadScheduler,
+        rank_reports: RankReports | None,
+        journal: StepJournal,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(parts, clock, sleep)
-        self._parts = parts
-        self._scheduler = parts.scheduler
-        self._pending_report: LoadReport | None = None  # what a flush has learnt, until the engine comes for its report
+        core = StackCore(wiring, scheduler.begin_step, scheduler.validate, journal, clock, sleep)
+        stats = StackStats()
+        self.workers = wiring.workers
+        """Workers of this process, by rank; empty where the workers are other processes."""
+        self.namespace = wiring.namespace
+        """What makes the engine's KV bytes interchangeable."""
+        self.geometry = wiring.geometry
+        """Sizes of groups and chunks."""
+        self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes)
+        """Lower tiers: attach, detach, watch."""
+        self.events: StackEvents = core.events
+        """Cache events."""
+        self.metrics = StackMetrics(
+            wiring.counters, stats, wiring.dispatcher, wiring.changes, lambda: scheduler.prefill_tokens_per_s
+        )
+        """Counters and histograms."""
+        self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)
+        """State of this stack, for tests and for debugging by hand."""
+        self._core = core
+        self._scheduler = scheduler
+        self._rank_reports = rank_reports
+        self._counters = wiring.counters
+        self._stats = stats
+        self._journal = journal
+        self._is_recorded = journal.is_kept
+        self._clock = clock
+        self._begin_step = core.begin_step
+        self._pending_report: LoadReport | None = None  # collected by a flush, for the next report to the engine
 
-    def worker_lost(self, rank: int) -> LoadReport:
-        """A worker's process has ended: whatever it had not reported has failed, and is reported here in its place.
+    # -- workers -----------------------------------------------------------------------------------------------------
 
-        Call it only when the process is gone for good: slots that it wrote to may be used again at once.
+    @property
+    def worker(self) -> Worker:
+        """The worker of rank 0, or the only one.
 
         Raises:
-            EngineProtocolError: there is no such rank, or a stack of one worker in this process, which cannot be lost.
+            EngineProtocolError: the workers are other processes.
         """
-        if self._parts.rank_reports is None:
-            raise EngineProtocolError("the only worker of this stack lives in its own process: it cannot be lost alone")
-        return self.update_connector_output(self._parts.rank_reports.output_of_lost(rank))
+        if not self.workers:
+            raise EngineProtocolError(
+                "this stack has no worker in its own process: the engine said worker_processes=True. Give "
+                "stack.worker_setup(rank) to each worker's process and call open_worker with it there"
+            )
+        return self.workers[0]
 
-    # -- what an engine calls ----------------------------------------------------------------------------------------
+    def worker_setup(self, rank: int) -> WorkerSetup:
+        """Everything that the process of a worker needs for ``open_worker``; it pickles.
+
+        Raises:
+            EngineProtocolError: there is no such rank, or the workers live in this process.
+        """
+        return setup_of_rank(self._core.wiring.setup, rank)
+
+    def worker_lost(self, rank: int) -> LoadReport:
+        """Report every pending transfer of a worker as failed, because its process has ended.
+
+        Call it only when the process has exited for good: slots that it wrote to may be reused at once.
+
+        Raises:
+            EngineProtocolError: there is no such rank, or the stack has one worker in this process, which cannot be
+                lost alone.
+        """
+        if self._rank_reports is None:
+            raise EngineProtocolError("the only worker of this stack lives in its own process: it cannot be lost alone")
+        return self.update_connector_output(self._rank_reports.output_of_lost(rank))
+
+    # -- step --------------------------------------------------------------------------------------------------------
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
-        """Show the engine's free blocks; see :meth:`OffloadScheduler.register_free_queue`."""
+        """Register the engine's queue of free blocks; once, before the first step. ``store.plan = "lazy"`` needs it.
+
+        Args:
+            queue: the engine's free blocks, the next one to be allocated first.
+            max_batched_tokens: tokens that the engine computes in one step at most.
+        """
         self._scheduler.register_free_queue(queue, max_batched_tokens)
 
     def on_new_request(self, request: Request) -> None:
-        """A request has arrived; see :meth:`OffloadScheduler.on_new_request`."""
+        """Register a request. A repeated call has no effect.
+
+        Raises:
+            EngineProtocolError: its id is empty, or belongs to a finished request with a pending report.
+        """
         self._begin_step()
         self._scheduler.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How much can be loaded; see :meth:`OffloadScheduler.get_num_new_matched_tokens`."""
+        """Return the number of tokens beyond ``num_computed_tokens`` that can be loaded. Idempotent within a step.
+
+        The offered chunks stay reserved until :meth:`update_state_after_alloc`.
+
+        Returns:
+            (tokens, tokens > 0); the load is asynchronous. (None, False): deferred, ask again next step.
+
+        Raises:
+            EngineProtocolError: the request has finished and still has transfers in flight, or its id is empty.
+        """
+        expired = self._counters.deadlines_expired
         self._begin_step()
         began_s = self._clock()
         answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
         self._stats.looked_up(request.request_id, began_s, self._clock(), answered=answer[0] is not None)
+        if self._is_recorded:
+            has_expired = self._counters.deadlines_expired > expired
+            self._journal.answered(request.request_id, num_computed_tokens, answer[0], expired=has_expired)
         return answer
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
-        """Blocks were allocated; see :meth:`OffloadScheduler.update_state_after_alloc`."""
+        """Start the load of ``num_external_tokens`` tokens into allocated blocks; 0: load nothing.
+
+        Raises:
+            EngineProtocolError: more tokens than were offered, a part of them where a group has a window, tables too
+                short for them, or a load still runs. The state is unchanged then.
+        """
         self._begin_step()
         self._scheduler.update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
-        """This step's instructions to the workers; see :meth:`OffloadScheduler.build_connector_meta`."""
+        """Return this step's instructions to all workers. Call it exactly once per step, after scheduling.
+
+        Raises:
+            EngineProtocolError: a scheduled request still loads, or its block table is too short.
+        """
         self._begin_step()
         meta = self._scheduler.build_connector_meta(step)
-        self._in_step = False
-        if self._parts.rank_reports is not None:
-            self._parts.rank_reports.add_jobs(meta)
-        self._hand_out()
+        if self._rank_reports is not None:
+            self._rank_reports.add_jobs(meta)
+        self._core.end_step()
+        if self._is_recorded:
+            self._journal.jobs_began(meta)
         return meta
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
-        """What a worker reported, or several; see :meth:`OffloadScheduler.update_connector_output`."""
+        """Process the report of one worker or several.
+
+        Returns:
+            Requests whose load or last store has ended, and blocks without valid data.
+        """
+        reported = output
         if output.transfers:
             self._stats.transferred(output.transfers)
-        if self._parts.rank_reports is not None and not output.is_empty:
-            output = self._parts.rank_reports.merge_output(output)
+        if self._rank_reports is not None and not output.is_empty:
+            output = self._rank_reports.merge_output(output)
         report = self._scheduler.update_connector_output(output)
         if self._pending_report is not None:
             report, self._pending_report = _joined(self._pending_report, report), None
         if not output.is_empty:
-            self._hand_out()
+            self._core.submit_ops()
+        if self._is_recorded:
+            self._journal.jobs_ended(reported)
         return report
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
-        """A request ended; see :meth:`OffloadScheduler.request_finished`."""
+        """End a request, for whatever reason.
+
+        Returns:
+            (False, None): its blocks may be reused at once. (True, None), only for engines with
+            ``delays_free_blocks``: its blocks may be reused when a :class:`LoadReport` names the request.
+        """
         self._stats.finished(request.request_id, self._clock())
-        return self._scheduler.request_finished(request, block_ids)
+        result = self._scheduler.request_finished(request, block_ids)
+        if self._is_recorded:
+            self._journal.finished(request.request_id, self.request_account(request.request_id))
+        return result
 
     def request_account(self, request_id: str) -> RequestAccount | None:
-        """Which tier served which tokens of a request, what it stored and what it waited for.
+        """Return a request's hit tokens by tier, stored tokens and waiting times.
 
-        Of a request that has ended it can be had until some thousands more have ended. None: unknown, or too long ago.
+        The account of an ended request is kept until some thousands more have ended. None: unknown, or no longer kept.
         """
         return self._scheduler.request_account(request_id)
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
         """Empty the host tier, or with ``scope="all"`` every tier, between steps.
 
-        Nothing of before is answered from now on. Lower tiers delete their chunks over the next steps, and take new
-        ones when they have; flush and close wait for it. What a crash, or a detachment meanwhile, leaves undeleted is
-        found again when the tier is opened: weights that have changed want another ``namespace.epoch`` instead.
+        No chunk stored before is found from now on. Lower tiers delete their chunks over the next steps, and accept new
+        ones afterwards; flush and close wait for it. Chunks that a crash, or a detachment meanwhile, keeps from being
+        deleted are found again when the tier is opened: changed weights need another ``namespace.epoch`` instead.
 
         Raises:
             EngineProtocolError: inside a step; or with "all", where a tier is shared or read-only: nothing has changed.
         """
+        self._journal.reset_began()
         self._scheduler.reset_cache(scope)
-        self._hand_out()
+        self._core.submit_ops()
 
     def has_pending_work(self) -> bool:
-        """Whether the engine should go on stepping: transfers are in flight, or to come, or their end is to be told."""
-        return self._scheduler.has_pending_work or self._pending_report is not None or self._parts.changes.pending
+        """Whether the engine should keep stepping: transfers, reports or changes of tiers are pending."""
+        return self._scheduler.has_pending_work or self._pending_report is not None or self._core.wiring.changes.pending
 
-    @property
-    def prefill_tokens_per_s(self) -> float | None:
-        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
-        return self._scheduler.prefill_tokens_per_s
+    # -- the end -----------------------------------------------------------------------------------------------------
 
-    # -- for the step loop -------------------------------------------------------------------------------------------
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Write everything stored so far to the tiers that accept writes. Not for the engine's step path: it waits.
 
-    def _step_began(self, now_s: float) -> None:
-        self._scheduler.begin_step(now_s)
+        A tier with ``write = "back"`` gets every host chunk that it lacks; one with ``"on_reuse"`` only reused chunks.
+        A reset of all tiers is completed.
 
-    def _check(self) -> None:
-        self._scheduler.validate()
+        Where workers are other processes, the engine drains them and hands in their reports before the call. Loads that
+        end meanwhile are part of the next report.
 
-    def _take_in_reports(self) -> None:
+        Returns:
+            Whether all chunks were written in time, and none was dropped or failed meanwhile.
+        """
+        return self._core.flush(timeout_s, self._collect_reports)
+
+    def _collect_reports(self) -> None:
         for worker in self.workers:
             worker.drain()
         output = WorkerOutput.aggregate(worker.get_finished() for worker in self.workers)
         report = self.update_connector_output(output)
         self._pending_report = None if report == LoadReport() else report
 
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Hand out pending stores, flush, then release threads, files and memory. Idempotent.
+
+        Workers in other processes get no further instructions. To lose nothing, such an engine steps and hands in their
+        reports until :meth:`has_pending_work` is false.
+
+        Returns:
+            Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
+        """
+        return self._core.close(timeout_s, self._write_back)
+
+    def _write_back(self, timeout_s: float) -> bool:
+        self._take_last_step()
+        return self.flush(timeout_s) and not self._scheduler.has_transfers
+
     def _take_last_step(self) -> None:
-        """A request that has ended may have left stores to the next step's instructions, and no step will come."""
+        """Hand out the stores of ended requests that were meant for the next step's instructions."""
         if not self.workers or not self._scheduler.has_pending_work:
             return
         with suppress(EngineProtocolError):  # no KV tensors, or no queue, were ever registered: the jobs stay undone
@@ -158,93 +289,21 @@ class Stack(StackBase):
                 worker.start_step(meta)
                 worker.queue_stores(meta)
 
-    def _at_rest(self) -> bool:
-        return not self._scheduler.has_transfers
+    def __enter__(self) -> Self:
+        """Return the open stack."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
 
 
 def _joined(first: LoadReport, later: LoadReport) -> LoadReport:
-    """Both reports as one."""
+    """Join two reports."""
     return LoadReport(
         first.finished | later.finished,
         first.invalid_block_ids | later.invalid_block_ids,
         first.finished_sending | later.finished_sending,
     )
-
-
-class RecordedStack(Stack):
-    """The same stack, with each call's news passed to a recorder, and each step's entries to a writer."""
-
-    def __init__(
-        self,
-        parts: StackParts,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-        writer: RecordWriter,
-    ) -> None:
-        super().__init__(parts, clock, sleep)
-        self._writer = writer
-        self._recorder = Recorder(writer, parts.changes.names, clock)
-        self._scheduler.view.watcher = self._recorder.request_changed
-        self._passes_events_on = True
-
-    def _begin_step(self) -> None:
-        if not self._in_step:
-            self._recorder.begin_step()
-        super()._begin_step()
-
-    def _on_news(self, completion: Completion | TierHealth) -> None:
-        self._recorder.completion(completion)
-        super()._on_news(completion)
-
-    def _submit(self, op: TierOp) -> None:
-        self._recorder.op_began(op)
-        super()._submit(op)
-
-    def _pass_on(self, events: Sequence[CacheEvent]) -> None:
-        self._recorder.chunks(events)
-        super()._pass_on(events)
-
-    def _hand_out(self) -> None:
-        super()._hand_out()
-        self._recorder.hand_over()
-        self.counters.entries_dropped = self._writer.dropped
-
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """The same, and noted with its reason."""
-        before = self.counters.deadlines_expired
-        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        note = self._scheduler.view.explain_answer(request.request_id, answer[0])
-        expired = self.counters.deadlines_expired > before
-        self._recorder.answered(request.request_id, num_computed_tokens, answer[0], note, expired=expired)
-        return answer
-
-    def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
-        """The same, and noted."""
-        meta = super().build_connector_meta(step)
-        self._recorder.jobs_began(meta)
-        return meta
-
-    def update_connector_output(self, output: WorkerOutput) -> LoadReport:
-        """The same, and noted."""
-        report = super().update_connector_output(output)
-        self._recorder.jobs_ended(output, lambda job_id: not self._scheduler.view.has_job(job_id))
-        return report
-
-    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
-        """The same, and noted with the request's account."""
-        result = super().request_finished(request, block_ids)
-        self._recorder.finished(request.request_id, self.request_account(request.request_id))
-        return result
-
-    def reset_cache(self, scope: ResetScope = "host") -> None:
-        """The same, and noted."""
-        self._recorder.reset()
-        super().reset_cache(scope)
-
-    def close(self, timeout_s: float = 30.0) -> bool:
-        """The same; the record is complete then."""
-        try:
-            return super().close(timeout_s)
-        finally:
-            self._recorder.hand_over()
-            self._writer.close(timeout_s)

@@ -11,16 +11,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from tierkv.errors import EngineProtocolError
 from tierkv.manager.contract import HOST, RequestContext, ResetScope
-from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJob
-from tierkv.stack.core import StackBase, StagedParts
-from tierkv.stack.remote_worker import WorkerSetup
+from tierkv.metrics.stack_stats import StackStats
+from tierkv.scheduler.requests.hint_reader import HintReader
+from tierkv.scheduler.staged.staged_jobs import NO_FLAG, StagedJob, StagedJobs
+from tierkv.scheduler.staged.staged_lookups import StagedLookups
+from tierkv.stack.core import StackCore
+from tierkv.stack.events import StackEvents
+from tierkv.stack.introspection import StackIntrospection
+from tierkv.stack.journal import NoJournal
+from tierkv.stack.measurements import StackMetrics
+from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
+from tierkv.stack.tiers import StackTiers
+from tierkv.stack.wiring import StackWiring
 from tierkv.types.keys import GROUP_BYTES, Key
 from tierkv.types.lookup import LookupResult
 from tierkv.types.transfers import SlotRef
+from tierkv.worker.completion_flags import CompletionFlags
+from tierkv.worker.staged_seals import StagedSeals
 
 DESCRIBED = ("tiers", "blocks_per_chunk", "host_slots", "host_slot_bytes")
 """What :meth:`StagedStack.describe` tells."""
@@ -48,32 +60,69 @@ class StagedStore:
     evicted: tuple[Key, ...]
 
 
-class StagedStack(StackBase):
+class StagedStack:
     """An open stack. All calls belong to the engine's scheduler thread; workers are opened with ``open_worker``.
 
-    A step begins with its first question and ends with :meth:`end_step`. Keys end with the number of their group.
+    A step begins with its first lookup and ends with :meth:`end_step`. Keys end with the number of their group.
+
+    Args:
+        wiring: the collaborators.
+        lookups: answers which chunks can be loaded.
+        jobs: transfers in flight.
+        flags: shared memory in which workers mark ended transfers.
+        seals: seal and verify stored chunks.
+        hints: reads the hints of requests.
+        group_ids: the number at the end of the keys of each group.
+        clock: seconds, monotonic.
+        sleep: waits on the engine's thread, in :meth:`flush` only.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root hands everything in
         self,
-        parts: StagedParts,
+        wiring: StackWiring,
+        *,
+        lookups: StagedLookups,
+        jobs: StagedJobs,
+        flags: CompletionFlags,
+        seals: StagedSeals,
+        hints: HintReader,
+        group_ids: tuple[int, ...],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(parts, clock, sleep)
-        self._parts = parts
-        self._lookups = parts.lookups
-        self._jobs = parts.jobs
-        self._groups = {number.to_bytes(GROUP_BYTES, "big"): i for i, number in enumerate(parts.group_ids)}
-        self._sources: dict[str, dict[Key, str]] = {}  # of each request's last load, the chunks from below
+        core = StackCore(wiring, self._begin_scheduling, self._check, NoJournal(), clock, sleep)
+        self.namespace = wiring.namespace
+        """What makes the engine's KV bytes interchangeable."""
+        self.geometry = wiring.geometry
+        """Sizes of groups and chunks."""
+        self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes)
+        """Lower tiers: attach, detach, watch."""
+        self.events: StackEvents = core.events
+        """Cache events."""
+        self.metrics = StackMetrics(wiring.counters, StackStats(), wiring.dispatcher, wiring.changes, lambda: None)
+        """Counters and histograms."""
+        self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)
+        """State of this stack, for tests and for debugging by hand."""
+        self._core = core
+        self._manager = wiring.manager
+        self._counters = wiring.counters
+        self._lookups = lookups
+        self._jobs = jobs
+        self._flags = flags
+        self._seals = seals
+        self._hints = hints
+        self._clock = clock
+        self._begin_step = core.begin_step
+        self._groups = {number.to_bytes(GROUP_BYTES, "big"): i for i, number in enumerate(group_ids)}
+        self._sources: dict[str, dict[Key, str]] = {}  # per request: the tiers of its last load's chunks from below
 
     def worker_setup(self, rank: int) -> WorkerSetup:
-        """What the process of that worker must know; it pickles. See :func:`tierkv.stack.remote_worker.open_worker`.
+        """Everything that the process of a worker needs for ``open_worker``; it pickles.
 
         Raises:
             EngineProtocolError: there is no such rank.
         """
-        return replace(super().worker_setup(rank), completion_flags=self._parts.completion_flags.handle)
+        return replace(setup_of_rank(self._core.wiring.setup, rank), completion_flags=self._flags.handle)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -87,7 +136,7 @@ class StagedStack(StackBase):
             params: what the engine's user attached, hints among it.
             load_tiers: names of tiers that a hit may come from; None: all. Hints may allow fewer.
         """
-        hints = self._parts.hints.read(request_id, params)
+        hints = self._hints.read(request_id, params)
         if load_tiers is not None:
             allowed = load_tiers if hints.load_tiers is None else hints.load_tiers & load_tiers
             hints = replace(hints, load_tiers=allowed)
@@ -95,7 +144,7 @@ class StagedStack(StackBase):
 
     def lookup(self, request_id: str, key: Key, end_token: int) -> LookupResult:
         """Whether a chunk can be loaded; see :meth:`StagedLookups.lookup`."""
-        if not self._in_step:
+        if not self._core.in_step:  # saves a call per chunk
             self._begin_step()
         return self._lookups.lookup(request_id, key, self._group_of(key), end_token)
 
@@ -115,8 +164,7 @@ class StagedStack(StackBase):
         for request_id in (*started, *preempted):
             self._lookups.close_lookup(request_id)
         self._lookups.end_step()
-        self._in_step = False
-        self._hand_out()
+        self._core.end_step()
 
     def _group_of(self, key: Key) -> int:
         group = self._groups.get(key[-GROUP_BYTES:])
@@ -147,9 +195,9 @@ class StagedStack(StackBase):
         """Chunks by tier, and the tokens of one group's: the first in lookup order of which anything is loaded."""
         lead = next((index for index in self.geometry.lookup_order if index in groups), None)
         for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
-            self.counters.chunks_hit[source] += chunks
+            self._counters.chunks_hit[source] += chunks
             if group == lead:
-                self.counters.tokens_loaded[source] += chunks * self.geometry.groups[group].chunk_tokens
+                self._counters.tokens_loaded[source] += chunks * self.geometry.groups[group].chunk_tokens
 
     def load_source(self, request_id: str, key: Key) -> str:
         """The tier that a chunk of the request's last load came from."""
@@ -161,7 +209,7 @@ class StagedStack(StackBase):
         if job is not None:
             self._tell_time()
             self._manager.complete_load(job.slots)
-            self._hand_out()
+            self._core.submit_ops()
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
@@ -181,9 +229,9 @@ class StagedStack(StackBase):
         if not wanted:
             return StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ())
         self._tell_time()
-        number = self._parts.completion_flags.allocate(is_store=True)
+        number = self._flags.allocate(is_store=True)
         if number == NO_FLAG:
-            self.counters.stores_refused += 1
+            self._counters.stores_refused += 1
             return None
         offered = [(key, self._group_of(key)) for key in wanted]
         grant, taken = self._manager.prepare_store(offered, ctx), len(offered)
@@ -192,15 +240,15 @@ class StagedStack(StackBase):
             taken = max(taken // 2, least)
             grant = self._manager.prepare_store(offered[:taken], ctx)
         if grant is not None:
-            self.counters.chunks_not_stored += len(offered) - taken
+            self._counters.chunks_not_stored += len(offered) - taken
         if grant is None or not grant.keys:
-            self._parts.completion_flags.release(number)
+            self._flags.release(number)
         if grant is None:
             return None
         group_of = dict(offered)
         groups = tuple([group_of[key] for key in grant.keys])
         if grant.keys:
-            self._parts.staged_seals.open_slots(grant.slots)
+            self._seals.open_slots(grant.slots)
             self._jobs.begin_store(grant.keys, groups, grant.slots, number)
         return StagedStore(StagedTransfer(number, grant.keys, groups, grant.slots), grant.evicted)
 
@@ -213,9 +261,9 @@ class StagedStack(StackBase):
         if jobs:
             self._tell_time()
         for job in jobs:
-            self._end_store(job, self._parts.staged_seals.seal_slots(_chunks(job)) if success else frozenset(job.keys))
+            self._end_store(job, self._seals.seal_slots(_chunks(job)) if success else frozenset(job.keys))
         if jobs:
-            self._hand_out()
+            self._core.submit_ops()
 
     def _end_store(self, job: StagedJob, failed: frozenset[Key]) -> None:
         self._manager.complete_store(job.slots, failed)
@@ -223,7 +271,7 @@ class StagedStack(StackBase):
         good = job.groups.count(lead)
         if failed:
             good -= sum(group == lead and key in failed for key, group, _ in _chunks(job))
-        self.counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
+        self._counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Recency only."""
@@ -244,7 +292,7 @@ class StagedStack(StackBase):
         self._lookups.reset()
         self._manager.reset_cache(scope)
         self._jobs.orphan_all()
-        self._hand_out()
+        self._core.submit_ops()
 
     def workers_flushed(self) -> None:
         """The engine says itself that all that was in flight at the last reset has ended."""
@@ -257,28 +305,23 @@ class StagedStack(StackBase):
             else:
                 self._manager.complete_load(job.slots)
 
-    @property
-    def prefill_tokens_per_s(self) -> float | None:
-        """Never known: nobody tells this kind of stack what is computed."""
-        return None
-
     def describe(self) -> dict[str, str | int]:
         """Facts that do not change, by the names in :data:`DESCRIBED`."""
-        arena = self._base.arena
-        facts = (",".join((HOST, *self.tier_names)), self.geometry.blocks_per_chunk, arena.num_slots, arena.slot_bytes)
+        arena = self._core.wiring.arena
+        facts = (",".join((HOST, *self.tiers.names)), self.geometry.blocks_per_chunk, arena.num_slots, arena.slot_bytes)
         return dict(zip(DESCRIBED, facts, strict=True))
 
     def has_pending_work(self) -> bool:
         """Whether a transfer is in flight, or tiers come or go: the engine should go on stepping."""
-        return self._jobs.any or self._base.changes.pending
+        return self._jobs.any or self._core.wiring.changes.pending
 
     def _tell_time(self) -> None:
         """Between steps too, things begin that have a deadline: a step may take long, and the engine may have slept."""
         self._manager.tell_time(self._clock())
 
-    # -- for the step loop -------------------------------------------------------------------------------------------
+    # -- step loop ---------------------------------------------------------------------------------------------------
 
-    def _step_began(self, now_s: float) -> None:
+    def _begin_scheduling(self, now_s: float) -> None:
         self._take_orphans()
         self._lookups.begin_step(now_s)
 
@@ -286,24 +329,47 @@ class StagedStack(StackBase):
         self._manager.validate()
         self._lookups.validate()
 
-    def _take_in_reports(self) -> None:
-        """The engine's to do, its workers are never ours; but what they have marked has ended, reported or not."""
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Write everything stored so far to the tiers that accept writes. Not for the engine's step path: it waits.
+
+        A tier with ``write = "back"`` gets every host chunk that it lacks; one with ``"on_reuse"`` only reused chunks.
+        A reset of all tiers is completed. Stores that every worker has marked are taken in, reported or not.
+
+        Returns:
+            Whether all chunks were written in time, and none was dropped or failed meanwhile.
+        """
+        return self._core.flush(timeout_s, self._collect_reports)
+
+    def _collect_reports(self) -> None:
         self._take_orphans()
         for job in self._jobs.take_flagged_stores():
-            self._end_store(job, self._parts.staged_seals.seal_slots(_chunks(job)))
-
-    def _take_last_step(self) -> None:
-        """Nothing is ever kept back here."""
-
-    def _at_rest(self) -> bool:
-        return not self._jobs.any
+            self._end_store(job, self._seals.seal_slots(_chunks(job)))
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """Flush, then release threads, files and memory. Idempotent; see :meth:`StackBase.close`."""
+        """Flush, then release threads, files and memory. Idempotent.
+
+        Returns:
+            Whether everything that was stored, or pending, reached its tiers. A second call repeats the answer.
+        """
         try:
-            return super().close(timeout_s)
+            return self._core.close(timeout_s, self._write_back)
         finally:
-            self._parts.completion_flags.close()
+            self._flags.close()
+
+    def _write_back(self, timeout_s: float) -> bool:
+        return self.flush(timeout_s) and not self._jobs.any
+
+    def __enter__(self) -> Self:
+        """Return the open stack."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
 
 
 def _chunks(job: StagedJob) -> Iterable[tuple[Key, int, SlotRef]]:

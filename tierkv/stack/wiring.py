@@ -1,12 +1,16 @@
-"""What is wired alike in every stack: memory, tiers, dispatch and manager; and what is closed again if it fails."""
+"""Wiring that both kinds of stack share: memory, tiers, dispatch, workers, observers.
+
+:func:`plan_stack` checks description and engine against each other. :func:`open_tiers` opens everything that has to be
+closed again. Then the sans-I/O core is wired over the opened tiers (:mod:`tierkv.scheduler.wiring`), and
+:func:`connect` joins both into a :class:`StackWiring`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
 
 from tierkv.abc import Codec
 from tierkv.config.resolving import ResolvedStack
@@ -25,7 +29,6 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.plugins.registry import PluginRegistry
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.events.event_queue import EventQueue
-from tierkv.stack.core import BaseParts, StackBase
 from tierkv.stack.observers import Observers
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.stack.tier_factory import TierOpener, close_backend, dispatch_limits, share_host_slots
@@ -38,11 +41,93 @@ from tierkv.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
 
-StackT = TypeVar("StackT", bound=StackBase)
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """Everything that is known before anything is opened."""
+
+    resolved: ResolvedStack
+    """The description, with its plugins and their options."""
+    engine: EngineSpec
+    """The engine's shape."""
+    registry: PluginRegistry
+    """The installed plugins."""
+    runtime: Runtime
+    """Time, chance and threads."""
+    geometry: Geometry
+    """Sizes of groups and chunks."""
+    namespace: Namespace
+    """What makes the engine's KV bytes interchangeable."""
+    sealer: FrameSealer
+    """Seals and verifies frames."""
+    counters: CoreCounters
+    """Counters of scheduler and manager."""
+
+    @property
+    def config(self) -> StackConfig:
+        """The description."""
+        return self.resolved.config
+
+    @property
+    def verify_loads(self) -> bool:
+        """Whether workers verify each chunk on its way to the GPU."""
+        return self.config.host.verify and self.sealer.verify
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTiers:
+    """Everything of a stack that holds memory, files or threads, but its workers."""
+
+    arena: HostArena
+    """Memory of the host tier."""
+    shared: SharedMemory | None
+    """The arena's memory, where workers are other processes."""
+    dispatcher: Dispatcher
+    """Runs the operations of the tiers."""
+    opener: TierOpener
+    """Opened the tiers, and opens those attached later."""
+    codecs: Mapping[str, Codec]
+    """Codecs in use, by name."""
+    lower: Sequence[LowerTier]
+    """The tiers as the manager knows them, still empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackWiring:
+    """Collaborators of a stack, as built by the wiring code."""
+
+    manager: OffloadManager
+    """Owner of all chunks."""
+    dispatcher: Dispatcher
+    """Runs the operations of the tiers."""
+    workers: tuple[Worker, ...]
+    """Workers of this process, by rank; empty where the workers are other processes."""
+    copies: tuple[CopyPool, ...]
+    """Copy threads of those workers."""
+    arena: HostArena
+    """Memory of the host tier."""
+    shared: SharedMemory | None
+    """The arena's memory, where workers are other processes."""
+    setup: WorkerSetup | None
+    """Setup of rank 0, where workers are other processes."""
+    namespace: Namespace
+    """What makes the engine's KV bytes interchangeable."""
+    geometry: Geometry
+    """Sizes of groups and chunks."""
+    counters: CoreCounters
+    """Counters of scheduler and manager."""
+    observers: Observers
+    """Plugins that observe cache events."""
+    events: EventQueue
+    """Events that the engine has not taken yet."""
+    changes: TierChanges
+    """Tiers to be attached or detached."""
+    completions_per_step_max: int
+    """I/O results taken in per step; the rest waits."""
 
 
 def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) -> Namespace:
-    """Everything that makes the engine's KV bytes interchangeable, with what the user says about it."""
+    """Return everything that makes the engine's KV bytes interchangeable; the description overrides the engine."""
     named = config.namespace
     return Namespace(
         model=named.model if named.model is not None else engine.model,
@@ -61,181 +146,153 @@ def namespace_of(config: StackConfig, engine: EngineSpec, geometry: Geometry) ->
     )
 
 
-class Assembly(ABC, Generic[StackT]):
-    """One opening of one stack; keeps what was opened, to close it again if a later part fails."""
+def plan_stack(
+    resolved: ResolvedStack, engine: EngineSpec, registry: PluginRegistry, runtime: Runtime, *, verify_frames: bool
+) -> StackPlan:
+    """Derive geometry, namespace and seal from description and engine.
 
-    def __init__(
-        self,
-        resolved: ResolvedStack,
-        engine: EngineSpec,
-        registry: PluginRegistry,
-        runtime: Runtime,
-        *,
-        verify_frames: bool,
-    ) -> None:
-        self.resolved = resolved
-        self.config = resolved.config
-        self.registry = registry
-        self.runtime = runtime
-        self.counters = CoreCounters()
-        self.engine = engine
-        self.geometry = Geometry.of(engine, blocks=self.config.chunk.blocks, tokens=self.config.chunk.tokens)
-        self.namespace = namespace_of(self.config, engine, self.geometry)
-        self.sealer = FrameSealer(self.namespace.fingerprint(), verify=verify_frames)
-        if engine.replica < 0:
-            raise ConfigError(f"replica = {engine.replica}: the replicas of an engine are counted from 0")
-        self.check()
-        self.verify_loads = self.config.host.verify and verify_frames
-        self.shared = SharedMemory() if engine.capabilities.worker_processes else None
-        if engine.num_workers > PARTS_MAX:
-            raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
+    Raises:
+        ConfigError: they do not fit each other.
+    """
+    config = resolved.config
+    geometry = Geometry.of(engine, blocks=config.chunk.blocks, tokens=config.chunk.tokens)
+    namespace = namespace_of(config, engine, geometry)
+    sealer = FrameSealer(namespace.fingerprint(), verify=verify_frames)
+    if engine.replica < 0:
+        raise ConfigError(f"replica = {engine.replica}: the replicas of an engine are counted from 0")
+    if engine.num_workers > PARTS_MAX:
+        raise ConfigError(f"num_workers = {engine.num_workers}: a chunk has room for the parts of {PARTS_MAX}")
+    return StackPlan(resolved, engine, registry, runtime, geometry, namespace, sealer, CoreCounters())
 
-    @abstractmethod
-    def check(self) -> None:
-        """Whether description and engine go together with this kind of stack.
 
-        Raises:
-            ConfigError: they do not.
-        """
+def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
+    """Map the arena, open the lower tiers and start their dispatch. undo: closes them if a later part fails.
 
-    @abstractmethod
-    def wire(self, base: BaseParts, undo: contextlib.ExitStack) -> StackT:
-        """The stack. undo: closes what is opened here, should anything fail."""
-
-    def build(self) -> StackT:
-        """The wired stack."""
-        with contextlib.ExitStack() as undo:
-            memory = private_memory if self.shared is None else self.shared.map
-            if self.shared is not None:
-                undo.callback(self.shared.close)
-            arena = HostArena(self.config.host.capacity, self.geometry.payload_bytes_max, memory)
-            undo.callback(arena.close)
-            runtime, counters = self.runtime, self.counters
-            opener = TierOpener(
-                self.registry, runtime, self.namespace, self.sealer, arena, counters,
-                self.config.tenants.tracked_max, self.engine.replica,
-            )  # fmt: skip
-            codecs = opener.open_codecs(self.resolved.tiers)
-            with contextlib.ExitStack() as unopened:
-                tiers = self._open_tiers(opener, codecs, unopened)
-                unopened.pop_all()  # from here on the dispatcher closes them
-            limits = [dispatch_limits(tier) for tier in self.resolved.tiers]
-            dispatcher = Dispatcher(
-                tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep
-            )
-            undo.callback(dispatcher.close, 0.0)
-            tables = [
-                opener.table(index, resolved, tier.backend)
-                for index, (resolved, tier) in enumerate(zip(self.resolved.tiers, tiers, strict=True))
-            ]
-            stack = self.wire(self._base(arena, dispatcher, opener, codecs, tables), undo)
-            undo.pop_all()
-        return stack
-
-    def _base(
-        self,
-        arena: HostArena,
-        dispatcher: Dispatcher,
-        opener: TierOpener,
-        codecs: Mapping[str, Codec],
-        lower: Sequence[LowerTier],
-    ) -> BaseParts:
-        config, counters = self.config, self.counters
-        share_host_slots(lower, arena.num_slots)
-        host = HostTier(arena.num_slots, opener.host_policy(config.host, self.resolved.host_policy, arena.num_slots))
-        manager = OffloadManager(
-            host,
-            lower,
-            [group.payload_bytes for group in self.geometry.groups],
-            max(1, int(arena.num_slots * config.host.reserved_share)),
-            counters,
-        )
-        self._recover(lower, dispatcher)
-        workers, copies = self._workers(arena)
-        block_events = self.block_events()
-        return BaseParts(
-            manager=manager,
-            dispatcher=dispatcher,
-            workers=workers,
-            copies=copies,
-            arena=arena,
-            shared=self.shared,
-            setup=self._setup(arena),
-            namespace=self.namespace,
-            geometry=self.geometry,
-            counters=counters,
-            observers=self._observers(),
-            block_events=block_events,
-            events=EventQueue(block_events, counters, kept=config.events.enabled),
-            changes=TierChanges(
-                opener,
-                self.registry,
-                self.runtime,
-                codecs,
-                manager=manager,
-                dispatcher=dispatcher,
-                names=[tier.config.name for tier in self.resolved.tiers],
-                num_slots=arena.num_slots,
-            ),
-            completions_per_step_max=config.lookup.completions_per_step_max,
-        )
-
-    def block_events(self) -> BlockEvents:
-        """What describes events; here nobody does."""
-        return BlockEvents(self.geometry, self.counters, _log.warning, active=False)
-
-    def _workers(self, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
-        """The workers of this process and their threads: one pool each, since each belongs to a thread of its own."""
-        if self.shared is not None:
-            return (), ()
-        threads = self.config.host.copy_threads
-        runtime = self.runtime
-        names = [f"tierkv-copy-{rank}" for rank in range(self.engine.num_workers)]
-        pools = tuple(
-            CopyPool(threads, name=name, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep) for name in names
-        )
-        workers = tuple(
-            Worker(
-                arena, self.sealer, self.geometry, pool.submit,
-                rank=rank, verify_loads=self.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
-                gpu_staging_bytes=self.config.host.gpu_staging,
-            )
-            for rank, pool in enumerate(pools)
-        )  # fmt: skip
-        return workers, pools
-
-    def _setup(self, arena: HostArena) -> WorkerSetup | None:
-        """What workers in other processes must know, for rank 0."""
-        if self.shared is None:
-            return None
-        return WorkerSetup(
-            rank=0,
-            geometry=self.geometry,
-            namespace=self.sealer.namespace,
-            arena=self.shared.handle(arena),
-            copy_threads=self.config.host.copy_threads,
-            gpu_staging_bytes=self.config.host.gpu_staging,
-            verify_frames=self.sealer.verify,
-            verify_loads=self.verify_loads,
-        )
-
-    def _observers(self) -> Observers:
-        """Observers have a thread of their own: a slow one must not delay copies."""
-        if not self.registry.has_observers:
-            return Observers(None, None)
-        return Observers(self.registry.observe, CopyPool(name="tierkv-observe", spawn=self.runtime.spawn).submit)
-
-    def _open_tiers(self, opener: TierOpener, codecs: Mapping[str, Codec], undo: contextlib.ExitStack) -> list[Tier]:
-        tiers = []
-        for resolved in self.resolved.tiers:
+    Raises:
+        BackendError: a tier cannot be opened.
+        PluginError: a plugin is broken.
+        ConfigError: a codec does not suit the engine's payloads.
+    """
+    config, runtime = plan.config, plan.runtime
+    shared = SharedMemory() if plan.engine.capabilities.worker_processes else None
+    if shared is not None:
+        undo.callback(shared.close)
+    memory = private_memory if shared is None else shared.map
+    arena = HostArena(config.host.capacity, plan.geometry.payload_bytes_max, memory)
+    undo.callback(arena.close)
+    opener = TierOpener(
+        plan.registry, runtime, plan.namespace, plan.sealer, arena, plan.counters,
+        config.tenants.tracked_max, plan.engine.replica,
+    )  # fmt: skip
+    codecs = opener.open_codecs(plan.resolved.tiers)
+    with contextlib.ExitStack() as unopened:
+        tiers: list[Tier] = []
+        for resolved in plan.resolved.tiers:
             tier = opener.open(resolved, codecs)
-            undo.callback(close_backend, tier.backend)
+            unopened.callback(close_backend, tier.backend)
             tiers.append(tier)
-        return tiers
+        unopened.pop_all()  # from here on the dispatcher closes them
+    limits = [dispatch_limits(resolved) for resolved in plan.resolved.tiers]
+    dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep)
+    undo.callback(dispatcher.close, 0.0)
+    lower = [
+        opener.table(index, resolved, tier.backend)
+        for index, (resolved, tier) in enumerate(zip(plan.resolved.tiers, tiers, strict=True))
+    ]
+    share_host_slots(lower, arena.num_slots)
+    return OpenedTiers(arena, shared, dispatcher, opener, codecs, lower)
 
-    def _recover(self, lower: Sequence[LowerTier], dispatcher: Dispatcher) -> None:
-        """Take over what lies in the tiers. One that cannot tell is out of service, and its breaker says so."""
-        for result in dispatcher.scan_all(SCAN_TIMEOUT_S):
-            if result.error:
-                _log.warning("tier %s is out of service: %s", lower[result.tier].name, result.error)
-            lower[result.tier].load_index(result.entries)
+
+def host_tier(plan: StackPlan, opened: OpenedTiers) -> HostTier:
+    """Return the empty host tier, with the eviction policy of the description."""
+    slots = opened.arena.num_slots
+    return HostTier(slots, opened.opener.host_policy(plan.config.host, plan.resolved.host_policy, slots))
+
+
+def reserved_chunks_max(plan: StackPlan, opened: OpenedTiers) -> int:
+    """Return the number of host chunks that waiting requests may reserve together."""
+    return max(1, int(opened.arena.num_slots * plan.config.host.reserved_share))
+
+
+def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block_events: BlockEvents) -> StackWiring:
+    """List what the tiers hold, start the workers of this process, and join everything."""
+    config = plan.config
+    _list_contents(opened)
+    workers, copies = _workers(plan, opened.arena)
+    return StackWiring(
+        manager=manager,
+        dispatcher=opened.dispatcher,
+        workers=workers,
+        copies=copies,
+        arena=opened.arena,
+        shared=opened.shared,
+        setup=_worker_setup(plan, opened),
+        namespace=plan.namespace,
+        geometry=plan.geometry,
+        counters=plan.counters,
+        observers=_observers(plan),
+        events=EventQueue(block_events, plan.counters, kept=config.events.enabled),
+        changes=TierChanges(
+            opened.opener,
+            plan.registry,
+            plan.runtime,
+            opened.codecs,
+            manager=manager,
+            dispatcher=opened.dispatcher,
+            names=[tier.config.name for tier in plan.resolved.tiers],
+            num_slots=opened.arena.num_slots,
+        ),
+        completions_per_step_max=config.lookup.completions_per_step_max,
+    )
+
+
+def _list_contents(opened: OpenedTiers) -> None:
+    """Index the stored chunks of each tier. A tier that cannot list them is out of service; its breaker opens."""
+    for result in opened.dispatcher.scan_all(SCAN_TIMEOUT_S):
+        tier = opened.lower[result.tier]
+        if result.error:
+            _log.warning("tier %s is out of service: %s", tier.name, result.error)
+        tier.load_index(result.entries)
+
+
+def _workers(plan: StackPlan, arena: HostArena) -> tuple[tuple[Worker, ...], tuple[CopyPool, ...]]:
+    """Return the workers of this process, and a pool of copy threads for each, since each has a thread of its own."""
+    if plan.engine.capabilities.worker_processes:
+        return (), ()
+    host, runtime = plan.config.host, plan.runtime
+    pools = tuple(
+        CopyPool(host.copy_threads, name=name, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep)
+        for name in [f"tierkv-copy-{rank}" for rank in range(plan.engine.num_workers)]
+    )
+    workers = tuple(
+        Worker(
+            arena, plan.sealer, plan.geometry, pool.submit,
+            rank=rank, verify_loads=plan.verify_loads, wait_for=runtime.wait, clock=runtime.clock,
+            gpu_staging_bytes=host.gpu_staging,
+        )
+        for rank, pool in enumerate(pools)
+    )  # fmt: skip
+    return workers, pools
+
+
+def _worker_setup(plan: StackPlan, opened: OpenedTiers) -> WorkerSetup | None:
+    """Return the setup of rank 0, where workers are other processes."""
+    if opened.shared is None:
+        return None
+    return WorkerSetup(
+        rank=0,
+        geometry=plan.geometry,
+        namespace=plan.sealer.namespace,
+        arena=opened.shared.handle(opened.arena),
+        copy_threads=plan.config.host.copy_threads,
+        gpu_staging_bytes=plan.config.host.gpu_staging,
+        verify_frames=plan.sealer.verify,
+        verify_loads=plan.verify_loads,
+    )
+
+
+def _observers(plan: StackPlan) -> Observers:
+    """Return the observers. They have a thread of their own: a slow one must not delay copies."""
+    if not plan.registry.has_observers:
+        return Observers(None, None)
+    return Observers(plan.registry.observe, CopyPool(name="tierkv-observe", spawn=plan.runtime.spawn).submit)

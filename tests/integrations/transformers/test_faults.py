@@ -47,7 +47,7 @@ def damage(place: Path, spared: float) -> int:
 
 def rest(cache: TieredPrefixCache) -> None:
     """Until every read and write of the tiers has ended."""
-    while cache.stack._manager._tier_io.in_flight:
+    while cache.stack._core.wiring.manager._tier_io.in_flight:
         cache._engine._step()
 
 
@@ -63,7 +63,7 @@ def test_damage_at_rest(kind: str, spared: float, model: Callable[..., Any], ope
         cache.prefill(PROMPT)
     damaged = damage(tmp_path / "disk", spared)
     cache = open_cache(served)
-    refused = cache.stack.counters.chunks_corrupt
+    refused = cache.stack.metrics.counters.chunks_corrupt
     for _ in range(damaged):  # with an empty host tier, until no bad frame is met any more
         before, loaded = refused["disk"], []
         for _ in range(3):
@@ -84,7 +84,7 @@ def test_damage_at_rest(kind: str, spared: float, model: Callable[..., Any], ope
     cache = open_cache(served)
     assert torch.equal(cache.generate(IDS, **GREEDY), expected)
     assert cache.last_prompts[0].by_tier == {"disk": 176}
-    assert not cache.stack.counters.chunks_corrupt
+    assert not cache.stack.metrics.counters.chunks_corrupt
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -95,13 +95,13 @@ def test_damage_in_host_memory(kind: str, model: Callable[..., Any], open_cache:
     expected = greedy(served, IDS)
     cache = open_cache(served)
     cache.prefill(PROMPT)
-    arena = cache.stack._parts.arena
+    arena = cache.stack._core.wiring.arena
     for slot in range(arena.num_slots):
         payload = arena.payload(slot)
         if payload[:64].any():
             payload[:64] ^= 0xFF
     assert torch.equal(cache.generate(IDS, **GREEDY), expected)
-    assert cache.stack.counters.loads_failed > 0
+    assert cache.stack.metrics.counters.loads_failed > 0
     assert torch.equal(cache.generate(IDS, **GREEDY), expected)
     assert cache.last_prompts[0].loaded_tokens == 176
 

@@ -130,7 +130,7 @@ def test_caches_that_are_not_this_models(
     with pytest.raises(kind, match=says):
         cache.store(make_prompt(32), stored(served))
     assert cache.load(make_prompt(33)).tokens == 0
-    assert cache.stack.counters.chunks_stored == 0
+    assert cache.stack.metrics.counters.chunks_stored == 0
 
 
 def test_a_cache_of_other_tokens(model: Callable[..., Any], open_cache: Callable[..., Any]) -> None:

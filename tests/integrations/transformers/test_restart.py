@@ -113,7 +113,9 @@ def test_what_a_call_did_is_told(model: Callable[..., Any], open_cache: Callable
         assert report.compute_s > 0
         assert report.store_s > 0
         # Chunks of both groups, and the disk has them when the call returns.
-        assert cache.stack.counters.cascades["disk"] == cache.stack.counters.chunks_stored == 2 * 192 // 16
+        assert (
+            cache.stack.metrics.counters.cascades["disk"] == cache.stack.metrics.counters.chunks_stored == 2 * 192 // 16
+        )
     cache = open_cache(served)
     cache.load(make_prompt(80))
     hit = cache.load(make_prompt(200))

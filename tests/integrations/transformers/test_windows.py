@@ -67,7 +67,7 @@ def test_a_foreign_cache_is_stored_as_far_as_it_remembers(
     cache.store(torch.tensor([tokens]), computed_in_pieces(served, tokens, (160,)))
     # The window of 40 before a hit lies in three chunks; transformers keeps 39 tokens, of which two chunks are whole.
     assert cache.load([*tokens, 5]).tokens == 0
-    assert cache.stack.counters.chunks_stored == 160 // 16 + 2
+    assert cache.stack.metrics.counters.chunks_stored == 160 // 16 + 2
     ids = torch.tensor([[*tokens, 5]])
     assert torch.equal(cache.generate(ids, **GREEDY), greedy(served, ids))
 

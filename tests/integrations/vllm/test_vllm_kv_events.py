@@ -114,15 +114,15 @@ def test_a_router_knows_what_every_tier_holds(tmp_path: Path) -> None:
     config = stack_config(tmp_path, host_slots=12, events={"self_describing": True})
     router, events = Router(), kv_events(localities={"disk": "LOCAL", "objects": "REMOTE"})
     with opened(config) as stack:
-        stack.take_events = list  # type: ignore[method-assign]  # the reference engine takes them raw
+        stack.events.take = list  # type: ignore[method-assign]  # the reference engine takes them raw
         engine = Engine(ENGINE, connector=stack)
         for prompt in prompts:
             engine.add_request(prompt, ANSWER)
         while engine.has_work:
             engine.step()
-            router.hear(events.translate(stack.take_block_events()))
+            router.hear(events.translate(stack.events.take_block_events()))
         stack.flush()
-        router.hear(events.translate(stack.take_block_events()))
+        router.hear(events.translate(stack.events.take_block_events()))
         there = Probe(stack)
         host, disk = {key for key, _ in there.ready_slots()}, there.resident("disk")
         # The key of a chunk ends with the hash of its last block; each chunk has two blocks.
@@ -130,7 +130,7 @@ def test_a_router_knows_what_every_tier_holds(tmp_path: Path) -> None:
         assert {key[:-4] for key in disk} == last_of(router.blocks["STORAGE", "disk"], router.tokens, prompts)
         assert len(host) < len(disk)  # it has evicted
         stack.reset_cache()
-        router.hear(events.translate(stack.take_block_events()))
+        router.hear(events.translate(stack.events.take_block_events()))
         assert set(router.held) == {("STORAGE", "disk"), ("STORAGE", "objects")}
 
 

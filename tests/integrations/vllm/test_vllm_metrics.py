@@ -124,7 +124,7 @@ def test_a_scrape_says_what_the_stack_counted(tmp_path: Path, seam: str, every: 
         if last is not None:
             exported.observe(sent(last), engine_idx=1)
         assert take(feed, seam) is None
-        found, counters, tiers = scraped(), stack.counters, stack.tier_stats()
+        found, counters, tiers = scraped(), stack.metrics.counters, stack.tiers.stats()
         for field, value in counters.as_dict().items():
             for tier, count in value.items() if isinstance(value, dict) else [("", value)]:
                 assert found[f"tierkv_{field}_total", "1", tier] == count
@@ -134,12 +134,12 @@ def test_a_scrape_says_what_the_stack_counted(tmp_path: Path, seam: str, every: 
             for field, count in fields.items():
                 assert found[f"tierkv_tier_{field}_total", "1", tier] == count
         assert found["tierkv_tier_bytes_written_total", "1", "objects"] > 0
-        for series in stack.series():
+        for series in stack.metrics.series():
             label = series.label_values[0] if series.label_values else ""
             name, histogram = series.metric.name, series.histogram  # vLLM exports no empty ones of its offloading
             assert found.get((f"{name}_count", "1", label), 0) == histogram.count
             assert found.get((f"{name}_sum", "1", label), 0) == pytest.approx(histogram.total, rel=1e-3)
-        for tier, speeds in stack.tier_speeds().items():
+        for tier, speeds in stack.tiers.speeds().items():
             assert found["tierkv_tier_read_latency_seconds", "1", tier] == speeds["latency_s"]
     assert found.get(("tierkv_lookups_total", "0", ""), 0) == 0
 
@@ -154,7 +154,7 @@ def test_dashboards_of_vllm_go_on_working(tmp_path: Path) -> None:
         stats = feed.connector_stats()
         assert stats is not None
         exported.observe(sent(stats), engine_idx=0)
-        histograms = {(series.metric.name, *series.label_values): series.histogram for series in stack.series()}
+        histograms = {(series.metric.name, *series.label_values): series.histogram for series in stack.metrics.series()}
     found = scraped()
     loads, stores = histograms["tierkv_transfer_bytes", LOAD], histograms["tierkv_transfer_bytes", STORE]
     assert loads.total > 0
@@ -165,7 +165,7 @@ def test_dashboards_of_vllm_go_on_working(tmp_path: Path) -> None:
     assert (
         found["vllm:kv_offload_lookup_sync_delay_seconds_count", "0", ""] == histograms["tierkv_lookup_seconds",].count
     )
-    assert found["vllm:kv_offload_allocation_failure_total", "0", ""] == stack.counters.stores_refused
+    assert found["vllm:kv_offload_allocation_failure_total", "0", ""] == stack.metrics.counters.stores_refused
 
 
 def test_a_busy_engine_is_told_now_and_then_an_idle_one_at_once(tmp_path: Path, seam: str) -> None:

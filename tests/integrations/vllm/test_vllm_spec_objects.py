@@ -272,7 +272,7 @@ def test_what_033_adds_is_served_by_the_same_objects(sides: Sides) -> None:
     assert labels["tierkv_tiers"] == "host,disk"
     if hasattr(base, "ConfigInfo"):  # 0.33 itself
         with sides.manager.lock:
-            assert sides.manager.stack.tier_names == ("disk",)
+            assert sides.manager.stack.tiers.names == ("disk",)
 
 
 def test_what_workers_keep_makes_the_engine(stack: dict[str, Any], layers: dict[str, Layer]) -> None:

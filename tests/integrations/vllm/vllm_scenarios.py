@@ -13,7 +13,9 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.staged.staged_jobs import StagedJobs
-from tierkv.stack.core import StackBase
+from tierkv.stack.core import StackCore
+from tierkv.stack.stack import Stack
+from tierkv.stack.staged import StagedStack
 from tierkv.types.engine import GroupKind
 from tierkv.types.keys import split_key
 
@@ -69,7 +71,7 @@ def forget(served: ServedEngine) -> None:
 def flush(served: ServedEngine) -> bool:
     """Bring everything down to the lower tiers; whether all of it got there."""
     served.settle()
-    return served.found(StackBase).flush()
+    return served.found(Stack, StagedStack).flush()
 
 
 def forget_host(served: ServedEngine) -> None:
@@ -93,7 +95,7 @@ def overwrite_states(served: ServedEngine, start: int, stop: int) -> int:
     start, stop: bytes of the page of the chunk's last block.
     """
     served.settle()
-    arena, geometry = served.found(HostArena), served.found(StackBase).geometry
+    arena, geometry = served.found(HostArena), served.found(StackCore).wiring.geometry
     layers = [len(group.layer_names) for group in served.core.scheduler.kv_cache_config.kv_cache_groups]
     states = {group.index: group for group in geometry.groups if group.kind is GroupKind.SSM}
     changed = 0

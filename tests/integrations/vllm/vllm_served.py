@@ -90,12 +90,12 @@ class ServedEngine:
         """The EngineCore of vLLM."""
         return self.engine.engine_core.engine_core
 
-    def found(self, kind: type[T]) -> T:
+    def found(self, *kinds: type[T]) -> T:
         """The object of that kind that the connector of the scheduler leads to, however the seam is built."""
         for item in reachable(self.core.scheduler.connector):
-            if isinstance(item, kind):
+            if isinstance(item, kinds):
                 return item
-        raise LookupError(f"the connector leads to no {kind.__name__}")
+        raise LookupError(f"the connector leads to no {' or '.join(kind.__name__ for kind in kinds)}")
 
     def settle(self) -> None:
         """Step until the connector has nothing left to do. vLLM must want these steps by itself."""

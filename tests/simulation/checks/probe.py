@@ -40,22 +40,22 @@ class Probe:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._parts = stack._parts
+        self._wiring = stack._core.wiring
 
     @property
     def scheduler(self) -> OffloadScheduler:
         """The scheduler."""
-        return self._parts.scheduler
+        return self._stack._scheduler
 
     @property
     def manager(self) -> OffloadManager:
         """The manager."""
-        return self._parts.manager
+        return self._wiring.manager
 
     @property
     def arena(self) -> HostArena:
         """The host tier's memory."""
-        return self._parts.arena
+        return self._wiring.arena
 
     def listen(
         self,
@@ -73,14 +73,14 @@ class Probe:
             return meta
 
         vars(self._stack)["build_connector_meta"] = build_aloud
-        vars(self._stack)["_dispatcher"] = _Tap(self._parts.dispatcher, submitted, drained)
+        vars(self._stack._core)["_dispatcher"] = _Tap(self._wiring.dispatcher, submitted, drained)
         for index, worker in enumerate(workers_of(self._stack)):
             vars(worker)["get_finished"] = partial(_overheard, worker.get_finished, partial(reported, index))
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop of async tiers, if there are any."""
-        loop = self._parts.dispatcher._loop
+        loop = self._wiring.dispatcher._loop
         return None if loop is None else loop[0].loop
 
     # -- host tier ---------------------------------------------------------------------------------------------------
@@ -156,15 +156,15 @@ class Probe:
 
     def name_of(self, index: int) -> str:
         """Of the tier of that number, also of one that was detached."""
-        return self._parts.changes.names[index]
+        return self._wiring.changes.names[index]
 
     def served(self) -> list[str]:
         """Names of all tiers that dispatch has to do with, also of those that are leaving."""
-        return [self.name_of(index) for index in self._parts.dispatcher._tier_states]
+        return [self.name_of(index) for index in self._wiring.dispatcher._tier_states]
 
     def attach(self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float) -> TierChange:
-        """See :meth:`Stack.attach_tier`, which waits longer than is of use in a simulation."""
-        return self._parts.changes.attach(table, before, scan_timeout_s)
+        """As ``stack.tiers.attach``, which waits longer than is of use in a simulation."""
+        return self._wiring.changes.attach(table, before, scan_timeout_s)
 
     def resident(self, tier: str) -> set[Key]:
         """What a tier with an index is thought to hold, and answers."""
@@ -195,14 +195,14 @@ class Probe:
         return {key: Kept(table.frame_bytes_of(row), bool(table._uses[row])) for key, row in rows}
 
     def tenant_usage(self) -> dict[str, dict[str, int]]:
-        """See :meth:`Stack.tenant_usage`."""
-        return self._stack.tenant_usage()
+        """See :meth:`Stack.tiers.usage`."""
+        return self._stack.tiers.usage()
 
     # -- the whole stack ---------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """See :meth:`Stack.take_events`."""
-        return self._stack.take_events()
+        """See :meth:`Stack.events.take`."""
+        return self._stack.events.take()
 
     def has_pending_work(self) -> bool:
         """See :meth:`Stack.has_pending_work`."""
@@ -210,7 +210,7 @@ class Probe:
 
     def pending_io(self) -> int:
         """Operations of tiers in flight, as far as the engine's thread knows."""
-        return self._parts.dispatcher.pending()
+        return self._wiring.dispatcher.pending()
 
     def in_flight(self, tier: int) -> int:
         """Operations of one tier that have not ended."""
@@ -218,11 +218,11 @@ class Probe:
 
     def trials(self) -> int:
         """Trials under way, of tiers that were left alone."""
-        return self._parts.dispatcher._trials
+        return self._wiring.dispatcher._trials
 
     def undrained(self) -> int:
         """Operations that have ended and were not taken in yet."""
-        return len(self._parts.dispatcher._done)
+        return len(self._wiring.dispatcher._done)
 
     # -- leftovers ---------------------------------------------------------------------------------------------------
 
@@ -242,9 +242,9 @@ class Probe:
             "chunks of segments": manager.streams.held,
             "instructions": len(manager._tier_io.in_flight),
             "pending writes": manager.has_pending_changes,
-            "I/O": self._parts.dispatcher.pending(),
+            "I/O": self._wiring.dispatcher.pending(),
         }
-        things["changes of tiers"] = [repr(item) for item in self._parts.changes._waiting]
+        things["changes of tiers"] = [repr(item) for item in self._wiring.changes._waiting]
         things["tiers that leave"] = [name for name in self.served() if name not in self.tiers()]
         for tier in manager._tiers.with_leaving:
             used = {

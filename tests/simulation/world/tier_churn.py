@@ -82,7 +82,7 @@ class Mover:
         process.checks.departs(name)
         index = process.probe.tiers()[name].index
         with guarded("detach_tier"):
-            change = process.stack.detach_tier(name, timeout_s=timeout_s)
+            change = process.stack.tiers.detach(name, timeout_s=timeout_s)
         self._going.append(Departure(name, index, self._places[name].opening, change))
         self.detached += 1
 

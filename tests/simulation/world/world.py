@@ -280,7 +280,7 @@ class World:
             "tiers_detached": self._mover.detached,
             "attachments_refused": self._mover.refused,
         }
-        for name, value in process.stack.counters.as_dict().items():
+        for name, value in process.stack.metrics.counters.as_dict().items():
             if name not in reached:
                 reached[name] = value if isinstance(value, int) else sum(value.values())
         self.workload.done = 0

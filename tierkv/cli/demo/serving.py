@@ -54,13 +54,13 @@ def _opened(phase: Phase) -> Iterator[tuple[Stack | None, Engine, list[RankProce
 def _serve(  # noqa: PLR0913, PLR0917 - one line of a story, told to one reader
     engine: Engine, stack: Stack | None, phase: Phase, turn: int, wave: list[Conversation], result: PhaseResult
 ) -> None:
-    before = {} if stack is None else dict(stack.counters.tokens_loaded)
+    before = {} if stack is None else dict(stack.metrics.counters.tokens_loaded)
     ids = {f"{c.name}/{turn}": c for c in wave}
     for request_id, conversation in ids.items():
         engine.add_request(conversation.say(turn), phase.answer_tokens, request_id=request_id)
     while engine.has_unfinished:
         result.note(engine.step().events)
-    after = {} if stack is None else dict(stack.counters.tokens_loaded)
+    after = {} if stack is None else dict(stack.metrics.counters.tokens_loaded)
     by_tier = {tier: count - before.get(tier, 0) for tier, count in after.items() if count > before.get(tier, 0)}
     for request_id, conversation in ids.items():
         record = engine.record(request_id)
@@ -86,8 +86,8 @@ def _close(engine: Engine, stack: Stack, ranks: list[RankProcess], result: Phase
     while stack.has_pending_work():
         result.note(engine.step().events)
     result.flushed = stack.flush()
-    result.note(stack.take_events())
-    result.counters = stack.counters.as_dict()
-    result.tiers = stack.tier_stats()
+    result.note(stack.events.take())
+    result.counters = stack.metrics.counters.as_dict()
+    result.tiers = stack.tiers.stats()
     copied = [rank.copied_bytes() for rank in ranks] or [(stack.worker.bytes_stored, stack.worker.bytes_loaded)]
     result.bytes_stored, result.bytes_loaded = map(sum, zip(*copied, strict=True))

@@ -233,7 +233,7 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """What came and went in which tier, for vLLM to publish."""
-        return list(self._events.translate(self.scheduler.stack.take_block_events())) if self._publishes else ()
+        return list(self._events.translate(self.scheduler.stack.events.take_block_events())) if self._publishes else ()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What the stack counted since the last step. Of a worker: nothing, its transfers are told to the scheduler."""

@@ -144,7 +144,7 @@ class ConnectorScheduler:
 
         So a server's workers have mapped, and on a GPU pinned, the host tier before its first request comes.
         """
-        pending = self.stack.has_pending_work() or self.stack.has_waiting_writes()
+        pending = self.stack.has_pending_work() or self.stack.tiers.has_waiting_writes()
         return self._to_begin > 0 or bool(self._voided) or pending
 
     @property

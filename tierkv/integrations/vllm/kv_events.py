@@ -114,7 +114,7 @@ class KVEvents:
         self._announced: Announced[tuple[int, bytes]] = Announced(announced_max)
 
     def translate(self, events: Iterable[ours.BlockEvent]) -> Iterator[KVCacheEvent]:
-        """What ``Stack.take_block_events`` gave, in vLLM's words and in the same order."""
+        """What ``Stack.events.take_block_events`` gave, in vLLM's words and in the same order."""
         for event in events:
             match event:
                 case ours.BlockStored():
@@ -190,7 +190,7 @@ class OffloadingEvents:
         self._announced: Announced[bytes] = Announced(announced_max)
 
     def translate(self, events: Iterable[CacheEvent]) -> Iterator[OffloadingEvent]:
-        """What ``Stack.take_events`` gave, for ``OffloadingManager.take_events``."""
+        """What ``Stack.events.take`` gave, for ``OffloadingManager.take_events``."""
         for event in events:
             match event.kind:
                 case CacheEventKind.STORED:

@@ -83,7 +83,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
         if load_filter is TierFilter.ALL:
             return None
         host = {HOST} if load_filter.allows(Medium.CPU, Locality.LOCAL) else set()
-        places = {name: Locality(self._localities.get(name, Locality.LOCAL.value)) for name in self.stack.tier_names}
+        places = {name: Locality(self._localities.get(name, Locality.LOCAL.value)) for name in self.stack.tiers.names}
         return frozenset(host | {name for name, place in places.items() if load_filter.allows(Medium.STORAGE, place)})
 
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -97,7 +97,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def has_pending_work(self) -> bool:
         """Whether vLLM should go on stepping without requests."""
-        return self.stack.has_pending_work() or self.stack.has_waiting_writes()
+        return self.stack.has_pending_work() or self.stack.tiers.has_waiting_writes()
 
     # -- loads ---------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """What came and went since the last call."""
-        return () if self._events is None else self._events.translate(self.stack.take_events())
+        return () if self._events is None else self._events.translate(self.stack.events.take())
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """What was counted since the last call."""

@@ -29,7 +29,7 @@ class StackDataTests(StackKit):
         """What a prompt computed comes back from this tier, byte for byte, when the host tier has lost it."""
         opened.store_all(A, B)
         assert opened.load_cold(A) == opened.load_cold(B) == 4
-        assert opened.stack.counters.promotions[TESTED] == 8
+        assert opened.stack.metrics.counters.promotions[TESTED] == 8
 
     def test_a_restart_finds_everything(self, place: Path) -> None:
         """The reason for tiers: a new process starts with the old one's chunks, and may add to them."""
@@ -149,7 +149,7 @@ class StackDataTests(StackKit):
         raws.fill_with_rubbish(opened.verbs, A.keys[BAD])
         assert opened.load_cold(A) == BAD
         opened.settle()
-        assert opened.stack.counters.chunks_corrupt[TESTED] == 1
+        assert opened.stack.metrics.counters.chunks_corrupt[TESTED] == 1
         assert opened.verbs.has([A.keys[BAD]]) == [False]
         assert opened.verbs.has([A.keys[0]]) == [True]
 

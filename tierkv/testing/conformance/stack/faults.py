@@ -139,7 +139,7 @@ class StackFaultTests(StackKit):
             stack.store_all(A)
             stack.faulty.add("read_into", faults.raise_error(ConnectionResetError), times=1)
             assert stack.load_cold(A) == 4
-            assert stack.stack.tier_stats()[TESTED]["retries"] >= 2
+            assert stack.stack.tiers.stats()[TESTED]["retries"] >= 2
 
     @pytest.mark.parametrize("told", ["returned", "raised", "errno"])
     def test_a_full_place_is_evicted_from(self, opened: SmallStack, told: str) -> None:
@@ -155,7 +155,7 @@ class StackFaultTests(StackKit):
         opened.settle()
         opened.faulty.rules.clear()
         if self.capabilities.authoritative_index:
-            assert opened.stack.counters.evictions[TESTED], "nothing was evicted"
+            assert opened.stack.metrics.counters.evictions[TESTED], "nothing was evicted"
         self._recovers(opened, C)
 
     def test_the_breaker_opens_and_heals_by_itself(self, place: Path) -> None:
@@ -164,7 +164,7 @@ class StackFaultTests(StackKit):
             stack.store_all(A)
             for verb in VERBS:
                 stack.faulty.add(verb, faults.raise_error(RAISED["a disk's error"]))
-            while not stack.stack.tier_stats()[TESTED]["breaker_opens"]:
+            while not stack.stack.tiers.stats()[TESTED]["breaker_opens"]:
                 stack.load_cold(A)
                 stack.pass_time(30.0)
             reads = stack.faulty.calls.count("read_into")
@@ -182,7 +182,7 @@ class StackFaultTests(StackKit):
         bad: list[Fault] = [faults.raise_error(RAISED["a disk's error"]), faults.lie(lambda _: [object()])]
         for fault in bad:
             with self.stack(place, faults={"scan": fault}) as stack:
-                assert stack.stack.tier_stats()[TESTED]["breaker_opens"] == 1
+                assert stack.stack.tiers.stats()[TESTED]["breaker_opens"] == 1
                 stack.store(B)
                 assert stack.load(B) == 4, "the host tier works without it"
                 stack.faulty.rules.clear()

@@ -61,7 +61,7 @@ class StackFlowTests(StackKit):
                 stack.store_all(long.first(chunks))
         with self.stack(place, host_slots=8) as stack:
             assert stack.load_within_deadline(long) == 24
-            assert stack.stack.counters.promotions[TESTED] == 24
+            assert stack.stack.metrics.counters.promotions[TESTED] == 24
 
     def test_batches_and_calls_keep_to_the_declaration(self, opened: SmallStack) -> None:
         """A backend sizes its connections by what it declares: no batch is larger, and no more calls come at once."""

@@ -127,4 +127,4 @@ class StackRoomTests(StackKit):
     def _churn(stack: SmallStack, series: int, prompts: int) -> None:
         for number in range(prompts):
             stack.store_all(Prompt(1000 * series + number, CHUNKS))
-        assert stack.stack.counters.cascades[TESTED]
+        assert stack.stack.metrics.counters.cascades[TESTED]

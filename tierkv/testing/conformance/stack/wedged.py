@@ -48,10 +48,12 @@ class StackWedgedTests(StackKit):
             stack.forget_host()
             stack.wedge(*VERBS)
             assert [stack.load_within_deadline(A), stack.load_within_deadline(B)] == [4, 4]
-            assert stack.stack.counters.promotions[SECOND] == 8
+            assert stack.stack.metrics.counters.promotions[SECOND] == 8
             stack.store(C)
             stack.forget_host()
-            stack.step_until(lambda: stack.stack.counters.cascades[SECOND] == 12, "the other tier to be written")
+            stack.step_until(
+                lambda: stack.stack.metrics.counters.cascades[SECOND] == 12, "the other tier to be written"
+            )
             assert stack.load_within_deadline(C) == 4
 
     def test_wedged_writes_do_not_stop_stores(self, opened: SmallStack) -> None:
@@ -62,7 +64,7 @@ class StackWedgedTests(StackKit):
         assert opened.load(Prompt(19)) == 4, "the newest prompt is not even in the host tier"
         opened.release()
         opened.settle()
-        assert opened.stack.counters.cascades_dropped[TESTED]
+        assert opened.stack.metrics.counters.cascades_dropped[TESTED]
         self._comes_back(opened, A)
 
     def test_wedged_deletes_do_not_stop_stores(self, place: Path) -> None:
@@ -118,7 +120,7 @@ class StackWedgedTests(StackKit):
             for prompt in (A, B, C):
                 stack.load_within_deadline(prompt)
                 stack.pass_time(READ_DEADLINE_S)
-            assert stack.stack.tier_stats()[TESTED]["breaker_opens"] >= 1
+            assert stack.stack.tiers.stats()[TESTED]["breaker_opens"] >= 1
             request = stack.arrive(A)
             assert stack.ask(request) == 0, "a lookup is deferred for a tier that is out of service"
             stack.end(request)
@@ -148,7 +150,7 @@ class StackWedgedTests(StackKit):
         released = threading.Event()
         try:
             with self.stack(place, faults={"scan": hang_until(released)}, pace=1000.0) as stack:
-                assert stack.stack.tier_stats()[TESTED]["breaker_opens"] == 1
+                assert stack.stack.tiers.stats()[TESTED]["breaker_opens"] == 1
                 stack.store(A)
                 assert stack.load(A) == 4
                 released.set()

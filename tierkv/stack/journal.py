@@ -1,0 +1,98 @@
+"""Journal of a stack: the interface through which a recorder observes each step, and its twin that keeps nothing.
+
+A stack asks :attr:`StepJournal.is_kept` once, when it is constructed, and calls the methods of a step only where it is
+true. A stack without a record therefore makes no call for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tierkv.types.account import RequestAccount
+from tierkv.types.cache_events import CacheEvent
+from tierkv.types.tier_ops import Completion, TierHealth, TierOp
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+
+
+class StepJournal(Protocol):
+    """Receiver of everything that happens in a stack, in order. Engine's thread; no method may wait.
+
+    ``reset_began`` and ``close`` are called on every journal, the other methods only where ``is_kept`` is true.
+    """
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether anything is recorded. Constant."""
+
+    def step_began(self) -> None:
+        """Note that an engine step has begun."""
+
+    def completion(self, completion: Completion | TierHealth) -> None:
+        """Note a result or a change of health that dispatch reported."""
+
+    def op_began(self, op: TierOp) -> None:
+        """Note an instruction to a tier."""
+
+    def chunks(self, events: Sequence[CacheEvent]) -> None:
+        """Note chunks that became available or were removed."""
+
+    def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
+        """Note the answer to a lookup; None: deferred. expired: a lookup deadline passed during the call."""
+
+    def jobs_began(self, meta: ConnectorMeta) -> None:
+        """Note the transfers of a step's instructions to the workers."""
+
+    def jobs_ended(self, output: WorkerOutput) -> None:
+        """Note a report of the workers, after the scheduler has processed it."""
+
+    def finished(self, request_id: str, account: RequestAccount | None) -> None:
+        """Note the end of a request, with its account."""
+
+    def reset_began(self) -> None:
+        """Note that the host tier is about to be emptied."""
+
+    def hand_over(self) -> None:
+        """Pass the noted entries to the writer."""
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is pending, within ``timeout_s``. Idempotent."""
+
+
+class NoJournal:
+    """Twin of :class:`StepJournal` that keeps nothing."""
+
+    is_kept = False
+
+    def step_began(self) -> None:
+        """Do nothing."""
+
+    def completion(self, completion: Completion | TierHealth) -> None:
+        """Do nothing."""
+
+    def op_began(self, op: TierOp) -> None:
+        """Do nothing."""
+
+    def chunks(self, events: Sequence[CacheEvent]) -> None:
+        """Do nothing."""
+
+    def answered(self, request_id: str, local_tokens: int, tokens: int | None, *, expired: bool) -> None:
+        """Do nothing."""
+
+    def jobs_began(self, meta: ConnectorMeta) -> None:
+        """Do nothing."""
+
+    def jobs_ended(self, output: WorkerOutput) -> None:
+        """Do nothing."""
+
+    def finished(self, request_id: str, account: RequestAccount | None) -> None:
+        """Do nothing."""
+
+    def reset_began(self) -> None:
+        """Do nothing."""
+
+    def hand_over(self) -> None:
+        """Do nothing."""
+
+    def close(self, timeout_s: float) -> None:
+        """Do nothing."""

@@ -1,0 +1,61 @@
+"""Counters and histograms of a stack, for exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.metrics.counters import CoreCounters
+from tierkv.metrics.definitions import READ_SECONDS, WRITE_SECONDS
+from tierkv.metrics.stack_stats import ConnectorStats, Series, StackStats
+from tierkv.stack.tier_lifecycle import TierChanges
+from tierkv.stack.tiers import latest_by_name
+from tierkv.types.tier_ops import Verb
+
+
+class StackMetrics:
+    """Measurements of one stack, as ``stack.metrics``.
+
+    Args:
+        counters: of scheduler and manager.
+        stats: delays and transfers as the stack observes them.
+        dispatcher, changes: of the stack.
+        prefill_rate: the engine's prefill rate in tokens per second, or None.
+    """
+
+    def __init__(
+        self,
+        counters: CoreCounters,
+        stats: StackStats,
+        dispatcher: Dispatcher,
+        changes: TierChanges,
+        prefill_rate: Callable[[], float | None],
+    ) -> None:
+        self.counters = counters
+        """Counters of scheduler and manager. Any thread may read them."""
+        self._stats = stats
+        self._dispatcher = dispatcher
+        self._changes = changes
+        self._prefill_rate = prefill_rate
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """The engine's prefill rate, as its description says or as measured; None: not known yet.
+
+        Always None in a stack of an engine that schedules itself: it reports no computed tokens.
+        """
+        return self._prefill_rate()
+
+    def series(self) -> Iterator[Series]:
+        """Histograms: delays of lookups, transfers, reads and writes per tier. Any thread."""
+        yield from self._stats.series()
+        for name, seconds in latest_by_name(self._changes, self._dispatcher.stats.seconds).items():
+            yield Series(READ_SECONDS, (name,), seconds[Verb.READ])
+            yield Series(WRITE_SECONDS, (name,), seconds[Verb.WRITE])
+
+    def take_samples(self) -> ConnectorStats | None:
+        """Samples since the last call, for an engine that exports or logs them itself; None if there are none.
+
+        Engine's scheduler thread.
+        """
+        return self._stats.take(self.counters.stores_refused)

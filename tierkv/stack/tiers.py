@@ -1,0 +1,87 @@
+"""Lower tiers of a stack in service: attach, detach and watch them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tierkv.dispatch.dispatcher import Dispatcher
+from tierkv.manager.manager import OffloadManager
+from tierkv.policies.quotas import usage_by_tier
+from tierkv.stack.tier_lifecycle import TierChange, TierChanges
+
+_T = TypeVar("_T")
+
+
+class StackTiers:
+    """Lower tiers of one stack, as ``stack.tiers``. Engine's scheduler thread, unless a method says otherwise."""
+
+    def __init__(self, manager: OffloadManager, dispatcher: Dispatcher, changes: TierChanges) -> None:
+        self._manager = manager
+        self._dispatcher = dispatcher
+        self._changes = changes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The lower tiers in service, in the order in which they are searched."""
+        return self._manager.tier_names[1:]
+
+    def attach(self, table: Mapping[str, Any], *, before: str | None = None) -> TierChange:
+        """Add a lower tier to a stack in service. Any thread but the engine's: waits until the backend is open.
+
+        The engine's next step puts the tier in service, with everything it holds. The tier gets what is stored from
+        then on.
+
+        Args:
+            table: as a ``[[tiers]]`` table of a stack's description.
+            before: name of the tier that will be searched after it; None: it becomes the last one.
+
+        Raises:
+            ConfigError: the table is wrong.
+            BackendError: the tier cannot be opened, or its content cannot be listed.
+            PluginError: a plugin that the table names is missing or broken.
+            EngineProtocolError: its name is taken, or there is no tier ``before``.
+        """
+        return self._changes.attach(table, before)
+
+    def detach(self, name: str, *, timeout_s: float = 30.0) -> TierChange:
+        """Remove a lower tier from a stack in service; its stored chunks stay in place. Any thread; does not wait.
+
+        From the engine's next step on, the tier is neither read nor written. Chunks that were queued for it are
+        dropped and counted. Its backend is closed when its running calls have ended, or after ``timeout_s``; then the
+        change is done. :meth:`TierChange.wait` raises for an unknown name.
+        """
+        return self._changes.detach(name, timeout_s)
+
+    def has_waiting_writes(self) -> bool:
+        """Whether chunks are queued for a lower tier that accepts no more at present: only a step submits them.
+
+        An idle engine that wants other engines to find them soon keeps stepping until there are none. Otherwise only
+        time is lost: the engine's next steps, a flush and a close submit them.
+        """
+        return any(tier.has_backlog for tier in self._manager.tables)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Counters of dispatch, per lower tier; the fields of :class:`tierkv.dispatch.stats.TierStats`. Any thread."""
+        latest = latest_by_name(self._changes, self._dispatcher.stats.tiers)
+        return {name: stats.as_dict() for name, stats in latest.items()}
+
+    def speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of each lower tier's reads, as far as they are measured.
+
+        Together with the engine's prefill rate they decide what is worth loading
+        (docs/explanation/load-or-recompute.md).
+        """
+        return self._manager.tier_speeds()
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Bytes by tenant, in each tier with quotas; a tenant's name is the digest of its salt in hex.
+
+        ``""`` stands for requests without a salt. :func:`tierkv.types.keys.tenant_of_salt` computes the digest.
+        """
+        return usage_by_tier(self._manager.policies)
+
+
+def latest_by_name(changes: TierChanges, by_tier: Mapping[int, _T]) -> dict[str, _T]:
+    """Rekey by name. A re-attached tier may share its name with one still closing: the newer one is kept."""
+    return {changes.names[index]: item for index, item in list(by_tier.items())}
