@@ -121,4 +121,4 @@ def test_an_orderly_close_ends_what_a_reset_began(tmp_path: Path) -> None:
         stack.reset_cache("all")
         assert stack.close()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as again:
-        assert len(again._manager.tables[0]) == 0
+        assert len(again._core.wiring.manager.tables[0]) == 0

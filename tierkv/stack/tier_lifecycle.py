@@ -139,7 +139,7 @@ class TierChanges:
     def attach(
         self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float = SCAN_TIMEOUT_S
     ) -> TierChange:
-        """Open a tier and queue it for service. See :meth:`tierkv.stack.stack.Stack.attach_tier`."""
+        """Open a tier and queue it for service. Raises as :meth:`tierkv.stack.tiers.StackTiers.attach`."""
         resolved = self._resolved(table)
         self._check_names(resolved.config.name, before)
         tier = self._opener.open(resolved, self._codecs_for(resolved))
@@ -155,7 +155,7 @@ class TierChanges:
         return change
 
     def detach(self, name: str, timeout_s: float) -> TierChange:
-        """Queue a tier's departure. See :meth:`tierkv.stack.stack.Stack.detach_tier`."""
+        """Queue a tier's departure. Any thread; does not wait."""
         change = TierChange(f"detach {name}")
         self._queue(_Departure(name, timeout_s, change))
         return change
