@@ -1,0 +1,61 @@
+"""Words of public docstrings and pages, reduced to stems, for the test that the glossary is complete."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import api
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOSSARY = ROOT / "docs/explanation/words.md"
+GENERATED = {"api.md", "behaviour.md", "changelog.md"}
+"""Pages that repeat other texts."""
+
+_CODE = re.compile(
+    r"^(```+|~~~+).*?^\1\s*$|``[^`]*``|`[^`]*`|:\w+:`[^`]*`|\]\([^)]*\)|https?://\S+|<[^>]*>", re.MULTILINE | re.DOTALL
+)
+_WORD = re.compile(r"(?<![\w.@/-])[A-Za-z][a-z]{2,}(?![\w/@-]|\.\w)")
+_SUFFIX = re.compile(r"(?:ings?|edly|ed|ers?|ors?|ions?|ations?|ies|es|ly|s|e|y)$")
+
+
+def stem(word: str) -> str:
+    """A word without its usual endings: forms of one word become equal."""
+    short = word.lower()
+    for _ in range(2):
+        cut = _SUFFIX.sub("", short)
+        if len(cut) < 3:
+            break
+        short = cut
+    return short
+
+
+def words_of(text: str) -> Iterator[str]:
+    """Words of a text outside code, links and names."""
+    for match in _WORD.finditer(_CODE.sub(" ", text)):
+        word = match[0]
+        at_start = re.search(r"(?:^|[.!?:|*]\s*|\n\s*[-#|]*\s*)$", match.string[: match.start()])
+        if word.islower() or at_start:
+            yield word
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Place and text of every public docstring and every page."""
+    for package in api.PUBLIC:
+        for name in api.names_of(package):
+            for node in ast.walk(name.node):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield f"{name.module}.{name.name}", ast.get_docstring(node) or ""
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
+        if page.name not in GENERATED and page != GLOSSARY:
+            yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
+
+
+def terms() -> set[str]:
+    """Stems of all words that the glossary defines: its headwords and the names in italics."""
+    text = GLOSSARY.read_text(encoding="utf-8")
+    heads = re.findall(r"^(?![#:\s])(.+)\n: ", text, flags=re.MULTILINE)
+    defined = " ".join([*heads, *re.findall(r"\*([^*]+)\*", text)])
+    return {stem(word) for word in re.findall(r"[A-Za-z]{2,}", defined)}
