@@ -148,7 +148,7 @@ class _Bench:
         self._store()
         factor = self._layout.blocks_per_chunk
         for number, key in enumerate(self._keys):
-            self._sealer.check(self._arena.slot(number), key)
+            self._sealer.check_slot(self._arena.slot(number), key)
             ids = self._block_ids[number * factor : (number + 1) * factor]
             expected = np.concatenate([pages[block] for pages in self._source_pages for block in ids])
             if not np.array_equal(self._payload(number), expected):

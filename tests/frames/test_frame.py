@@ -129,7 +129,7 @@ def test_a_flag_of_the_future_is_refused(bit: int) -> None:
     slot = memoryview(sealed())
     slot[10:12] = (1 << bit).to_bytes(2, "little")
     with pytest.raises(CorruptFrameError, match="flags"):
-        SEALER.check(slot, KEY)
+        SEALER.check_slot(slot, KEY)
 
 
 def test_a_raw_frame_withholds_nothing() -> None:
@@ -260,10 +260,10 @@ def test_every_header_byte_is_looked_at(name: str) -> None:
 def test_any_damaged_payload_byte_is_seen(offset: int, flip: int) -> None:
     """Promise 1, for the payload."""
     slot = sealed()
-    SEALER.check(memoryview(slot), KEY)
+    SEALER.check_slot(memoryview(slot), KEY)
     slot[HEADER_BYTES + offset] ^= flip
     with pytest.raises(CorruptFrameError, match="stored checksum"):
-        SEALER.check(memoryview(slot), KEY)
+        SEALER.check_slot(memoryview(slot), KEY)
 
 
 def sealed_in_parts(parts: int = 4) -> bytearray:
@@ -279,11 +279,11 @@ def sealed_in_parts(parts: int = 4) -> bytearray:
 def test_any_damaged_payload_byte_is_seen_in_its_part(offset: int, flip: int) -> None:
     """Promise 1, for a payload of four parts: who checks all sees it, and of those who check one, exactly its owner."""
     slot = memoryview(sealed_in_parts())
-    header = SEALER.check(slot, KEY)
+    header = SEALER.check_slot(slot, KEY)
     assert header.raw_checksum == checksum_of_parts(header.part_checksums)
     slot[HEADER_BYTES + offset] ^= flip
     with pytest.raises(CorruptFrameError, match=f"checksum of part {offset // 1250}"):
-        SEALER.check(slot, KEY)
+        SEALER.check_slot(slot, KEY)
     with pytest.raises(CorruptFrameError, match="checksum of part"):
         SEALER.check_raw(slot, header)
     for part in range(4):
@@ -302,7 +302,7 @@ def test_parts_that_do_not_divide_the_payload() -> None:
         SEALER.seal_parts(slot, KEY, RAW_BYTES, digests)
     SEALER.seal_as(slot, KEY, RAW_BYTES, checksum_of_parts(digests), digests)
     with pytest.raises(CorruptFrameError, match="no 3 parts of one length"):
-        SEALER.check(slot, KEY)
+        SEALER.check_slot(slot, KEY)
 
 
 @pytest.mark.parametrize("count", [0, 1, PARTS_MAX + 1, 2**16 - 1])
@@ -312,34 +312,34 @@ def test_a_part_count_that_cannot_be(count: int, verify: bool) -> None:
     slot = memoryview(sealed_in_parts())
     slot[362:364] = count.to_bytes(2, "little")
     with pytest.raises(CorruptFrameError, match="part count"):
-        FrameSealer(NAMESPACE, verify=verify).check(slot, KEY)
+        FrameSealer(NAMESPACE, verify=verify).check_slot(slot, KEY)
 
 
 @given(length=st.integers(0, frame_bytes(RAW_BYTES) - 1))
 def test_a_cut_frame_is_seen(length: int) -> None:
     """A short read or a half-written file must be a miss, wherever it ends."""
     with pytest.raises(CorruptFrameError, match="cut off"):
-        SEALER.check(memoryview(sealed())[:length], KEY)
+        SEALER.check_slot(memoryview(sealed())[:length], KEY)
 
 
 def test_swapped_keys_are_seen() -> None:
     """A backend that returns another chunk's whole and undamaged frame must not be believed."""
     other = make_key(b"another-chunk-hash-of-the-same-l", 3)
     with pytest.raises(CorruptFrameError, match=r"'key' is .*expected"):
-        SEALER.check(memoryview(sealed(other)), KEY)
+        SEALER.check_slot(memoryview(sealed(other)), KEY)
 
 
 def test_same_hash_of_another_group_is_seen() -> None:
     """Two groups share chunk hashes; their bytes are not the same (spec S2)."""
     with pytest.raises(CorruptFrameError, match="'key'"):
-        SEALER.check(memoryview(sealed(make_key(b"chunk-hash-of-thirty-two-bytes..", 4))), KEY)
+        SEALER.check_slot(memoryview(sealed(make_key(b"chunk-hash-of-thirty-two-bytes..", 4))), KEY)
 
 
 def test_foreign_namespace_is_seen() -> None:
     """Bytes of another model under the same key must never be read."""
     foreign = FrameSealer(bytes(16))
     with pytest.raises(CorruptFrameError, match="'namespace'"):
-        SEALER.check(memoryview(sealed(sealer=foreign)), KEY)
+        SEALER.check_slot(memoryview(sealed(sealer=foreign)), KEY)
 
 
 def test_an_encoded_frame_is_no_raw_frame() -> None:
@@ -350,8 +350,8 @@ def test_an_encoded_frame_is_no_raw_frame() -> None:
         FrameHeader("zstd", NAMESPACE, KEY, 5000, 5000, header.stored_checksum, header.raw_checksum), memoryview(slot)
     )
     with pytest.raises(CorruptFrameError, match="'codec'"):
-        SEALER.check(memoryview(slot), KEY)
-    assert SEALER.examine(memoryview(slot), KEY).codec == "zstd"
+        SEALER.check_slot(memoryview(slot), KEY)
+    assert SEALER.check_frame(memoryview(slot), KEY).codec == "zstd"
 
 
 @pytest.mark.parametrize(("raw", "stored"), [(5000, 4999), (4999, 5000), (2**40, 2**40), (0, 5000)])
@@ -361,16 +361,16 @@ def test_lengths_that_contradict_are_seen(raw: int, stored: int) -> None:
     digest = checksum(memoryview(slot)[HEADER_BYTES : HEADER_BYTES + min(stored, 5000)])
     pack_header(FrameHeader("none", NAMESPACE, KEY, raw, stored, digest, digest), memoryview(slot))
     with pytest.raises(CorruptFrameError):
-        SEALER.check(memoryview(slot), KEY)
+        SEALER.check_slot(memoryview(slot), KEY)
 
 
 def test_payload_false_reads_the_header_only() -> None:
     """Before a write the header is checked, not megabytes of payload."""
     slot = sealed()
     slot[HEADER_BYTES] ^= 1
-    SEALER.check(memoryview(slot), KEY, payload=False)
+    SEALER.check_slot(memoryview(slot), KEY, payload=False)
     with pytest.raises(CorruptFrameError):
-        SEALER.check(memoryview(slot), KEY)
+        SEALER.check_slot(memoryview(slot), KEY)
 
 
 def test_without_verification_damage_passes_and_mix_ups_do_not() -> None:
@@ -379,13 +379,13 @@ def test_without_verification_damage_passes_and_mix_ups_do_not() -> None:
     slot = sealed()
     slot[HEADER_BYTES + 17] ^= 1
     slot[355] ^= 1
-    assert blind.check(memoryview(slot), KEY).raw_bytes == RAW_BYTES
+    assert blind.check_slot(memoryview(slot), KEY).raw_bytes == RAW_BYTES
     with pytest.raises(CorruptFrameError, match="'key'"):
-        blind.check(memoryview(slot), make_key(b"x", 0))
+        blind.check_slot(memoryview(slot), make_key(b"x", 0))
     with pytest.raises(CorruptFrameError, match="'namespace'"):
-        FrameSealer(bytes(16), verify=False).check(memoryview(slot), KEY)
+        FrameSealer(bytes(16), verify=False).check_slot(memoryview(slot), KEY)
     with pytest.raises(CorruptFrameError, match="cut off"):
-        blind.check(memoryview(slot)[:-1], KEY)
+        blind.check_slot(memoryview(slot)[:-1], KEY)
 
 
 @given(raw_bytes=st.integers(0, 3 * HEADER_BYTES))
@@ -394,7 +394,7 @@ def test_seal_leaves_no_old_bytes(raw_bytes: int) -> None:
     slot = sealed(raw_bytes=raw_bytes)
     assert len(slot) % HEADER_BYTES == 0
     assert slot[HEADER_BYTES + raw_bytes :] == bytes(len(slot) - HEADER_BYTES - raw_bytes)
-    header = SEALER.check(memoryview(slot), KEY)
+    header = SEALER.check_slot(memoryview(slot), KEY)
     assert (header.raw_bytes, header.stored_bytes) == (raw_bytes, raw_bytes)
     assert header.raw_checksum == checksum(memoryview(slot)[HEADER_BYTES : HEADER_BYTES + raw_bytes])
 

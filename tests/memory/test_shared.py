@@ -16,13 +16,13 @@ import pytest
 
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.memory.arena import HostArena
-from tierkv.memory.shared import ArenaHandle, SharedMemory, attach
+from tierkv.memory.shared import ArenaHandle, SharedMemory, attach_arena
 
 PAYLOAD_BYTES = 5000
 ATTACH_AND = """
 import os, pickle, signal, sys
-from tierkv.memory.shared import attach
-arena = attach(pickle.loads(bytes.fromhex(sys.argv[1])))
+from tierkv.memory.shared import attach_arena
+arena = attach_arena(pickle.loads(bytes.fromhex(sys.argv[1])))
 """
 OWN = """
 import pickle, sys
@@ -31,7 +31,7 @@ from tierkv.memory.shared import SharedMemory
 shared = SharedMemory()
 arena = HostArena(1 << 20, 5000, shared.map)
 arena.payload(2)[:] = 5
-print(pickle.dumps(shared.handle(arena)).hex(), flush=True)
+print(pickle.dumps(shared.arena_handle(arena)).hex(), flush=True)
 sys.stdin.read()
 """
 
@@ -74,7 +74,7 @@ def test_another_process_sees_and_writes_the_same_slots(shared: SharedMemory) ->
     arena = arena_of(shared)
     arena.slot(3)[:5] = b"ours!"
     process = child(
-        "print(bytes(arena.slot(3)[:5]).decode(), arena.num_slots); arena.payload(4)[:] = 7", shared.handle(arena)
+        "print(bytes(arena.slot(3)[:5]).decode(), arena.num_slots); arena.payload(4)[:] = 7", shared.arena_handle(arena)
     )
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, f"ours! {arena.num_slots}\n")
@@ -85,7 +85,7 @@ def test_another_process_sees_and_writes_the_same_slots(shared: SharedMemory) ->
 def test_a_killed_process_takes_nothing_along(shared: SharedMemory) -> None:
     """A worker that has the arena mapped dies by kill -9: the owner reads and writes on."""
     arena = arena_of(shared)
-    process = child("arena.payload(1)[:] = 9; print('ready', flush=True); sys.stdin.read()", shared.handle(arena))
+    process = child("arena.payload(1)[:] = 9; print('ready', flush=True); sys.stdin.read()", shared.arena_handle(arena))
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGKILL)
@@ -102,12 +102,12 @@ def test_a_killed_owner_leaves_nothing_behind() -> None:
     )
     assert owner.stdout is not None
     handle = pickle.loads(bytes.fromhex(owner.stdout.readline()))
-    arena = attach(handle)
+    arena = attach_arena(handle)
     owner.send_signal(signal.SIGKILL)
     owner.communicate(timeout=60)
     assert set(arena.payload(2)) == {5}
     with pytest.raises(EngineProtocolError, match="ended or closed"):
-        attach(handle)
+        attach_arena(handle)
     assert mappings() == ["/memfd:tierkv-arena (deleted)"]
     arena.close()
     assert mappings() == []
@@ -116,28 +116,28 @@ def test_a_killed_owner_leaves_nothing_behind() -> None:
 def test_what_is_not_the_arena_is_refused(shared: SharedMemory) -> None:
     """Pids and descriptors are reused: another file behind the same number must not be taken for the arena."""
     arena = arena_of(shared)
-    handle = shared.handle(arena)
-    attach(handle).close()
+    handle = shared.arena_handle(arena)
+    attach_arena(handle).close()
     other = SharedMemory()
     arena_of(other)
     try:
         with pytest.raises(EngineProtocolError, match="is not the arena any more"):
-            attach(replace(handle, fd=other._fd))
+            attach_arena(replace(handle, fd=other._fd))
         with pytest.raises(EngineProtocolError, match="is not the arena any more"):
-            attach(replace(handle, num_slots=handle.num_slots + 1))
+            attach_arena(replace(handle, num_slots=handle.num_slots + 1))
     finally:
         other.close()
     shared.close()
     with pytest.raises(EngineProtocolError, match="ended or closed its stack"):
-        attach(handle)
+        attach_arena(handle)
     with pytest.raises(EngineProtocolError, match="closed"):
-        shared.handle(arena)
+        shared.arena_handle(arena)
 
 
 def test_nobody_can_cut_it_off(shared: SharedMemory) -> None:
     """A shortened file would end every process that touches the missing pages with SIGBUS."""
     arena = arena_of(shared)
-    handle = shared.handle(arena)
+    handle = shared.arena_handle(arena)
     fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR)
     try:
         with pytest.raises(PermissionError):

@@ -192,7 +192,7 @@ def test_reports_without_ranks_are_refused() -> None:
         driver.begin_store(driver.request(PROMPT), SOURCE)
         ranks[0].worker.drain()
         counts = ranks[0].finished().finished
-        with pytest.raises(EngineProtocolError, match="do not say which workers"):
+        with pytest.raises(EngineProtocolError, match="name no worker"):
             stack.update_connector_output(WorkerOutput(counts))
         with pytest.raises(EngineProtocolError, match="worker 2: this stack has workers 0 to 1"):
             stack.update_connector_output(WorkerOutput(counts, {}, {job: {2: ()} for job in counts}))

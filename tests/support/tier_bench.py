@@ -64,7 +64,7 @@ class Bench:
     def payload(self, slot: int, key: Key) -> bytes:
         """The payload of a slot that must hold ``key``."""
         view = self.arena.slot(slot)
-        header = self.sealer.check(view, key)
+        header = self.sealer.check_slot(view, key)
         return bytes(view[HEADER_BYTES : HEADER_BYTES + header.raw_bytes])
 
     def file(self, key: Key) -> Path:

@@ -67,7 +67,7 @@ class Bed:
         if device == HAND:  # over the same memory
             tensors = [[torch.from_numpy(tensor) for tensor in group] for group in self.caches]
             pages = DevicePages(geometry, tensors)
-            self.worker._copies = CudaCopies(self.worker._slots, pages, self.submit, self.hand, 4 * staging_bytes)
+            self.worker._copies = CudaCopies(self.worker._rank_slice, pages, self.submit, self.hand, 4 * staging_bytes)
 
     def submit(self, copy: Callable[[], Any]) -> Future[Any]:
         """Run on the one copy thread, behind the gate."""

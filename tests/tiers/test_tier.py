@@ -84,7 +84,7 @@ def test_an_encoded_frame_is_shorter_and_says_so(bench: Bench, compressible: Mak
     """Compression must reach the disk, and the raw checksum must stay the one that was made at the origin."""
     store(bench, compressible, count=1, codec="zstd")
     at_rest = bench.file(KEYS[0]).read_bytes()
-    header, origin = parse_header(memoryview(at_rest)), bench.sealer.check(bench.arena.slot(0), KEYS[0])
+    header, origin = parse_header(memoryview(at_rest)), bench.sealer.check_slot(bench.arena.slot(0), KEYS[0])
     assert (header.codec, header.raw_bytes, header.raw_checksum) == ("zstd", PAYLOAD_BYTES, origin.raw_checksum)
     assert len(at_rest) == HEADER_BYTES + header.stored_bytes < RAW_FRAME_BYTES
 
@@ -95,7 +95,7 @@ def test_checksums_of_parts_travel_with_the_payload(bench: Bench, compressible: 
     ref = bench.fill(0, KEYS[0], compressible(0), parts=4)
     tier = bench.tier(codec)
     assert kinds(tier.write_chunks(KEYS[:1], [ref])) == [OutcomeKind.OK]
-    origin = bench.sealer.check(bench.arena.slot(0), KEYS[0])
+    origin = bench.sealer.check_slot(bench.arena.slot(0), KEYS[0])
     at_rest = parse_header(memoryview(bench.file(KEYS[0]).read_bytes()))
     assert (at_rest.codec, at_rest.part_checksums) == (codec, origin.part_checksums)
     assert kinds(tier.read_chunks(KEYS[:1], bench.stale([1]))) == [OutcomeKind.OK]

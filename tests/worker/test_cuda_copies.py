@@ -77,7 +77,7 @@ def test_a_slot_is_sealed_after_the_copy_not_before(bed: Bed) -> None:
     assert bed.arena.slot(0)[0] == 0, "no header yet"
     bed.arena.payload(0)[:64] = 77  # the copy engine is still at it
     assert not finish(bed)
-    bed.sealer.check(bed.arena.slot(0), job(1, [1], store=True).keys[0])
+    bed.sealer.check_slot(bed.arena.slot(0), job(1, [1], store=True).keys[0])
     assert set(bed.arena.payload(0)[:64]) == {77}
 
 
@@ -100,7 +100,7 @@ def test_copies_run_behind_what_the_engine_had_enqueued(bed: Bed) -> None:
     start(bed, stores=(job(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], store=True),))
     start(bed, loads=(job(2, [11, 12, 13], store=False),))
     waited = [[event._number for event in stream.waited_for] for stream in bed.hand.streams]  # type: ignore[attr-defined]
-    assert waited == [[40], [40], [], []], "two batches on two lanes; the load found nothing to load yet"
+    assert waited == [[40], [40], [], []], "two batches on two streams; the load found nothing to load yet"
     finish(bed)
     start(bed, loads=(job(3, [11, 12, 13], store=False),))
     assert len(bed.hand.streams[2].waited_for) == 1, "loads have streams of their own"
@@ -154,17 +154,17 @@ def test_the_arena_is_pinned_once_and_unpinned_by_the_last(bed: Bed) -> None:
 
 
 def test_device_memory_is_bounded_by_the_configuration() -> None:
-    """Promise 6: four lanes share what was given, unless a lane could then not hold one part of a chunk."""
+    """Promise 6: four streams share the configured memory, and each holds at least one part of a chunk."""
     config = config_of(host={"capacity": "128KiB", "gpu_staging": "4KiB"})
     with tierkv.open_stack(config, spec_of(1)) as stack:
         assert stack.worker._gpu_staging_bytes == 4096
     with tierkv.open_stack(config, spec_of(2, processes=True)) as stack:
         assert stack.worker_setup(1).gpu_staging_bytes == 4096
-    for whole, lane in ((4 * 1200, 1200), (100, 576)):
+    for whole, share in ((4 * 1200, 1200), (100, 576)):
         bed = Bed(HAND, staging_bytes=whole // 4)
         copies = bed.worker._copies
         assert isinstance(copies, CudaCopies)
-        assert [len(next(copies._store_lanes).staging) for _ in range(2)] == [lane, lane]
+        assert [len(next(copies._store_streams).staging) for _ in range(2)] == [share, share]
         bed.close()
 
 

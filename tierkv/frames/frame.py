@@ -1,4 +1,4 @@
-r"""The frame: how one chunk lies at rest, and in every slot of the host arena.
+r"""Layout of a frame: one chunk at rest, and in every slot of the host arena.
 
 A frame is one header page of 4096 bytes, then the stored payload. All numbers are little-endian and unsigned:
 
@@ -14,24 +14,24 @@ offset  bytes field               meaning
     48      2 key length          1 to 256
     50    256 key                 NUL padded
    306      8 raw bytes           length of the payload before the codec
-   314      8 stored bytes        length of the payload as it lies here
+   314      8 stored bytes        length of the stored payload
    322     16 stored checksum     XXH3-128 of the stored payload, canonical (big-endian) digest
-   338     16 raw checksum        the same of the raw payload; equal to the stored checksum for ``none``
+   338     16 raw checksum        XXH3-128 of the raw payload; equal to the stored checksum for ``none``
    354      8 header checksum     XXH3-64 of the bytes 0 to 353, and of the codec's notes where there are any
    362   3670 zero                reserved, all zero (behind the part table, where there is one)
   4032     64 codec's notes       such as a nonce; zero unless flag bit 3 is set
   4096      * stored payload      ``stored bytes`` long
-     *      * padding             zeros: to a multiple of 4096 for ``none``, else to the alignment of the tier
+     *      * padding             zeros, to a multiple of 4096 for ``none``, otherwise of the tier's alignment
 ====== ====== =================== ==============================================================================
 
 The raw checksum is computed once, when the payload leaves the GPU, and travels through every tier and codec.
 
-Where several workers write one payload, each computes the checksum of its own part, all parts being of one length.
-Such a frame has flag bit 0 set and a part table at offset 362: the number of parts (2 bytes, at least 2), then one
-XXH3-128 digest per part, in order. Its raw checksum is the XXH3-128 of these digests: nobody reads the payload twice.
+If several workers write one payload, each computes the checksum of its own part. All parts have one length. Such a
+frame has flag bit 0 set and a part table at offset 362: the number of parts (2 bytes, at least 2), then one XXH3-128
+digest per part, in order. Its raw checksum is the XXH3-128 of these digests, so the payload is read only once.
 
-Flag bit 1: the raw checksum and the digests of parts are withheld, and zero here: the payload is encrypted, and they
-with it, or it comes back as an approximation. Bit 2: it is an approximation of what left the GPU. Bit 3: the codec's
+Flag bit 1: the raw checksum and the digests of parts are withheld, and zero here, because the payload is encrypted or
+decodes to an approximation. Bit 2: the raw payload is an approximation of the one that left the GPU. Bit 3: the codec's
 notes are in use.
 
 All functions are pure and may be called on any thread; those that hash or fill a payload release the GIL meanwhile.
@@ -50,14 +50,14 @@ from tierkv.errors import CorruptFrameError
 from tierkv.types.namespace import FINGERPRINT_BYTES
 
 HEADER_BYTES = 4096
-"""Length of the header page; payloads start here, so that they are aligned for O_DIRECT."""
+"""Length of the header page, and offset of the payload, which is thus aligned for O_DIRECT."""
 
 FORMAT_VERSION = 1
 KEY_BYTES_MAX = 256
 CODEC_BYTES_MAX = 16
 CHECKSUM_BYTES = 16
 NO_CODEC = "none"
-"""Name of the codec that stores the raw payload: the only one that may lie in a slot of the host arena."""
+"""Name of the codec that stores the raw payload. Slots of the host arena hold frames of this codec only."""
 
 MAGIC = b"\x89TIERKV\n"
 _FIXED = struct.Struct("<8sHHI16s16sH256sQQ16s16s")
@@ -72,18 +72,13 @@ _PART_TABLE = _USED_BYTES + _PART_COUNT.size
 
 PARTS_MIN = 2
 PARTS_MAX = (_NOTES - _PART_TABLE) // CHECKSUM_BYTES
-"""Parts that one header page has room for."""
+"""Maximum number of parts that fit the header page."""
 
 
 class FrameHeader(NamedTuple):
-    """The fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests.
+    """Fields of a header page that differ from frame to frame. Checksums are XXH3-128 digests.
 
-    part_checksums: one per part; empty where the payload was checksummed as a whole.
-    withheld: raw_checksum and part_checksums are zeros. Never so for codec ``none``.
-    approximate: the raw payload is not quite what left the GPU.
-    notes: the codec's; empty or ``CODEC_NOTES_BYTES`` long.
-
-    A named tuple, because one is made per chunk and way: a frozen dataclass takes three times as long to make.
+    A named tuple, because one is made per chunk and transfer: a frozen dataclass takes three times as long to make.
     """
 
     codec: str
@@ -94,28 +89,32 @@ class FrameHeader(NamedTuple):
     stored_checksum: bytes
     raw_checksum: bytes
     part_checksums: tuple[bytes, ...] = ()
+    """One per part; empty if the payload was checksummed as a whole."""
     withheld: bool = False
+    """Whether raw_checksum and part_checksums are zeros. Never for codec ``none``."""
     approximate: bool = False
+    """Whether the raw payload is an approximation of the one that left the GPU."""
     notes: bytes = b""
+    """Notes of the codec; empty or ``CODEC_NOTES_BYTES`` long."""
 
 
 def checksum(buffer: bytes | memoryview) -> bytes:
-    """XXH3-128 of some bytes, as sixteen bytes. Finds damage; it is no defence against forgery."""
+    """Return the XXH3-128 of a buffer, as sixteen bytes. It detects damage, not forgery."""
     return xxhash.xxh3_128_digest(buffer)
 
 
 def checksum_of_parts(part_checksums: Sequence[bytes]) -> bytes:
-    """The raw checksum of a payload of several parts."""
+    """Return the raw checksum of a payload of several parts."""
     return checksum(b"".join(part_checksums))
 
 
 def pad(length: int, alignment: int) -> int:
-    """The next multiple of ``alignment``, in bytes."""
+    """Round ``length`` up to a multiple of ``alignment``, in bytes."""
     return -(-length // alignment) * alignment
 
 
 def frame_bytes(raw_bytes: int) -> int:
-    """Length of a frame that stores ``raw_bytes`` of payload without a codec, padding included."""
+    """Return the length of a frame that stores ``raw_bytes`` of payload without a codec, padding included."""
     return HEADER_BYTES + pad(raw_bytes, HEADER_BYTES)
 
 
@@ -123,7 +122,7 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
     """Write the header page to the first 4096 bytes of ``out``.
 
     Raises:
-        ValueError: a field does not fit its place, or ``out`` is shorter than a page.
+        ValueError: a field has an invalid length, or ``out`` is shorter than a page.
     """
     codec = header.codec.encode("ascii")
     if not 1 <= len(codec) <= CODEC_BYTES_MAX:
@@ -166,7 +165,7 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
 
 
 def _pack_parts(part_checksums: Sequence[bytes]) -> bytes:
-    """The part table."""
+    """Return the bytes of the part table."""
     if not PARTS_MIN <= len(part_checksums) <= PARTS_MAX:
         raise ValueError(f"a frame has {PARTS_MIN} to {PARTS_MAX} parts, or none, got {len(part_checksums)}")
     if any(len(digest) != CHECKSUM_BYTES for digest in part_checksums):
@@ -178,7 +177,7 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
     """Read a header page. ``verify=False`` skips the header checksum, nothing else.
 
     Raises:
-        CorruptFrameError: the page is not one that :func:`pack_header` wrote; the message names the first bad field.
+        CorruptFrameError: :func:`pack_header` did not write this page; the message names the first bad field.
     """
     if len(page) < HEADER_BYTES:
         raise CorruptFrameError(f"frame is cut off: {len(page)} bytes, the header alone has {HEADER_BYTES}")
@@ -214,7 +213,7 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
 
 
 def _parse_parts(page: memoryview) -> tuple[bytes, ...]:
-    """The digests of the part table. They are covered by the raw checksum, and that by the header's."""
+    """Return the digests of the part table. The raw checksum covers them, and the header checksum covers that."""
     (count,) = _PART_COUNT.unpack_from(page, _USED_BYTES)
     if not PARTS_MIN <= count <= PARTS_MAX:
         raise CorruptFrameError(f"frame field 'part count' is {count}, allowed are {PARTS_MIN} to {PARTS_MAX}")
@@ -227,8 +226,11 @@ class FrameSealer:
 
     Args:
         namespace: fingerprint, sixteen bytes.
-        verify: False skips the comparison of checksums, and nothing else. It exists for the one test that shows that
-            corruption changes tokens when nobody looks.
+        verify: False skips the comparison of checksums, and nothing else. It exists for the test that shows that
+            unchecked corruption changes tokens.
+
+    Raises:
+        ValueError: the fingerprint has another length.
     """
 
     def __init__(self, namespace: bytes, *, verify: bool = True) -> None:
@@ -240,7 +242,7 @@ class FrameSealer:
     frame_bytes = staticmethod(frame_bytes)
 
     def seal(self, slot: memoryview, key: bytes, raw_bytes: int) -> None:
-        """Turn a slot whose payload is in place into a frame: header in front, zeros behind.
+        """Seal a slot whose payload is in place: write the header before it and zeros behind it.
 
         Args:
             slot: writable, at least ``frame_bytes(raw_bytes)`` long; the payload starts at ``HEADER_BYTES``.
@@ -254,10 +256,10 @@ class FrameSealer:
         self.seal_as(slot, key, raw_bytes, checksum(slot[HEADER_BYTES : HEADER_BYTES + raw_bytes]))
 
     def seal_parts(self, slot: memoryview, key: bytes, raw_bytes: int, part_checksums: Sequence[bytes]) -> None:
-        """Like :meth:`seal` for a payload whose parts were checksummed by those who wrote them. Reads no payload.
+        """Seal a slot from the checksums of its parts, which the workers computed. Reads no payload.
 
         Raises:
-            ValueError: fewer than two parts, too many, not of one length; or as :meth:`seal`.
+            ValueError: fewer than two parts, too many parts, parts of different lengths; or as in :meth:`seal`.
         """
         if raw_bytes % max(1, len(part_checksums)):
             raise ValueError(f"a payload of {raw_bytes} bytes has no {len(part_checksums)} parts of one length")
@@ -273,7 +275,11 @@ class FrameSealer:
         *,
         approximate: bool = False,
     ) -> None:
-        """Like :meth:`seal`, with checksums that came with the payload, so that they still speak for the origin."""
+        """Seal a slot with checksums that were computed at the origin of the payload.
+
+        Raises:
+            ValueError: as in :meth:`seal`.
+        """
         end = self._require_room(slot, raw_bytes)
         payload_end = HEADER_BYTES + raw_bytes
         if end > payload_end:
@@ -287,8 +293,12 @@ class FrameSealer:
         )  # fmt: skip
 
     @staticmethod
-    def digests(slot: memoryview, header: FrameHeader) -> tuple[bytes, tuple[bytes, ...]]:
-        """Raw checksum, and those of the parts, of the payload that lies in a slot as ``header`` describes it.
+    def payload_checksums(slot: memoryview, header: FrameHeader) -> tuple[bytes, tuple[bytes, ...]]:
+        """Compute the raw checksum of the payload in a slot, and the checksums of its parts.
+
+        Args:
+            slot: holds the raw payload.
+            header: gives its length and the number of its parts.
 
         Raises:
             CorruptFrameError: the payload cannot be cut into parts of one length.
@@ -300,20 +310,20 @@ class FrameSealer:
         parts = tuple(checksum(payload[start : start + size]) for start in range(0, header.raw_bytes, size))
         return checksum_of_parts(parts), parts
 
-    def check(self, slot: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
-        """Make sure that a slot holds the raw frame of ``key``. ``payload=False`` leaves the payload unread.
+    def check_slot(self, slot: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
+        """Check that a slot holds the raw frame of ``key``. ``payload=False`` skips the payload's checksum.
 
         Raises:
-            CorruptFrameError: it does not; the message names what differs.
+            CorruptFrameError: it does not; the message names the difference.
         """
-        header = self.examine(slot, key, payload=payload)
+        header = self.check_frame(slot, key, payload=payload)
         _expect("codec", header.codec, NO_CODEC)
         if frame_bytes(header.raw_bytes) > len(slot):
             raise CorruptFrameError(f"frame of {frame_bytes(header.raw_bytes)} bytes is cut off at {len(slot)}")
         return header
 
-    def examine(self, frame: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
-        """Like :meth:`check` for a frame of any codec, whose padding may be missing.
+    def check_frame(self, frame: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
+        """Check a frame of any codec; its padding may be missing. ``payload=False`` skips the payload's checksum.
 
         Raises:
             CorruptFrameError: it is not the frame of ``key`` in this namespace, or is damaged.
@@ -336,10 +346,10 @@ class FrameSealer:
         return header
 
     def check_raw(self, slot: memoryview, header: FrameHeader) -> None:
-        """Make sure that a payload in a slot is the raw one that ``header`` speaks of.
+        """Check that the payload in a slot has the raw checksum of ``header``.
 
         Raises:
-            CorruptFrameError: it is not.
+            CorruptFrameError: it has another one.
         """
         if header.part_checksums:
             self.check_parts(slot, header)
@@ -348,10 +358,10 @@ class FrameSealer:
             _expect("raw checksum", checksum(raw), header.raw_checksum)
 
     def check_parts(self, slot: memoryview, header: FrameHeader, parts: Iterable[int] | None = None) -> None:
-        """Make sure that parts of a raw payload are undamaged: all, or those of the given numbers.
+        """Check the checksums of parts of a raw payload. parts: their numbers; None: all.
 
         Raises:
-            CorruptFrameError: one is not, or the payload cannot be cut into parts of one length.
+            CorruptFrameError: one is damaged, or the payload cannot be cut into parts of one length.
         """
         part_bytes = _part_bytes(header)
         for part in range(len(header.part_checksums)) if parts is None else parts:

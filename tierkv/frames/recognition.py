@@ -1,4 +1,4 @@
-"""Knowing a frame by its first page, for backends that lost track of what lies where."""
+"""Recognition of frames by their first page, for backends that lost their index."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from tierkv.types.keys import Key
 
 
 def recognise_frame(namespace: bytes, alignment: int, page: memoryview) -> tuple[Key, int] | None:
-    """Key and length of the frame that begins here. With the first two arguments: a :data:`tierkv.abc.FrameRecogniser`.
+    """Return key and length of the frame that begins with ``page``.
+
+    With the first two arguments bound, this is a :data:`tierkv.abc.FrameRecogniser`.
 
     Args:
         namespace: fingerprint of the namespace that the frame must belong to.
-        alignment: of the tier: frames of its codec have a length that is a multiple of it.
-        page: the first 4,096 bytes, or more.
+        alignment: alignment of the tier: the length of an encoded frame is a multiple of it.
+        page: the first 4096 bytes, or more.
 
     Returns:
-        None: no frame begins here, or one with a damaged header, or one of another namespace. The length is what the
-        tier wrote; whether so much is there, and undamaged, is not looked at.
+        Key and length of the frame as the tier wrote it. Only the header is verified, not the payload or its presence.
+        None: no frame begins here, its header is damaged, or it belongs to another namespace.
     """
-    # Nearly every page is somewhere in a payload: an exception for each would take longer than reading it.
+    # Nearly every page is part of a payload: raising an exception for each would take longer than reading it.
     if bytes(page[: len(MAGIC)]) != MAGIC:
         return None
     try:

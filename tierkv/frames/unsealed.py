@@ -1,36 +1,36 @@
-"""Slots between being granted and being sealed: what says that they are no frames yet, and what workers leave there.
+"""Unsealed slots: a marker that a slot holds no frame yet, and room for the checksums of the workers' parts.
 
-Only for slots in host memory that one stack's processes share, and whose workers have no other way to report: a frame
-at rest never looks like this, because sealing overwrites all of it. The first sixteen bytes are zeros until a seal
-writes the header; behind them stands a checksum per worker, of its part of the payload.
+Only for slots in host memory that the processes of one stack share, and whose workers have no other channel for their
+checksums. A frame at rest never has this form, because sealing overwrites all of it. The first sixteen bytes are zeros
+until the header is written. Then follows one checksum per worker, of its part of the payload.
 """
 
 from __future__ import annotations
 
 from tierkv.frames.frame import CHECKSUM_BYTES, MAGIC
 
-_NOTHING = bytes(CHECKSUM_BYTES)
+_NO_CHECKSUM = bytes(CHECKSUM_BYTES)
 
 
 def mark_unsealed(slot: memoryview, parts: int) -> None:
-    """Make sure that nothing in the slot passes for a frame, or for the report of one of ``parts`` workers."""
+    """Clear the header's magic, and the checksums of ``parts`` workers, that the slot may hold."""
     length = CHECKSUM_BYTES * (1 + (parts if parts > 1 else 0))
     slot[:length] = bytes(length)
 
 
 def is_sealed(slot: memoryview) -> bool:
-    """Whether a seal has been written since the slot was opened."""
+    """Whether a header was written since :func:`mark_unsealed`."""
     return bytes(slot[: len(MAGIC)]) == MAGIC
 
 
 def put_part_checksum(slot: memoryview, part: int, digest: bytes) -> None:
-    """A worker's part is in place, and this is its checksum."""
+    """Store the checksum of one worker's part, which is in place."""
     start = CHECKSUM_BYTES * (1 + part)
     slot[start : start + CHECKSUM_BYTES] = digest
 
 
 def part_checksums(slot: memoryview, parts: int) -> list[bytes] | None:
-    """The checksums that all workers have left; None if one has not."""
+    """Return the checksums of all parts; None if one is missing."""
     table = bytes(slot[CHECKSUM_BYTES : CHECKSUM_BYTES * (1 + parts)])
     digests = [table[start : start + CHECKSUM_BYTES] for start in range(0, len(table), CHECKSUM_BYTES)]
-    return None if _NOTHING in digests else digests
+    return None if _NO_CHECKSUM in digests else digests

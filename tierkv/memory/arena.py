@@ -1,8 +1,7 @@
-"""The host tier's memory: one mapping, cut into slots that have the shape of a frame.
+"""Arena of the host tier: one mapping, cut into slots that have the form of a frame.
 
-Private and anonymous unless other processes need it (:mod:`tierkv.memory.shared`), because only such memory gets
-transparent huge pages everywhere. Every slot starts on a 4096-byte boundary and has a length that is a multiple of it,
-so that O_DIRECT can use it in place.
+The memory is private and anonymous unless other processes need it (:mod:`tierkv.memory.shared`): only such memory gets
+transparent huge pages everywhere.
 """
 
 from __future__ import annotations
@@ -22,26 +21,24 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def private_memory(length: int) -> mmap.mmap:
-    """Memory of this process alone."""
+    """Map private, anonymous memory."""
     return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class HostArena:
-    """Memory for the slots of the host tier.
-
-    Views may be taken on any thread. Whose turn it is to write a slot is the manager's business (leases).
+    """Memory for the slots of the host tier. Views may be taken on any thread.
 
     Args:
-        capacity_bytes: memory to take; what does not fill a whole slot is left over.
-        payload_bytes_max: the longest payload of any chunk.
-        memory: maps that many bytes.
+        capacity_bytes: upper bound of the memory; a remainder that does not fill a slot is not mapped.
+        payload_bytes_max: length of the longest payload of any chunk.
+        memory: maps a given number of bytes.
 
     Attributes:
-        num_slots: how many slots there are.
-        slot_bytes: length of each: header page, payload, padding.
+        num_slots: number of slots.
+        slot_bytes: length of a slot: header page, payload, padding.
 
     Raises:
-        ConfigError: the capacity does not hold one slot, or the system does not give that much memory.
+        ConfigError: the capacity does not hold one slot, or the system does not provide that much memory.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class HostArena:
             raise ConfigError(
                 f"the system does not give the host tier {capacity_bytes} bytes of memory ({error}); lower its capacity"
             ) from error
-        # Best effort: a kernel without huge pages is slower, nothing else.
+        # Best effort: without huge pages copies are slower.
         with contextlib.suppress(OSError, AttributeError):
             self._mmap.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._mmap)
@@ -71,25 +68,35 @@ class HostArena:
         self._bytes: Bytes | None = np.frombuffer(self._mmap, dtype=np.uint8)
 
     def slot(self, index: int) -> memoryview:
-        """The whole slot, writable."""
+        """Return a writable view of the whole slot.
+
+        Raises:
+            IndexError: there is no such slot.
+            ValueError: the arena is closed.
+        """
         start = self._start(index)
         return self._view[start : start + self.slot_bytes]
 
     def payload(self, index: int) -> Bytes:
-        """The slot without its header page, as a writable array of one dimension. Keeps the memory alive."""
+        """Return the slot without its header page, as a writable array of one dimension. It keeps the memory mapped.
+
+        Raises:
+            IndexError: there is no such slot.
+            ValueError: the arena is closed.
+        """
         start = self._start(index)
         if self._bytes is None:
             raise ValueError("the arena is closed")
         return self._bytes[start + HEADER_BYTES : start + self.slot_bytes]
 
     def pin(self, register: Callable[[int, int], bool]) -> bool:
-        """Let a GPU's runtime pin the memory: once, however many workers of this process ask.
+        """Pin the memory through a GPU's runtime. It is pinned once, however many workers of this process call this.
 
         Args:
-            register: pins that many bytes at an address, and says whether it could.
+            register: pins a number of bytes at an address; returns whether it succeeded.
 
         Returns:
-            Whether it is pinned. If so, :meth:`unpin` it before :meth:`close`.
+            Whether the memory is pinned. If so, call :meth:`unpin` before :meth:`close`.
 
         Raises:
             ValueError: the arena is closed.
@@ -103,17 +110,17 @@ class HostArena:
             return True
 
     def unpin(self, unregister: Callable[[int], None]) -> None:
-        """One of those who pinned it is done; the last one unpins."""
+        """Undo one :meth:`pin`. The last call unpins the memory."""
         with self._pin_lock:
             self._pins -= 1
             if not self._pins and self._bytes is not None:
                 unregister(self._bytes.ctypes.data)
 
     def close(self) -> None:
-        """Give the memory back. Views that are still in use keep it, until the last of them is gone. Idempotent."""
+        """Unmap the memory, once the last view of it is released. Idempotent."""
         self._bytes = None
         self._view.release()
-        # BufferError: somebody, perhaps a hung thread, still has a view. Unmapping under it would be a segfault.
+        # BufferError: a view exists, perhaps in a hung thread. Unmapping under it would cause a segmentation fault.
         with contextlib.suppress(BufferError):
             self._mmap.close()
 

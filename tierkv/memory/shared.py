@@ -1,8 +1,8 @@
 """Memory that worker processes share with the process that opened the stack.
 
-It has no name: a memfd, which other processes open through ``/proc/PID/fd``. So there is nothing to unlink and nothing
-to sweep: the kernel frees it when the last process that maps it is gone, however it went. Nor does the size of /dev/shm
-matter, which is 64 MiB in many containers.
+It is a memfd, which other processes open through ``/proc/PID/fd``. It has no path, so nothing has to be unlinked: the
+kernel frees it when the last process that maps it has ended, also after a crash. The size of /dev/shm, 64 MiB in many
+containers, does not limit it.
 """
 
 from __future__ import annotations
@@ -23,36 +23,41 @@ from tierkv.memory.arena import HostArena
 
 @dataclass(frozen=True, slots=True)
 class ArenaHandle:
-    """How another process of the same user, on the same host, finds an arena. Plain data that pickles.
-
-    pid, fd: where the memory is held open. device, inode: which memory it is, since pids and descriptors are reused.
-    """
+    """Handle of an arena for another process of the same user on the same host. Plain data that pickles."""
 
     pid: int
+    """Process that holds the memory open."""
     fd: int
+    """Descriptor of the memory in that process."""
     device: int
+    """Device of the memory. With ``inode`` it identifies the memory, because pids and descriptors are reused."""
     inode: int
+    """Inode of the memory."""
     num_slots: int
+    """Slots of the arena."""
     slot_bytes: int
+    """Length of a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """The same for memory of any use, with its length in bytes."""
+    """Handle of shared memory of any use. Plain data that pickles; fields as in :class:`ArenaHandle`."""
 
     pid: int
     fd: int
     device: int
     inode: int
     length: int
+    """Length of the memory in bytes."""
 
 
 class SharedMemory:
-    """Memory, of one arena or of something else, as its owner holds it.
+    """Owner of one shared memory. Its length is sealed: truncation would end other processes with SIGBUS.
 
-    name: what the system shows it as. ``map`` is given to :class:`HostArena`; then :meth:`handle` is for other
-    processes. The length is sealed: nobody can
-    cut memory off under another process, which would end it with SIGBUS.
+    For an arena, pass :meth:`map` to :class:`HostArena`, and send :meth:`arena_handle` to other processes.
+
+    Args:
+        name: name of the memfd, as the system shows it. It need not be unique.
     """
 
     def __init__(self, name: str = "tierkv-arena") -> None:
@@ -61,10 +66,10 @@ class SharedMemory:
         self._length = 0
 
     def map(self, length: int) -> mmap.mmap:
-        """Take and map that many bytes. Once.
+        """Allocate and map ``length`` bytes. Call once.
 
         Raises:
-            OSError: the system has not so much memory. The kernel would promise it all the same, and kill later.
+            OSError: the machine has less memory. The kernel would overcommit, and kill a process later.
         """
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if length > physical:
@@ -75,20 +80,20 @@ class SharedMemory:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return mmap.mmap(self._fd, length)
 
-    def handle(self, arena: HostArena) -> ArenaHandle:
-        """How other processes find it.
+    def arena_handle(self, arena: HostArena) -> ArenaHandle:
+        """Return the handle of an arena over this memory.
 
         Raises:
-            EngineProtocolError: it is closed, or was never mapped.
+            EngineProtocolError: the memory is closed, or was never mapped.
         """
         memory = self.memory_handle()
         return ArenaHandle(memory.pid, memory.fd, memory.device, memory.inode, arena.num_slots, arena.slot_bytes)
 
     def memory_handle(self) -> MemoryHandle:
-        """The same for memory that is no arena.
+        """Return the handle of this memory.
 
         Raises:
-            EngineProtocolError: it is closed, or was never mapped.
+            EngineProtocolError: the memory is closed, or was never mapped.
         """
         if self._fd < 0:
             raise EngineProtocolError("the stack is closed: its arena cannot be shared any more")
@@ -96,16 +101,16 @@ class SharedMemory:
         return MemoryHandle(os.getpid(), self._fd, stat.st_dev, stat.st_ino, self._length)
 
     def close(self) -> None:
-        """Let nobody attach any more. Who has it mapped keeps it. Idempotent."""
+        """Stop further processes from attaching. Existing mappings stay valid. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-def find_memory(name: str) -> list[bytes]:
-    """What stands in memory of that name, in this process and in others that this one may look into.
+def read_named_memory(name: str) -> list[bytes]:
+    """Return the contents of all shared memory of a name, in this process and in others that it may inspect.
 
-    For what is needed before anybody could be told of a handle: a name that only one engine uses leads to it.
+    For data that is needed before a handle can be sent. The name must be unique to one engine.
     """
     found: dict[tuple[int, int], bytes] = {}
     for link in _descriptors():
@@ -120,15 +125,15 @@ def find_memory(name: str) -> list[bytes]:
 def _descriptors() -> Iterator[Path]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 yield from (process / "fd").iterdir()
 
 
-def attach(handle: ArenaHandle) -> HostArena:
-    """The arena that another process holds, mapped into this one.
+def attach_arena(handle: ArenaHandle) -> HostArena:
+    """Map the arena that another process holds.
 
     Raises:
-        EngineProtocolError: that process has ended or closed its stack, or this one may not reach it.
+        EngineProtocolError: that process has ended or closed its stack, or this one may not access it.
     """
     return HostArena(
         handle.num_slots * handle.slot_bytes, handle.slot_bytes - HEADER_BYTES, lambda length: _map(handle, length)
@@ -136,10 +141,10 @@ def attach(handle: ArenaHandle) -> HostArena:
 
 
 def attach_memory(handle: MemoryHandle) -> mmap.mmap:
-    """Memory that another process holds, mapped into this one.
+    """Map memory that another process holds.
 
     Raises:
-        EngineProtocolError: that process has ended or closed its stack, or this one may not reach it.
+        EngineProtocolError: that process has ended or closed its stack, or this one may not access it.
     """
     return _map(handle, handle.length)
 

@@ -15,7 +15,7 @@ from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
 from tierkv.frames.frame import FrameSealer
 from tierkv.memory.arena import HostArena
-from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach
+from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach_arena
 from tierkv.types.geometry import Geometry
 from tierkv.worker.completion_flags import RankFlags
 from tierkv.worker.worker import Worker
@@ -110,4 +110,4 @@ def open_worker(setup: WorkerSetup) -> ProcessWorker:
         EngineProtocolError: the arena cannot be reached: the stack was closed, its process has ended or belongs to
             another user or container.
     """
-    return ProcessWorker(setup, attach(setup.arena))
+    return ProcessWorker(setup, attach_arena(setup.arena))

@@ -283,7 +283,7 @@ def _worker_setup(plan: StackPlan, opened: OpenedTiers) -> WorkerSetup | None:
         rank=0,
         geometry=plan.geometry,
         namespace=plan.sealer.namespace,
-        arena=opened.shared.handle(opened.arena),
+        arena=opened.shared.arena_handle(opened.arena),
         copy_threads=plan.config.host.copy_threads,
         gpu_staging_bytes=plan.config.host.gpu_staging,
         verify_frames=plan.sealer.verify,

@@ -89,7 +89,7 @@ class Framer:
             UnreadableFrameError: the frame is intact, but this tier cannot or must not decode it.
             Exception: any error of a foreign codec.
         """
-        header = self._sealer.examine(slot[:length], key)
+        header = self._sealer.check_frame(slot[:length], key)
         whole = pad(HEADER_BYTES + header.stored_bytes, HEADER_BYTES)
         if length > whole:
             raise CorruptFrameError(f"the backend returned {length} bytes for a frame of {whole}")
@@ -119,7 +119,7 @@ class Framer:
             Exception: any error of a foreign codec.
         """
         # A lossy codec's frame keeps no checksum of the original payload, so damage must be found before encoding.
-        header = self._sealer.check(slot, key, payload=self._rules.lossy)
+        header = self._sealer.check_slot(slot, key, payload=self._rules.lossy)
         if header.approximate and not self._rules.accepts_lossy:
             raise NotForThisTierError("the chunk came from a lossy tier; this one keeps exact chunks only")
         raw_frame = slot[: frame_bytes(header.raw_bytes)]
@@ -200,7 +200,7 @@ class Framer:
             if not header.withheld:
                 self._sealer.check_raw(slot, header)
                 return header.raw_checksum, header.part_checksums
-            found, parts = self._sealer.digests(slot, header)
+            found, parts = self._sealer.payload_checksums(slot, header)
         except CorruptFrameError as error:
             raise CorruptFrameError(
                 f"codec {header.codec!r} did not give back the payload that was stored: {error}"

@@ -1,7 +1,7 @@
-"""Pages of KV tensors on a GPU: whole batches of chunks at once, one indexed copy a tensor, never a loop over pages.
+"""Pages of KV tensors on a GPU: one indexed copy per tensor and batch of chunks, never a loop over pages.
 
-Pages are moved as integers of the widest kind that divides them, since an indexed copy handles one element a thread.
-What is written here runs on tensors of any device; the order in which it runs is :mod:`tierkv.worker.cuda_copies`'.
+Pages are moved as integers of the widest type that divides them, because an indexed copy handles one element per GPU
+thread. The code runs on tensors of any device. :mod:`tierkv.worker.cuda_copies` decides the order.
 """
 
 from __future__ import annotations
@@ -20,31 +20,35 @@ from tierkv.worker.pages import check_block_ids, check_counts
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 ChunkBlocks = tuple[int, Sequence[int]]
-"""How many blocks of a chunk are skipped at its front, and the GPU blocks of the rest."""
+"""Number of blocks that are skipped at the front of a chunk, and the GPU blocks of the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One group's tensors as ``[num_blocks, page_words]``, and where each begins in a part, in words."""
+    """Tensors of one group."""
 
     word: torch.dtype
+    """Integer type in which pages are moved."""
     pages: tuple[torch.Tensor, ...]
+    """Each tensor as ``[num_blocks, page_words]``."""
     starts: tuple[int, ...]
+    """Begin of each tensor's pages in a part, in words."""
     num_blocks: int
+    """Blocks of the shortest tensor."""
 
 
 class DevicePages:
-    """The KV tensors of one worker on one device.
+    """KV tensors of one worker on one device.
 
     Args:
         geometry: sizes of groups and chunks.
         caches: per group, its tensors, each ``[num_blocks, ...]`` and contiguous, with ``page_bytes`` bytes per block.
 
     Attributes:
-        device: where they are.
+        device: device of the tensors.
 
     Raises:
-        EngineProtocolError: number, shape or place of the tensors differ from the spec; says which and how.
+        EngineProtocolError: number, shape or device of the tensors differ from the spec; the message names the tensor.
     """
 
     def __init__(self, geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
@@ -58,24 +62,24 @@ class DevicePages:
         ]
 
     def gather(self, group: int, chunks: Sequence[ChunkBlocks], ids: torch.Tensor, staging: torch.Tensor) -> None:
-        """Copy the blocks of chunks into ``staging``, one part after the other. What no block covers becomes zeros.
+        """Copy the blocks of chunks into ``staging``, one part after the other. Bytes without a block become zeros.
 
         Args:
-            group: of all the chunks.
-            chunks: what each takes.
+            group: group of all the chunks.
+            chunks: blocks of each chunk.
             ids: all their block ids in order, on the device.
-            staging: bytes on the device, as long as the parts together.
+            staging: bytes on the device, with the total length of the parts.
         """
         for pages, stretch, some in self._stretches(group, chunks, ids, staging, clear=True):
             torch.ops.aten.index.Tensor_out(pages, [some], out=stretch)
 
     def scatter(self, group: int, chunks: Sequence[ChunkBlocks], ids: torch.Tensor, staging: torch.Tensor) -> None:
-        """The way back: copy the parts in ``staging`` to the chunks' blocks, and to no others."""
+        """Copy the parts in ``staging`` to the blocks of their chunks. Arguments as in :meth:`gather`."""
         for pages, stretch, some in self._stretches(group, chunks, ids, staging, clear=False):
             pages.index_put_((some,), stretch)
 
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
-        """Make sure that block ids exist.
+        """Check that block ids exist.
 
         Raises:
             EngineProtocolError: one does not.
@@ -85,9 +89,11 @@ class DevicePages:
     def _stretches(
         self, group: int, chunks: Sequence[ChunkBlocks], ids: torch.Tensor, staging: torch.Tensor, *, clear: bool
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Per run of like chunks and per tensor: pages ``[num_blocks, page]``, their place in the staged parts
-        ``[chunks, blocks, page]``, and the ids ``[chunks, blocks]``.
-        """  # noqa: D205 - three shapes in a row
+        """Yield per run of like chunks and per tensor the operands of one indexed copy.
+
+        These are pages ``[num_blocks, page]``, their range of the staged parts ``[chunks, blocks, page]``, and the ids
+        ``[chunks, blocks]``.
+        """
         tensors, part_bytes = self._groups[group], self._sizes[group].worker_bytes
         parts = staging[: len(chunks) * part_bytes].view(tensors.word).view(len(chunks), -1)
         offset = 0
@@ -106,7 +112,7 @@ class DevicePages:
 
 
 def _runs(chunks: Sequence[ChunkBlocks]) -> Iterator[tuple[int, int, int, int]]:
-    """Neighbouring chunks that skip and take the same: the first one's number, how many, skip, take."""
+    """Yield runs of neighbouring chunks with equal skip and take: number of the first, length, skip, take."""
     first = 0
     for number in range(1, len(chunks) + 1):
         skip, blocks = chunks[first]
@@ -127,12 +133,12 @@ def _group(sizes: GroupGeometry, tensors: Sequence[Any], blocks_per_chunk: int, 
 
 
 def _rows(sizes: GroupGeometry, index: int, tensor: object, device: torch.device) -> torch.Tensor:
-    """A ``[num_blocks, page_bytes]`` view of a tensor's memory."""
+    """Return a ``[num_blocks, page_bytes]`` view of a tensor's memory."""
     what = f"group {sizes.index}, tensor {index}"
     if not isinstance(tensor, torch.Tensor):
         raise EngineProtocolError(f"{what}: expected a torch tensor on {device}, got {type(tensor).__name__}")
     if tensor.device != device:
-        raise EngineProtocolError(f"{what} is on {tensor.device}, the first tensor on {device}: one worker, one device")
+        raise EngineProtocolError(f"{what} is on {tensor.device}, the first one on {device}: a worker has one device")
     if not tensor.is_contiguous():
         raise EngineProtocolError(f"{what} is not contiguous: one block must be one run of bytes")
     rows = tensor.detach().reshape(tensor.shape[0], -1).view(torch.uint8)

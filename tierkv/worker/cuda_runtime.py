@@ -1,4 +1,4 @@
-"""What copies need of a GPU's runtime, and CUDA's, through torch."""
+"""Interface to a GPU's runtime, and its implementation for CUDA through torch."""
 
 from __future__ import annotations
 
@@ -13,124 +13,131 @@ import torch
 _log = logging.getLogger(__name__)
 
 _REGISTER_PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for every GPU of this process, not only for the one in use."""
+"""cudaHostRegisterPortable: pinned for every GPU of this process, not only for the current one."""
 
 
 class Event(Protocol):
-    """A point in a stream."""
+    """Point in a stream."""
 
     def query(self) -> bool:
-        """Whether everything before it has run."""
+        """Whether all work before it has run."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until all work before it has run."""
 
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - an event of the same runtime
-        """Milliseconds from this point to a later one; both have passed."""
+        """Return the milliseconds from this point to a later one. Both must have passed."""
 
 
 class Stream(Protocol):
-    """Work that runs in order, beside that of other streams."""
+    """Queue of device work that runs in order, concurrently with other streams."""
 
     def use(self) -> AbstractContextManager[None]:
-        """Enqueue on it what follows on this thread."""
+        """Make it the current stream of this thread within a ``with`` block."""
 
     def wait_event(self, event: Event) -> None:
-        """Let work enqueued from now on run behind the event."""
+        """Make work that is enqueued from now on run after the event."""
 
     def record_event(self) -> Event:
-        """A point behind everything enqueued so far."""
+        """Return a point behind all work enqueued so far."""
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued so far."""
+        """Wait for all work enqueued so far."""
 
 
 class Device(Protocol):
-    """A GPU."""
+    """GPU."""
 
     def now(self) -> Event:
-        """A point behind everything that the caller's thread has enqueued on its own stream."""
+        """Return a point behind the work that the caller's thread has enqueued on its current stream."""
 
     def stream(self) -> Stream:
-        """A new stream."""
+        """Create a stream."""
 
     def memory(self, num_bytes: int) -> torch.Tensor:
-        """Bytes on the device."""
+        """Allocate bytes on the device."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Pinned bytes on the host."""
+        """Allocate pinned bytes on the host."""
 
     def upload(self, ids: Sequence[int]) -> torch.Tensor:
-        """Block ids on the device, for the stream in use."""
+        """Copy block ids to the device, on the current stream."""
 
     def register(self, address: int, num_bytes: int) -> bool:
-        """Pin host memory, so that copies to and from it run by themselves. Whether that went well."""
+        """Pin host memory, so that copies run asynchronously. Returns whether it succeeded."""
 
     def unregister(self, address: int) -> None:
-        """Unpin it."""
+        """Unpin host memory."""
 
 
 class CudaStream:
-    """A stream of torch's."""
+    """Stream of torch.
+
+    Args:
+        device: device of the stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Enqueue on it. KV tensors may have been made in inference mode, which is a matter of the thread."""
+        """Make it the current stream, in inference mode.
+
+        KV tensors may have been made in inference mode, which is a property of the thread.
+        """
         with torch.cuda.stream(self._stream), torch.inference_mode():
             yield
 
     def wait_event(self, event: Event) -> None:
-        """Let work enqueued from now on run behind the event."""
+        """Make work that is enqueued from now on run after the event."""
         self._stream.wait_event(cast("torch.cuda.Event", event))
 
     def record_event(self) -> Event:
-        """A point behind everything enqueued so far."""
+        """Return a point behind all work enqueued so far."""
         timed = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
         event: Event = self._stream.record_event(timed)
         return event
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued so far."""
+        """Wait for all work enqueued so far."""
         self._stream.synchronize()
 
 
 class CudaDevice:
-    """A GPU through torch.
+    """GPU through torch.
 
     Args:
-        device: of the KV tensors.
+        device: device of the KV tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def now(self) -> Event:
-        """A point behind the compute stream's work so far."""
+        """Return a point behind the current stream's work so far."""
         event: Event = torch.cuda.current_stream(self._device).record_event()
         return event
 
     def stream(self) -> Stream:
-        """A new stream."""
+        """Create a stream."""
         return CudaStream(self._device)
 
     def memory(self, num_bytes: int) -> torch.Tensor:
-        """Bytes on the device."""
+        """Allocate bytes on the device."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Pinned bytes on the host."""
+        """Allocate pinned bytes on the host."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def upload(self, ids: Sequence[int]) -> torch.Tensor:
-        """Block ids on the device. Through pinned memory, or the copy would wait for the stream."""
+        """Copy block ids to the device, through pinned memory: otherwise the copy would wait for the stream."""
         return torch.tensor(ids, dtype=torch.int64, pin_memory=True).to(self._device, non_blocking=True)
 
     def register(self, address: int, num_bytes: int) -> bool:
-        """Pin host memory. False, and a warning, where CUDA refuses."""
-        with torch.cuda.device(self._device):  # on another one, this would open a context there
+        """Pin host memory. Logs a warning and returns False if CUDA refuses."""
+        with torch.cuda.device(self._device):  # with another current device, the call would create a context there
             error = int(_cudart().cudaHostRegister(address, num_bytes, _REGISTER_PORTABLE))
         if error:
             _log.warning(
@@ -141,16 +148,16 @@ class CudaDevice:
         return not error
 
     def unregister(self, address: int) -> None:
-        """Unpin it."""
+        """Unpin host memory."""
         _cudart().cudaHostUnregister(address)
 
 
 def _cudart() -> Any:  # noqa: ANN401 - a module made of C functions
-    """CUDA's runtime, which torch brings and does not type."""
+    """Return CUDA's runtime as bundled with torch."""
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no annotation there
 
 
 def _swallow_error(device: torch.device) -> None:
-    """CUDA tells its last error once more at the next launch, which had no part in it: launch something for that."""
+    """Clear CUDA's last error, which it would report again at the next launch, by launching an empty operation."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device=device).add_(1)

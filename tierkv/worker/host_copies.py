@@ -1,52 +1,48 @@
-"""Copies on the host's own cores: a job is a loop over its chunks, run on a copy thread."""
+"""Copies on the host's cores: a job is a loop over its chunks on a copy thread."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
-from tierkv.errors import CorruptFrameError
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, TransferJob, chunk_blocks
 from tierkv.worker.rank_slice import RankSlice
-from tierkv.worker.transfers import CopyResult, Pages, Submit, Wait, failed_result
-
-_log = logging.getLogger(__name__)
+from tierkv.worker.transfers import CopyResult, Pages, Submit, Wait, failed_result, log_failure
 
 
 class HostCopies:
-    """Gathers into slots and scatters from them.
+    """Transfers of one worker whose KV tensors are in host memory.
 
     Args:
-        slots: this worker's parts of the arena.
+        rank_slice: this worker's parts of the arena.
         pages: its KV tensors.
-        submit: runs a job.
-        clock: seconds, for the time that a job takes.
-        wait_for: waits for one.
+        submit: runs functions on copy threads.
+        clock: seconds, for the duration of a job.
+        wait_for: waits for a future of ``submit``.
     """
 
     def __init__(
         self,
-        slots: RankSlice,
+        rank_slice: RankSlice,
         pages: Pages,
         submit: Submit,
         clock: Callable[[], float] = time.perf_counter,
         wait_for: Wait = wait,
     ) -> None:
-        self._slots = slots
+        self._rank_slice = rank_slice
         self._pages = pages
         self._submit = submit
         self._clock = clock
         self._wait_for = wait_for
 
     def start(self, job: TransferJob) -> HostTransfer:
-        """Hand a job to a copy thread."""
+        """Submit a job to a copy thread. Does not wait."""
         return HostTransfer(job, self._submit(lambda: self._run(job)), self._wait_for)
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: no device memory was taken."""
 
     # -- on a copy thread --------------------------------------------------------------------------------------------
 
@@ -54,10 +50,10 @@ class HostCopies:
         began_s = self._clock()
         failed: set[Key] = set()
         checksums: list[bytes] = []
-        parts = chunk_blocks(job, self._slots.geometry.blocks_per_chunk)
+        parts = chunk_blocks(job, self._rank_slice.geometry.blocks_per_chunk)
         for key, ref, group, (skip, block_ids) in zip(job.keys, job.slots, job.chunk_groups, parts, strict=True):
             digest = b""
-            if ref == VOID_SLOT:  # the last job of a load says what does not come; the blocks may be another's by now
+            if ref == VOID_SLOT:  # a key that cannot be loaded; its blocks may belong to another request by now
                 failed.add(key)
                 continue
             try:
@@ -65,7 +61,7 @@ class HostCopies:
                     digest = self._store(key, ref.slot, group, skip, block_ids)
                 else:
                     self._load(key, ref.slot, group, skip, block_ids)
-            except Exception as error:  # noqa: BLE001 - whatever a copy can raise concerns this chunk alone (promise 3)
+            except Exception as error:  # noqa: BLE001 - any error concerns this chunk alone (promise 3)
                 log_failure(key, error)
                 failed.add(key)
             if job.is_store:
@@ -74,17 +70,17 @@ class HostCopies:
 
     def _store(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> bytes:
         self._pages.check_ids(group, block_ids)
-        self._pages.gather(group, skip, block_ids, self._slots.part(slot, group))
-        return self._slots.finish_store(key, slot, group)
+        self._pages.gather(group, skip, block_ids, self._rank_slice.part(slot, group))
+        return self._rank_slice.finish_store(key, slot, group)
 
     def _load(self, key: Key, slot: int, group: int, skip: int, block_ids: Sequence[int]) -> None:
-        self._slots.check_load(key, slot, group)
+        self._rank_slice.check_load(key, slot, group)
         self._pages.check_ids(group, block_ids)
-        self._pages.scatter(group, skip, block_ids, self._slots.part(slot, group))
+        self._pages.scatter(group, skip, block_ids, self._rank_slice.part(slot, group))
 
 
 class HostTransfer:
-    """A job on a copy thread."""
+    """Job on a copy thread."""
 
     def __init__(self, job: TransferJob, future: Future[CopyResult], wait_for: Wait) -> None:
         self._job = job
@@ -96,19 +92,11 @@ class HostTransfer:
         return self._future.done()
 
     def wait(self) -> None:
-        """Until it has ended, whether well or not."""
+        """Wait until it has ended, with or without success."""
         self._wait_for((self._future,))
 
     def result(self) -> CopyResult:
-        """How it ended; a job that could not run at all failed for every key."""
+        """Return its result. Every key of a job that could not run has failed."""
         if self._future.cancelled() or self._future.exception() is not None:
             return failed_result(self._job)
         return self._future.result()
-
-
-def log_failure(key: Key, error: Exception) -> None:
-    """Damage is expected now and then and told in a line; anything else comes with its traceback."""
-    if isinstance(error, CorruptFrameError):
-        _log.warning("chunk %s is refused on its way to the GPU: %s", key.hex(), error)
-    else:
-        _log.error("chunk %s could not be copied", key.hex(), exc_info=error)

@@ -1,8 +1,7 @@
-"""Pages of the engine's KV tensors as bytes: gather them into a part of a chunk's payload, scatter them back.
+"""Pages of the engine's KV tensors as bytes: gathered into a part of a chunk's payload, and scattered from it.
 
-A worker's part of a chunk holds, for each tensor of the group in turn, the pages of all its blocks. One ``numpy.take``
-a tensor, never a Python loop over pages: it is 1.5 to 3 times as fast as a loop of copies, and releases the
-interpreter's lock.
+A worker's part of a chunk holds, for each tensor of the group in turn, the pages of all its blocks. Each tensor takes
+one ``numpy.take``, never a Python loop over pages: it is 1.5 to 3 times as fast, and releases the GIL.
 """
 
 from __future__ import annotations
@@ -12,23 +11,22 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tierkv.errors import EngineProtocolError
+from tierkv.memory.arena import Bytes
 from tierkv.types.geometry import Geometry, GroupGeometry
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class HostPages:
-    """The KV tensors of one worker, in memory that the CPU can address.
+    """KV tensors of one worker, in memory that the CPU can address.
 
     Args:
+        geometry: sizes of groups and chunks.
         caches: per group, its tensors (torch on the CPU, or numpy), each ``[num_blocks, ...]`` and contiguous, with
             ``page_bytes`` bytes per block as the engine's spec says.
 
     Raises:
-        EngineProtocolError: number, shape or place of the tensors differ from the spec; says which and how.
+        EngineProtocolError: number, shape or device of the tensors differ from the spec; the message names the tensor.
     """
 
     def __init__(self, geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
@@ -37,21 +35,21 @@ class HostPages:
         self._groups = geometry.groups
         self._pages = [_group_pages(group, tensors) for group, tensors in zip(geometry.groups, caches, strict=True)]
         self._num_blocks = [min(map(len, pages)) for pages in self._pages]
-        self._places = [_places(pages, geometry.blocks_per_chunk) for pages in self._pages]
+        self._ranges = [_ranges(pages, geometry.blocks_per_chunk) for pages in self._pages]
 
     def gather(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
         """Copy blocks into this worker's part of a chunk.
 
-        The first ``skip`` blocks of the chunk, and those behind the last one given, are written as zeros: nothing of
-        the slot's former chunk stays.
+        The first ``skip`` blocks of the chunk, and those behind the last given one, are written as zeros, so that no
+        bytes of the slot's previous chunk remain.
         """
-        if self._blocks_per_chunk == len(block_ids) == 1:  # one page a tensor: a take costs as much as its copy
-            for pages, start, end in self._places[group]:
+        if self._blocks_per_chunk == len(block_ids) == 1:  # one page per tensor: a take costs as much as its copy
+            for pages, start, end in self._ranges[group]:
                 np.copyto(part[start:end], pages[block_ids[0]])
             return
         ids = np.asarray(block_ids, dtype=np.intp)
         taken = skip + len(ids)
-        for pages, start, end in self._places[group]:
+        for pages, start, end in self._ranges[group]:
             rows = part[start:end].reshape(self._blocks_per_chunk, -1)
             if skip:
                 rows[:skip] = 0
@@ -61,17 +59,17 @@ class HostPages:
             pages.take(ids, axis=0, out=rows[skip:taken], mode="clip")
 
     def scatter(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
-        """Copy a part to blocks, leaving out its first ``skip`` blocks and what is behind the last one."""
+        """Copy a part to blocks, except its first ``skip`` blocks and those behind the last given one."""
         if self._blocks_per_chunk == len(block_ids) == 1:
-            for pages, start, end in self._places[group]:
+            for pages, start, end in self._ranges[group]:
                 np.copyto(pages[block_ids[0]], part[start:end])
             return
         ids = np.asarray(block_ids, dtype=np.intp)
-        for pages, start, end in self._places[group]:
+        for pages, start, end in self._ranges[group]:
             pages[ids] = part[start:end].reshape(self._blocks_per_chunk, -1)[skip : skip + len(ids)]
 
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
-        """Make sure that block ids exist.
+        """Check that block ids exist.
 
         Raises:
             EngineProtocolError: one does not.
@@ -80,10 +78,10 @@ class HostPages:
 
 
 def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
-    """Make sure that as many groups and tensors were registered as the spec has.
+    """Check that the numbers of registered groups and tensors match the spec.
 
     Raises:
-        EngineProtocolError: they were not; says where.
+        EngineProtocolError: they do not; the message names the group.
     """
     if len(caches) != len(geometry.groups):
         raise EngineProtocolError(
@@ -97,7 +95,7 @@ def check_counts(geometry: Geometry, caches: Sequence[Sequence[Any]]) -> None:
 
 
 def check_block_ids(group: int, block_ids: Sequence[int], num_blocks: int) -> None:
-    """Make sure that block ids exist.
+    """Check that block ids exist.
 
     Raises:
         EngineProtocolError: one does not.
@@ -106,8 +104,8 @@ def check_block_ids(group: int, block_ids: Sequence[int], num_blocks: int) -> No
         raise EngineProtocolError(f"group {group}: block ids {block_ids} are not all within 0..{num_blocks - 1}")
 
 
-def _places(tensors: Sequence[Bytes], blocks_per_chunk: int) -> list[tuple[Bytes, int, int]]:
-    """Each tensor's pages with the ends of its stretch of a part."""
+def _ranges(tensors: Sequence[Bytes], blocks_per_chunk: int) -> list[tuple[Bytes, int, int]]:
+    """Return each tensor's pages with the begin and end of its range in a part."""
     sizes = [pages.shape[1] * blocks_per_chunk for pages in tensors]
     ends = list(accumulate(sizes))
     return [(pages, end - size, end) for pages, size, end in zip(tensors, sizes, ends, strict=True)]
@@ -118,17 +116,17 @@ def _group_pages(group: GroupGeometry, tensors: Sequence[Any]) -> list[Bytes]:
 
 
 def _as_pages(group: int, index: int, tensor: object, page_bytes: int) -> Bytes:
-    """A ``[num_blocks, page_bytes]`` view of a tensor's memory."""
+    """Return a ``[num_blocks, page_bytes]`` view of a tensor's memory."""
     what = f"group {group}, tensor {index}"
     if isinstance(tensor, np.ndarray):
         array = tensor
     else:
-        import torch  # noqa: PLC0415 - an engine that brings torch tensors has it; nobody else needs it
+        import torch  # noqa: PLC0415 - only engines with torch tensors need torch
 
         if not isinstance(tensor, torch.Tensor):
             raise EngineProtocolError(f"{what}: expected a torch tensor or numpy array, got {type(tensor).__name__}")
         if tensor.device.type != "cpu":
-            raise EngineProtocolError(f"{what} is on {tensor.device}, others in host memory: one worker, one device")
+            raise EngineProtocolError(f"{what} is on {tensor.device}, others in host memory: a worker has one device")
         if not tensor.is_contiguous():
             raise EngineProtocolError(f"{what} is not contiguous: one block must be one run of bytes")
         array = tensor.detach().reshape(tensor.shape[0], -1).view(torch.uint8).numpy()

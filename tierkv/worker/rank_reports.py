@@ -1,6 +1,6 @@
-"""The scheduler's side of several workers: who has reported which job, and the seal of a chunk with all its parts in.
+"""Reports of several workers on the scheduler's side: jobs that each rank has reported, and sealing of complete chunks.
 
-Sealing reads no payload: a header page is written from the checksums that the workers computed. So a chunk becomes
+Sealing reads no payload: the header page is written from the checksums that the workers computed. A chunk becomes
 visible after all of its parts are in place, or not at all.
 """
 
@@ -22,17 +22,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _OpenJob:
-    """A job that not every worker has reported yet: what each rank said of its parts, and the keys that failed."""
+    """Job that not every worker has reported."""
 
     job: TransferJob
+    """The job."""
     parts: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    """Checksums of each rank's parts, by rank."""
     failed: set[Key] = field(default_factory=set)
+    """Keys that a rank reported as failed."""
 
 
 class RankReports:
-    """Jobs in flight of a stack whose workers are several, or other processes. Scheduler's thread.
+    """Jobs in flight of a stack with several workers, or with workers in other processes. Scheduler's thread.
 
-    A rank's second report of a job counts for nothing: a job must not end while a worker still copies for it.
+    A rank's second report of a job is ignored: a job must not end while a worker still copies for it.
+
+    Args:
+        arena: memory of the host tier.
+        sealer: writes headers.
+        geometry: sizes of groups and chunks, and the number of workers.
     """
 
     def __init__(self, arena: HostArena, sealer: FrameSealer, geometry: Geometry) -> None:
@@ -42,25 +50,28 @@ class RankReports:
         self._open: dict[int, _OpenJob] = {}
 
     def __len__(self) -> int:
-        """Jobs in flight."""
+        """Number of jobs in flight."""
         return len(self._open)
 
     def add_jobs(self, meta: ConnectorMeta) -> None:
-        """These jobs go to all workers now."""
+        """Record the jobs of a step, which are sent to all workers."""
         for job in (*meta.loads, *meta.stores):
             self._open[job.job_id] = _OpenJob(job)
 
     def merge_output(self, output: WorkerOutput) -> WorkerOutput:
-        """Seal what is complete. Returns the report as the scheduler shall see it: each rank counted once per job.
+        """Merge a report of one or several workers, and seal the stores that it completes.
+
+        Returns:
+            Report for the scheduler, which counts each rank once per job.
 
         Raises:
-            EngineProtocolError: a report names a rank that there is not.
+            EngineProtocolError: a report names an unknown rank, or no rank although there are several workers.
         """
         finished: dict[int, int] = {}
         failed = dict(output.failed_keys)
         for job_id, count in output.finished.items():
             entry = self._open.get(job_id)
-            if entry is None:  # ended already, or nobody's: nothing that the scheduler would count
+            if entry is None:  # unknown, or ended before: the scheduler does not count it
                 continue
             new = self._new_parts(entry, self._reported(output, job_id, count))
             entry.parts.update(new)
@@ -75,7 +86,7 @@ class RankReports:
         return WorkerOutput(finished, failed)
 
     def output_of_lost(self, rank: int) -> WorkerOutput:
-        """What stands for the reports of a worker that will send none: its part of everything in flight has failed.
+        """Return a report for a lost worker: its part of every job in flight has failed.
 
         Raises:
             EngineProtocolError: there is no such rank.
@@ -89,14 +100,14 @@ class RankReports:
         )
 
     def _reported(self, output: WorkerOutput, job_id: int, count: int) -> Mapping[int, tuple[bytes, ...]]:
-        """Who reported the job in this output. A worker that is alone does not say so."""
+        """Return the checksums of a job by reporting rank. A single worker reports no ranks."""
         by_rank = output.parts.get(job_id)
         if by_rank is not None:
             return by_rank
         if self._geometry.num_workers > 1:
             raise EngineProtocolError(
-                f"{count} reports of job {job_id} do not say which workers they are from: hand in what "
-                "Worker.get_finished returned, or the aggregate of it"
+                f"{count} reports of job {job_id} name no worker: pass the output of Worker.get_finished, or the "
+                "aggregate of several outputs"
             )
         return {0: ()}
 
@@ -110,7 +121,7 @@ class RankReports:
             raise EngineProtocolError(f"worker {rank}: this stack has workers 0 to {self._geometry.num_workers - 1}")
 
     def _seal(self, entry: _OpenJob) -> set[Key]:
-        """Write the header of every chunk whose parts are all there. Returns the keys of the others."""
+        """Write the header of every chunk that is complete. Returns the keys of the others."""
         if self._geometry.num_workers == 1:
             return set()  # the worker has sealed them
         failed = set()
@@ -119,13 +130,13 @@ class RankReports:
                 continue
             try:
                 self._sealer.seal_parts(self._arena.slot(slot), key, raw_bytes, checksums)
-            except ValueError as error:  # a part was not reported: there is no whole chunk
+            except ValueError as error:  # a part was not reported: the chunk is incomplete
                 _log.warning("chunk %s cannot be sealed: %s", key.hex(), error)
                 failed.add(key)
         return failed
 
     def _chunks(self, entry: _OpenJob) -> Iterator[tuple[Key, int, int, list[bytes]]]:
-        """Key, slot, length and the parts' checksums of each chunk; an empty one stands for a part that is missing."""
+        """Yield key, slot, payload bytes and part checksums of each chunk. An empty checksum marks a missing part."""
         job = entry.job
         columns = [entry.parts[rank] for rank in range(self._geometry.num_workers)]
         for number, (key, ref, group) in enumerate(zip(job.keys, job.slots, job.chunk_groups, strict=True)):

@@ -1,11 +1,11 @@
-"""One worker's parts of the arena's slots: where they are, how they are closed after a store and checked before a load.
+"""Slice of the arena's slots that belongs to one rank: its position, sealing after a store, checks before a load.
 
-A chunk's payload holds the parts of worker 0, 1, ... one after the other. A single worker seals its slots itself; where
-there are several, each reports the checksum of its part, and the stack seals when it has all of them.
+A chunk's payload holds the parts of worker 0, 1, ... one after the other. A single worker seals its slots itself. Each
+of several workers reports the checksum of its part, and the stack seals the slot when it has all of them.
 
-*Staged*: the engine's reports carry no checksums, and it cannot hear of a load that failed. Then each of several
-workers leaves its checksum in the slot itself; and a load checks nothing, because the engine was told of a chunk only
-after its frame had been checked, or made here, and a refusal could not be reported.
+*Staged*: the reports of an engine that schedules itself carry no checksums, and it cannot receive a failed load. Then
+each of several workers writes its checksum to the slot. A load checks nothing: the engine learned of the chunk only
+after its frame had been verified, or sealed here, and a refusal could not be reported.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from tierkv.types.keys import Key
 
 
 class RankSlice:
-    """What the worker of one rank may touch of the arena. May be used on several threads.
+    """Parts of the arena's slots that the worker of one rank may access. May be used on several threads.
 
     Args:
+        arena: memory of the host tier.
+        sealer: writes and checks frames.
+        geometry: sizes of groups and chunks.
         rank: 0 to ``geometry.num_workers - 1``.
-        verify_loads: check the part's checksum once more on its way to the GPU.
-        staged: see above.
+        verify_loads: verify the part's checksum again before a load.
+        staged: whether the engine schedules itself; see above.
 
     Raises:
         EngineProtocolError: there is no such rank.
     """
 
-    def __init__(  # noqa: PLR0913 - a worker's place, and how it may fail
+    def __init__(  # noqa: PLR0913 - collaborators, and the options of a worker
         self,
         arena: HostArena,
         sealer: FrameSealer,
@@ -49,19 +52,22 @@ class RankSlice:
         self._sealer = sealer
         self._verify_loads = verify_loads
         self._staged = staged
-        # A staged engine tells the bytes of a block, but not always how many of them each group uses.
+        # A staged engine gives the bytes of a block, but not always how many of them each group uses.
         self._unused = [
             slice(geometry.blocks_per_chunk * sum(group.page_bytes), group.worker_bytes) for group in geometry.groups
         ]
 
     def part(self, slot: int, group: int) -> Bytes:
-        """This worker's part of a slot that holds a chunk of the group: a writable array of one dimension."""
+        """Return this worker's part of a slot that holds a chunk of ``group``: a writable array of one dimension."""
         part_bytes = self.geometry.groups[group].worker_bytes
         start = self.rank * part_bytes
         return self.arena.payload(slot)[start : start + part_bytes]
 
     def finish_store(self, key: Key, slot: int, group: int) -> bytes:
-        """This worker's part is in place. Seals the slot, or returns the part's checksum for those who will.
+        """Complete a store whose part is in place: seal the slot, or compute the part's checksum.
+
+        Returns:
+            Checksum of the part; empty bytes if this worker sealed the slot.
 
         Raises:
             ValueError: the key does not fit a frame.
@@ -80,15 +86,15 @@ class RankSlice:
         return digest
 
     def check_load(self, key: Key, slot: int, group: int) -> None:
-        """Make sure that the slot holds this chunk, and that this worker's part of it is undamaged.
+        """Check that the slot holds this chunk, and that this worker's part of it is undamaged.
 
         Raises:
-            CorruptFrameError: it does not; the message names what differs.
+            CorruptFrameError: it does not; the message names the difference.
         """
         if self._staged:
             return
         sizes, view = self.geometry.groups[group], self.arena.slot(slot)
-        header = self._sealer.check(view, key, payload=self._verify_loads and self.is_alone)
+        header = self._sealer.check_slot(view, key, payload=self._verify_loads and self.is_alone)
         if header.raw_bytes != sizes.payload_bytes:
             raise CorruptFrameError(
                 f"chunk of {header.raw_bytes} bytes, this group's chunks have {sizes.payload_bytes}", key=key

@@ -1,7 +1,7 @@
-"""The scheduler's side of a staged stack's stores: slots are opened when they are granted, and closed when they end.
+"""Seals of a staged stack's stores, on the scheduler's side: slots are opened at the grant and sealed at the end.
 
-The engine reports that a job has ended, and no more. Whether a chunk is really there says its slot: the seal of the
-only worker, or the checksums that all of them left, from which the seal is made here. What is missing is a failed
+The engine reports only that a job has ended. The slot itself shows whether the chunk is complete: it has the seal of
+the only worker, or the checksums of all workers, from which the seal is made here. An incomplete chunk is a failed
 store. Sealing reads no payload.
 """
 
@@ -21,7 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 class StagedSeals:
-    """Scheduler's thread."""
+    """Opens and seals the slots of stores. Scheduler's thread.
+
+    Args:
+        arena: memory of the host tier.
+        sealer: writes headers.
+        geometry: sizes of groups and chunks, and the number of workers.
+    """
 
     def __init__(self, arena: HostArena, sealer: FrameSealer, geometry: Geometry) -> None:
         self._arena = arena
@@ -29,15 +35,15 @@ class StagedSeals:
         self._geometry = geometry
 
     def open_slots(self, slots: Iterable[SlotRef]) -> None:
-        """These slots were granted for a store: what they held before must not pass for its result."""
+        """Open slots that were granted for a store, so that their previous content is not taken for its result."""
         for slot, _ in slots:
             mark_unsealed(self._arena.slot(slot), self._geometry.num_workers)
 
     def seal_slots(self, chunks: Iterable[tuple[Key, int, SlotRef]]) -> frozenset[Key]:
-        """The store of these chunks (key, group, slot) has ended. Returns those that are not whole."""
-        return frozenset(key for key, group, ref in chunks if not self._is_whole(key, group, ref.slot))
+        """Seal the chunks (key, group, slot) of a store that has ended. Returns the keys of incomplete chunks."""
+        return frozenset(key for key, group, ref in chunks if not self._seal_slot(key, group, ref.slot))
 
-    def _is_whole(self, key: Key, group: int, slot: int) -> bool:
+    def _seal_slot(self, key: Key, group: int, slot: int) -> bool:
         view, parts = self._arena.slot(slot), self._geometry.num_workers
         if parts == 1:
             return is_sealed(view)

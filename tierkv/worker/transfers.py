@@ -1,76 +1,78 @@
-"""What a worker needs of those who copy for it: on the host's cores, or on a GPU's copy engines."""
+"""Interfaces between a worker and its copies, which run on the host's cores or on a GPU's copy engines."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tierkv.errors import CorruptFrameError
 from tierkv.memory.arena import Bytes
 from tierkv.types.keys import Key
 from tierkv.types.transfers import TransferJob
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """How a transfer ended.
-
-    failed: keys that could not be copied.
-    seconds: how long the copy itself took; None: not measured, the worker takes the time until it sees the end.
-    checksums: of a store of one worker among several, per chunk of the job: of the worker's part; empty bytes: failed.
-    """
+    """Result of a transfer."""
 
     failed: frozenset[Key]
+    """Keys that could not be copied."""
     checksums: tuple[bytes, ...] = ()
+    """For a store by one of several workers: checksum of its part of each chunk; empty bytes after a failure."""
     seconds: float | None = None
+    """Duration of the copy. None: not measured; the worker then uses the time until it observes the end."""
 
 
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
-"""Runs a function somewhere else, without waiting, and gives a future of its result."""
+"""Runs a function on another thread. Returns a future of its result, without waiting."""
 
 
 Wait = Callable[[Collection["Future[Any]"]], object]
-"""Waits until futures that ``Submit`` gave are done."""
+"""Waits until futures of ``Submit`` are done."""
 
 
 class Transfer(Protocol):
-    """A job under way. All methods belong to the worker's thread."""
+    """Job under way. All methods belong to the worker's thread."""
 
     def done(self) -> bool:
         """Whether it has ended. Does not wait."""
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
 
     def result(self) -> CopyResult:
-        """Once it has ended: how. Never raises."""
+        """Return its result. Call only after its end. Never raises."""
 
 
 class Copies(Protocol):
     """Starts transfers between registered pages and slots."""
 
     def start(self, job: TransferJob) -> Transfer:
-        """Begin a job. Does not wait for anything."""
+        """Begin a job. Never waits."""
 
     def close(self) -> None:
-        """Give back what was taken from the device; no transfer is under way. Idempotent."""
+        """Release device resources. No transfer may be under way. Idempotent."""
 
 
 class Pages(Protocol):
-    """One worker's KV tensors, as pages that can be gathered into a slot's part, and scattered from one.
+    """KV tensors of one worker, as pages that are gathered into a slot's part and scattered from it.
 
     A part holds, for each tensor of the group in turn, the pages of all its blocks. May be used on several threads.
     """
 
     def gather(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
-        """Copy blocks into a part. Its first ``skip`` blocks, and those behind the last one given, become zeros."""
+        """Copy blocks into a part. Its first ``skip`` blocks, and those behind the last given one, become zeros."""
 
     def scatter(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
-        """Copy a part to blocks, leaving out its first ``skip`` blocks and what is behind the last one."""
+        """Copy a part to blocks, except its first ``skip`` blocks and those behind the last given one."""
 
     def check_ids(self, group: int, block_ids: Sequence[int]) -> None:
-        """Make sure that block ids exist.
+        """Check that block ids exist.
 
         Raises:
             EngineProtocolError: one does not.
@@ -78,5 +80,13 @@ class Pages(Protocol):
 
 
 def failed_result(job: TransferJob) -> CopyResult:
-    """Of a transfer that could not run at all."""
+    """Return the result of a transfer that could not run: every key has failed."""
     return CopyResult(frozenset(job.keys), (b"",) * len(job.keys) if job.is_store else ())
+
+
+def log_failure(key: Key, error: Exception) -> None:
+    """Log the failed copy of a chunk: damage in one line, as it is expected; other errors with their traceback."""
+    if isinstance(error, CorruptFrameError):
+        _log.warning("chunk %s is refused on its way to the GPU: %s", key.hex(), error)
+    else:
+        _log.error("chunk %s could not be copied", key.hex(), exc_info=error)

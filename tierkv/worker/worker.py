@@ -1,9 +1,15 @@
-"""A worker: moves chunks between GPU blocks and host slots as the scheduler says, and reports.
+"""Worker: copies chunks between KV blocks and host slots as the scheduler's metadata says, and reports the results.
 
-Order within a step (spec, section 16): flushed jobs first, because their blocks are about to be overwritten; then the
-stores of the step before; then this step's loads, after those of them that were given up already, into whose blocks
-another may go. This step's stores wait for the next one, so that they never delay
-the forward pass they depend on. A failed transfer is a report, never an exception.
+Order within a step (spec, section 16):
+
+1. Stores of the previous step, and flushed stores of this step, are submitted.
+2. Flushed jobs are waited for, because their blocks are about to be overwritten.
+3. Loads that were given up run to their end, because their blocks may belong to another load of this step.
+4. The other loads of this step are submitted.
+5. After the forward pass, this step's stores are queued for the next step, so that they never delay the forward pass
+   they depend on.
+
+A failed transfer is a report, never an exception.
 """
 
 from __future__ import annotations
@@ -26,29 +32,33 @@ from tierkv.worker.rank_slice import RankSlice
 from tierkv.worker.transfers import Copies, CopyResult, Submit, Transfer, Wait
 
 GPU_STAGING_BYTES = 128 << 20
-"""Device memory for chunks on their way, unless the stack's description says otherwise."""
+"""Default of the device memory that stages chunks, in bytes."""
 
 
 class Worker:
-    """Copies for one rank. All methods belong to the worker's own thread; copies run where ``submit`` puts them.
+    """Transfers of one rank. All methods belong to the worker's own thread; copies run on the threads of ``submit``.
 
     Args:
         arena: memory of the host tier.
         sealer: writes and checks frames.
         geometry: sizes of groups and chunks.
-        submit: runs transfers; loads and stores may run in any order, fences are the scheduler's work.
-        rank: which of the workers that share the stack this is.
-        verify_loads: check a chunk's checksum once more on its way to the GPU.
-        clock: seconds, for the time that copies take.
-        gpu_staging_bytes: device memory for chunks on their way, where the KV tensors are on a GPU.
+        submit: runs transfers, in any order. The scheduler orders jobs that depend on each other.
+        rank: number of this worker among those that share the stack.
+        verify_loads: verify a chunk's checksum again before a load.
+        clock: seconds, for the duration of copies.
+        gpu_staging_bytes: device memory that stages chunks if the KV tensors are on a GPU.
         wait_for: waits until futures of ``submit`` are done.
-        staged: see :mod:`tierkv.worker.rank_slice`.
+        staged: whether the engine schedules itself; see :mod:`tierkv.worker.rank_slice`.
 
     Attributes:
-        bytes_stored, bytes_loaded: this worker's parts of chunks that were copied, and checked where that is its work.
+        bytes_stored: bytes of this worker's parts that were stored.
+        bytes_loaded: bytes of this worker's parts that were loaded.
+
+    Raises:
+        EngineProtocolError: there is no such rank.
     """
 
-    def __init__(  # noqa: PLR0913 - a worker is where memory, frames, sizes and threads meet
+    def __init__(  # noqa: PLR0913 - a worker joins memory, frames, sizes and threads
         self,
         arena: HostArena,
         sealer: FrameSealer,
@@ -68,7 +78,7 @@ class Worker:
         self._began_s: dict[int, float] = {}
         self.bytes_stored = 0
         self.bytes_loaded = 0
-        self._slots = RankSlice(arena, sealer, geometry, rank, verify_loads=verify_loads, staged=staged)
+        self._rank_slice = RankSlice(arena, sealer, geometry, rank, verify_loads=verify_loads, staged=staged)
         self._geometry = geometry
         self._submit = submit
         self._gpu_staging_bytes = gpu_staging_bytes
@@ -78,12 +88,13 @@ class Worker:
         self._running: dict[int, tuple[TransferJob, Transfer]] = {}
 
     def register_kv_caches(self, caches: Sequence[Sequence[Any]]) -> None:
-        """The engine's KV tensors, per group, each ``[num_blocks, ...]``, all in host memory or all on one GPU.
+        """Register the engine's KV tensors: per group, each ``[num_blocks, ...]``, all in host memory or on one GPU.
 
         On a GPU this pins the arena, which takes some seconds per hundred GB.
 
         Raises:
-            EngineProtocolError: number, shape or place of the tensors differ from the spec; says which and how.
+            EngineProtocolError: number, shape or device of the tensors differ from the spec; the message names the
+                tensor.
         """
         check_counts(self._geometry, caches)
         if self._copies is not None:
@@ -92,23 +103,27 @@ class Worker:
         if getattr(caches[0][0], "is_cuda", False):
             from tierkv.worker.cuda_copies import cuda_copies  # noqa: PLC0415 - torch, and only where there is a GPU
 
-            self._copies = cuda_copies(self._slots, caches, self._submit, self._gpu_staging_bytes)
+            self._copies = cuda_copies(self._rank_slice, caches, self._submit, self._gpu_staging_bytes)
         else:
             self._copies = HostCopies(
-                self._slots, HostPages(self._geometry, caches), self._submit, self._clock, self._wait_for
+                self._rank_slice, HostPages(self._geometry, caches), self._submit, self._clock, self._wait_for
             )
 
     def start_step(self, meta: ConnectorMeta) -> None:
-        """Before the forward pass: flush what must be flushed, then submit queued stores and this step's loads."""
+        """Submit queued stores, wait for flushed jobs, then submit this step's loads. Call before the forward pass.
+
+        Raises:
+            EngineProtocolError: no KV tensors are registered.
+        """
         if not (self._queued or meta.loads or meta.jobs_to_flush):
-            return  # stores of this step are for the next one
+            return  # stores of this step start with the next one
         urgent = [job for job in meta.stores if job.job_id in meta.jobs_to_flush]
         for job in (*self._queued.values(), *urgent):
             self._start(job)
         self._queued.clear()
         self.wait(meta.jobs_to_flush)
-        # A load that is to be flushed in the very step that starts it was given up: its blocks are somebody else's,
-        # perhaps those of another load of this step, which must come last.
+        # A load that is flushed in the step that starts it was given up. Its blocks may belong to another load of this
+        # step, which must run last.
         given_up = [job for job in meta.loads if job.job_id in meta.jobs_to_flush]
         for job in given_up:
             self._start(job)
@@ -118,17 +133,21 @@ class Worker:
                 self._start(job)
 
     def start(self, job: TransferJob) -> None:
-        """Begin one job at once: for an engine that keeps an order of its own."""
+        """Begin one job at once, for an engine that orders jobs itself.
+
+        Raises:
+            EngineProtocolError: no KV tensors are registered.
+        """
         self._start(job)
 
     def queue_stores(self, meta: ConnectorMeta) -> None:
-        """After the forward pass: this step's stores will be submitted at the start of the next one."""
+        """Queue this step's stores for the next step. Call after the forward pass."""
         for job in meta.stores:
             if job.job_id not in meta.jobs_to_flush:
                 self._queued[job.job_id] = job
 
     def get_finished(self) -> WorkerOutput:
-        """What has ended since the last call. Does not wait."""
+        """Return the jobs that have ended since the last call. Does not wait."""
         ended = [job_id for job_id, (_, transfer) in self._running.items() if transfer.done()]
         if not ended:
             return WorkerOutput()
@@ -141,7 +160,7 @@ class Worker:
             finished[job_id] = 1
             if result.failed:
                 failed[job_id] = result.failed
-            if not self._slots.is_alone:
+            if not self._rank_slice.is_alone:
                 parts[job_id] = {self.rank: result.checksums}
             self._count(job, result)
         transfers = self._stats.drain()
@@ -155,7 +174,7 @@ class Worker:
             if key not in result.failed
         )
         began_s = self._began_s.pop(job.job_id)
-        # Where the copy itself was not timed, it took at most from its start to this look at it.
+        # If the copy itself was not timed, the time from its start to now is an upper bound.
         seconds = self._clock() - began_s if result.seconds is None else result.seconds
         self._stats.record(STORE if job.is_store else LOAD, copied, seconds)
         if job.is_store:
@@ -164,7 +183,7 @@ class Worker:
             self.bytes_loaded += copied
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Until these jobs have ended; unknown and ended ids are fine (S112). Queued ones are submitted first."""
+        """Wait until jobs have ended. Queued ones are submitted first; unknown and ended ids are ignored (S112)."""
         waited = list(job_ids)
         for job_id in waited:
             if job_id in self._queued:
@@ -175,7 +194,7 @@ class Worker:
                 running[1].wait()
 
     def drain(self) -> None:
-        """Submit queued stores and wait for everything: nothing that was accepted is lost. For an orderly end."""
+        """Submit queued stores and wait for all jobs, so that no accepted job is lost."""
         self.wait([*self._queued, *self._running])
 
     def shutdown(self) -> None:

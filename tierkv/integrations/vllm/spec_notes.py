@@ -14,7 +14,7 @@ import mmap
 from collections.abc import Sequence
 
 from tierkv.errors import ConfigError
-from tierkv.memory.shared import SharedMemory, find_memory
+from tierkv.memory.shared import SharedMemory, read_named_memory
 
 _ID_BYTES = 16
 
@@ -45,7 +45,7 @@ def read_states(engine_id: str, num_groups: int) -> tuple[str, ...]:
     Raises:
         ConfigError: nothing was noted, or several engines share that id.
     """
-    notes = set(find_memory(_name(engine_id)))
+    notes = set(read_named_memory(_name(engine_id)))
     if len(notes) > 1:
         raise ConfigError(
             f"kv_transfer_config.engine_id = {engine_id!r} is that of several engines on this machine, whose layers "
