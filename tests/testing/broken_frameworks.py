@@ -19,8 +19,7 @@ from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.stack import tier_factory as tier_opening
 from tierkv.stack.stack import Stack
 from tierkv.testing.engines import hand_engine, small_stack
-from tierkv.tiers import results as answers
-from tierkv.tiers import retry
+from tierkv.tiers import results, retry
 from tierkv.tiers.tier import Tier
 
 Patch = pytest.MonkeyPatch
@@ -118,14 +117,14 @@ def what_is_gone_is_still_believed_in(patch: Patch) -> None:
 
 @noticed_by("test_one_failed_key_fails_alone_in_writes", "test_one_failed_key_fails_alone_in_reads")
 def one_failed_key_fails_its_batch(patch: Patch) -> None:
-    ask = Tier._ask
+    call_backend = Tier._call_backend
 
     async def harsh(self: Tier, *args: Any) -> Any:
-        results = await ask(self, *args)
+        results = await call_backend(self, *args)
         failed = [result for result in results if isinstance(result, BaseException)]
         return [failed[0]] * len(results) if failed else results
 
-    patch.setattr(Tier, "_ask", harsh)
+    patch.setattr(Tier, "_call_backend", harsh)
 
 
 @noticed_by("test_failed_writes_bar_no_key_and_leak_no_slot")
@@ -142,7 +141,7 @@ def failed_writes_keep_their_slots(patch: Patch) -> None:
 
 @noticed_by("test_a_passing_trouble_is_retried")
 def nothing_is_retried(patch: Patch) -> None:
-    patch.setattr(answers, "_may_pass", lambda error: False)
+    patch.setattr(results, "_may_pass", lambda error: False)
 
 
 @noticed_by("test_a_full_place_is_evicted_from")
