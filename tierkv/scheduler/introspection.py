@@ -1,4 +1,7 @@
-"""What a record wants to know of the scheduler, above all why a lookup was answered so. Nothing depends on it."""
+"""Read-only views of the scheduler: the reason for an answer, and a check of every invariant.
+
+Recorders and tests use them; no other module of the scheduler depends on this one.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,23 @@ from tierkv.types.keys import Key
 
 @dataclass(frozen=True, slots=True)
 class AnswerNote:
-    """The reason for an answer.
-
-    wanted: the chunks that a deferred or offered hit is made of; of one that is gathered in part, because its load will
-    stream, that part while it is gathered. ready: how many of them, from the front, are readable in the host tier.
-    missing: the first chunk behind the hit, if the request has one.
-    """
+    """Reason for the answer to a lookup."""
 
     reason: str
+    """One clause for the log."""
     wanted: tuple[Key, ...] = ()
+    """Chunks of a deferred or offered hit; of a hit that will stream, its first segment while that is gathered."""
     ready: int = 0
+    """Number of these chunks, from the front, that are readable in the host tier."""
     missing: Key | None = None
+    """First chunk behind the hit, if the request has one."""
 
 
 class SchedulerView:
-    """Looks at the scheduler's books, on its thread.
+    """View of the scheduler for recorders. Belongs to the scheduler thread.
 
     Attributes:
-        watcher: is told of each change of a request that arrives from now on; None: nobody is.
+        watcher: called for each state change of requests that arrive from now on; None: no watcher.
     """
 
     def __init__(self, manager: OffloadManager, records: Mapping[str, RequestRecord], jobs: JobTable) -> None:
@@ -42,16 +44,16 @@ class SchedulerView:
         self._jobs = jobs
 
     def explain_answer(self, request_id: str, tokens: int | None) -> AnswerNote:
-        """Why a lookup was just answered with ``tokens``."""
+        """Reason for answering the latest lookup of a request with ``tokens``."""
         return explain_answer(self._records[request_id], self._manager, tokens)
 
     def has_job(self, job_id: int) -> bool:
-        """Whether a transfer is in flight."""
+        """Whether the transfer is in flight."""
         return job_id in self._jobs.live_ids()
 
 
 def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int | None) -> AnswerNote:
-    """The reason for the answer that was just given. O(wanted chunks)."""
+    """Reason for the latest answer. O(wanted chunks)."""
     if tokens is not None:
         group = record.groups[0]
         behind = (record.computed_tokens + tokens) // group.chunk_tokens
@@ -82,12 +84,17 @@ def check_scheduler(
     in_lookup: Collection[str],
     load_jobs: Callable[[RequestRecord], Collection[int]],
 ) -> None:
-    """Look at requests by id, their jobs and fences, and the ids in the book of open lookups.
+    """Check requests, their jobs and fences, and the open lookups against each other.
 
-    load_jobs: the jobs in flight of a request's load.
+    Args:
+        records: by request id.
+        jobs: all jobs in flight.
+        fences: on the blocks of jobs.
+        in_lookup: ids of open lookups.
+        load_jobs: returns the jobs in flight of a request's load.
 
     Raises:
-        InvariantError: something does not hold; names the request.
+        InvariantError: an invariant is broken; names the request.
     """
     live = jobs.live_ids()
     owned: set[int] = set()
@@ -110,7 +117,7 @@ def check_scheduler(
 
 
 def _check_jobs(what: str, record: RequestRecord, live: frozenset[int], load_jobs: Collection[int]) -> set[int]:
-    """Invariant I1, and that its jobs are in flight. Returns their ids."""
+    """Check invariant I1, and that the jobs of the request are in flight. Returns their ids."""
     jobs = {*record.store_jobs, *load_jobs}
     require(not record.is_loading or not record.store_jobs, f"{what} has a load and stores in flight")
     loads = record.state in (RequestState.LOADING, RequestState.FINISHED)

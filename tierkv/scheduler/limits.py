@@ -9,54 +9,57 @@ from typing import Any, Literal
 
 
 def store_policy(kv_transfer_params: Mapping[str, Any], default: StorePolicy) -> StorePolicy:
-    """``do_remote_decode`` true asks for REQUEST_LEVEL: another engine will go on from what this one leaves."""
+    """Store policy of a request: its own, or the default.
+
+    ``do_remote_decode`` true asks for REQUEST_LEVEL: another engine continues from the stored chunks.
+    """
     return StorePolicy.REQUEST_LEVEL if kv_transfer_params.get("do_remote_decode") is True else default
 
 
 FINAL_PASSES_MAX = 4
-"""Store passes when a request ends, each bounded as in a step: its blocks will not come back, so this is the last
-chance; and still a bounded one, because the engine waits for it. What is left is counted (``chunks_not_stored``)."""
+"""Store passes when a request ends.
+
+Each pass is bounded like a step. This is the last opportunity, because the blocks are reused; the number is bounded
+because the engine waits. Chunks that remain are counted (``chunks_not_stored``).
+"""
 
 
 StorePlanName = Literal["immediate", "eager", "lazy"]
-"""When blocks are stored; see :mod:`tierkv.scheduler.store.plans`."""
+"""Store plan: the step in which blocks are stored (:mod:`tierkv.scheduler.store.plans`)."""
 
 
 class StorePolicy(Enum):
-    """Whether a request's chunks that were loaded for it are offered for storing again (spec, sections 3 and 9)."""
+    """Whether chunks that were loaded for a request are offered for storing again (spec, sections 3 and 9)."""
 
     BLOCK_LEVEL = "block_level"
-    """No: some tier has each of them."""
+    """No: a tier has each of them."""
     REQUEST_LEVEL = "request_level"
-    """Yes: all chunks of the request shall be in the host tier when it ends; those that still are cost nothing."""
+    """Yes: all chunks of the request must be in the host tier when it ends; present ones cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of the scheduler.
-
-    lookup_deadline_s: a lookup is answered at the latest this long after it was first asked.
-    store_chunks_per_step_max: chunks of one request offered for storing in one step, beyond those that it completes.
-    prompt_only: store no chunk that holds a generated token.
-    store_plan: when blocks are stored.
-    store_policy: of requests that do not say it themselves.
-    num_workers: workers that report each job.
-    gpu_prefix_caching: the engine shares computed blocks between requests, so that a prefix that one request is just
-        loading is waited for instead of being loaded twice.
-    weighs_recompute: a hit is cut where loading more of it is expected to take longer than computing it.
-    load_tokens_min: shorter hits are not loaded.
-    prefill_tokens_per_s: how fast the engine computes prompts; None: measured.
-    delays_free_blocks: the engine keeps a finished request's blocks until it is told that its stores ended.
-    """
+    """Bounds and options of the scheduler."""
 
     lookup_deadline_s: float = 5.0
+    """Seconds after the first question within which a lookup is answered."""
     store_chunks_per_step_max: int = 256
+    """Chunks of one request offered for storing in one step, beyond those that the step completes."""
     prompt_only: bool = False
+    """Store no chunk with a generated token."""
     num_workers: int = 1
+    """Number of workers that report each job."""
     gpu_prefix_caching: bool = True
+    """The engine shares computed blocks: a request waits for a prefix that another one is loading."""
     weighs_recompute: bool = True
+    """Shorten hits where loading is expected to take longer than computing."""
     load_tokens_min: int = 0
+    """Shorter hits are not loaded."""
     prefill_tokens_per_s: float | None = None
+    """Prompt tokens that the engine computes per second; None: measured."""
     store_plan: StorePlanName = "immediate"
+    """Store plan."""
     store_policy: StorePolicy = StorePolicy.BLOCK_LEVEL
+    """Store policy of requests that do not name one."""
     delays_free_blocks: bool = False
+    """The engine keeps a finished request's blocks until its stores are reported as ended."""

@@ -1,7 +1,7 @@
-"""The one scheduler: per request, what to load, what to store, and when to say "ask me again".
+"""Scheduler of one engine: per request, the chunks to load, the chunks to store, and when a lookup is deferred.
 
 An engine calls it in the order of docs/how-to/drive-tierkv.md, on one thread. It starts no thread, reads no clock and
-performs no I/O: chunks move because :class:`~tierkv.manager.manager.OffloadManager` and the workers are told so.
+performs no I/O: :class:`~tierkv.manager.manager.OffloadManager` and the workers move the chunks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,16 @@ from tierkv.types.transfers import NO_REQUEST, ConnectorMeta, TransferJob, Worke
 
 
 class OffloadScheduler:
-    """See the module's docstring. Every method belongs to the engine's scheduler thread."""
+    """Entry point of the scheduler. Every method belongs to the engine's scheduler thread.
+
+    Args:
+        manager: answers existence, grants slots.
+        geometry: sizes of groups and chunks.
+        limits: bounds and options.
+        counters: for metrics.
+        warn: called with a message for each fault in the parameters of a request.
+        block_events: records tokens of stored chunks for events; None: events carry keys only.
+    """
 
     def __init__(  # noqa: PLR0913 - the composition root hands everything in
         self,
@@ -50,10 +59,6 @@ class OffloadScheduler:
         *,
         block_events: BlockEvents | None = None,
     ) -> None:
-        """Wire the scheduler.
-
-        ``warn`` is told what a request's parameters got wrong, ``block_events`` what is stored and for whom.
-        """
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
@@ -82,26 +87,28 @@ class OffloadScheduler:
         self._to_flush: set[int] = set()
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
-        """Show the engine's free blocks; once, before the first step. Needed by ``store.plan = "lazy"`` only."""
+        """Register the engine's queue of free blocks, once, before the first step.
+
+        Needed by ``store.plan = "lazy"`` only. The engine computes at most ``max_batched_tokens`` tokens in one step.
+        """
         self._plan.register_free_queue(queue, max_batched_tokens)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now_s: float) -> None:
-        """The time, in seconds on the stack's clock, that holds until the next call."""
-        self._lookups.now_s = now_s
+        """Begin a step at ``now_s``, in seconds on the stack's clock; the time holds until the next call."""
+        self._lookups.begin_step(now_s)
         self._prefill.step_began(now_s)
-        self._lookups.sweep()
         self._loads.begin_step()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        """A request has arrived. Harmless when repeated.
+        """Register a request that has arrived. May be repeated.
 
         Raises:
-            EngineProtocolError: its id is empty, or that of a finished request whose end is still to be reported: of
-                its load, or of its stores to an engine with ``delays_free_blocks``.
+            EngineProtocolError: its id is empty, or that of a finished request whose end is not reported yet: of its
+                load, or of its stores to an engine with ``delays_free_blocks``.
         """
         earlier = self._records.get(request.request_id)
         if earlier is not None and earlier.state is RequestState.FINISHED:
@@ -109,7 +116,7 @@ class OffloadScheduler:
         self._record(request)
 
     def _free_request_id(self, record: RequestRecord) -> None:
-        """Free the id of a finished request: its stores become nobody's, and its fences guard what they read."""
+        """Free the id of a finished request: its stores lose their owner, and fences guard their blocks."""
         if not record.is_loading and not record.held_for_stores:
             for job_id in record.store_jobs:
                 self._jobs.disown(job_id)
@@ -134,13 +141,15 @@ class OffloadScheduler:
         return record
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens beyond ``num_computed_tokens`` can be loaded, and whether that happens asynchronously.
+        """Tokens beyond ``computed_tokens`` that can be loaded, and whether the load is asynchronous.
 
-        Idempotent while nothing changes. What is answered stays held until :meth:`update_state_after_alloc`. A running
-        request that is asked about counts as preempted: when it is scheduled again, its whole table must be told.
+        Idempotent while nothing changes. The chunks of an answer stay held until :meth:`update_state_after_alloc`. A
+        running request counts as preempted from this call on: when it is scheduled again, the engine must give its
+        whole table.
 
         Returns:
-            (tokens, tokens > 0); or (None, False): ask again next step.
+            (tokens, tokens > 0); or (None, False): ask again in the next step. The reason is decided in
+                ``Lookups._defer``, or here if the request has transfers in flight.
 
         Raises:
             EngineProtocolError: the request has finished and still has transfers in flight, or its id is empty.
@@ -148,7 +157,7 @@ class OffloadScheduler:
         record = self._record(request)
         self._counters.lookups += 1
         if record.state is RequestState.RUNNING:
-            self._start_over(record)  # allocated and never scheduled, or preempted without notice
+            self._start_over(record)  # allocated and never scheduled, or preempted without a call
         if record.has_jobs:
             self._counters.deferrals += 1
             self._accounting.note_deferred(record.stats, self._lookups.now_s)
@@ -160,7 +169,7 @@ class OffloadScheduler:
         return tokens, bool(tokens)
 
     def _note_answer(self, record: RequestRecord, tokens: int | None) -> None:
-        """Keep the request's account, and tell policies of its arrival when it is first answered."""
+        """Update the request's statistics, and report its arrival to policies with its first answer."""
         stats, now_s = record.stats, self._lookups.now_s
         if tokens is None:
             self._accounting.note_deferred(stats, now_s)
@@ -176,7 +185,12 @@ class OffloadScheduler:
             self._manager.observe_request(record.arrival)
 
     def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
-        """Blocks were allocated for the local and ``num_external_tokens`` external tokens: start the load.
+        """Start the load of ``num_external_tokens`` into the allocated blocks.
+
+        Args:
+            request: the request.
+            blocks: its block table per group, for the local and the external tokens.
+            num_external_tokens: tokens to load; at most as many as were offered.
 
         Raises:
             EngineProtocolError: more tokens than were offered, a part of them where a group has a window, tables that
@@ -196,7 +210,9 @@ class OffloadScheduler:
                 "part would need a window that was not gathered: take all of them or none"
             )
         if num_external_tokens <= 0:
-            if record.state is not RequestState.RUNNING:  # else its load has ended, and the engine says so once more
+            if (
+                record.state is not RequestState.RUNNING
+            ):  # otherwise its load has ended, and the engine repeats the call
                 self._close_lookup(record)
                 record.apply(RequestEvent.SCHEDULED)
             return
@@ -210,13 +226,13 @@ class OffloadScheduler:
         self._accounting.note_answered(record.stats, self._lookups.now_s)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:  # noqa: ARG002 - contract
-        """The request ended, in whatever way.
+        """End a request, for whatever reason.
 
         The tables known from scheduling are used; ``block_ids`` is part of the contract that engines follow.
 
         Returns:
-            (False, None): its blocks may be reused at once, fences guard what is in flight. (True, None), to an engine
-            with ``delays_free_blocks`` only: not before :class:`LoadReport` names the request.
+            (False, None): its blocks may be reused at once; fences guard transfers in flight. (True, None), only to an
+                engine with ``delays_free_blocks``: its blocks may be reused when :class:`LoadReport` names the request.
         """
         record = self._records.get(request.request_id)
         if record is None or record.state is RequestState.FINISHED:
@@ -243,26 +259,26 @@ class OffloadScheduler:
         return {*self._loads.jobs_of(record), *record.store_jobs}
 
     def request_account(self, request_id: str) -> RequestAccount | None:
-        """What a request got and gave so far, also for a while after it ended; None if it is unknown."""
+        """Account of a request so far, kept for a while after its end; None if unknown."""
         return self._accounting.account_of(request_id)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """How fast the engine computes prompts, as it says or as measured; None: not known yet."""
+        """Prompt tokens that the engine computes per second, given or measured; None: not known yet."""
         return self._prefill.tokens_per_s
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
-        """This step's loads, stores and flushes, for every worker. Called once per step, after scheduling.
+        """Loads, stores and flushes of this step, for every worker. Called once per step, after scheduling.
 
         Raises:
-            EngineProtocolError: a request is scheduled that still loads, or whose block table does not hold what it
+            EngineProtocolError: a scheduled request still loads, or its block table does not hold the tokens that it
                 has computed and computes.
         """
         for request_id in step.preempted:
             self._preempt(request_id)
-        # All tables first: what one request is given may stand in another's.
+        # All tables first: a block that one request is given may still be in the table of another one.
         running = [(self._schedule(scheduled), scheduled) for scheduled in step.scheduled]
         for record, scheduled in running:
             if record is not None:
@@ -282,14 +298,14 @@ class OffloadScheduler:
             self._start_over(record)
 
     def _start_over(self, record: RequestRecord) -> None:
-        """A running request has lost its blocks; whoever gets them must not overwrite what is still being stored."""
+        """Preempt a running request. Jobs that still read its lost blocks must be flushed before these are written."""
         self._to_flush |= set(self._job_ids(record))
         record.apply(RequestEvent.PREEMPTED)
         self._tables.clear_table(record)
 
     def _schedule(self, scheduled: ScheduledRequest) -> RequestRecord | None:
         record = self._records.get(scheduled.request_id)
-        if record is None or record.state is RequestState.FINISHED:  # a stranger; yet it writes to the GPU
+        if record is None or record.state is RequestState.FINISHED:  # unknown, but it writes to the GPU
             self._to_flush |= self._tables.overwrite_blocks(self._tables.written_ids(scheduled))
             return None
         if record.state is RequestState.LOADING:
@@ -304,22 +320,26 @@ class OffloadScheduler:
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         return record
 
-    # -- results -----------------------------------------------------------------------------------------------------
+    # -- completions -----------------------------------------------------------------------------------------------------
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
-        """Workers ended jobs. Tells which loads and last stores are over, and which blocks hold no valid data."""
+        """Handle worker reports.
+
+        Returns:
+            Ended loads, requests whose last store has ended, and blocks without valid data.
+        """
         return self._completions.handle_output(output)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """What became available or left since the last call."""
+        """Chunks that became available or were removed since the previous call."""
         return self._manager.take_events()
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
-        """Forget everything in the host tier, or in all tiers; between steps only.
+        """Forget all chunks of the host tier, or of all tiers; between steps only.
 
-        Jobs in flight are flushed in the next step; stores that no worker has heard of yet are taken back.
+        Jobs in flight are flushed in the next step; stores that were not handed to workers are withdrawn.
 
         Raises:
             EngineProtocolError: called inside a step, with loads not yet handed out (S94); or a tier cannot be emptied
@@ -342,24 +362,24 @@ class OffloadScheduler:
         self._plan.reset()
 
     def _withdraw_store(self, job: TransferJob) -> None:
-        self._manager.complete_store(job.slots)  # its chunks were dropped: this only frees their slots
+        self._manager.complete_store(job.slots)  # its chunks were dropped already: only frees their slots
         self._completions.end_store(self._jobs.withdraw(job.job_id).job)
 
     @property
     def has_transfers(self) -> bool:
-        """Whether a transfer between GPU and host is in flight, or the end of one is still to be told."""
+        """Whether a transfer between GPU and host is in flight, or the end of one is not reported yet."""
         return bool(self._jobs) or self._completions.has_pending_report
 
     @property
     def has_pending_work(self) -> bool:
-        """The same, or a load is to go on when its next chunks have come."""
+        """Whether transfers are in flight, or a load must continue when its next chunks have arrived."""
         return self.has_transfers or self._loads.has_streams
 
     def validate(self) -> None:
         """Check every invariant of scheduler and manager.
 
         Raises:
-            InvariantError: one is broken; names it.
+            InvariantError: an invariant is broken; names it.
         """
         self._manager.validate()
         self._tables.validate()

@@ -12,7 +12,7 @@ from core_truth import BedRequest, engine_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.scheduler.load.load_plan import LoadPlan
+from tierkv.scheduler.load.load_plan import LoadPlan, tokens_of_chunks
 from tierkv.scheduler.requests.accounting import ACCOUNTS_KEPT_MAX, tokens_by_tier
 from tierkv.types.account import RequestAccount
 from tierkv.types.engine import StepOutput
@@ -148,9 +148,9 @@ def test_tokens_by_tier_add_up(
             groups += [group.index] * (cdiv(end, group.chunk_tokens) - first // factor)
     names = data.draw(st.lists(st.sampled_from(["host", "a", "b"]), min_size=len(groups), max_size=len(groups)))
     plan = LoadPlan(tuple(Key(b"") for _ in groups), tuple(groups), (), tuple(counts), tuple(indices))
-    told = tokens_by_tier(plan, names, geometry, start, end)
-    assert sum(told.values()) == (tokens if groups else 0)
-    assert min(told.values(), default=0) >= 0
+    counted = tokens_by_tier(tokens_of_chunks(plan, geometry, start, end), names)
+    assert sum(counted.values()) == (tokens if groups else 0)
+    assert min(counted.values(), default=0) >= 0
 
 
 def test_full_attention_tells() -> None:
@@ -159,7 +159,7 @@ def test_full_attention_tells() -> None:
     window = replace(geometry.groups[0], window_chunks=1)
     geometry = replace(geometry, groups=(window, geometry.groups[1]))
     plan = LoadPlan((Key(b""),) * 5, (0, 1, 1, 1, 1), (), (1, 4), (3, 0))
-    assert tokens_by_tier(plan, ["host", *["disk"] * 4], geometry, 0, 16) == {"disk": 16}
+    assert tokens_by_tier(tokens_of_chunks(plan, geometry, 0, 16), ["host", *["disk"] * 4]) == {"disk": 16}
 
 
 @pytest.mark.parametrize("block_tokens", [(4,), (8, 4), (4, 12)])

@@ -1,4 +1,4 @@
-"""Which chunks go into which blocks when the engine has allocated them: pure functions (spec, section 9)."""
+"""Load plan: destination blocks of the chunks to load, once blocks are allocated; pure functions (spec, section 9)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierkv.types.transfers import SlotRef, TransferJob, chunk_blocks
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The keys to load and their destination blocks; fields as in :class:`~tierkv.types.transfers.TransferJob`."""
+    """Keys to load and their destination blocks; fields as in :class:`~tierkv.types.transfers.TransferJob`."""
 
     keys: tuple[Key, ...]
     chunk_groups: tuple[int, ...]
@@ -24,7 +24,7 @@ class LoadPlan:
     block_indices: tuple[int, ...]
 
     def job(self, job_id: int, request_id: str, slots: tuple[SlotRef, ...], *, ends_load: bool = True) -> TransferJob:
-        """What workers are told of it."""
+        """Transfer job of the plan, for the workers."""
         return TransferJob(
             job_id=job_id,
             request_id=request_id,
@@ -39,11 +39,35 @@ class LoadPlan:
         )
 
 
+def tokens_of_chunks(plan: LoadPlan, geometry: Geometry, start: int, end: int) -> list[int]:
+    """Number of tokens from ``start`` to ``end`` that each chunk of a load represents; the sum is ``end - start``.
+
+    Only chunks of one group count, so that groups of different sizes count no token twice: the first group in lookup
+    order (full attention first) that loads any chunk. Tokens before its first chunk (in blocks that the engine has, or
+    outside a window) count for that chunk.
+    """
+    tokens = [0] * len(plan.keys)
+    lead = next((index for index in geometry.lookup_order if plan.group_sizes[index]), None)
+    if lead is None:
+        return tokens
+    size = geometry.groups[lead].chunk_tokens
+    chunk, counted, last = plan.block_indices[lead] // geometry.blocks_per_chunk, start, 0
+    for i, group in enumerate(plan.chunk_groups):
+        if group == lead:
+            chunk += 1
+            upto, last = min(end, chunk * size), i
+            tokens[i] = upto - counted
+            counted = upto
+    tokens[last] += end - counted
+    return tokens
+
+
 class ChunksOfPlan:
-    """A load plan chunk by chunk, to be carried out in parts.
+    """Chunks of a load plan, from which parts of the plan are made.
 
     Attributes:
-        starts, ends: per chunk, its first token and the one behind its last.
+        starts: per chunk, its first token.
+        ends: per chunk, the token behind its last one.
     """
 
     def __init__(self, plan: LoadPlan, geometry: Geometry) -> None:
@@ -64,7 +88,7 @@ class ChunksOfPlan:
             self._first_blocks.append(chunk * per_chunk + skip)
 
     def part(self, positions: Sequence[int]) -> LoadPlan:
-        """Those chunks of the plan alone. positions: ascending."""
+        """Load plan of the chunks at these positions only, in ascending order."""
         plan = self.plan
         groups = [plan.chunk_groups[i] for i in positions]
         sizes, indices = [0] * self._num_groups, [0] * self._num_groups
@@ -120,7 +144,7 @@ def plan_load(
 
 
 def _first_to_load(what: str, group: GroupGeometry, table: Sequence[Block], computed_tokens: int, end: int) -> int:
-    """Index of the first block up to ``end`` to load: no placeholder, and its content not computed (S58, S59)."""
+    """Index of the first block up to ``end`` to load: not a null block, content not computed (S58, S59)."""
     partly = computed_tokens // group.block_tokens
     if computed_tokens % group.block_tokens and _is_unfilled(table[partly]):
         raise EngineProtocolError(
@@ -137,7 +161,7 @@ def _is_unfilled(block: Block) -> bool:
 
 
 def _check_window(what: str, group: GroupGeometry, blocks_per_chunk: int, pending: int) -> None:
-    """A window that begins inside a block touches one block more than it fills."""
+    """Check the number of blocks; a window that begins inside a block touches one block more than it fills."""
     if group.window_chunks is None:
         return
     pending_max = group.window_chunks * blocks_per_chunk + 1

@@ -1,8 +1,8 @@
-"""Loads, from the allocation of their blocks until their last job has ended: in one job, or streamed. Sans-IO.
+"""Loads, from the allocation of their blocks until their last job has ended. Sans-IO.
 
-A hit that was gathered whole is loaded by one job. Of a longer hit, the gathered part is sent as the first *segment*:
-a job that does not end the load. From then on the load streams: the next chunks are gathered while a segment is
-copied, and are sent when that copy has ended. Each chunk is read once, whatever the host tier's size. See
+A hit that was gathered whole is loaded by one job. Of a longer hit, the gathered part is sent as the first *segment*: a
+job that does not end the load. From then on the load streams: the next chunks are gathered while a segment is copied,
+and are sent when that copy has ended. Each chunk is read once, whatever the size of the host tier. See
 docs/explanation/long-prefixes.md.
 """
 
@@ -32,24 +32,25 @@ from tierkv.types.transfers import ChunksInBlocks, SlotRef, TransferJob
 
 @dataclass(frozen=True, slots=True)
 class EndedLoad:
-    """A load whose last job has ended.
-
-    what: its chunks and blocks. failed: chunks that did not come. stale: the cache was emptied meanwhile. good_tokens:
-    what the request has for certain, if some failed. has_blocks: whether its blocks are still the request's.
-    """
+    """Load whose last job has ended."""
 
     transfer: ChunksInBlocks
+    """Its chunks and blocks."""
     failed: AbstractSet[Key]
+    """Chunks that were not loaded."""
     stale: bool
+    """The cache was reset since the load began."""
     good_tokens: int = 0
+    """Number of valid tokens from the front, if some chunks failed."""
     has_blocks: bool = True
+    """Whether its blocks still belong to the request."""
 
 
 class Loads:
-    """See the module. The scheduler and its results share the parts that are handed in.
+    """All loads in flight. Shares jobs, lookups and accounting with the scheduler.
 
-    A stream that waits for chunks comes to its end in time: where none of them has arrived for ``lookup_deadline_s``,
-    it is cut there. While it waits for its turn behind other streams, their progress counts as its own.
+    A stream that waits for chunks ends in time: if none of them has arrived for ``lookup_deadline_s``, it is cut there.
+    While it waits for its turn behind other streams, their progress counts as its own.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
@@ -75,23 +76,23 @@ class Loads:
 
     @property
     def has_new_jobs(self) -> bool:
-        """Whether jobs wait to be handed out."""
+        """Whether jobs wait to be handed to workers."""
         return bool(self._new)
 
     @property
     def has_streams(self) -> bool:
-        """Whether some load streams."""
+        """Whether any load streams."""
         return bool(self._streams)
 
     def take_jobs(self) -> tuple[TransferJob, ...]:
-        """The jobs made since the last call."""
+        """Jobs made since the previous call."""
         jobs, self._new = tuple(self._new), []
         return jobs
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def start_load(self, record: RequestRecord, plan: LoadPlan, external_tokens: int) -> None:
-        """Load what was offered into the blocks of a plan.
+        """Load the offered chunks into the blocks of a plan.
 
         Raises:
             EngineProtocolError: a chunk is neither held nor readable; nothing was changed.
@@ -107,12 +108,12 @@ class Loads:
         self._lookups.close_lookup(record)
         record.apply(RequestEvent.LOAD_STARTED)
         self._lookups.loading_started(plan.keys)
-        if record.store_policy is StorePolicy.BLOCK_LEVEL:  # prefix hits are in the tiers already
+        if record.store_policy is StorePolicy.BLOCK_LEVEL:  # loaded chunks are in a tier already
             record.skip_loaded(end)
 
     @staticmethod
     def _gathered_keys(record: RequestRecord, plan: LoadPlan) -> tuple[Key, ...]:
-        """Of the chunks of a plan, those that were gathered for the offer."""
+        """Chunks of the plan that were gathered for the offer."""
         if not record.will_stream:
             return plan.keys
         gathered = set(record.gathered)
@@ -120,7 +121,7 @@ class Loads:
 
     def _start_stream(self, record: RequestRecord, plan: LoadPlan, first: tuple[Key, ...], end: int) -> None:
         manager, ctx = self._manager, record.ctx
-        grant = manager.prepare_load(first, ctx)  # none of it, where the engine has come to have all of that itself
+        grant = manager.prepare_load(first, ctx)  # empty if the engine has computed all of it since
         manager.streams.open(ctx.request_id, len(first))
         stream = self._streams[ctx.request_id] = Stream(record, plan, self._geometry, record.computed_tokens, end)
         record.streaming = True
@@ -133,11 +134,14 @@ class Loads:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Let tiers read on: streams take the slots that have become free before this step's stores do."""
+        """Let tiers read on: streams take the slots that became free before this step's stores do."""
         self._gather_streams()
 
     def make_due_jobs(self, *, is_last: bool) -> None:
-        """Make the jobs that are due. is_last: perhaps no step follows, and everything in flight is flushed in this."""
+        """Make the jobs that are due.
+
+        is_last: possibly no step follows, and all jobs in flight are flushed in this one.
+        """
         for stream in list(self._streams.values()):
             if stream.is_sent:
                 continue
@@ -150,7 +154,7 @@ class Loads:
                 self._gather_segment(stream)
 
     def _gather_segment(self, stream: Stream) -> Reservation | None:
-        """Go on gathering the next segment of a stream. Returns its reservation, if there is anything to come."""
+        """Gather the next segment of a stream. Returns its reservation; None: no chunk is pending."""
         reservation = self._reserve_segment(stream)
         if reservation is None or not reservation.failed:
             return reservation
@@ -174,7 +178,10 @@ class Loads:
         return reservation
 
     def _send_arrived(self, stream: Stream, reservation: Reservation | None) -> None:
-        """The segment; of one that cannot get all of its slots now, the front that has them; nothing is in flight."""
+        """Send the segment, or the front of it that has slots, if no chunk of that is in flight.
+
+        A segment that is late is cut first.
+        """
         if reservation is not None and not self._has_arrived(reservation) and self._is_late(stream, reservation):
             reservation = self._cut_stream(stream, [self._first_missing(stream, reservation)])
         if reservation is None:
@@ -186,15 +193,15 @@ class Loads:
 
     @staticmethod
     def _front_chunks(reservation: Reservation) -> int:
-        """How many chunks of the segment, from the front, have their slots."""
+        """Number of chunks of the segment, from the front, that have their slots."""
         return len(reservation.keys) if reservation.complete else reservation.position
 
     def _has_arrived(self, reservation: Reservation) -> bool:
-        """Whether a front of the segment is readable, and nothing of it is on its way."""
+        """Whether a front of the segment is readable, and no chunk of it is in flight."""
         return self._front_chunks(reservation) > 0 and not reservation.outstanding and not reservation.failed
 
     def _first_missing(self, stream: Stream, reservation: Reservation) -> Key:
-        """The first chunk of the segment that has not come."""
+        """First chunk of the segment that has not arrived."""
         slots, front = self._manager.streams, self._front_chunks(reservation)
         missing = (key for i, key in enumerate(stream.segment) if i >= front or not slots.is_readable(key))
         return next(missing, stream.segment[0])
@@ -204,12 +211,12 @@ class Loads:
         return self._lookups.now_s - since_s >= self._limits.lookup_deadline_s
 
     def _cut_stream(self, stream: Stream, lost: Iterable[Key]) -> Reservation | None:
-        """These chunks of the segment do not come. Goes on with what is before them."""
+        """Cut the stream at these lost chunks, and continue with those before them."""
         stream.cut_at(list(lost))
         return self._drop_void_chunks(stream)
 
     def _drop_void_chunks(self, stream: Stream) -> Reservation | None:
-        """A stream was cut: let go of what it gathers in vain."""
+        """After a cut: release void chunks of the segment, and continue with the rest."""
         coming = set(stream.next_keys(len(stream.segment)))
         stream.segment = tuple([key for key in stream.segment if key in coming])
         if not stream.segment:
@@ -219,7 +226,7 @@ class Loads:
     def _send_segment(
         self, stream: Stream, keys: tuple[Key, ...] = (), slots: tuple[SlotRef, ...] = (), sources: tuple[str, ...] = ()
     ) -> None:
-        """A job with these chunks; without any, the last job, which only says what does not come."""
+        """Send a job with these chunks; without chunks, the last job, which only names the void ones."""
         record = stream.record
         job = stream.make_job(self._jobs.new_id(), keys, slots)
         groups, tokens = stream.groups_and_tokens(keys)
@@ -241,7 +248,7 @@ class Loads:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def end_job(self, status: JobStatus) -> EndedLoad | None:
-        """A load job is over, and its slots are free. Returns the load if that was the end of it."""
+        """End a load job whose slots are free. Returns the load if it has ended with this job."""
         job = status.job
         stream = self._streams.get(job.request_id)
         if stream is None:
@@ -269,20 +276,20 @@ class Loads:
         return EndedLoad(stream.plan, stream.failed, stream.stale, stream.good_tokens, has_blocks)
 
     def _gather_streams(self) -> None:
-        """Slots have become free: let tiers read on before the next step."""
+        """Gather for all streams: slots have become free, so that tiers can read before the next step."""
         for stream in self._streams.values():
             if not stream.is_sent:
                 self._gather_segment(stream)
 
     def stop_load(self, record: RequestRecord) -> None:
-        """The request is over: nothing more is read for its load, which ends with what is in flight."""
+        """End the load of a request that has finished: read nothing more; jobs in flight run to their end."""
         stream = self._streams.get(record.ctx.request_id)
         if stream is not None:
             stream.cut_short()
             self._drop_void_chunks(stream)
 
     def reset(self) -> None:
-        """The cache was emptied: nothing of the loads that stream counts, and nothing more is read for them."""
+        """Void all streams after a reset of the cache: read nothing more, and let none of their chunks count."""
         for stream in self._streams.values():
             stream.stale = True
             stream.cut_short()
@@ -291,17 +298,17 @@ class Loads:
     # -- check -------------------------------------------------------------------------------------------------------
 
     def jobs_of(self, record: RequestRecord) -> AbstractSet[int]:
-        """The jobs in flight of a request's load."""
+        """Ids of the jobs in flight of a request's load."""
         stream = self._streams.get(record.ctx.request_id)
         if stream is not None:
             return stream.jobs.keys()
         return set() if record.load_job is None else {record.load_job}
 
     def validate(self) -> None:
-        """Check every stream, and that its request knows of it.
+        """Check every stream against its request.
 
         Raises:
-            InvariantError: something does not hold.
+            InvariantError: they do not agree.
         """
         for request_id, stream in self._streams.items():
             stream.validate()

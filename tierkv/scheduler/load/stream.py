@@ -1,8 +1,8 @@
-"""One load that streams: which of its chunks have gone out, which come next, and which will never come. Sans-IO.
+"""Stream: one load in several jobs, its chunks sent, pending and void. Sans-IO.
 
-Its chunks are wanted in the order in which they end, except for those that were gathered before it began. A chunk that
-fails *cuts* the stream: what begins there or behind it is *void*, for the engine computes from there on in any case.
-The rest goes on. The last job names the void chunks beside those that it brings, if any.
+Chunks are wanted in the order in which they end, except for those gathered before the stream began. A chunk that fails
+*cuts* the stream: chunks that begin at or behind it become *void*, because the engine computes from there in any case.
+The chunks before it are still loaded. The last job names the void chunks beside those that it copies, if any.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from tierkv.errors import require
-from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan
+from tierkv.scheduler.load.load_plan import ChunksOfPlan, LoadPlan, tokens_of_chunks
 from tierkv.scheduler.load.stream_state import STREAM_STATES, StreamEvent, StreamState
-from tierkv.scheduler.requests.accounting import tokens_of_chunks
 from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
@@ -24,16 +23,18 @@ from tierkv.types.transfers import VOID_SLOT, SlotRef, TransferJob
 
 
 class Stream:
-    """See the module.
+    """One load that streams.
 
     Attributes:
-        record: whose load it is.
-        segment: the chunks that are gathered at present, in the order in which they are wanted.
+        record: its request.
+        plan: all of its chunks and their blocks.
+        state: see :mod:`~tierkv.scheduler.load.stream_state`.
+        segment: chunks that are being gathered, in the order in which they are wanted.
         jobs: its jobs in flight, with the number of chunks that each one copies.
-        failed: chunks that did not come to the GPU.
-        stale: the cache was emptied meanwhile: nothing of it counts.
-        progress_s: when it last came forward, on the stack's clock.
-        arrived: chunks of the segment that had come when this was looked at last.
+        failed: chunks that were not loaded.
+        stale: the cache was reset since the load began: none of it counts.
+        progress_s: time of the latest progress, on the stack's clock.
+        arrived: chunks of the segment that had arrived at the latest check.
     """
 
     def __init__(self, record: RequestRecord, plan: LoadPlan, geometry: Geometry, start: int, end: int) -> None:
@@ -57,52 +58,55 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last job has gone out, and every job has ended."""
+        """Whether the last job was sent, and every job has ended."""
         return self.state is StreamState.ENDED
 
     @property
     def is_sent(self) -> bool:
-        """Whether the last job has gone out."""
+        """Whether the last job was sent."""
         return self._last_job is not None
 
     @property
     def num_pending(self) -> int:
-        """Chunks that have not gone out, and may come."""
+        """Number of chunks that were not sent and may still arrive."""
         return len(self._pending)
 
     @property
     def is_cut(self) -> bool:
-        """Whether some chunks will not come."""
+        """Whether some chunks are void."""
         return bool(self._void)
 
     @property
     def void_tokens(self) -> int:
-        """Tokens that it will not bring."""
+        """Number of tokens that the load will not bring."""
         return sum(self._tokens[i] for i in self._void)
 
     @property
     def good_tokens(self) -> int:
-        """How many of the request's tokens, from the front, a load of which chunks have failed leaves good."""
+        """Number of tokens, from the front, that are valid after a load with failed chunks."""
         if self._whole_only or self.stale:
             return 0
         return min((self._chunks.starts[self._position[key]] for key in self.failed), default=0)
 
     def next_keys(self, count: int) -> tuple[Key, ...]:
-        """The first ``count`` chunks to come."""
+        """First ``count`` pending chunks."""
         keys = self.plan.keys
         return tuple([keys[i] for i in islice(self._pending, count)])
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def groups_and_tokens(self, keys: Sequence[Key]) -> tuple[list[int], list[int]]:
-        """The groups of chunks, and the tokens that each of them stands for."""
+        """Group of each chunk, and the number of tokens that it represents."""
         positions = [self._position[key] for key in keys]
         return [self.plan.chunk_groups[i] for i in positions], [self._tokens[i] for i in positions]
 
     def make_job(self, job_id: int, keys: Sequence[Key], slots: Sequence[SlotRef]) -> TransferJob:
-        """A job with these chunks; if none are left to come then, it is the last one, and names the void ones too."""
+        """Job with these chunks.
+
+        If no chunk is pending after it, it is the last job, and also names the void chunks.
+        """
         slot_of = {self._position[key]: slot for key, slot in zip(keys, slots, strict=True)}
-        for _ in range(len(slot_of)):  # a segment is the front of what is to come; the first one need not be
+        for _ in range(len(slot_of)):  # a segment is the front of the pending chunks; the first one may not be
             if self._pending[0] not in slot_of:
                 self._pending = deque(i for i in self._pending if i not in slot_of)
                 break
@@ -120,7 +124,7 @@ class Stream:
         return part.job(job_id, self.record.ctx.request_id, refs, ends_load=ends)
 
     def end_job(self, job_id: int, failed: AbstractSet[Key]) -> int:
-        """A job of it is over. Returns how many chunks it copied."""
+        """End one of its jobs. Returns the number of chunks that the job copied."""
         copied = self.jobs.pop(job_id)
         self.failed |= failed
         if job_id != self._last_job:
@@ -132,14 +136,14 @@ class Stream:
     # -- cuts --------------------------------------------------------------------------------------------------------
 
     def cut_at(self, lost: Collection[Key]) -> None:
-        """These chunks did not come: nor shall what is behind the first of them, or anything where windows are."""
+        """Cut the stream at the first of these lost chunks; where a group has a window, void all pending chunks."""
         if self._whole_only:
             self.cut_short()
         else:
             self._cut(min(self._chunks.starts[self._position[key]] for key in lost))
 
     def cut_short(self) -> None:
-        """Nothing more shall come."""
+        """Void all pending chunks."""
         self._cut(0)
 
     def _cut(self, token: int) -> None:
@@ -154,10 +158,10 @@ class Stream:
         self._transitions.append((event, self.state))
 
     def validate(self) -> None:
-        """Check that its jobs and its state say the same, and that no chunk is both to come and void.
+        """Check that jobs and state agree, and that no chunk is both pending and void.
 
         Raises:
-            InvariantError: they do not.
+            InvariantError: they do not agree.
         """
         what = f"the load of request {self.record.ctx.request_id!r} ({self.state.value})"
         require(bool(self.jobs) == (self.state is not StreamState.GATHERING), f"{what} has {len(self.jobs)} jobs")

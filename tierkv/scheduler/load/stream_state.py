@@ -1,4 +1,4 @@
-"""The life of a load that streams, as a table. Everything that may change its state stands here."""
+"""State machine of a load that streams. Every event that may change its state is a row of the table."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from tierkv.types.state_machine import StateMachine
 
 
 class StreamState(Enum):
-    """Where a load that streams stands."""
+    """State of a load that streams."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     GATHERING = "gathering"
-    """Its next segment is on its way into the host tier; no job of it is in flight."""
+    """Its next segment is being gathered in the host tier; none of its jobs is in flight."""
     COPYING = "copying"
-    """A segment is on its way to the GPU, and the next one into the host tier."""
+    """A segment is being copied to the GPU, and the next one is being gathered."""
     ENDING = "ending"
     """Its last job is in flight."""
     ENDED = "ended"
-    """Every job of it has ended."""
+    """All of its jobs have ended."""
 
 
 class StreamEvent(Enum):
-    """What can happen to a load that streams."""
+    """Event of a load that streams."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
@@ -39,7 +39,7 @@ STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
     (_S.GATHERING, _E.SEGMENT_SENT): _S.COPYING,
     (_S.COPYING, _E.SEGMENT_ENDED): _S.GATHERING,
     (_S.GATHERING, _E.LAST_SENT): _S.ENDING,
-    # Its request is over, and so are all others: both jobs go out in what may be the last step, one behind the other.
+    # All requests have finished: both jobs are sent in what may be the last step, one after the other.
     (_S.COPYING, _E.LAST_SENT): _S.ENDING,
     (_S.ENDING, _E.SEGMENT_ENDED): _S.ENDING,
     (_S.ENDING, _E.LAST_ENDED): _S.ENDED,

@@ -1,4 +1,4 @@
-"""What is gathered of a hit that is longer than what can be gathered at once, before it is answered: pure functions."""
+"""First segment of a hit that is longer than what can be gathered at once: pure functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tierkv.types.keys import Key
 
 
 def window_chunks_max(groups: Sequence[SearchGroup]) -> int:
-    """How many chunks of windows a hit needs at most."""
+    """Upper bound of the window chunks that a hit needs."""
     return sum(group.window_chunks or 0 for group in groups)
 
 
 def window_keys(groups: Sequence[SearchGroup], computed_tokens: int, tokens: int) -> set[Key]:
-    """The chunks of windows that a hit of ``tokens`` beyond C needs. Without any of them the rest is of no use."""
+    """Window chunks that a hit of ``tokens`` beyond C needs. The hit is useless without any one of them."""
     keys: set[Key] = set()
     for group in groups:
         if group.window_chunks is not None:
@@ -31,17 +31,17 @@ def first_segment(
     chunks_min: int,
     chunks_max: int,
 ) -> tuple[Key, ...]:
-    """The chunks to bring together first, of those that a hit needs, in the same order.
+    """Chunks of a hit to gather first, in the order of ``wanted``.
 
-    Those in ``always``; then those readable in the host tier already, which need no slot, and which later segments
-    would evict; then, up to ``chunks_min``, what is missing at the front.
+    In this priority: the chunks in ``always``; chunks that are readable in the host tier, which need no slot, and which
+    later segments would evict; up to ``chunks_min``, missing chunks from the front.
 
     Args:
-        wanted: the chunks of the hit, in the order in which they end.
+        wanted: chunks of the hit, in the order in which they end.
         always: some of them, fewer than ``chunks_min``.
         is_readable: whether a chunk is readable in the host tier.
-        chunks_min: fewer are not worth a job.
-        chunks_max: chunks that may be gathered at once.
+        chunks_min: smallest number of chunks that is worth a job.
+        chunks_max: largest number of chunks that can be gathered at once.
     """
     chosen = set(always)
     missing: list[Key] = []

@@ -1,4 +1,4 @@
-"""How much of a hit is worth loading: pure functions (docs/explanation/load-or-recompute.md)."""
+"""Cost of loading a hit, against computing it: pure functions (docs/explanation/load-or-recompute.md)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from tierkv.types.keys import Key
 
 
 class PendingRead(NamedTuple):
-    """One chunk of a hit that would be read from a lower tier. start: its first token."""
+    """Read of one chunk of a hit from a lower tier."""
 
     start: int
+    """First token of the chunk."""
     tier: int
     num_bytes: int
     key: Key
 
 
 class ReadCost(NamedTuple):
-    """What a tier's reads cost: seconds until the first byte, and seconds per byte."""
+    """Cost of a tier's reads."""
 
     start_s: float
+    """Seconds until the first byte."""
     s_per_byte: float
 
 
@@ -28,22 +30,22 @@ def best_load_tokens(
     reads: Iterable[PendingRead], computed_tokens: int, hit_tokens: int, prefill_tokens_per_s: float,
     costs: Mapping[int, ReadCost],
 ) -> int:  # fmt: skip
-    """How many tokens of a hit to load, so that the request's prefix is complete soonest.
+    """Number of tokens of a hit to load, so that the prefix of the request is complete soonest.
 
-    A hit of h tokens costs the pending reads that start before its end, tiers side by side, and the prefill of
-    the tokens behind it: ``max over tiers (start_s + bytes * s_per_byte) + (H - h) / prefill_tokens_per_s``. The
-    smallest sum wins; of equal ones the longest. Chunks without a pending read (in the host tier, or in flight) cost
-    nothing, nor do those of a tier that is not in ``costs`` (it has to be measured first).
+    Loading h tokens costs the pending reads that start before its end, tiers in parallel, and the prefill of the tokens
+    behind it: ``max over tiers (start_s + bytes * s_per_byte) + (H - h) / prefill_tokens_per_s``. The smallest sum
+    wins; of equal sums the longest hit. Chunks without a pending read (in the host tier, or in flight) cost nothing.
+    Reads from a tier that is not in ``costs`` cost nothing either, so that the tier gets measured.
 
     Args:
         reads: in the order of ``start``.
-        computed_tokens: C; the hit covers C to C + H.
+        computed_tokens: C; the hit covers tokens C to C + H.
         hit_tokens: H.
-        prefill_tokens_per_s: how fast the engine computes a prompt.
-        costs: by tier.
+        prefill_tokens_per_s: tokens that the engine computes per second.
+        costs: per tier.
 
     Returns:
-        The h: H, or a number of tokens that ends where a read begins, or 0.
+        h: H, or a number of tokens that ends where a pending read starts, or 0.
     """
     end = computed_tokens + hit_tokens
     best, best_s = 0, hit_tokens / prefill_tokens_per_s
@@ -62,7 +64,7 @@ def best_load_tokens(
 
 
 def reading_s(reads: Iterable[PendingRead], costs: Mapping[int, ReadCost]) -> float:
-    """Seconds to read all pending chunks: the first part of the sum that :func:`best_load_tokens` makes smallest."""
+    """Seconds to read all pending chunks: the first term of the sum that :func:`best_load_tokens` minimizes."""
     read_bytes: dict[int, int] = {}
     for read in reads:
         if read.tier in costs:

@@ -1,7 +1,7 @@
-"""Load or recompute: a hit is answered as far as loading it is expected to be faster than computing it. Sans-IO.
+"""Load or recompute: shorten a hit to the part that is expected to load faster than it computes. Sans-IO.
 
-Where both numbers are known, the measured speed of the tiers and the prefill rate; otherwise all of it. Never longer
-than the search found, and always one of its own answers.
+Applied where the measured speed of the tiers and the prefill rate are known; otherwise the whole hit is loaded. The
+result is never longer than the hit, and always a hit that the search found.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from tierkv.scheduler.requests.record import RequestRecord
 from tierkv.types.geometry import Geometry
 
 BENEFIT = 1.25
-"""A tier in use must be expected to be this much slower than prefill before it is left out, and one that is left out
-this much faster before it is used again: or answers would flap between two equal ways."""
+"""Hysteresis factor against answers that alternate between two nearly equal choices.
+
+A tier in use is left out when it is expected to be this factor slower than prefill. A tier that was left out is used
+again when it is this factor faster.
+"""
 
 
 class Search(Protocol):
-    """The search for a request's hit."""
+    """Search for the hit of a request."""
 
     def __call__(self, tokens_max: int, without: frozenset[str] = frozenset()) -> Hit:
-        """Under a cap of C + H, and as if some tiers, by name, had nothing."""
+        """Longest hit that ends at token ``tokens_max`` or before, as if the tiers ``without`` had nothing."""
 
 
 class LoadOrRecompute:
-    """See the module's docstring."""
+    """Chooses the part of a hit to load, and remembers which tiers are left out."""
 
     def __init__(
         self,
@@ -49,19 +52,19 @@ class LoadOrRecompute:
         self._left_out: set[int] = set()
 
     def choose_hit(self, record: RequestRecord, computed_tokens: int, search: Search) -> Hit:
-        """What the search finds, as far as it shall be loaded.
+        """Hit of the search, shortened to the part to load.
 
         Args:
-            record: who asks.
+            record: the request.
             computed_tokens: C.
-            search: the request's search.
+            search: searches for the request's hit.
         """
         known = self._manager.found_below
         hit = search(record.hit_end_max)
         if hit.deferred:
             return hit
         shorter = hit
-        if self._limits.weighs_recompute and self._manager.found_below != known:  # else all of it is in the host tier
+        if self._limits.weighs_recompute and self._manager.found_below != known:  # otherwise nothing would be read
             shorter = self._shorten(record, computed_tokens, hit, search)
             if shorter.deferred:
                 return shorter
@@ -87,7 +90,7 @@ class LoadOrRecompute:
             best_reads = []
             for other in (hit, *self._shorter_hits(record, computed_tokens, reads, load_tokens, search)):
                 if other.deferred:
-                    return other  # not known yet; answered at once or later, the answer shall be the same
+                    return other  # not known yet; the answer must not depend on when it is given
                 own = reads if other is hit else self._pending_reads(record, computed_tokens, other.tokens)
                 total_s = reading_s(own, costs) + (hit.tokens - other.tokens) / rate
                 if total_s < best_s or (total_s == best_s and other.tokens > best.tokens):
@@ -98,11 +101,11 @@ class LoadOrRecompute:
     def _shorter_hits(
         self, record: RequestRecord, computed_tokens: int, reads: list[PendingRead], load_tokens: int, search: Search
     ) -> Iterator[Hit]:
-        """Shorter hits that may be better than the whole one, as the search finds them.
+        """Hits shorter than the whole one that may be cheaper.
 
-        What a full-attention group needs of a shorter hit is a part of what it needs of a longer one, so the best cut
-        of the reads is the best there is. A window needs other chunks, perhaps slow ones, wherever the hit ends: there
-        the search is also told that the tiers of the whole hit had nothing, one after the other.
+        With full attention only, the chunks of a shorter hit are a subset of those of a longer one: the best cut of the
+        reads is optimal. A window needs other chunks, perhaps slow ones, at each end. There the search is repeated as
+        if the tiers of the whole hit had nothing, adding one tier after the other.
         """
         if load_tokens:
             yield search(computed_tokens + load_tokens)
@@ -112,7 +115,7 @@ class LoadOrRecompute:
                 yield search(record.hit_end_max, frozenset(map(self._manager.tier_name, tiers[:count])))
 
     def _costs(self) -> dict[int, ReadCost]:
-        """What reads cost, by tier; with the benefit of the doubt for the way that was taken last."""
+        """Cost of reads per tier, biased by ``BENEFIT`` towards the previous choice."""
         costs: dict[int, ReadCost] = {}
         for tier, expected in self._manager.read_costs().items():
             if expected is not None:
@@ -121,7 +124,7 @@ class LoadOrRecompute:
         return costs
 
     def _pending_reads(self, record: RequestRecord, computed_tokens: int, tokens: int) -> list[PendingRead]:
-        """The chunks of a hit that would have to be read, in the order in which they begin."""
+        """Chunks of a hit that would have to be read from lower tiers, in the order of their start."""
         reads: list[PendingRead] = []
         for index, group in zip(self._geometry.lookup_order, record.search_groups, strict=True):
             num_bytes = self._geometry.groups[index].payload_bytes
@@ -136,7 +139,7 @@ class LoadOrRecompute:
         return reads
 
     def _note_choice(self, record: RequestRecord, whole: list[PendingRead], used: list[PendingRead], end: int) -> None:
-        """Note which tiers are used and which one is left out, and have that one measured again now and then."""
+        """Note which tiers are used and which is left out; have that one measured again at times."""
         in_use = {read.tier for read in used}
         self._left_out -= in_use
         cut = next((read for read in whole if read.start >= end and read.tier not in in_use), None)

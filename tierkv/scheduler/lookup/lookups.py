@@ -1,10 +1,10 @@
-"""How a lookup is answered: ask, then gather, then offer, within a deadline (decision 4).
+"""Open lookups: search, gather, then offer, within a deadline (decision 4).
 
-A hit that is longer than what can be gathered at once is offered whole when a first part of it is gathered: its load
-streams (see :mod:`tierkv.scheduler.load.loads`).
+A hit longer than what can be gathered at once is offered whole as soon as its first segment is gathered. Its load then
+streams (:mod:`tierkv.scheduler.load.loads`).
 
-Each call either settles the question or leaves the request ASKING or GATHERING and answers None. A request that is
-asked again while nothing has changed costs O(1).
+Each call settles the question, or leaves the request ASKING or GATHERING and answers None (:meth:`Lookups._defer`). A
+repeated question costs O(1) while nothing has changed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DEFERRED = (RequestState.ASKING, RequestState.GATHERING)
 
 
 class Lookups:
-    """The book of requests whose lookup is open (ASKING, GATHERING or OFFERED). Sans-IO.
+    """Requests whose lookup is open (ASKING, GATHERING or OFFERED). Sans-IO.
 
     Args:
-        manager: answers existence and gathers.
+        manager: answers existence, and gathers chunks.
         deadline_s: a lookup is answered at the latest this long after it was first asked.
-        counters: what happened, for metrics.
-        choice: how much of a hit is worth loading.
-        waits_for_loads: a request that wants what another one is just loading waits for that (S49, S51).
+        counters: for metrics.
+        choice: shortens hits that are slower to load than to compute.
+        waits_for_loads: a request that wants chunks which another one is loading waits for that load (S49, S51).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Lookups:
     # -- loads of other requests -------------------------------------------------------------------------------------
 
     def loading_started(self, keys: tuple[Key, ...]) -> None:
-        """These chunks are being loaded to the GPU: who wants them next waits and finds them there (S49)."""
+        """Defer other requests that want these chunks: they will find them on the GPU (S49)."""
         if self._waits_for_loads:
             self._loading.update(keys)
 
@@ -74,13 +74,17 @@ class Lookups:
 
     @property
     def open_ids(self) -> AbstractSet[str]:
-        """Requests whose lookup is open."""
+        """Ids of requests whose lookup is open."""
         return self._open.keys()
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def answer(self, record: RequestRecord, computed_tokens: int) -> int | None:
-        """Tokens beyond ``computed_tokens`` that can be loaded; None: ask again next step."""
+        """Tokens beyond ``computed_tokens`` that can be loaded; None: ask again in the next step.
+
+        The open lookup is reused if the question is the same: OFFERED repeats its answer; GATHERING is answered when
+        its reservation is ready; ASKING is searched again only after a tier has answered something.
+        """
         about = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
         record.asked_at_s = self.now_s
         self._open[record.ctx.request_id] = record
@@ -92,13 +96,13 @@ class Lookups:
         if record.asked_about == about:
             if record.state is RequestState.OFFERED:
                 return record.hit_tokens
-            fits = len(record.gathered) <= self._manager.reserved_chunks_max  # less may be left since a load streams
+            fits = len(record.gathered) <= self._manager.reserved_chunks_max  # shrinks while a load streams
             if record.state is RequestState.GATHERING and not expired and fits:
                 reservation = self._manager.reserve(record.gathered, record.ctx)
                 if not reservation.failed:
                     if not reservation.ready or self._is_being_loaded(record.wanted):
                         return self._defer(record, None)
-                    if not record.will_stream:  # else what is not held may have gone meanwhile: it is looked up again
+                    if not record.will_stream:  # chunks of a stream that are not held are looked up again
                         return self._offer(record, record.hit_tokens, expired=False)
             elif record.state is RequestState.ASKING and not expired and self._is_still_open(record):
                 return self._defer(record, None)
@@ -107,8 +111,9 @@ class Lookups:
         return self._resolve(record, computed_tokens, expired=expired)
 
     def _resolve(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> int | None:
-        # A wanted chunk can turn out to be gone while it is gathered; then the question is put once more, and every
-        # time this happens the manager knows of one chunk less. Two rounds per step keep the step short.
+        """Search, reserve and answer; None if a tier must answer first, or if wanted chunks are in flight."""
+        # A wanted chunk can be lost while it is gathered. Then the search is repeated; each time the manager knows of
+        # one chunk less. Two rounds per step keep the step short.
         for _ in range(2):
             search = partial(self._search, record, computed_tokens, expired=expired)
             hit = self._choice.choose_hit(record, computed_tokens, search)
@@ -129,14 +134,14 @@ class Lookups:
         return self._defer(record, RequestEvent.WANTED)
 
     def _is_still_open(self, record: RequestRecord) -> bool:
-        """Whether nothing has happened that could settle a question that was put to a tier."""
+        """Whether nothing has happened since the last search that could change its result."""
         return record.asked_version == self._manager.version and record.asked_whole == self._asks_whole(record)
 
     def _asks_whole(self, record: RequestRecord) -> bool:
-        """Whether the request may be offered more than what can be gathered at once.
+        """Whether the request may be offered more than can be gathered at once.
 
-        Not where its windows leave no room for anything else; nor if half of its deadline has passed and it is not even
-        known how long the whole hit is: then the part that can be gathered is what there is time for.
+        Not if its windows leave no room for other chunks. Not if half of its deadline has passed while the length of
+        the whole hit is still unknown: then there is time only for the part that can be gathered.
         """
         if window_chunks_max(record.search_groups) >= self._manager.streams.chunks_max:
             return False
@@ -144,7 +149,7 @@ class Lookups:
         return 2 * waited_s < self._deadline_s
 
     def _to_gather(self, record: RequestRecord, computed_tokens: int) -> tuple[Key, ...]:
-        """Of what is wanted, what is gathered before the answer: all of it, or the first part of a longer hit."""
+        """Wanted chunks to gather before the answer: all of them, or the first segment of a longer hit."""
         chunks_max = self._manager.reserved_chunks_max
         if len(record.wanted) <= chunks_max:
             return record.wanted
@@ -153,7 +158,7 @@ class Lookups:
         return first_segment(record.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
 
     def sources(self, record: RequestRecord) -> Counter[str]:
-        """How many chunks of the hit that was just answered come from which tier."""
+        """Number of chunks per tier of the hit that was just answered."""
         sources = self._manager.sources(record.ctx)
         if record.will_stream:
             gathered = set(record.gathered)
@@ -172,10 +177,10 @@ class Lookups:
         *,
         expired: bool,
     ) -> Hit:
-        """The search, under the cap ``tokens_max``, as if some tiers had nothing.
+        """Search for the hit, up to the end ``tokens_max``, as if the tiers ``without`` had nothing.
 
-        Where the load cannot stream, also under the cap of what can be gathered at once. After the deadline only what
-        is readable in the host tier counts, and nobody else is asked any more.
+        If the load cannot stream, the end is also limited to what can be gathered at once. After the deadline only
+        chunks readable in the host tier count, and no tier is asked.
         """
         cap = tokens_max
         if not record.asked_whole:
@@ -189,11 +194,11 @@ class Lookups:
     def _longest_hit(
         self, record: RequestRecord, ctx: RequestContext, computed_tokens: int, tokens_max: int, *, expired: bool
     ) -> Hit:
-        """The longest hit that ends at ``tokens_max`` or before; a shorter one can need other chunks (windows)."""
+        """Longest hit that ends at ``tokens_max`` or before; windows of a shorter one need other chunks."""
         resident_prefix = partial(self._manager.resident_prefix, ctx=ctx)
 
         def readable(key: Key) -> LookupResult:
-            """A lookup that knows the host tier only."""
+            """Look up a chunk in the host tier only."""
             return LookupResult.HIT if resident_prefix((key,), 0, 1) else LookupResult.MISS
 
         lookup = readable if expired else partial(self._manager.lookup, ctx=ctx)
@@ -205,6 +210,10 @@ class Lookups:
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def _defer(self, record: RequestRecord, event: RequestEvent | None) -> int | None:
+        """Answer None. Every deferred lookup passes here.
+
+        event: the reason, if the state changes. UNKNOWN: a tier must answer first. WANTED: chunks are in flight.
+        """
         if event is RequestEvent.UNKNOWN:
             self._manager.release(record.ctx)
         if event is not None:
@@ -215,7 +224,7 @@ class Lookups:
     def _miss(self, record: RequestRecord, *, expired: bool) -> int:
         self._count_deadline(record, expired=expired)
         record.note_hit(record.computed_tokens)
-        # What the deadline has ended stays ended: until the request runs it is not deferred again (S47).
+        # After its deadline a request is not deferred again until it runs (S47).
         self._release_chunks(record, keeps_time=expired)
         record.apply(RequestEvent.MISSED)
         return 0
@@ -233,7 +242,7 @@ class Lookups:
     def _offer_held_part(
         self, record: RequestRecord, computed_tokens: int, tokens: int, reservation: Reservation
     ) -> int:
-        """The deadline has passed, and not all that is readable may be held: the part that is held is the answer."""
+        """Offer the readable chunks that the reservation holds: the deadline has passed."""
         granted = reservation.granted_ready()
 
         def held(key: Key) -> LookupResult:
@@ -247,25 +256,29 @@ class Lookups:
         return self._offer(record, hit.tokens, expired=True)
 
     def close_lookup(self, record: RequestRecord) -> None:
-        """The lookup is over: allocated, missed, lapsed, or the request is gone. Does not release chunks."""
+        """End the lookup (allocated, missed, lapsed or finished). Releases no chunks."""
         self._open.pop(record.ctx.request_id, None)
         record.end_lookup()
 
     def _release_chunks(self, record: RequestRecord, *, keeps_time: bool) -> None:
-        """Hold nothing for the request any more. keeps_time: its next question shares this one's deadline."""
+        """Release the request's chunks and close its lookup.
+
+        keeps_time: the next question shares the deadline of this one.
+        """
         since = record.asked_since_s if keeps_time else None
         self._manager.release(record.ctx)
         self.close_lookup(record)
         record.asked_since_s = since
 
-    def sweep(self) -> None:
-        """Release what is held for requests that the engine has stopped asking about for longer than the deadline.
+    def begin_step(self, now_s: float) -> None:
+        """Set the time of this step, and release lookups that the engine has not repeated within the deadline.
 
-        One that was deferred keeps its deadline: however seldom it is asked about, its next answer is an answer.
+        A deferred one keeps its deadline, so that a rarely repeated question is still answered.
         """
+        self.now_s = now_s
         while self._open:
             record = next(iter(self._open.values()))
-            if self.now_s - record.asked_at_s < self._deadline_s:
+            if now_s - record.asked_at_s < self._deadline_s:
                 return
             deferred = record.state in _DEFERRED
             self._counters.deadlines_expired += deferred
@@ -273,7 +286,7 @@ class Lookups:
             record.apply(RequestEvent.LAPSED)
 
     def reset(self) -> None:
-        """The cache was emptied: every open lookup starts over, within its deadline."""
+        """Reopen every lookup after a reset of the cache. Deferred ones keep their deadline."""
         self._loading.clear()
         for record in list(self._open.values()):
             self._release_chunks(record, keeps_time=record.state in _DEFERRED)

@@ -1,18 +1,23 @@
-"""How fast the engine computes prompts: as it says itself, or as its steps show. Sans-IO."""
+"""Prefill rate of the engine: as given, or as measured from its steps. Sans-IO."""
 
 from __future__ import annotations
 
 from collections import deque
 
 PREFILL_TOKENS_MIN = 512
-"""A step that computes fewer prompt tokens tells more of its fixed cost than of the rate."""
+"""Steps that compute fewer prompt tokens are not measured: their fixed cost outweighs the rate."""
 
 SAMPLES_MIN, SAMPLES_MAX = 5, 31
+"""Number of measured steps from which the rate is known, and number of steps kept."""
 """Steps from which the rate is known, and steps that are remembered."""
 
 
 class PrefillRate:
-    """Args: ``given`` is the engine's own figure; with one nothing is measured."""
+    """Prompt tokens that the engine computes per second.
+
+    Args:
+        given: the engine's own figure, tokens per second. With one, nothing is measured.
+    """
 
     def __init__(self, given: float | None = None) -> None:
         self._given = given if given is not None and given > 0 else None
@@ -22,20 +27,20 @@ class PrefillRate:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Prompt tokens per second, or None while it is not known.
+        """Prompt tokens per second; None while unknown.
 
-        The median of the last steps: neither one slow step nor a pause behind one moves it.
+        The median of the latest steps, so that neither a slow step nor a pause after one changes it.
         """
         if self._given is not None or len(self._samples) < SAMPLES_MIN:
             return self._given
         return sorted(self._samples)[len(self._samples) // 2]
 
     def step_began(self, now_s: float) -> None:
-        """A step begins, so the one before it has ended."""
+        """Begin a step, and measure the previous one, which has ended."""
         if self._began_at_s is not None and self._tokens >= PREFILL_TOKENS_MIN and now_s > self._began_at_s:
             self._samples.append(self._tokens / (now_s - self._began_at_s))
         self._began_at_s, self._tokens = now_s, 0
 
     def step_computes(self, prompt_tokens: int) -> None:
-        """The step that has begun computes so many prompt tokens."""
+        """Add prompt tokens that the current step computes."""
         self._tokens += prompt_tokens

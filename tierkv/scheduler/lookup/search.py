@@ -1,13 +1,13 @@
-"""How long a hit is: pure functions over "is this chunk there?" (spec, sections 5 and 6).
+"""Length of a hit: pure functions over a lookup of single chunks (spec, sections 5 and 6).
 
-The rule (S44): the largest number of tokens H up to a cap such that every group with full attention has all chunks
-that cover the tokens from C to C + H, every group with a window has the last W of them, and H is no shorter than the
-coarsest chunk; else 0. A group may also restrict where hits end (:attr:`SearchGroup.end_slack`).
+The rule (S44): the largest number of tokens H up to a limit such that every group with full attention has all chunks
+that cover tokens C to C + H, every group with a window has the last W of them, and H is no shorter than the largest
+chunk; otherwise 0. A group may also restrict where hits end (:attr:`SearchGroup.end_slack`).
 
-How it is found: each group in turn lowers the end of the hit to the largest one that it can serve itself, until all
-agree. As long as nothing is known to be missing it counts as there, so the end is never lowered too far; and if every
-chunk that the result needs is known, no unknown one can change it. Otherwise, and only then, the answer is deferred:
-so it is the same whether it came at once or later. Each chunk is looked up at most once in a search.
+The algorithm: each group in turn lowers the end of the hit to the largest one that it can serve, until all groups
+agree. A chunk whose presence is unknown counts as present, so the end is never lowered too far. If every chunk that the
+result needs is known, no unknown chunk can change the result. Otherwise the answer is deferred. So an immediate answer
+equals a later one. Each chunk is looked up at most once in a search.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from tierkv.types.lookup import LookupResult
 _MISS, _RETRY = LookupResult.MISS, LookupResult.RETRY
 
 Lookup = Callable[[Key], LookupResult]
+"""Key -> presence of the chunk."""
 
 ResidentPrefix = Callable[[Sequence[Key], int, int], int]
-"""(keys, start, stop) -> how many from start on are known to be readable; a shortcut over ``Lookup``."""
+"""(keys, start, stop) -> number of chunks from ``start`` that are known to be readable; a shortcut for ``Lookup``."""
 
 
 def no_shortcut(keys: Sequence[Key], start: int, stop: int) -> int:  # noqa: ARG001 - the signature of a shortcut
-    """A :data:`ResidentPrefix` that knows nothing."""
+    """Return 0: a :data:`ResidentPrefix` that knows nothing."""
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class SearchGroup:
-    """What the search needs to know of one group.
-
-    keys: of all whole chunks of the request; may grow between searches.
-    window_chunks: how many chunks before its end a hit needs (W); None: all of them.
-    end_slack: of a window, how many tokens before the end of a chunk a hit may end at most; None: anywhere.
-    """
+    """Chunks of one group, as the search needs them."""
 
     chunk_tokens: int
+    """Tokens per chunk."""
     keys: list[Key]
+    """Keys of all whole chunks of the request; the list may grow between searches."""
     window_chunks: int | None = None
+    """Number of chunks before its end that a hit needs (W); None: all of them."""
     end_slack: int | None = None
+    """With a window: largest distance in tokens from the end of a hit to the end of its last chunk; None: any."""
 
     def needs(self, computed_tokens: int, end: int) -> range:
         """Indices of the chunks that a hit from token ``computed_tokens`` to token ``end`` needs."""
@@ -57,7 +57,7 @@ class SearchGroup:
         return range(start, stop)
 
     def allowed_end(self, end: int) -> int:
-        """The largest token up to ``end`` at which a hit may end."""
+        """Largest token up to ``end`` at which a hit may end."""
         whole = end // self.chunk_tokens * self.chunk_tokens
         missing = whole + self.chunk_tokens - end  # meaningless where end is whole, and not looked at then
         return end if end == whole or self.end_slack is None or missing <= self.end_slack else whole
@@ -65,10 +65,12 @@ class SearchGroup:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Result of a search. tokens: beyond those computed locally. deferred: not known yet; ask again."""
+    """Result of a search."""
 
     tokens: int
+    """Tokens beyond those computed locally."""
     deferred: bool = False
+    """Whether the result is not known yet."""
 
 
 NO_HIT = Hit(0)
@@ -82,14 +84,14 @@ def find_hit(
     lookup: Lookup,
     resident_prefix: ResidentPrefix = no_shortcut,
 ) -> Hit:
-    """The hit of a request over all its groups.
+    """Longest hit of a request over all its groups.
 
     Args:
         groups: in lookup order.
         computed_tokens: C, tokens that the engine has already.
         tokens_max: upper bound of C + H.
-        lookup: existence of one chunk; PENDING counts as there. Not called twice for a chunk, nor for chunks beyond a
-            known bound.
+        lookup: presence of one chunk; PENDING counts as present. Called at most once per chunk, and for no chunk beyond
+            a known bound.
         resident_prefix: shortcut for chunks known to be readable.
     """
     end = min(tokens_max, *(len(group.keys) * group.chunk_tokens for group in groups))
@@ -106,7 +108,7 @@ def find_hit(
         end = reach
     unknown = [walk for walk in walks if walk.is_unknown(end)]
     for walk in unknown:
-        walk.ask_on()
+        walk.look_up_rest()
     return DEFERRED if unknown else Hit(end - computed_tokens)
 
 
@@ -114,13 +116,13 @@ class _Walk(Protocol):
     """One group's part of a search."""
 
     def reach(self, end: int) -> int:
-        """The largest end up to ``end`` that this group may be able to serve. Ends never grow from call to call."""
+        """Largest end up to ``end`` that this group may be able to serve. ``end`` never grows from call to call."""
 
     def is_unknown(self, end: int) -> bool:
-        """Whether something that a hit to ``end``, the last one reached, needs is not known."""
+        """Whether the presence of a chunk that a hit to ``end``, the last result, needs is unknown."""
 
-    def ask_on(self) -> None:
-        """Look up what will be wanted if that turns out to be missing, so that it is asked for in the same breath."""
+    def look_up_rest(self) -> None:
+        """Look up the chunks needed in case the unknown ones are missing, so that tiers are asked at once."""
 
 
 def _walk(group: SearchGroup, computed_tokens: int, lookup: Lookup, resident_prefix: ResidentPrefix) -> _Walk:
@@ -130,9 +132,9 @@ def _walk(group: SearchGroup, computed_tokens: int, lookup: Lookup, resident_pre
 
 
 class _PrefixWalk:
-    """Full attention: from the front to the first miss. What lies behind that is never looked up (S23 to S27).
+    """Full attention: looks up from the front to the first miss, and no chunk behind it (S23 to S27).
 
-    Walks on over unknown chunks, so that the whole prefix is asked for at once.
+    Continues over unknown chunks, so that tiers are asked about the whole prefix at once.
     """
 
     __slots__ = ("_first", "_group", "_lookup", "_resident_prefix", "_stop", "_unknown")
@@ -166,15 +168,15 @@ class _PrefixWalk:
     def is_unknown(self, end: int) -> bool:
         return self._unknown is not None and self._unknown < cdiv(end, self._group.chunk_tokens)
 
-    def ask_on(self) -> None:
+    def look_up_rest(self) -> None:
         return  # the walk went on over what was unknown
 
 
 class _WindowWalk:
-    """A window: from the end to the front, until the last W chunks are there (S28 to S34).
+    """Window: looks up from the end to the front, until the last W chunks are present (S28 to S34).
 
-    A run that begins with the first chunk looked at is enough, however short: what lies before it is local already.
-    Ends only ever go down, so the chunks ``_low`` to the end are remembered as there, and no chunk is met twice.
+    A run that begins with the first chunk looked at suffices, however short: chunks before it are computed already.
+    Ends never grow, so chunks from ``_low`` to the end are remembered as present, and each chunk is looked up once.
     """
 
     __slots__ = ("_first", "_group", "_lookup", "_low", "_resident_prefix", "_unknown", "_window")
@@ -206,9 +208,9 @@ class _WindowWalk:
             end = missing * size
 
     def _scan(self, start: int, stop: int) -> int | None:
-        """Look at ``start`` to ``stop``, the last one first. Returns the one that is missing, if any is."""
+        """Look up chunks ``start`` to ``stop``, the last one first. Returns the first missing one, if any."""
         keys, lookup = self._group.keys, self._lookup
-        if self._low is None:  # the shortcut pays once: in a window with gaps it would walk from the wrong side
+        if self._low is None:  # only once: in a window with gaps the shortcut starts at the wrong side
             if self._resident_prefix(keys, start, stop) == stop - start:
                 self._low = start
                 return None
@@ -230,19 +232,19 @@ class _WindowWalk:
         start = max(self._first, stop - self._window)
         return any(start <= i < stop for i in self._unknown)
 
-    def ask_on(self) -> None:
+    def look_up_rest(self) -> None:
         keys, lookup, low = self._group.keys, self._lookup, self._low or 0
         sure = self._unknown[-1] - low
-        while sure < self._window and low > self._first:  # down to a window of which nothing is unknown
+        while sure < self._window and low > self._first:  # down to a whole window without unknown chunks
             low -= 1
             answer = lookup(keys[low])
             sure = 0 if answer is _MISS or answer is _RETRY else sure + 1
 
 
 def tokens_covered(groups: Sequence[SearchGroup], computed_tokens: int, tokens_max: int, chunks_max: int) -> int:
-    """The largest C + H up to ``tokens_max`` whose hit needs at most ``chunks_max`` chunks over all groups.
+    """Largest C + H up to ``tokens_max`` whose hit needs at most ``chunks_max`` chunks over all groups.
 
-    Where not all fit, in whole coarsest chunks. A shorter hit never needs more chunks than a longer one.
+    In whole largest chunks, unless everything fits. A shorter hit never needs more chunks than a longer one.
     """
 
     def needed(end: int) -> int:
@@ -258,10 +260,10 @@ def tokens_covered(groups: Sequence[SearchGroup], computed_tokens: int, tokens_m
 
 
 def wanted_keys(groups: Sequence[SearchGroup], computed_tokens: int, tokens: int) -> tuple[Key, ...]:
-    """The chunks that a hit of ``tokens`` beyond C needs, over all groups, in the order of where they end.
+    """Chunks that a hit of ``tokens`` beyond C needs, over all groups, in the order of their ends.
 
-    A shorter hit needs the chunks at the front, and perhaps one more of each group, that ends behind it; of a group
-    with a window it also needs some that are not among these.
+    A shorter hit needs chunks from the front of these, and up to one more per group, which ends behind it. In a group
+    with a window it also needs chunks that are not among these.
     """
     keys: list[Key] = []
     ends: list[int] = []

@@ -1,4 +1,4 @@
-"""Hints of requests are read once each; what is wrong with them is told once and counted always."""
+"""Hints of requests: parsed once per request; each kind of fault is logged once and counted always."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tierkv.metrics.counters import CoreCounters
 from tierkv.types.hints import RequestHints, parse_hints
 
 WARNINGS_MAX = 200
-"""Different faults that are told. Names of keys come from outside: without a bound the log would have none."""
+"""Different faults that are logged. Names of keys come from users, so the number must be bounded."""
 
 
 class HintReader:
-    """Reads hints for one stack.
+    """Parses hints for one stack.
 
     Args:
-        tiers: gives the names of the stack's tiers, the host tier among them; they may change.
+        tiers: returns the names of the stack's tiers, which may change, including the host tier.
         counters: ``hints_ignored`` counts every fault.
-        warn: is told each kind of fault of each key once.
+        warn: called once per key and kind of fault.
     """
 
     def __init__(
@@ -26,15 +26,15 @@ class HintReader:
         self._tiers = tiers
         self._counters = counters
         self._warn = warn
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def read(self, request_id: str, params: object) -> RequestHints:
-        """The hints in a request's ``kv_transfer_params``; what cannot be used is left at its default."""
+        """Hints in a request's ``kv_transfer_params``; unusable ones get their defaults."""
         hints, faults = parse_hints(params, self._tiers())
         self._counters.hints_ignored += len(faults)
         for fault in faults:
             name = (fault.key, fault.kind)
-            if name not in self._told and len(self._told) < WARNINGS_MAX:
-                self._told.add(name)
+            if name not in self._warned and len(self._warned) < WARNINGS_MAX:
+                self._warned.add(name)
                 self._warn(f"request {request_id!r}: {fault.message}")
         return hints

@@ -1,4 +1,4 @@
-"""A request as policies see it: pure functions from what the scheduler remembers to a :class:`RequestObservation`."""
+"""Requests as policies see them: pure functions from a request record to a :class:`RequestObservation`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int], now_s: float) -> RequestObservation:
-    """The request was answered for the first time: ``hit_tokens`` beyond what the engine has itself.
+    """Observation of a request that was answered for the first time.
 
     Args:
         record: the request; its ``computed_tokens`` are those that the engine found in its own cache.
-        hit_tokens: the answer.
-        sources: by tier, how many chunks the hit consists of.
+        hit_tokens: tokens beyond these that can be loaded.
+        sources: number of chunks of the hit per tier.
         now_s: on the stack's clock.
     """
     local = record.computed_tokens
@@ -34,7 +34,7 @@ def arrival_of(record: RequestRecord, hit_tokens: int, sources: Mapping[str, int
 
 
 def end_of(record: RequestRecord, now_s: float) -> RequestObservation:
-    """The request has ended. One that was never answered brings no counts."""
+    """Observation of a request that has ended. One that was never answered has no counts."""
     arrival = record.arrival or RequestObservation(
         request_id=record.ctx.request_id,
         phase=RequestPhase.FINISHED,

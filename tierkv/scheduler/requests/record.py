@@ -1,4 +1,4 @@
-"""What the scheduler remembers of a request."""
+"""Request record: keys, tables, open lookup, jobs and statistics of one request."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 
 
 class RequestStats:
-    """Fields as in :class:`~tierkv.types.account.RequestAccount`.
+    """Running totals, as in :class:`~tierkv.types.account.RequestAccount`.
 
-    deferred_since_s: since when its lookup waits, or None.
+    Attributes:
+        deferred_since_s: time at which the open lookup was first deferred, on the stack's clock; None: not deferred.
     """
 
     __slots__ = (
@@ -42,7 +43,7 @@ class RequestStats:
         self.shortened_tokens = 0
 
     def as_account(self) -> RequestAccount:
-        """As a value that no longer changes."""
+        """Immutable copy."""
         return RequestAccount(
             request_id=self.request_id,
             local_tokens=self.local_tokens,
@@ -56,14 +57,17 @@ class RequestStats:
 
 
 Watcher = Callable[[str, RequestEvent, RequestState, RequestState], None]
-"""Is told of each change: request id, event, state before, state after."""
+"""Called for each state change with (request id, event, previous state, new state)."""
 
 
 class GroupRecord:
     """One request in one group.
 
-    keys, block_ids: of its chunks and GPU blocks, in order. next_stored: the first chunk not yet offered for storing.
-    hit_chunks: whole chunks that were there already when the request was answered, on the GPU or to be loaded.
+    Attributes:
+        keys: of its whole chunks, in order.
+        block_ids: of its GPU blocks, in order.
+        next_stored: store cursor: the first chunk not yet offered for storing.
+        hit_chunks: whole chunks that were on the GPU or could be loaded when the request was answered.
     """
 
     __slots__ = ("block_ids", "chunk_tokens", "hit_chunks", "keys", "next_stored", "window_chunks")
@@ -77,16 +81,16 @@ class GroupRecord:
         self.hit_chunks = 0
 
     def useful_keys(self, computed_tokens: int) -> list[Key]:
-        """The chunks that were of use to this request, or will be to one like it (S53).
+        """Chunks that this request used, or that a similar one will use (S53).
 
-        All of them with full attention. Of a window, those that the hit needed, and everything computed since.
+        With full attention all of them. With a window, those that the hit needed, and everything computed since.
         """
         start = 0 if self.window_chunks is None else max(0, self.hit_chunks - self.window_chunks)
         return self.keys[start : computed_tokens // self.chunk_tokens]
 
 
 class RequestRecord:
-    """One request over all groups. Invariant I1: its jobs are one load, or stores, or none."""
+    """One request over all groups. Invariant I1: its jobs in flight are one load, or stores, or none."""
 
     def __init__(
         self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, stats: RequestStats | None = None
@@ -101,17 +105,17 @@ class RequestRecord:
         self.search_groups = _search_groups(self.groups, geometry)
         self._windows = geometry.has_windows
         self.load_job: int | None = None
-        self.streaming = False  # its load is one of several jobs; between two of them none is in flight
+        self.streaming = False  # its load has several jobs; between two of them none is in flight
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
-        self.tokens_unconfirmed = 0  # computed in its last step; where only what is certain is stored
+        self.tokens_unconfirmed = 0  # computed in its last step; used if only confirmed tokens are stored
         self.stats = RequestStats(request.request_id) if stats is None else stats
         self.arrival: RequestObservation | None = None
         self.has_arrived = False
         self.store_policy = StorePolicy.BLOCK_LEVEL
-        self.held_for_stores = False  # finished; its engine keeps its blocks until its stores have ended
+        self.held_for_stores = False  # finished; the engine keeps its blocks until its stores have ended
         self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
-        # The lookup in progress: since when it is deferred, what it was about, and what it found.
+        # The open lookup: since when it is deferred, its question, and its result.
         self.asked_since_s: float | None = None
         self.asked_at_s = 0.0
         self.asked_about: tuple[int, ...] | None = None
@@ -119,14 +123,14 @@ class RequestRecord:
         self.shortened_about: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
-        self.gathered: tuple[Key, ...] = ()  # of the wanted chunks, those that are brought together before the answer
+        self.gathered: tuple[Key, ...] = ()  # the wanted chunks that are gathered before the answer
         self.asked_whole = False
 
     def apply(self, event: RequestEvent) -> None:
         """Move to the state after ``event``.
 
         Raises:
-            IllegalTransitionError: the request cannot do that now.
+            IllegalTransitionError: the event is not allowed in this state.
         """
         before = self.state
         self.state = REQUEST_STATES.next(before, event, self.ctx.request_id, self.transitions.describe)
@@ -135,7 +139,7 @@ class RequestRecord:
             self.watcher(self.ctx.request_id, event, before, self.state)
 
     def extend_keys(self, geometry: Geometry) -> None:
-        """Add the keys of chunks whose hashes have become known (S3, S4)."""
+        """Append the keys of chunks whose hashes have become known (S3, S4)."""
         hashes = self.request.block_hashes
         for record, group in zip(self.groups, geometry.groups, strict=True):
             per_chunk = group.hashes_per_chunk
@@ -145,20 +149,20 @@ class RequestRecord:
 
     @property
     def hit_end_max(self) -> int:
-        """The last token at which a hit may end.
+        """Last token at which a hit may end.
 
-        The engine computes the last token of a prompt in any case, to have something to sample from. Where a group has
-        a window the hit ends before that token: else the window would have to end one token earlier than it does.
+        The engine always computes the last token of a prompt, in order to sample from it. With windows the hit must end
+        before that token; otherwise the window would have to end one token earlier than it does.
         """
         return self.request.num_tokens - self._windows
 
     def note_hit(self, tokens: int) -> None:
-        """The request was answered: its first ``tokens`` tokens are local or can be loaded (S15)."""
+        """Note the answer: the first ``tokens`` tokens are local or can be loaded (S15)."""
         for group in self.groups:
             group.hit_chunks = tokens // group.chunk_tokens
 
     def replace_blocks(self, block_ids: tuple[tuple[int, ...], ...], *, whole_table: bool) -> None:
-        """Take over block ids that the engine scheduled, one entry per group."""
+        """Replace the block tables by scheduled ids, or append them; one entry per group."""
         for record, ids in zip(self.groups, block_ids, strict=True):
             if whole_table:
                 record.block_ids = list(ids)
@@ -166,7 +170,7 @@ class RequestRecord:
                 record.block_ids.extend(ids)
 
     def end_lookup(self) -> None:
-        """Forget the lookup in progress."""
+        """Forget the open lookup."""
         self.asked_since_s = None
         self.asked_about = None
         self.hit_tokens = 0
@@ -174,32 +178,32 @@ class RequestRecord:
 
     @property
     def will_stream(self) -> bool:
-        """Whether the hit is longer than what was gathered of it."""
+        """Whether the hit is longer than the gathered part."""
         return len(self.gathered) < len(self.wanted)
 
     def was_offered(self, tokens: int) -> bool:
-        """Whether every chunk that ends within ``tokens`` was offered for storing, or is of no use to store."""
+        """Whether every storable chunk that ends within ``tokens`` was offered for storing."""
         for group in self.groups:  # noqa: SIM110 - asked in every step of every request: all() takes three times as long
             if (group.next_stored + 1) * group.chunk_tokens <= tokens:
                 return False
         return True
 
     def offer_again(self, tokens: int = 0) -> None:
-        """Offer all chunks behind the first ``tokens`` again; those that are present will be filtered out.
+        """Move the store cursors back to the chunks behind the first ``tokens``; present chunks will be filtered out.
 
-        Some that were thought to be stored may not be: a load of them failed, or the cache was emptied (S91).
+        Chunks that counted as stored may be absent, because a load of them failed or the cache was reset (S91).
         """
         for group in self.groups:
             group.next_stored = min(group.next_stored, tokens // group.chunk_tokens)
 
     def skip_loaded(self, tokens: int) -> None:
-        """Chunks that cover the first ``tokens`` came from a tier: they are not offered for storing."""
+        """Move the store cursors past the first ``tokens``: these chunks came from a tier."""
         for group in self.groups:
             group.next_stored = max(group.next_stored, -(-tokens // group.chunk_tokens))
 
     @property
     def has_jobs(self) -> bool:
-        """Whether a transfer of this request is in flight, or the next one of its load is being prepared."""
+        """Whether a transfer is in flight, or the next segment of the load is being gathered."""
         return self.is_loading or bool(self.store_jobs)
 
     @property
@@ -209,19 +213,19 @@ class RequestRecord:
 
 
 def scope_of(request: Request) -> bytes:
-    """What keeps the request's chunks apart from others': its salt and its adapter, where the engine tells them."""
-    said = (getattr(request, "cache_salt", None), getattr(request, "lora_name", None))
-    salt, adapter = (None if text is None else str(text) for text in said)
+    """Scope of the request's keys: its salt and its adapter, if the engine provides them."""
+    given = (getattr(request, "cache_salt", None), getattr(request, "lora_name", None))
+    salt, adapter = (None if text is None else str(text) for text in given)
     return make_scope(salt, adapter)
 
 
 def _mapping(params: object) -> Mapping[str, Any]:
-    """What the engine's user attached; nothing, where it is not what it should be (the hints' reader tells that)."""
+    """The user's parameters; empty if they are no mapping (the hint reader warns about that)."""
     return params if isinstance(params, Mapping) else {}
 
 
 def _search_groups(groups: Sequence[GroupRecord], geometry: Geometry) -> tuple[SearchGroup, ...]:
-    """The groups as the search wants them, in lookup order. Their lists of keys are the records' own, and grow."""
+    """Groups for the search, in lookup order. They share the growing key lists with the records."""
     return tuple(
         SearchGroup(
             groups[i].chunk_tokens, groups[i].keys, geometry.groups[i].window_chunks, geometry.groups[i].end_slack

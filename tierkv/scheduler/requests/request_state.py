@@ -1,4 +1,4 @@
-"""The life of a request as tierkv sees it, as a table. Everything that may change a request's state stands here."""
+"""State machine of a request. Every event that may change the state of a request is a row of the table."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from tierkv.types.state_machine import StateMachine
 
 
 class RequestState(Enum):
-    """Where a request stands."""
+    """State of a request."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     IDLE = "idle"
-    """Known; nothing asked, nothing held."""
+    """Known; no open lookup, nothing held."""
     ASKING = "asking"
-    """Deferred: whether its chunks are there is not known yet."""
+    """Deferred: a tier has not yet answered whether it has the chunks."""
     GATHERING = "gathering"
-    """Deferred: the wanted chunks are on their way into the host tier, under its reservation; or another request is
-    just loading some of them, which will be found on the GPU."""
+    """Deferred: wanted chunks are in flight into the host tier, or another request is loading them to the GPU."""
     OFFERED = "offered"
-    """A hit was answered; its chunks are held until blocks are allocated, the engine asks again, or it lets go."""
+    """A hit was answered; its chunks are held until blocks are allocated, the question changes, or it lapses."""
     LOADING = "loading"
-    """A load job fills its blocks."""
+    """A load fills its blocks."""
     RUNNING = "running"
     """Computing, or about to; store jobs may be in flight."""
     FINISHED = "finished"
-    """Takes no new jobs; forgotten when its last one has ended."""
+    """Gets no new jobs; forgotten when the last one has ended."""
 
 
 class RequestEvent(Enum):
-    """What can happen to a request."""
+    """Event of a request."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
