@@ -1,4 +1,4 @@
-"""Scheduler: per request, the chunks to load, the chunks to store, and when a lookup is deferred. Sans-IO.
+"""Per request: the chunks to load, the chunks to store, and when a lookup is deferred. Sans-IO.
 
 One :class:`~tierkv.scheduler.scheduler.OffloadScheduler` serves an engine that runs its own steps. Nouns:
 

@@ -76,7 +76,7 @@ class OffloadScheduler:
         self._fences = Fences()
         if block_events is None:
             block_events = BlockEvents(geometry, counters, warn, active=False)
-        self._stores = Stores(manager, geometry, limits, self._jobs, self._fences, block_events)
+        self._stores = Stores(manager, geometry, limits, counters, self._jobs, self._fences, block_events)
         self._plan = make_store_plan(manager, geometry, limits, self._stores)
         self._tables = RequestTables(geometry, self._fences, self._plan.on_overwritten)
         self._loads = Loads(manager, geometry, limits, counters, self._jobs, self._lookups, self._accounting)
@@ -320,7 +320,7 @@ class OffloadScheduler:
         record.computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         return record
 
-    # -- completions -----------------------------------------------------------------------------------------------------
+    # -- completions ---------------------------------------------------------------------------------------------------
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
         """Handle worker reports.

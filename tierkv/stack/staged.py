@@ -313,7 +313,7 @@ class StagedStack:
 
     def has_pending_work(self) -> bool:
         """Whether a transfer is in flight, or tiers come or go: the engine should go on stepping."""
-        return self._jobs.any or self._core.wiring.changes.pending
+        return self._jobs.in_flight or self._core.wiring.changes.pending
 
     def _tell_time(self) -> None:
         """Between steps too, things begin that have a deadline: a step may take long, and the engine may have slept."""
@@ -359,7 +359,7 @@ class StagedStack:
             self._flags.close()
 
     def _write_back(self, timeout_s: float) -> bool:
-        return self.flush(timeout_s) and not self._jobs.any
+        return self.flush(timeout_s) and not self._jobs.in_flight
 
     def __enter__(self) -> Self:
         """Return the open stack."""

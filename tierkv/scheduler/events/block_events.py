@@ -1,11 +1,11 @@
-"""Cache events with their payloads: what the tokens of a chunk were, told also when its request is long gone.
+"""Cache events with payloads: the tokens of a chunk, described even after its request has ended.
 
-A raw event knows keys. Tokens, parent and adapter are known to the request, which may have ended before anybody reads
-the event; so a *snapshot* is taken when a store is granted. It is read, not used up, by each stored event, serves
-every tier that the chunk reaches, and is forgotten with the last of them (spec, section 14).
+A raw event knows keys. Tokens, parent and adapter are known to the request, which may end before the event is read. So
+a *snapshot* is taken when a store is granted. It describes each stored event of the chunk, in every tier, and is
+dropped with the last of them (spec, section 14).
 
-Two prompts that part in the middle of a chunk have two chunks with the same first hash blocks. Those are removed with
-the last of the chunks, so that a consumer who keeps a plain set of blocks has exactly those that are there.
+Two prompts that diverge inside a chunk have two chunks with the same first hash blocks. These are removed with the last
+of the chunks, so that a consumer with a plain set of blocks has exactly the present ones.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from tierkv.types.geometry import Geometry, GroupGeometry
 from tierkv.types.keys import Key, split_key
 
 SNAPSHOTS_MAX = 100_000
-"""Chunks whose payload is remembered; about 5 KiB each for chunks of 256 tokens. Beyond it the oldest is forgotten."""
+"""Chunks whose payload is remembered; the oldest is dropped first.
+
+About 5 KiB each for chunks of 256 tokens.
+"""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The payload of one chunk. Tokens are kept as machine words: as Python integers they would take ten times as much.
+    """Payload of one chunk.
 
-    storing: stores of the chunk in flight. media: the tiers that have said that they hold it.
+    Tokens are kept as machine words: Python integers would take ten times as much memory.
     """
 
     block_hashes: tuple[bytes, ...]
@@ -42,10 +45,12 @@ class Snapshot:
     lora_name: str | None
     group: GroupGeometry
     storing: int = 0
+    """Number of stores of the chunk in flight."""
     media: set[str] = field(default_factory=set)
+    """Tiers that hold the chunk, as reported by events."""
 
     def stored(self, medium: str) -> BlockStored:
-        """The event that the chunk is readable in ``medium``."""
+        """Event that the chunk is readable in ``medium``."""
         return BlockStored(
             block_hashes=self.block_hashes,
             parent_block_hash=self.parent_block_hash,
@@ -62,11 +67,11 @@ class Snapshot:
 
 
 def take_snapshot(request: Request, group: GroupGeometry, index: int) -> Snapshot:
-    """The payload of chunk ``index`` of a request in a group.
+    """Payload of chunk ``index`` of a request in a group.
 
     Raises:
-        EngineProtocolError: the request does not tell its tokens, or fewer tokens or hashes than the chunk has; a
-            payload that is cut short would be a lie (S102).
+        EngineProtocolError: the request has no tokens, or fewer tokens or hashes than the chunk; a truncated payload
+            would be wrong (S102).
     """
     tokens = getattr(request, "all_token_ids", None)
     if tokens is None:
@@ -95,15 +100,15 @@ def take_snapshot(request: Request, group: GroupGeometry, index: int) -> Snapsho
 
 
 class BlockEvents:
-    """Takes snapshots and describes events by them. Sans-IO, single-threaded; O(1) per key.
+    """Takes snapshots, and describes events by them. Sans-IO, single-threaded; O(1) per key.
 
     Args:
         geometry: sizes of groups and chunks.
-        counters: what happened, for metrics.
-        warn: is told once of each kind of thing that could not be described.
-        active: events are wanted and shall describe themselves. Without it nothing is kept and every event is a
-            placeholder (S96).
-        snapshots_max: chunks remembered at most.
+        counters: for metrics.
+        warn: called once per kind of event that cannot be described.
+        active: whether events are wanted with payloads. Otherwise nothing is kept and every event is a placeholder
+            (S96).
+        snapshots_max: largest number of snapshots.
     """
 
     def __init__(
@@ -126,17 +131,17 @@ class BlockEvents:
         self._warned: set[str] = set()
 
     def __len__(self) -> int:
-        """Snapshots kept."""
+        """Number of snapshots."""
         return len(self._snapshots)
 
     def keys(self) -> Iterable[Key]:
-        """The chunks that have a snapshot, the oldest first."""
+        """Chunks with a snapshot, the oldest first."""
         return self._snapshots.keys()
 
-    # -- what stores tell --------------------------------------------------------------------------------------------
+    # -- stores --------------------------------------------------------------------------------------------------------
 
     def on_store_granted(self, request: Request, candidates: Iterable[Candidate]) -> None:
-        """These chunks of a living request are about to be stored."""
+        """Take snapshots of these chunks of a request, which are about to be stored."""
         if not self.active:
             return
         for candidate in candidates:
@@ -148,7 +153,7 @@ class BlockEvents:
                 try:
                     snapshot = take_snapshot(request, group, candidate.number)
                 except (EngineProtocolError, OverflowError, TypeError) as error:
-                    # The engine's fault costs a payload, never a step (promise 3).
+                    # A fault of the engine costs a payload, never a step (promise 3).
                     self._warn_once("payload", f"events of some chunks are placeholders: {error}")
                     continue
                 self._make_room()
@@ -164,14 +169,14 @@ class BlockEvents:
             self._counters.payloads_forgotten += 1
 
     def on_store_ended(self, keys: Iterable[Key]) -> None:
-        """A store of these chunks has ended; its event, if any, is described before ``finish_ended_stores``."""
+        """Note that a store of these chunks has ended; its event is described before ``finish_ended_stores``."""
         if self.active:
             self._ended.extend(keys)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     def describe(self, events: Iterable[CacheEvent]) -> list[BlockEvent]:
-        """The same events with their payloads: one per stored chunk, one per group of a removal."""
+        """Events with payloads: one per stored chunk, one per group of a removal."""
         described: list[BlockEvent] = []
         for event in events:
             match event.kind:
@@ -185,7 +190,7 @@ class BlockEvents:
         return described
 
     def finish_ended_stores(self) -> None:
-        """All events that came before the ends of stores told so far have been described."""
+        """Drop snapshots of ended stores without a tier. All events before these ends were described."""
         for key in self._ended:
             snapshot = self._snapshots.get(key)
             if snapshot is not None:
@@ -207,7 +212,7 @@ class BlockEvents:
         return BlockStored((chunk_hash,), None, (), 0, None, None, None, group, None, None, medium)
 
     def _removed(self, keys: Sequence[Key], medium: str) -> Iterator[BlockRemoved]:
-        """One event per group, in the order in which the groups turn up (S99)."""
+        """One event per group, in the order of first occurrence (S99)."""
         by_group: dict[int, list[bytes]] = {}
         for key in keys:
             chunk_hash, group = split_key(key)
@@ -223,7 +228,7 @@ class BlockEvents:
         return (BlockRemoved(tuple(hashes), group, medium) for group, hashes in by_group.items())
 
     def _unshared(self, snapshot: Snapshot, medium: str) -> list[bytes]:
-        """The chunk is not in ``medium`` any more: its hashes, but for the last, that no other chunk there has."""
+        """Hashes, except the last, that no other chunk in ``medium`` has; the chunk was removed from it."""
         sharing = self._sharing.get((medium, snapshot.group.index), {})
         alone = []
         for block_hash in snapshot.block_hashes[:-1]:
@@ -243,7 +248,7 @@ class BlockEvents:
             self._forget_if_gone(key, snapshot)
 
     def _forget_if_gone(self, key: Key, snapshot: Snapshot) -> None:
-        """Nobody holds the chunk and nobody is storing it: no event will need its payload."""
+        """Drop the snapshot if no tier holds the chunk and no store of it is in flight."""
         if not snapshot.media and not snapshot.storing:
             del self._snapshots[key]
 
@@ -253,7 +258,7 @@ class BlockEvents:
             self._warn_once(
                 kind.value,
                 f"a chunk was {kind.value} whose request was not seen by this process, or whose group is not of full "
-                "attention: its event names its own hash only (told once)",
+                "attention: its event names its own hash only (logged once)",
             )
 
     def _warn_once(self, kind: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Events that wait for the engine: taken once, raw or described, and bounded where the engine never takes them."""
+"""Queue of events for the engine: taken once, raw or described, and bounded if the engine never takes them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
 
 EVENTS_MAX = 4096
-"""Events kept, beside those of the last step, for an engine that does not take them; older ones are dropped, and
-counted."""
+"""Events kept, beside those of the latest step, for an engine that does not take them.
+
+Older events are dropped and counted.
+"""
 
 
 class EventQueue:
-    """Single-threaded.
+    """Events until the engine takes them. Single-threaded.
 
     Args:
-        block_events: describes events. Where it is active, it sees each of them as soon as it is put here, so that what
-            it remembers does not depend on when the engine asks.
-        counters: what happened, for metrics.
+        block_events: describes events. If active, it describes each event when it is put, so that its snapshots do not
+            depend on when the engine takes events.
+        counters: for metrics.
         kept: whether the engine wants events at all.
         events_max: events of earlier steps kept.
     """
@@ -37,11 +39,11 @@ class EventQueue:
 
     @property
     def needs_every_step(self) -> bool:
-        """Whether events must be put here in each step, not only when the engine asks."""
+        """Whether events must be put in each step, not only before the engine takes them."""
         return self._block_events.active or not self._kept
 
     def put_events(self, events: Sequence[CacheEvent]) -> None:
-        """Take over what happened."""
+        """Append events, and drop the oldest beyond the bound."""
         if not self._kept:
             return
         block_events, pending = self._block_events, self._pending
@@ -53,13 +55,13 @@ class EventQueue:
         block_events.finish_ended_stores()
 
     def take_events(self) -> list[CacheEvent]:
-        """All that waits, raw."""
+        """All pending events, raw."""
         events = [event for event, _ in self._pending]
         self._pending.clear()
         return events
 
     def take_described_events(self) -> list[BlockEvent]:
-        """All that waits, described."""
+        """All pending events, described."""
         taken: list[BlockEvent] = []
         for event, described in self._pending:
             taken += described if self._block_events.active else self._block_events.describe((event,))

@@ -1,4 +1,8 @@
-"""The requests' block tables as the engine changes them, and what must end before a block is overwritten."""
+"""Block tables of requests, as the engine changes them, and the jobs to flush before a block is overwritten.
+
+A window passes blocks on while its request still runs. The engine gives such a block to another request without notice;
+:class:`WindowBlocks` then replaces it in the first table by the null block, so that no chunk is stored from it.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +16,24 @@ from tierkv.types.geometry import Geometry, cdiv
 
 
 class WindowBlocks:
-    """Places of blocks, by id. A block that several requests share has several."""
+    """Positions of blocks in the tables of groups with a window, by block id. A shared block has several."""
 
     def __init__(self) -> None:
         self._positions: dict[int, set[tuple[GroupRecord, int]]] = {}
 
     def __len__(self) -> int:
-        """Blocks that stand somewhere."""
+        """Number of blocks in any table."""
         return len(self._positions)
 
     def add_table(self, table: GroupRecord, start: int) -> None:
-        """The table has grown from ``start`` on."""
+        """Add the blocks of a table from position ``start`` on."""
         for position in range(start, len(table.block_ids)):
             block_id = table.block_ids[position]
             if block_id != NULL_BLOCK_ID:
                 self._positions.setdefault(block_id, set()).add((table, position))
 
     def remove_table(self, table: GroupRecord) -> None:
-        """The table is about to be emptied, or its request ends."""
+        """Remove all blocks of a table that is about to be emptied."""
         for position, block_id in enumerate(table.block_ids):
             positions = self._positions.get(block_id)
             if positions is not None:
@@ -38,26 +42,32 @@ class WindowBlocks:
                     del self._positions[block_id]
 
     def null_blocks(self, block_ids: Iterable[int]) -> None:
-        """Somebody will overwrite these blocks: they are nobody else's any more."""
+        """Replace these blocks by the null block in every table: another request will overwrite them."""
         if self._positions:
             for block_id in block_ids:
                 for table, position in self._positions.pop(block_id, ()):
                     table.block_ids[position] = NULL_BLOCK_ID
 
     def validate(self) -> None:
-        """Check that each place still names its block.
+        """Check that the table at each position holds the block.
 
         Raises:
             InvariantError: one does not.
         """
         for block_id, positions in self._positions.items():
             for table, position in positions:
-                stands = position < len(table.block_ids) and table.block_ids[position] == block_id
-                require(stands, f"block {block_id} is said to stand where it does not")
+                found = position < len(table.block_ids) and table.block_ids[position] == block_id
+                require(found, f"block {block_id} is not at its noted position {position}")
 
 
 class RequestTables:
-    """Keeps the tables in the requests' records. Sans-IO; every call O(1) per block that changes hands."""
+    """Updates the block tables in request records. Sans-IO; O(1) per block that changes hands.
+
+    Args:
+        geometry: sizes of groups and blocks.
+        fences: on blocks that jobs in flight use.
+        on_overwritten: called with blocks that are about to be overwritten.
+    """
 
     def __init__(self, geometry: Geometry, fences: Fences, on_overwritten: Callable[[Sequence[int]], None]) -> None:
         self._geometry = geometry
@@ -68,7 +78,7 @@ class RequestTables:
         self._full = [(group.index, group.block_tokens) for group in geometry.groups if group.window_chunks is None]
 
     def overwrite_blocks(self, block_ids: Sequence[int]) -> set[int]:
-        """These blocks were handed out and are about to be written. Returns the jobs that must end before that."""
+        """Note that these blocks are about to be written. Returns the jobs that must end before that."""
         if not block_ids:
             return set()
         self._windows.null_blocks(block_ids)
@@ -76,11 +86,11 @@ class RequestTables:
         return self._fences.jobs_fencing(block_ids)
 
     def check_table(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
-        """Make sure that the table will hold all tokens: else chunks would be stored from the wrong blocks.
+        """Check that the table will hold all tokens; otherwise chunks would be stored from the wrong blocks.
 
         Raises:
-            EngineProtocolError: the number of groups differs, only new blocks are told of a request whose table is not
-                known (first time, loaded, preempted, asked about again), or blocks are missing.
+            EngineProtocolError: the number of groups differs; only the new blocks are given of a request whose table is
+                unknown (first time, loaded, preempted, asked about again); or blocks are missing.
         """
         ids, whole = scheduled.block_ids, scheduled.replaces_table
         if len(ids) != len(record.groups):
@@ -99,7 +109,7 @@ class RequestTables:
                 raise _refused(record, f", group {index}: {held} blocks for {stop} tokens, {needed} are needed")
 
     def update_table(self, record: RequestRecord, scheduled: ScheduledRequest) -> set[int]:
-        """Take over what was scheduled. Returns the jobs that must end before this step writes."""
+        """Update the table of a scheduled request. Returns the jobs that must end before this step writes."""
         if scheduled.replaces_table:
             self._remove_windows(record)
         elif not any(scheduled.block_ids):  # as in most steps of a request that decodes
@@ -112,7 +122,7 @@ class RequestTables:
         return jobs
 
     def written_ids(self, scheduled: ScheduledRequest) -> list[int]:
-        """Blocks that the request did not have before and will write. The front of a whole table is only read."""
+        """Blocks new to the request, which it will write. The computed front of a whole table is only read."""
         written: list[int] = []
         for group, ids in zip(self._geometry.groups, scheduled.block_ids, strict=True):
             read = scheduled.num_computed_tokens // group.block_tokens if scheduled.replaces_table else 0
@@ -120,7 +130,7 @@ class RequestTables:
         return written
 
     def clear_table(self, record: RequestRecord) -> None:
-        """The request has lost its blocks, or needs them no more."""
+        """Empty the table of a request that has lost its blocks, or has ended."""
         self._remove_windows(record)
         for group in record.groups:
             group.block_ids = []
@@ -130,7 +140,11 @@ class RequestTables:
             self._windows.remove_table(record.groups[group])
 
     def validate(self) -> None:
-        """See :meth:`WindowBlocks.validate` and :meth:`Fences.validate`."""
+        """Check the positions of window blocks, and the fences.
+
+        Raises:
+            InvariantError: one of them is out of step.
+        """
         self._windows.validate()
         self._fences.validate()
 

@@ -1,4 +1,4 @@
-"""What workers report, turned into an engine's report: jobs end, requests go on or are forgotten."""
+"""Completions: worker reports end jobs, resume or forget requests, and become the report to the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.types.transfers import VOID_SLOT, TransferJob, WorkerOutput, chunk_b
 
 
 class CompletionHandler:
-    """The half of the scheduler that hears of ends. Sans-IO; shares the records, jobs and fences of the other half."""
+    """Handles worker reports. Sans-IO; shares records, jobs and fences with the scheduler."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
         self,
@@ -39,15 +39,19 @@ class CompletionHandler:
         self._loads = loads
         self._accounting = accounting
         self._block_events = block_events
-        self._pending_report: set[str] = set()
+        self._pending_report: set[str] = set()  # finished requests whose last store has ended
 
     @property
     def has_pending_report(self) -> bool:
-        """Whether the end of a request's last store is still to be told."""
+        """Whether the end of a request's last store is not reported yet."""
         return bool(self._pending_report)
 
     def handle_output(self, output: WorkerOutput) -> LoadReport:
-        """Workers ended jobs. Tells which loads and last stores are over, and which blocks hold no valid data."""
+        """Handle worker reports.
+
+        Returns:
+            Ended loads, requests whose last store has ended, and blocks without valid data.
+        """
         finished: set[str] = set()
         invalid: set[int] = set()
         for job_id, count in output.finished.items():
@@ -65,11 +69,11 @@ class CompletionHandler:
                     finished.add(status.job.request_id)
                     invalid |= self._invalid_blocks(load)
                     self._resume_request(status.job.request_id, load)
-        sent, self._pending_report = frozenset(self._pending_report), set()
-        return LoadReport(frozenset(finished), frozenset(invalid), sent)
+        stored, self._pending_report = frozenset(self._pending_report), set()
+        return LoadReport(frozenset(finished), frozenset(invalid), stored)
 
     def _end_load_job(self, status: JobStatus) -> EndedLoad | None:
-        """A job of a load is over, and perhaps the load with it."""
+        """End a load job. Returns the load if it has ended with this job."""
         job = status.job
         if status.failed and not status.stale:
             void = [key for key, ref in zip(job.keys, job.slots, strict=True) if ref == VOID_SLOT]
@@ -79,9 +83,9 @@ class CompletionHandler:
         return self._loads.end_job(status)
 
     def _invalid_blocks(self, load: EndedLoad) -> set[int]:
-        """Blocks of failed chunks. Of a load that a reset has overtaken, all of them: its data is of the past.
+        """Blocks of failed chunks; all blocks of a load that was in flight at a reset, since its data is outdated.
 
-        Also all of them where a group has a window: it was loaded for one end only, so no shorter part is of use.
+        Also all of them if a group has a window: the load serves one end only, and no shorter part is useful.
         """
         if not load.has_blocks:
             return set()
@@ -93,18 +97,18 @@ class CompletionHandler:
         return {block_id for key, (_, ids) in parts if key in load.failed for block_id in ids}
 
     def _resume_request(self, request_id: str, load: EndedLoad) -> None:
-        """The request goes on, or is forgotten."""
+        """Resume the request after its load, or forget it."""
         record = self._records.get(request_id)
         if record is None:
             return
         if load.failed or load.stale:
-            record.offer_again(load.good_tokens)  # what is recomputed shall be stored again
+            record.offer_again(load.good_tokens)  # recomputed chunks are stored again
         record.load_job = None
         record.apply(RequestEvent.LOAD_ENDED)
         self.forget_if_done(record)
 
     def end_store(self, job: TransferJob) -> None:
-        """A store is over: its blocks are fenced no more, and its request is forgotten if it waited for that."""
+        """End a store: lift the fences on its blocks, and forget its request if that was its last job."""
         self._fences.lift_fences(job.job_id)
         self._block_events.on_store_ended(job.keys)
         record = self._records.get(job.request_id)

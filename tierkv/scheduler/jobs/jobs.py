@@ -1,4 +1,4 @@
-"""Transfer jobs in flight, counted until every worker has reported; and the fences on the blocks they read or fill."""
+"""Transfer jobs in flight, counted until every worker has reported, and fences on the blocks that they read or fill."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from tierkv.types.transfers import NO_REQUEST, TransferJob
 
 @dataclass(slots=True)
 class JobStatus:
-    """One job and how many workers have still to report it. stale: the cache was reset since it started."""
+    """One job in flight."""
 
     job: TransferJob
     workers_left: int
+    """Number of workers that have not reported it."""
     failed: set[Key] = field(default_factory=set)
+    """Chunks that a worker reported as failed."""
     stale: bool = False
+    """The cache was reset since the job started."""
 
 
 class JobTable:
-    """Live jobs. Ids count up over loads and stores alike and are never reused."""
+    """Jobs in flight. Ids count up over loads and stores alike and are never reused."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -31,33 +34,35 @@ class JobTable:
         self._last_id = 0
 
     def __len__(self) -> int:
-        """Jobs in flight."""
         return len(self._live)
 
     def new_id(self) -> int:
-        """An id for the next job."""
+        """Id for the next job."""
         self._last_id += 1
         return self._last_id
 
     def start_job(self, job: TransferJob) -> None:
-        """The job is handed to the workers."""
+        """Register a job that is handed to the workers."""
         self._live[job.job_id] = JobStatus(job, self._num_workers)
 
     def job(self, job_id: int) -> TransferJob:
-        """A job in flight."""
+        """Job in flight with this id."""
         return self._live[job_id].job
 
     def disown(self, job_id: int) -> None:
-        """The job's request is forgotten, and its id may be another's: the job goes on as nobody's."""
+        """Remove the owner of a job: its request is forgotten, and another request may get the id."""
         status = self._live[job_id]
         status.job = replace(status.job, request_id=NO_REQUEST)
 
     def withdraw(self, job_id: int) -> JobStatus:
-        """A job that was never handed out ends here."""
+        """Remove a job that was never handed to workers."""
         return self._live.pop(job_id)
 
     def report_job(self, job_id: int, count: int, failed: frozenset[Key]) -> JobStatus | None:
-        """``count`` workers ended the job. Returns its status when that was the last one; unknown ids are ignored.
+        """Note that ``count`` workers ended the job; unknown ids are ignored.
+
+        Returns:
+            Its status, if every worker has reported it now.
 
         Raises:
             EngineProtocolError: more reports than workers (S84).
@@ -76,22 +81,19 @@ class JobTable:
         return frozenset(self._live)
 
     def ownerless_ids(self) -> frozenset[int]:
-        """Those that belong to no request."""
+        """Ids of jobs that belong to no request."""
         return frozenset(job_id for job_id, status in self._live.items() if status.job.request_id == NO_REQUEST)
 
     def mark_stale(self) -> None:
-        """The cache was reset: what these jobs bring counts for nothing.
-
-        Their slots and blocks stay taken until they end.
-        """
+        """Mark all jobs as stale after a reset of the cache. Their slots and blocks stay taken until they end."""
         for status in self._live.values():
             status.stale = True
 
 
 class Fences:
-    """Blocks that may not be overwritten before certain jobs have ended.
+    """Blocks that must not be overwritten before certain jobs have ended.
 
-    Such a block belongs to nobody any more, but a store still reads it, or a load still fills it.
+    Such a block belongs to no request any more, but a store still reads it, or a load still fills it.
     """
 
     def __init__(self) -> None:
@@ -99,16 +101,16 @@ class Fences:
         self._blocks_by_job: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        """Fenced blocks."""
+        """Number of fenced blocks."""
         return len(self._jobs_by_block)
 
     @property
     def job_ids(self) -> AbstractSet[int]:
-        """Jobs that fence blocks."""
+        """Ids of jobs that fence blocks."""
         return self._blocks_by_job.keys()
 
     def fence_blocks(self, job: TransferJob, block_ids: Iterable[int] | None = None) -> None:
-        """Fence blocks of the job, all of them if none are named. Harmless when done twice."""
+        """Fence blocks of the job, by default all of them. May be repeated."""
         fenced = set(job.block_ids if block_ids is None else block_ids)
         if fenced:
             self._blocks_by_job.setdefault(job.job_id, set()).update(fenced)
@@ -120,7 +122,7 @@ class Fences:
         return self._blocks_by_job.get(job.job_id, set()).issuperset(job.block_ids)
 
     def jobs_fencing(self, block_ids: Iterable[int]) -> set[int]:
-        """Jobs that must end before these blocks are written."""
+        """Ids of jobs that must end before these blocks are written."""
         jobs: set[int] = set()
         if self._jobs_by_block:
             for block_id in block_ids:
@@ -129,7 +131,7 @@ class Fences:
         return jobs
 
     def lift_fences(self, job_id: int) -> None:
-        """The job ended. Absent and repeated blocks are fine (D2)."""
+        """Remove the fences of a job that has ended. Absent and repeated blocks are allowed (D2)."""
         for block_id in self._blocks_by_job.pop(job_id, ()):
             jobs = self._jobs_by_block.get(block_id)
             if jobs is not None:
@@ -138,10 +140,10 @@ class Fences:
                     del self._jobs_by_block[block_id]
 
     def validate(self) -> None:
-        """Check that both maps say the same (I3: a fenced block has a job).
+        """Check that both maps agree (I3: a fenced block has a job).
 
         Raises:
-            InvariantError: they do not.
+            InvariantError: they do not agree.
         """
         blocks = {(block_id, job_id) for block_id, jobs in self._jobs_by_block.items() for job_id in jobs}
         fences = {(block_id, job_id) for job_id, ids in self._blocks_by_job.items() for block_id in ids}

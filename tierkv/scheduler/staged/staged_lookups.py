@@ -1,9 +1,9 @@
-"""Lookups for an engine that schedules itself, asks chunk by chunk, and cannot hear of a load that failed.
+"""Lookups for an engine that schedules itself, asks chunk by chunk, and does not report failed loads.
 
-Such an engine asks the same run of chunks in every step until no answer is "ask me again". A chunk is a HIT only when
-it is readable in the host tier and held for the request, so that it cannot be evicted before it is loaded. Chunks in
-lower tiers are gathered under the request's reservation (:mod:`tierkv.manager.reservations.reservations`): not while
-the engine asks, but at the end of the step, when the wanted chunks are known and no tier's answer is missing.
+Such an engine repeats its questions in every step until no answer is RETRY or PENDING. A chunk is a HIT only when it is
+readable in the host tier and held for the request, so that it cannot be evicted before it is loaded. Chunks in lower
+tiers are gathered under the request's reservation (:mod:`tierkv.manager.reservations.reservations`). That happens at
+the end of the step, when the wanted chunks are known and every tier has answered.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
 
-_MISS, _RETRY = LookupResult.MISS, LookupResult.RETRY
+_HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 
 
 class Run:
-    """What was asked of one group since the engine last began there.
+    """Questions about one group, since the engine last began there.
 
-    An engine may go over a group several times in one answer, each time up to an earlier end: the last time counts.
-    A group with a window, or with states, is asked from its end: what a gap cuts off there is not wanted.
+    An engine may go over a group several times for one answer, each time up to an earlier end: the last pass counts. A
+    group with a window, or with states, is asked from its end: chunks in front of a gap are not wanted there.
     """
 
     __slots__ = ("_deferred", "_unknown", "asked", "backwards", "first_end", "last_end", "wanted")
@@ -41,21 +41,21 @@ class Run:
         self._unknown = 0  # of those in ``wanted``
 
     def note_question(self, key: Key, end_token: int) -> None:
-        """Note in which direction the engine goes."""
+        """Note the question, and the direction in which the engine goes."""
         self.asked.add(key)
         self.backwards = end_token < self.last_end
         self.last_end = end_token
 
     def is_full(self, chunks_max: int) -> bool:
-        """Whether as many chunks are wanted as may be.
+        """Whether no further chunk may be wanted.
 
-        Going backwards, one that a tier was only asked about does not count: a state can be far from the end, and
-        tiers shall be asked about all places where it may be in one go, as the engine means it.
+        Backwards, a chunk whose presence is unknown does not count. A state can be far from the end, and tiers must be
+        asked about all of its possible places at once.
         """
         return len(self.wanted) - (self._unknown if self.backwards else 0) >= chunks_max
 
     def note_answer(self, key: Key, end_token: int, answer: LookupResult) -> None:
-        """The answer about the last chunk that was asked about."""
+        """Note the answer to the latest question."""
         if answer is _RETRY:
             self._deferred = True
             self._unknown += 1
@@ -67,33 +67,23 @@ class Run:
 
     @property
     def awaits_tier(self) -> bool:
-        """Whether the engine defers because of a chunk nearer to the end, though a gap has cut it off since."""
+        """Whether the engine defers because of an unknown chunk nearer to the end, though a later gap cut it off."""
         return self._deferred and self.backwards
 
 
-_HIT, _MISS = LookupResult.HIT, LookupResult.MISS
-
-
-def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
-    """How many chunks of each group one request may want at once, so that those of all groups fit together.
-
-    Without it the first group that an engine asks about could take all there is, and the windows that complete a hit
-    would never find room. A window gets what it needs (one chunk more, because a hit may end inside a chunk), but no
-    more than an equal share; the groups that need everything share the rest.
-    """
-    share = max(1, chunks_max // len(geometry.groups))
-    windows = [None if g.window_chunks is None else min(g.window_chunks + 1, share) for g in geometry.groups]
-    whole = windows.count(None)
-    rest = max(1, (chunks_max - sum(window or 0 for window in windows)) // max(1, whole))
-    return tuple(rest if window is None else window for window in windows)
-
-
 class _StagedRequest:
-    """A request that is asked about.
+    """Open lookup of one request.
 
-    step: the last step in which it was. asked_at_s: when that was. since_s: since when its lookup is deferred.
-    expired: its deadline has passed: until it runs it is not deferred again (S47). pins: single chunks held for it, and
-    reservation: the others. held: those of both that are readable; answers: the rest of what it was told in this step.
+    Attributes:
+        step: latest step with a question about it.
+        asked_at_s: time of that step.
+        since_s: time since when its lookup is deferred; None: not deferred.
+        expired: its deadline has passed: until it runs it is not deferred again (S47).
+        pins: single chunks held for it.
+        reservation: holds further chunks for it.
+        held: readable chunks of both.
+        answers: answers of this step, except for ``held`` chunks.
+        runs: by group.
     """
 
     __slots__ = (
@@ -115,10 +105,10 @@ class _StagedRequest:
         self.runs: dict[int, Run] = {}
 
     def wanted(self, chunk_tokens: Sequence[int]) -> tuple[Key, ...]:
-        """What it wants at the end of a step, in prefix order.
+        """Chunks that the request wants at the end of a step, in prefix order.
 
-        No hit reaches further than the last chunk that is wanted of each group, and there is none where a group has
-        nothing; what other groups were asked about beyond that was asked for nothing.
+        No hit reaches further than the last wanted chunk of each group, and there is none if a group has no chunk.
+        Chunks of other groups beyond that end are not wanted.
         """
         runs = [(run, chunk_tokens[group]) for group, run in self.runs.items()]
         end_max = min((max(run.wanted.values(), default=0) for run, _ in runs), default=0)
@@ -127,21 +117,24 @@ class _StagedRequest:
 
     @property
     def awaits_tier(self) -> bool:
-        """Whether a tier has to answer before it is known what the engine wants of some group."""
+        """Whether a tier must answer before the wanted chunks of some group are known."""
         return any(run.awaits_tier for run in self.runs.values())
 
     def is_deferred(self) -> bool:
-        """Whether the engine waits. Not for the chunks of one group, if another group has none."""
+        """Whether the engine waits. It does not wait for chunks of one group if another group has none."""
         if self.awaits_tier or not all(run.wanted for run in self.runs.values()):
             return self.awaits_tier
         return bool(self.open_answers(key for run in self.runs.values() for key in run.wanted))
 
     def open_answers(self, keys: Iterable[Key]) -> set[LookupResult]:
-        """What it was told about these chunks, but for hits."""
+        """Answers other than HIT that were given for these chunks in this step."""
         return {self.answers[key] for key in keys} - {_HIT}
 
     def forget(self, *, keeps_time: bool) -> None:
-        """Nothing is held for it any more. keeps_time: its next question shares this one's deadline."""
+        """Forget the lookup, whose chunks were released.
+
+        keeps_time: the next question shares the deadline of this one.
+        """
         self.step = -1
         self.pins = set()
         self.held = set()
@@ -152,14 +145,28 @@ class _StagedRequest:
             self.since_s, self.expired = None, False
 
 
+def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
+    """Number of chunks of each group that one request may want at once, so that those of all groups fit together.
+
+    Otherwise the first group that an engine asks about could take all slots, and the windows that complete a hit would
+    find no room. A window gets the chunks that it needs (one more, because a hit may end inside a chunk), but no more
+    than an equal share. The groups with full attention share the rest.
+    """
+    share = max(1, chunks_max // len(geometry.groups))
+    windows = [None if g.window_chunks is None else min(g.window_chunks + 1, share) for g in geometry.groups]
+    whole = windows.count(None)
+    rest = max(1, (chunks_max - sum(window or 0 for window in windows)) // max(1, whole))
+    return tuple(rest if window is None else window for window in windows)
+
+
 class StagedLookups:
-    """The book of what each request wants. Sans-IO; a question costs O(1), the same one again in a step a dict probe.
+    """Open lookups of all requests. Sans-IO; O(1) per question, a dict probe if it was asked in this step.
 
     Args:
         manager: answers existence, holds and gathers.
         geometry: sizes of groups and chunks.
-        deadline_s: a lookup is answered with what is ready at the latest this long after it was first deferred.
-        counters: what happened, for metrics.
+        deadline_s: a lookup is answered with the readable chunks at the latest this long after it was first deferred.
+        counters: for metrics.
     """
 
     def __init__(self, manager: OffloadManager, geometry: Geometry, deadline_s: float, counters: CoreCounters) -> None:
@@ -178,23 +185,23 @@ class StagedLookups:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def add_request(self, ctx: RequestContext) -> None:
-        """A request has arrived. One of its id that is still known has ended without notice."""
+        """Register a request. A known one with the same id is finished first: the engine did not report its end."""
         self.finish_request(ctx.request_id)
         self._requests[ctx.request_id] = _StagedRequest(ctx)
 
     def request_context(self, request_id: str) -> RequestContext:
-        """Who asks; somebody unknown has no hints."""
+        """Context of a request; an unknown one has no hints."""
         request = self._requests.get(request_id)
         return RequestContext(request_id) if request is None else request.ctx
 
     def close_lookup(self, request_id: str) -> None:
-        """The request runs, loads, or has lost its blocks: this lookup is over, the next one is a new question."""
+        """End the lookup of a request that runs, loads, or has lost its blocks; its next lookup is a new one."""
         request = self._requests.get(request_id)
         if request is not None:
             self._release_chunks(request, keeps_time=False)
 
     def finish_request(self, request_id: str) -> None:
-        """The request has ended, in whatever way."""
+        """Forget a request that has ended."""
         self.close_lookup(request_id)
         self._requests.pop(request_id, None)
 
@@ -208,17 +215,16 @@ class StagedLookups:
         request.forget(keeps_time=keeps_time)
 
     def _count_wait(self, request: _StagedRequest) -> None:
-        """A request waits no more for its answer. One whose deadline has passed was counted then."""
+        """Count the time of deferral, unless the deadline has passed: then it was counted already."""
         if request.since_s is not None and not request.expired:
             self._counters.deferred_ms += round((self._now_s - request.since_s) * 1000)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now_s: float) -> None:
-        """The time, in seconds on the stack's clock, that holds until the next call.
+        """Set the time of this step, in seconds on the stack's clock; it holds until the next call.
 
-        Whatever is held for a request that the engine has stopped asking about for longer than the deadline is
-        released: engines do not tell when they drop a hit.
+        Releases lookups that the engine has not repeated within the deadline, since engines do not report dropped hits.
         """
         self._now_s = now_s
         while self._open:
@@ -230,11 +236,11 @@ class StagedLookups:
             self._release_chunks(request, keeps_time=waited)
 
     def end_step(self) -> None:
-        """All questions of the step have been asked: gather what is wanted, let go of what is not."""
+        """Gather the wanted chunks of all requests of the step, and release the others."""
         wanted_by_request = {
             request: wanted for request in self._asked_in_step.values() if (wanted := self._keys_to_reserve(request))
         }
-        for request in wanted_by_request:  # all of them first: what a younger one holds is not in an older one's way
+        for request in wanted_by_request:  # unpin all first, so that younger requests do not block older ones
             self._manager.unpin(request.ctx)
             request.pins.clear()
         for request, wanted in wanted_by_request.items():
@@ -243,12 +249,12 @@ class StagedLookups:
         self._step += 1
 
     def _keys_to_reserve(self, request: _StagedRequest) -> tuple[Key, ...]:
-        """What is to be gathered for a request; nothing if it has its answer, or while a tier's answer is missing."""
+        """Chunks to gather for a request; none if it has its answer, or while the answer of a tier is missing."""
         wanted = request.wanted(self._chunk_tokens)
         if not request.is_deferred():
             self._count_wait(request)
             if not request.expired:
-                request.since_s = None  # an answer: what is asked from now on is a new question
+                request.since_s = None  # answered: the next question is a new one
             self._release_unwanted(request, wanted)
             return ()
         self._counters.deferrals += 1
@@ -262,7 +268,7 @@ class StagedLookups:
         return wanted
 
     def _release_unwanted(self, request: _StagedRequest, wanted: Collection[Key]) -> None:
-        """Of what is held, only what is wanted."""
+        """Release all held chunks except the wanted ones."""
         kept = frozenset(wanted)
         if not request.pins <= kept:
             self._manager.unpin(request.ctx, kept)
@@ -276,22 +282,22 @@ class StagedLookups:
         """Whether a chunk can be loaded.
 
         Args:
-            request_id: who asks.
+            request_id: the request.
             key: the chunk.
             group: its group.
-            end_token: how many tokens of the request there are up to the chunk's end.
+            end_token: number of tokens of the request up to the end of the chunk.
 
         Returns:
             HIT: readable in the host tier, and held for this request. PENDING: in the stack; it will be gathered, or is
-            being stored. RETRY: a tier was asked. MISS: nowhere, more than one request can have gathered, or not
-            ready in time.
+                being stored. RETRY: a tier was asked. MISS: in no tier, beyond what one request can have gathered, or
+                not ready in time.
         """
         request = self._requests.get(request_id)
         if request is None:
             self.add_request(RequestContext(request_id))
             request = self._requests[request_id]
         if request.step != self._step:
-            self._begin(request)
+            self._begin_questions(request)
         run = request.runs.get(group)
         if run is None or key in run.asked:
             run = request.runs[group] = Run(end_token)
@@ -306,8 +312,8 @@ class StagedLookups:
         run.note_answer(key, end_token, answer)
         return answer
 
-    def _begin(self, request: _StagedRequest) -> None:
-        """The first question about a request in this step."""
+    def _begin_questions(self, request: _StagedRequest) -> None:
+        """Begin the questions about a request in this step."""
         request_id = request.ctx.request_id
         request.step = self._step
         request.asked_at_s = self._now_s
@@ -325,7 +331,7 @@ class StagedLookups:
         request.held = request.pins | ready
 
     def _is_beyond(self, tokens_max: int, run: Run, group: int, end_token: int) -> bool:
-        """Whether the request's hints forbid to load so much. A window reaches no further than the prefix before it."""
+        """Whether the hints forbid to load this far. A window reaches no further than the prefix before it."""
         if run.backwards:
             return tokens_max == 0
         return end_token - run.first_end + self._chunk_tokens[group] > tokens_max
@@ -334,7 +340,7 @@ class StagedLookups:
         if key in request.held:
             return _HIT
         manager, ctx = self._manager, request.ctx
-        if request.expired:  # only what is ready counts, and nobody else is asked any more
+        if request.expired:  # only readable chunks count, and no tier is asked
             result = _HIT if manager.resident_prefix((key,), 0, 1, ctx) else _MISS
         else:
             result = manager.lookup(key, ctx)
@@ -344,21 +350,21 @@ class StagedLookups:
             request.pins.add(key)
             request.held.add(key)
             return _HIT
-        # It lies below, or all that may be held is held for others.
+        # The chunk is in a lower tier, or all slots that may be held are held for other requests.
         return _MISS if request.expired else LookupResult.PENDING
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The cache was emptied: every open lookup starts over, within its deadline."""
+        """Reopen every lookup after a reset of the cache. Deferred ones keep their deadline."""
         for request in list(self._open.values()):
             self._release_chunks(request, keeps_time=request.since_s is not None)
 
     def validate(self) -> None:
-        """Check that nothing is held for a request that nobody sweeps.
+        """Check that every request with held chunks has an open lookup, which ``begin_step`` releases in time.
 
         Raises:
-            InvariantError: there is.
+            InvariantError: one has not.
         """
         for request_id, request in self._requests.items():
             holds = bool(request.pins) or request.reservation is not None

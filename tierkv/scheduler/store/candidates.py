@@ -1,4 +1,4 @@
-"""Which chunks of a request are worth storing, and from which blocks: pure functions (spec, section 10)."""
+"""Candidates for storing, and their source blocks: pure functions (spec, section 10)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from tierkv.types.keys import Key
 
 
 class Candidate(NamedTuple):
-    """A chunk whose blocks are all computed: chunk ``number`` of ``group``. One is made per chunk and offer."""
+    """Chunk whose blocks are all computed. One is made per chunk and offer."""
 
     key: Key
     group: int
     number: int
+    """Index of the chunk in its group."""
     end_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBlocks:
-    """Source blocks of some granted chunks; fields as in :class:`~tierkv.types.transfers.TransferJob`.
-
-    chunks: the granted chunks, as indices into what was granted.
-    """
+    """Source blocks of the granted chunks of one job; fields as in :class:`~tierkv.types.transfers.TransferJob`."""
 
     chunks: tuple[int, ...]
+    """Indices into the granted chunks."""
     chunk_groups: tuple[int, ...]
     block_ids: tuple[int, ...]
     group_sizes: tuple[int, ...]
@@ -37,10 +36,10 @@ class SourceBlocks:
 
 
 def storable_chunks(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) -> Iterator[int]:
-    """Chunks not yet offered that end within ``tokens`` and can be of use to a later request, in order.
+    """Indices of chunks that were not offered, end within ``tokens``, and can serve a later request, in order.
 
-    Left out are chunks that no hit can end in (S68), and those of which a block is missing that a hit would need: the
-    request was given placeholders for what its window has left behind, or the engine has reused the block (S69, S78).
+    Left out are chunks in which no hit can end (S68), and chunks without a block that a hit would need: the window has
+    passed it, or the engine has reused it (S69, S78).
     """
     aligned, useful = group.aligned_chunks or 1, group.window_chunks or 1
     for i in range(state.next_stored, _stop(group, state, factor, tokens)):
@@ -56,10 +55,10 @@ def _stop(group: GroupGeometry, state: GroupRecord, factor: int, tokens: int) ->
 
 
 def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> bool:
-    """Move each group's cursor to its first storable chunk, so that what lies before it is looked at only once.
+    """Move each group's cursor to its first storable chunk, so that chunks before it are checked only once.
 
     Returns:
-        Whether there is any. In most steps of most requests there is none.
+        Whether there is a storable chunk. In most steps of most requests there is none.
     """
     found = False
     factor = geometry.blocks_per_chunk
@@ -72,7 +71,7 @@ def skip_useless(record: RequestRecord, geometry: Geometry, tokens: int) -> bool
 
 
 def count_storable(record: RequestRecord, geometry: Geometry, tokens: int) -> int:
-    """How many storable chunks within ``tokens`` were not offered."""
+    """Number of storable chunks within ``tokens`` that were not offered."""
     return sum(
         1
         for group, state in zip(geometry.groups, record.groups, strict=True)
@@ -81,7 +80,7 @@ def count_storable(record: RequestRecord, geometry: Geometry, tokens: int) -> in
 
 
 def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_max: int) -> list[Candidate]:
-    """Storable chunks within ``tokens``, ordered by group; at most ``chunks_max``: those nearest to the start."""
+    """Storable chunks within ``tokens``, ordered by group; at most ``chunks_max``, the nearest to the start."""
     found: list[Candidate] = []
     for group, state in zip(geometry.groups, record.groups, strict=True):
         room = chunks_max
@@ -99,16 +98,15 @@ def candidates(record: RequestRecord, geometry: Geometry, tokens: int, chunks_ma
 def source_blocks(record: RequestRecord, geometry: Geometry, granted: Sequence[Candidate]) -> list[SourceBlocks]:
     """Source blocks of the granted candidates (ordered by group), one entry per job.
 
-    Of a chunk with placeholders only the blocks behind the last one are taken, and the sizes count what is really
-    there. A job can leave out blocks only at the front of a group (S70), so a later chunk with placeholders begins
-    another job.
+    Of a chunk with null blocks only the blocks behind the last one are taken, and the sizes count only these. A job can
+    leave out blocks only at the front of a group (S70), so a later chunk with null blocks begins another job.
     """
     tails = [_tail(record.groups[c.group], c.number, geometry.blocks_per_chunk) for c in granted]
     return [_one_job(granted, tails, part, len(geometry.groups)) for part in _split(granted, tails, geometry)]
 
 
 def _tail(state: GroupRecord, index: int, factor: int) -> tuple[int, tuple[int, ...]]:
-    """Position in the table, and ids, of a chunk's blocks behind its last placeholder."""
+    """Position in the table, and ids, of a chunk's blocks behind its last null block."""
     first, end = index * factor, (index + 1) * factor
     ids = tuple(state.block_ids[first:end])
     if NULL_BLOCK_ID in ids:

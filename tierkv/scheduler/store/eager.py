@@ -1,4 +1,4 @@
-"""Store a step later, when tokens are certain (spec, section 17)."""
+"""Store plan "eager": store one step later, when tokens are certain (spec, section 17)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tierkv.types.engine import FreeBlockQueue, ScheduledRequest
 
 
 class EagerPlan:
-    """Only confirmed tokens are offered: those computed before this step, without an earlier step's placeholders.
+    """Offers confirmed tokens only: computed before this step, without placeholders of an earlier step.
 
-    A full host tier takes what fits and ends the offers of the step; each cursor stops exactly there.
+    If the host tier is full, the chunks that fit are stored, and the offers of the step end. Each cursor stops there.
     """
 
     def __init__(self, stores: Stores) -> None:
@@ -20,13 +20,13 @@ class EagerPlan:
         self._full = False
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
-        """Of no use to this plan."""
+        """Ignored."""
 
     def on_overwritten(self, block_ids: Sequence[int]) -> None:
-        """Tables are kept up to date elsewhere."""
+        """Ignored: the block tables suffice."""
 
     def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
-        """Offer what was confirmed before this step."""
+        """Offer the chunks confirmed before this step."""
         if not self._full:
             confirmed = scheduled.num_computed_tokens - scheduled.num_placeholder_tokens
             tokens = self._stores.storable_tokens(record, confirmed)
@@ -34,7 +34,7 @@ class EagerPlan:
         record.tokens_unconfirmed = scheduled.num_scheduled_tokens
 
     def end_step(self) -> None:
-        """The next step may find room again."""
+        """Allow offers again: the next step may find room."""
         self._full = False
 
     def on_finished(self, record: RequestRecord) -> None:
@@ -42,4 +42,4 @@ class EagerPlan:
         self._stores.offer_remaining(record, record.tokens_unconfirmed)
 
     def reset(self) -> None:
-        """Nothing is remembered."""
+        """Nothing to forget."""

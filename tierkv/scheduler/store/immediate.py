@@ -1,4 +1,4 @@
-"""Store in the step that computes: workers copy after the forward pass (spec, section 10)."""
+"""Store plan "immediate": store in the step that computes; workers copy after the forward pass (spec, section 10)."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from tierkv.types.engine import FreeBlockQueue, ScheduledRequest
 
 
 class ImmediatePlan:
-    """Chunks are offered in the step that completes them; without room they are offered again, whole, step by step."""
+    """Offers chunks in the step that completes them; if there is no room, again in each later step."""
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
-        """Of no use to this plan."""
+        """Ignored."""
 
     def on_overwritten(self, block_ids: Sequence[int]) -> None:
-        """Tables are kept up to date elsewhere."""
+        """Ignored: the block tables suffice."""
 
     def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
-        """Offer what the request has computed when this step ends."""
+        """Offer the chunks that this step completes."""
         tokens = self._stores.storable_tokens(record, record.computed_tokens)
         self._stores.offer_chunks(record, tokens, scheduled.num_scheduled_tokens)
 
     def end_step(self) -> None:
-        """Nothing is left to do."""
+        """Nothing to do."""
 
     def on_finished(self, record: RequestRecord) -> None:
-        """Offer what is left: hashes that came late, what had no room, or what one step's bound left over."""
+        """Offer the rest: late hashes, chunks without room, chunks beyond the bound of a step."""
         self._stores.offer_remaining(record)
 
     def reset(self) -> None:
-        """Nothing is remembered."""
+        """Nothing to forget."""

@@ -1,6 +1,6 @@
-"""Store what the engine is about to hand out again (spec, section 17).
+"""Store plan "lazy": store what the engine is about to overwrite (spec, section 17).
 
-Most blocks are found on the GPU for as long as they live, so the host tier gets those that will be lost next: a cursor
+Most blocks are found on the GPU for as long as they exist. So the host tier gets those that will be lost next: a cursor
 walks the engine's queue of free blocks ahead of its head.
 """
 
@@ -21,10 +21,10 @@ from tierkv.types.keys import Key, split_key
 
 
 def target_free(geometry: Geometry, max_batched_tokens: int) -> int:
-    """Blocks that the engine can take from its queue within two steps (S119).
+    """Number of blocks that the engine can take from its queue within two steps (S119).
 
-    Per group and step: all that a batch fills, or what a window spans and one more; a state space group takes two.
-    Expects one block per chunk, so that a window in chunks is one in blocks.
+    Per group and step: the blocks that a batch fills, or a window's span and one more; two for a state space group.
+    Assumes one block per chunk, so that a window in chunks is a window in blocks.
     """
     return 2 * sum(
         cdiv(max_batched_tokens, group.block_tokens) if group.window_chunks is None else group.window_chunks + 1
@@ -33,10 +33,10 @@ def target_free(geometry: Geometry, max_batched_tokens: int) -> int:
 
 
 def check_lazy(geometry: Geometry) -> None:
-    """Make sure that a chunk is one block: the blocks of a larger one come near the queue's head one by one.
+    """Check that a chunk is one block: blocks of a larger chunk reach the head of the queue one by one.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: a chunk has several blocks.
     """
     if geometry.blocks_per_chunk != 1:
         raise ConfigError(
@@ -46,21 +46,20 @@ def check_lazy(geometry: Geometry) -> None:
 
 
 def _merge_hints(first: RequestHints, later: RequestHints) -> RequestHints:
-    """What counts for a chunk that one request computed and a later one used, as if it had been stored in between.
+    """Hints of a chunk that one request computed and a later one used, as if it had been stored in between.
 
-    It goes where the first one lets it. It stays unless both say that it may go, for as long as the longer one says.
+    The tiers are those of the first request. The chunk is one-shot only if both say so, and has the longer TTL.
     """
     if first == later:
         return first
-    ends = first.ttl_s, later.ttl_s
-    ttl_s = None if ends[0] is None or ends[1] is None else max(ends[0], ends[1])
+    ttl_s = None if first.ttl_s is None or later.ttl_s is None else max(first.ttl_s, later.ttl_s)
     return replace(first, one_shot=first.one_shot and later.one_shot, ttl_s=ttl_s)
 
 
 class LazyPlan:
-    """Remembers which block holds which chunk that may be stored, and offers those near the head of the queue.
+    """Remembers which block holds which storable chunk, and offers those near the head of the queue.
 
-    What a request's user, ``prompt_only`` or the alignment filter leave out is never remembered, hence never stored.
+    Chunks excluded by hints, ``prompt_only`` or alignment are never remembered, hence never stored.
     """
 
     def __init__(self, manager: OffloadManager, geometry: Geometry, stores: Stores) -> None:
@@ -74,7 +73,7 @@ class LazyPlan:
         self._chunk_of_block: dict[int, FreeChunk] = {}
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
-        """Walk this queue from now on; ``max_batched_tokens`` is what the engine computes in one step at most."""
+        """Walk this queue from now on. The engine computes at most ``max_batched_tokens`` in one step."""
         self._queue = queue
         self._visits_max = target_free(self._geometry, max_batched_tokens)
         self._cursor = None
@@ -84,11 +83,11 @@ class LazyPlan:
         self._remember(record, self._stores.storable_tokens(record, record.computed_tokens))
 
     def on_finished(self, record: RequestRecord) -> None:
-        """Remember the last ones: the blocks go to the queue now."""
+        """Remember the last chunks: their blocks join the queue now."""
         self._remember(record, self._stores.final_tokens(record))
 
     def on_overwritten(self, block_ids: Sequence[int]) -> None:
-        """Forget what these blocks held, also where the same hash comes back: it may be another group's data."""
+        """Forget the content of these blocks, even if the same hash returns: it may be another group's data."""
         for block_id in block_ids:
             self._chunk_of_block.pop(block_id, None)
 
@@ -107,11 +106,11 @@ class LazyPlan:
                 table.next_stored = i + 1
 
     def reset(self) -> None:
-        """What was stored is gone: begin at the head."""
+        """Restart at the head: stored chunks are gone."""
         self._cursor = None
 
     def end_step(self) -> None:
-        """Walk on, and offer what was found. The cursor ends at the last block that needs no other visit.
+        """Walk on, and offer the chunks found. The cursor stops at the last block that needs no second visit.
 
         Raises:
             EngineProtocolError: no queue was registered.
@@ -130,7 +129,7 @@ class LazyPlan:
             self._cursor = visited[stop - 1]
 
     def _walk_queue(self, queue: FreeBlockQueue) -> tuple[list[tuple[Block, int]], list[tuple[int, FreeChunk]]]:
-        """The blocks behind the cursor with their entries, and those worth storing by place; each chunk once."""
+        """Blocks behind the cursor with their queue entries, and the chunks to store by position; each chunk once."""
         visited: list[tuple[Block, int]] = []
         chunks: list[tuple[int, FreeChunk]] = []
         seen: set[Key] = set()
@@ -138,7 +137,7 @@ class LazyPlan:
         while block is not None and len(visited) < self._visits_max and len(chunks) < self._stores.chunks_max:
             entry = queue.entry(block)
             if entry is None:
-                break  # a queue that gives out what is not in it must not be walked for ever
+                break  # a faulty queue must not be walked forever
             chunk = self._chunk_to_store(block)
             if chunk is not None and chunk.key not in seen:
                 seen.add(chunk.key)
@@ -148,7 +147,7 @@ class LazyPlan:
         return visited, chunks
 
     def _next_block(self, queue: FreeBlockQueue) -> Block | None:
-        """The block behind the cursor; the head, if the cursor's block was taken or has joined the queue anew."""
+        """Block behind the cursor; the head, if the block at the cursor was taken or joined the queue again."""
         if self._cursor is not None:
             block, entry = self._cursor
             if queue.entry(block) == entry:
@@ -156,7 +155,7 @@ class LazyPlan:
         return queue.head()
 
     def _chunk_to_store(self, block: Block) -> FreeChunk | None:
-        """The chunk in a block, if it is still there, may be stored, and is not in the host tier."""
+        """Chunk in a block, if it is still there, storable, and not in the host tier."""
         if block.is_null or block.block_hash is None:
             return None
         chunk = self._chunk_of_block.get(block.block_id)

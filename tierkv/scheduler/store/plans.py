@@ -1,7 +1,7 @@
 """Store plans: when computed blocks are offered to the host tier (``store.plan``; spec, sections 10 and 17).
 
-immediate: in the step that computes them. eager: a step later, when their tokens are certain. lazy: not before the
-engine is about to hand their blocks out again.
+immediate: in the step that computes them. eager: one step later, when their tokens are certain. lazy: shortly before
+the engine reuses the blocks.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from tierkv.types.geometry import Geometry
 
 
 class StorePlan(Protocol):
-    """Told what happens to requests; offers chunks through :class:`~tierkv.scheduler.store.stores.Stores`."""
+    """Follows requests, and offers their chunks through :class:`~tierkv.scheduler.store.stores.Stores`."""
 
     def register_free_queue(self, queue: FreeBlockQueue, max_batched_tokens: int) -> None:
-        """The engine shows the blocks that nobody uses."""
+        """Register the engine's queue of free blocks."""
 
     def on_overwritten(self, block_ids: Sequence[int]) -> None:
-        """Blocks were handed out anew: what they held will be lost when this step writes them."""
+        """Blocks were given to another request: their content will be lost when this step writes them."""
 
     def on_scheduled(self, record: RequestRecord, scheduled: ScheduledRequest) -> None:
-        """The request is computed in this step; its table is up to date, and so are all others."""
+        """The request is computed in this step; all block tables are up to date."""
 
     def end_step(self) -> None:
-        """All requests of the step were told of."""
+        """Every request of the step was passed to ``on_scheduled``."""
 
     def on_finished(self, record: RequestRecord) -> None:
-        """The request ends; its blocks are still its own."""
+        """The request ends; its blocks still belong to it."""
 
     def reset(self) -> None:
-        """The cache was emptied."""
+        """The cache was reset."""
 
 
 def make_store_plan(manager: OffloadManager, geometry: Geometry, limits: SchedulerLimits, stores: Stores) -> StorePlan:
-    """The plan that ``limits`` names.
+    """Store plan that ``limits`` names.
 
     Raises:
-        ConfigError: it cannot be followed with this geometry.
+        ConfigError: the plan does not support this geometry.
     """
     if limits.store_plan == "lazy":
         return LazyPlan(manager, geometry, stores)

@@ -1,7 +1,6 @@
-"""Building store jobs: what is offered to the manager, and what it grants becomes a job.
+"""Store jobs: chunks are offered to the manager; granted ones become jobs.
 
-When what is offered is decided by the store plan (:mod:`tierkv.scheduler.store.plans`); all plans build
-their jobs here.
+The store plan (:mod:`tierkv.scheduler.store.plans`) decides when; all plans build their jobs here.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from operator import attrgetter
 
 from tierkv.manager.contract import RequestContext
 from tierkv.manager.manager import OffloadManager
+from tierkv.metrics.counters import CoreCounters
 from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.jobs.jobs import Fences, JobTable
 from tierkv.scheduler.limits import FINAL_PASSES_MAX, SchedulerLimits
@@ -34,27 +34,28 @@ from tierkv.types.transfers import NO_REQUEST, SlotRef, TransferJob, blocks_of_g
 
 @dataclass(frozen=True, slots=True)
 class FreeChunk:
-    """A chunk of one block that no request uses any more: chunk ``index`` of ``group``.
-
-    request: who computed it, where events shall describe it. hints: what was said about it.
-    """
+    """Chunk of one block that no request uses any more."""
 
     key: Key
     group: int
-    index: int
+    number: int
+    """Index of the chunk in its group."""
     block_id: int
     request: Request | None
+    """Request that computed it; None: events need no description."""
     hints: RequestHints
+    """Hints of the requests that computed or used it."""
 
 
 class Stores:
-    """The store half of the scheduler. Sans-IO."""
+    """Offers chunks to the manager and builds store jobs. Sans-IO."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the scheduler hands in its parts
         self,
         manager: OffloadManager,
         geometry: Geometry,
         limits: SchedulerLimits,
+        counters: CoreCounters,
         jobs: JobTable,
         fences: Fences,
         block_events: BlockEvents,
@@ -62,6 +63,7 @@ class Stores:
         self._manager = manager
         self._geometry = geometry
         self._limits = limits
+        self._counters = counters
         self._jobs = jobs
         self._fences = fences
         self._windowed = frozenset(group.index for group in geometry.groups if group.window_chunks is not None)
@@ -69,33 +71,33 @@ class Stores:
         self._new: list[TransferJob] = []
 
     def take_jobs(self) -> tuple[TransferJob, ...]:
-        """The jobs built since the last call."""
+        """Jobs built since the previous call."""
         jobs, self._new = tuple(self._new), []
         return jobs
 
     @property
     def chunks_max(self) -> int:
-        """Chunks that are offered together, where more wait than one step completes."""
+        """Chunks that are offered together, if more wait than one step completes."""
         return self._chunks_max(0)
 
     def _chunks_max(self, new_tokens: int) -> int:
-        """The same, of a request of which ``new_tokens`` have become storable since it was last asked.
+        """Chunks of a request that are offered together, if ``new_tokens`` have become storable since the last offer.
 
-        What a step completes is always offered in one go: with less, a prompt that is computed faster would lose its
-        end, and the price is a small part of what computing it costs.
+        Chunks that a step completes are always offered together. Otherwise a fast prompt would lose its end; the cost
+        is a small part of computing it.
         """
         new = sum(cdiv(new_tokens, group.chunk_tokens) for group in self._geometry.groups)
         return min(max(new, self._limits.store_chunks_per_step_max), self._manager.store_chunks_max)
 
     @property
     def describes_chunks(self) -> bool:
-        """Whether events will want to know whose chunk was stored."""
+        """Whether events need the request of a stored chunk."""
         return self._block_events.active
 
     # -- what may be stored ------------------------------------------------------------------------------------------
 
     def storable_tokens(self, record: RequestRecord, computed_tokens: int) -> int:
-        """How far from the start the request's tokens may be stored: computed, real, and wanted by its user."""
+        """Number of tokens from the start that may be stored: computed, real, and allowed by the user's hints."""
         tokens = min(computed_tokens, record.request.num_tokens)
         if self._limits.prompt_only:
             tokens = min(tokens, record.request.num_prompt_tokens)
@@ -104,7 +106,7 @@ class Stores:
         return tokens
 
     def final_tokens(self, record: RequestRecord) -> int:
-        """The same when the request ends: the token that was sampled last is not computed (S77)."""
+        """Storable tokens when the request ends: the token that was sampled last is not computed (S77)."""
         request = record.request
         real = max(request.num_prompt_tokens, request.num_tokens - 1)
         return self.storable_tokens(record, min(record.computed_tokens, real))
@@ -112,9 +114,10 @@ class Stores:
     # -- offering ----------------------------------------------------------------------------------------------------
 
     def offer_chunks(self, record: RequestRecord, tokens: int, new_tokens: int) -> None:
-        """Offer what is storable within ``tokens`` and not yet offered. If not all of it finds room, it waits (S71).
+        """Offer storable chunks within ``tokens``, all or none (S71).
 
-        new_tokens: how many of them this step computes.
+        If there is no room for all of them, they are offered again in the next step. ``new_tokens``: tokens that this
+        step computes.
         """
         offered = self._candidates(record, tokens, new_tokens)
         slots = self._grant(offered, record.ctx) if offered else None
@@ -122,10 +125,10 @@ class Stores:
             self._accept(record, offered, slots)
 
     def offer_fitting(self, record: RequestRecord, tokens: int, new_tokens: int = 0) -> bool:
-        """The same, but as much of it as finds room is taken, from the front: the cursors stop exactly there (S117).
+        """Offer storable chunks within ``tokens``, and store those that fit, from the front (S117).
 
         Returns:
-            False if the host tier is full.
+            False if the host tier is full. The cursors stop at the first chunk without room.
         """
         offered = self._candidates(record, tokens, new_tokens)
         return not offered or self._accept_fitting(record, offered)
@@ -137,9 +140,9 @@ class Stores:
         return taken == len(in_order)
 
     def offer_remaining(self, record: RequestRecord, new_tokens: int = 0) -> None:
-        """The request ends and its blocks will not come back: the last chance to offer what it has computed.
+        """Offer all computed chunks of a request that ends: the last opportunity, since its blocks are reused.
 
-        What is not taken now is counted as not stored.
+        Chunks that find no room are counted as not stored.
         """
         tokens = self.final_tokens(record)
         for _ in range(FINAL_PASSES_MAX):
@@ -149,13 +152,13 @@ class Stores:
             if not self._accept_fitting(record, offered):
                 break
         if skip_useless(record, self._geometry, tokens):
-            self._manager.counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
+            self._counters.chunks_not_stored += count_storable(record, self._geometry, tokens)
 
     def offer_free_chunks(self, chunks: Sequence[FreeChunk]) -> int:
-        """Offer chunks that no request uses any more; their blocks are fenced at once.
+        """Offer chunks that no request uses any more. Their blocks are fenced at once.
 
         Returns:
-            How many of them, from the front, found room.
+            Number of chunks, from the front, that found room.
         """
         taken, slots = 0, dict[Key, SlotRef]()
         for hints, alike in groupby(chunks, attrgetter("hints")):
@@ -174,7 +177,7 @@ class Stores:
             self._fences.fence_blocks(self._start(NO_REQUEST, [chunk.key for chunk in granted], slots, sources))
         for chunk in granted:
             if chunk.request is not None:
-                self._block_events.on_store_granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.index, 0)])
+                self._block_events.on_store_granted(chunk.request, [Candidate(chunk.key, chunk.group, chunk.number, 0)])
         return taken
 
     def _candidates(self, record: RequestRecord, tokens: int, new_tokens: int) -> list[Candidate]:
@@ -186,14 +189,14 @@ class Stores:
         return candidates(record, self._geometry, tokens, self._chunks_max(new_tokens))
 
     def _grant(self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext) -> dict[Key, SlotRef] | None:
-        """Slots for those that the host tier does not have; None if there is no room for all of them."""
+        """Slots for chunks that the host tier does not have; None if there is no room for all of them."""
         grant = self._manager.prepare_store([(chunk.key, chunk.group) for chunk in chunks], ctx)
         return None if grant is None else dict(zip(grant.keys, grant.slots, strict=True))
 
     def _grant_fitting(
         self, chunks: Sequence[Candidate | FreeChunk], ctx: RequestContext
     ) -> tuple[int, dict[Key, SlotRef]]:
-        """How many chunks, from the front, have or found a slot; and the slots that were found."""
+        """Number of chunks, from the front, that have or got a slot, and the slots that were granted."""
         if not chunks:
             return 0, {}
         together = self._grant(chunks, ctx)
@@ -210,7 +213,7 @@ class Stores:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _accept(self, record: RequestRecord, taken: Sequence[Candidate], slots: Mapping[Key, SlotRef]) -> None:
-        """These were offered for good: move the cursors on, and make jobs of what was granted."""
+        """Move the cursors past these chunks, and make jobs of the granted ones."""
         for candidate in taken:
             group = record.groups[candidate.group]
             if candidate.number >= group.next_stored:
@@ -242,6 +245,6 @@ class Stores:
         return job
 
     def _fence_windows(self, job: TransferJob) -> None:
-        """What a window leaves behind the engine hands out again while the request still runs (I3)."""
+        """Fence blocks of windows: the engine reuses passed blocks while the request still runs (I3)."""
         if self._windowed:
             self._fences.fence_blocks(job, blocks_of_groups(job, self._windowed))
