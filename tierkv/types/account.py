@@ -1,4 +1,4 @@
-"""What one request got from the tiers, and gave to them."""
+"""Account of one request: the tokens that the tiers served to it, and those stored for it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RequestAccount:
-    """The account of one request, over all its lookups and loads (a preempted request may have several).
-
-    local_tokens: found in the engine's own cache when its last lookup was answered.
-    loaded_tokens: by tier: tokens of loads that were started, by the tier whose bytes were read for this request. What
-        was in the host tier before the request came counts as ``host``, whichever tier it once came from. They add up
-        to the external tokens exactly: where several groups have chunks over the same tokens, the first full-attention
-        group that loads anything decides.
-    loaded_bytes: by tier: bytes of the loaded chunks, over all groups.
-    stored_tokens: copied from the GPU to the host tier for this request, told by the first full-attention group.
-    deferrals: how often its lookup was answered "ask me again".
-    deferred_s: seconds from the first such answer to the one that settled it, summed over its lookups.
-    shortened_tokens: tokens that were there and were not offered, because computing them was expected to be faster.
-    """
+    """Account of one request over all its lookups and loads. A preempted request may have several of each."""
 
     request_id: str
+    """Id of the request."""
     local_tokens: int = 0
+    """Tokens found in the engine's own cache when the last lookup was answered."""
     loaded_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of started loads, by the tier whose bytes were read for this request. Chunks that were in the host tier
+    before the request arrived count as ``host``, from whichever tier they came. The sum is exactly the number of
+    external tokens. Where chunks of several groups cover the same tokens, the first full-attention group that loads
+    decides."""
     loaded_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the loaded chunks by tier, over all groups."""
     stored_tokens: int = 0
+    """Tokens copied from the GPU to the host tier for this request, counted by the first full-attention group."""
     deferrals: int = 0
+    """Number of lookups answered with "ask again"."""
     deferred_s: float = 0.0
+    """Seconds from the first such answer to the final one, summed over the lookups."""
     shortened_tokens: int = 0
+    """Tokens of hits that were not offered, because computing them was expected to be faster."""

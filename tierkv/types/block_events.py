@@ -1,6 +1,6 @@
-"""Events that say what they are about: which blocks came or went, and the tokens they stand for.
+"""Described events: the hash blocks that became readable in a medium or were removed from it, with their tokens.
 
-A consumer (a router, for one) that hears them all knows which prefixes lie in which medium, without asking anybody.
+A consumer that receives all of them, such as a router, knows which prefixes each medium has without asking.
 """
 
 from __future__ import annotations
@@ -12,44 +12,52 @@ from dataclasses import dataclass
 class BlockStored:
     """One chunk became readable in ``medium``.
 
-    block_hashes: the hash blocks of the chunk, in order; the last one is the hash in the chunk's key.
-    parent_block_hash: the hash block before the first; None at the start of a sequence, and where it is not known.
-    token_ids: the tokens of the chunk, ``block_size`` per hash block.
-    lora_id, lora_name: the adapter, if any. extra_keys: not used yet.
-    group_idx: index of the KV cache group. kind, window: what the group attends to; window in tokens.
-    medium: name of the tier; "host" for the arena.
-
-    A *placeholder* is all that can be said of a chunk whose request was not seen: its own hash and its group, with no
-    tokens and a ``block_size`` of 0.
+    A *placeholder* describes a chunk whose request was not observed. It has the chunk's own hash and group, no tokens,
+    and a ``block_size`` of 0.
     """
 
     block_hashes: tuple[bytes, ...]
+    """Hash blocks of the chunk, in order. The last one is the hash in the chunk's key."""
     parent_block_hash: bytes | None
+    """Hash block before the first; None at the start of a sequence, or where unknown."""
     token_ids: tuple[int, ...]
+    """Tokens of the chunk, ``block_size`` per hash block."""
     block_size: int
+    """Tokens per hash block."""
     lora_id: int | None
+    """Number of the adapter, or None."""
     lora_name: str | None
+    """Name of the adapter, or None."""
     extra_keys: None
+    """Reserved."""
     group_idx: int
+    """Index of the KV cache group."""
     kind: str | None
+    """Kind of attention of the group."""
     window: int | None
+    """Window of the group in tokens, or None."""
     medium: str
+    """Name of the tier; "host" for the host tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """Hash blocks of one group left ``medium``. Of a chunk that was stored with its payload, all of its hashes."""
+    """Hash blocks of one group were removed from ``medium``."""
 
     block_hashes: tuple[bytes, ...]
+    """The hash blocks. Of a chunk that was described when it was stored, all of them."""
     group_idx: int
+    """Index of the KV cache group."""
     medium: str
+    """Name of the tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Everything left ``medium`` at once."""
+    """All hash blocks were removed from ``medium``."""
 
     medium: str
+    """Name of the tier."""
 
 
 BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared

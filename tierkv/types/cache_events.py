@@ -1,4 +1,4 @@
-"""Public notices of what became available or unavailable, and where."""
+"""Cache events: chunks that became available or unavailable in a tier."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from tierkv.types.keys import Key
 
 
 class CacheEventKind(Enum):
-    """What happened to the keys of an event."""
+    """Change that an event reports."""
 
     STORED = "stored"
+    """The chunks became readable in the tier."""
     REMOVED = "removed"
+    """The chunks were removed from the tier."""
     CLEARED = "cleared"
+    """The tier was emptied."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
-    """Some chunks became readable in, or left, one tier (``tier`` is its configured name; "host" for the arena)."""
+    """Change of some chunks in one tier."""
 
     kind: CacheEventKind
+    """The change."""
     tier: str
+    """Configured name of the tier; "host" for the host tier."""
     keys: tuple[Key, ...]
+    """Keys of the chunks; empty for CLEARED."""

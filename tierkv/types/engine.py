@@ -1,6 +1,6 @@
-"""What an engine tells tierkv: its shape once, its requests and its steps as they come.
+"""Values and protocols of the engine: its shape, given once, and its requests, blocks and steps.
 
-The shapes follow what a vLLM-like engine has at hand, so that an adapter copies references and computes nothing.
+The shapes follow the data of a vLLM-like engine, so that an adapter copies references and computes nothing.
 All of it is used on the engine's scheduler thread.
 """
 
@@ -12,144 +12,144 @@ from enum import Enum
 from typing import Any, Protocol
 
 NULL_BLOCK_ID = 0
-"""The placeholder block: never holds data, never copied (spec, glossary)."""
+"""Id of the placeholder block, which never holds data and is never copied (spec, glossary)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What the engine can live with, and what it can do.
-
-    loads_may_fail: the engine recomputes blocks reported as failed. It must: a stack does not open for one that cannot.
-    loads_span_steps: a load may take several steps while the request waits. It must, too.
-    prefix_caching: the engine keeps finished blocks for reuse, so two requests should not load one prefix twice.
-    prefill_tokens_per_s: how fast it computes prompts; None: it does not know, and tierkv measures its steps.
-    delays_free_blocks: the engine keeps the blocks of a finished request until it is told that its transfers
-        have ended (``LoadReport.finished_sending`` and ``finished_recving``). Without it blocks are free at once, and
-        whatever still reads one is flushed before the block is written.
-    shows_free_blocks: the engine registers its :class:`FreeBlockQueue` before its first step.
-    worker_processes: workers are other processes than the one that opens the stack, so the host tier's memory is shared
-        with them.
-    """
+    """Properties of the engine that decide how tierkv works with it."""
 
     loads_may_fail: bool = True
+    """The engine recomputes blocks that are reported as failed. Required: a stack does not open without it."""
     loads_span_steps: bool = True
+    """A load may take several steps while the request waits. Required as well."""
     prefix_caching: bool = True
+    """The engine keeps finished blocks for reuse, so two requests should not load the same prefix twice."""
     prefill_tokens_per_s: float | None = None
+    """Speed of prompt computation in tokens per second; None: unknown, and tierkv measures the engine's steps."""
     delays_free_blocks: bool = False
+    """The engine keeps the blocks of a finished request until its transfers are reported as ended
+    (``LoadReport.finished_sending`` and ``finished_recving``). Otherwise blocks are free at once, and any transfer that
+    still reads a block is flushed before the block is written."""
     shows_free_blocks: bool = False
+    """The engine registers its :class:`FreeBlockQueue` before its first step."""
     worker_processes: bool = False
+    """Workers run in other processes than the stack, so the memory of the host tier is shared with them."""
 
 
 class GroupKind(Enum):
-    """What a layer of a KV cache group attends to, and so which of its chunks a hit needs (spec, section 2)."""
+    """Attention of the layers of a KV cache group. It decides which chunks a hit needs (spec, section 2)."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     FULL_ATTENTION = "full_attention"
-    """Every token before it: a hit needs all chunks."""
+    """Attends to every previous token: a hit needs all chunks."""
     SLIDING_WINDOW = "sliding_window"
-    """The last ``window_tokens`` tokens: a hit needs the chunks that cover them."""
+    """Attends to the last ``window_tokens`` tokens: a hit needs the chunks that cover them."""
     CHUNKED_LOCAL = "chunked_local"
-    """The tokens of its own stretch of ``window_tokens``: needed like a window of that size."""
+    """Attends to the tokens of its own section of ``window_tokens``: a hit needs as many chunks as for a window."""
     SSM = "ssm"
-    """A state (Mamba and the like): a hit needs the last chunk."""
+    """A state (Mamba and similar): a hit needs the last chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """One KV cache group of the engine.
-
-    block_tokens: tokens per GPU block.
-    page_bytes: bytes of one block in each tensor of one worker, in the order in which the worker registers them.
-    kind: what its layers attend to.
-    window_tokens: length of the window or of the local stretch; None for full attention and SSM.
-    """
+    """One KV cache group of the engine."""
 
     block_tokens: int
+    """Tokens per GPU block."""
     page_bytes: tuple[int, ...]
+    """Bytes of one block in each tensor of one worker, in the order in which the worker registers the tensors."""
     kind: GroupKind = GroupKind.FULL_ATTENTION
+    """Attention of the group's layers."""
     window_tokens: int | None = None
+    """Tokens of the window or local section; None for full attention and SSM."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The engine's shape. Everything here that changes the meaning of KV bytes is part of the namespace.
-
-    hash_block_tokens: tokens that one entry of ``Request.block_hashes`` covers; divides every group's block_tokens.
-    rank, world_size: which share of the model this engine's stack serves, where each rank opens a stack of its own.
-    num_workers: workers that share one stack (tensor parallel): a chunk holds the pages of all of them, and a job has
-        ended when all have reported it.
-    replica: which of several engines of one description this is (data parallel), from 0. Each has a place of its own in
-        tiers that one process at a time may open, and finds it again under the same number; shared tiers they share.
-    """
+    """Shape of the engine. Every field that changes the meaning of KV bytes is part of the namespace."""
 
     model: str
+    """Name of the model."""
     dtype: str
+    """Type of the KV values."""
     groups: tuple[GroupSpec, ...]
+    """KV cache groups."""
     hash_block_tokens: int
+    """Tokens per entry of ``Request.block_hashes``. Divides ``block_tokens`` of every group."""
     revision: str = ""
+    """Revision of the model."""
     layout: str = "page"
+    """Name of the arrangement of values in a page."""
     rank: int = 0
+    """Share of the model that this stack serves, where each rank opens its own stack."""
     world_size: int = 1
+    """Number of such shares."""
     num_workers: int = 1
+    """Workers that share one stack (tensor parallel). A chunk holds the pages of all of them. A job has ended when all
+    workers have reported it."""
     replica: int = 0
+    """Number of this engine among engines of one description (data parallel), from 0. Each has its own storage in tiers
+    that only one process may open, and finds it again under the same number. Shared tiers are common to all."""
     capabilities: EngineCapabilities = field(default_factory=EngineCapabilities)
+    """Properties of the engine."""
 
 
 class Request(Protocol):
-    """What the scheduler reads of a request."""
+    """Attributes that the scheduler reads from a request."""
 
     @property
     def request_id(self) -> str:
-        """Unique among requests that are alive or have transfers in flight."""
+        """Id, unique among requests that are alive or have transfers in flight."""
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens so far."""
+        """Number of prompt tokens and tokens generated so far."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Prompt tokens."""
+        """Number of prompt tokens."""
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """Only ever grows; entry i is chained over the first ``(i + 1) * hash_block_tokens`` tokens."""
+        """Chained hashes. Entry i covers the first ``(i + 1) * hash_block_tokens`` tokens. The sequence only grows."""
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """What the engine's user attached to the request."""
+        """Parameters that the engine's user attached to the request."""
 
 
 class ScopedRequest(Request, Protocol):
-    """What keeps caches apart within a model; optional for an engine, and harmless where its hashes hold it already."""
+    """Request with attributes that separate caches within a model. Optional, and harmless where hashes include them."""
 
     @property
     def cache_salt(self) -> str | None:
-        """Given by a user, or for one: chunks of other salts are never theirs. Names the tenant for quotas."""
+        """Salt given by or for a user. Requests never get chunks of another salt. It names the tenant for quotas."""
 
     @property
     def lora_name(self) -> str | None:
-        """The adapter's name, if the request uses one: its KV bytes are not those of the plain model."""
+        """Name of the adapter, or None. The KV bytes of an adapter differ from those of the plain model."""
 
 
 class TokenizedRequest(Request, Protocol):
-    """What events that describe themselves need beside that (``events.self_describing``); optional for an engine."""
+    """Request with attributes that described events need (``events.self_describing``). Optional for an engine."""
 
     @property
     def all_token_ids(self) -> Sequence[int]:
-        """Prompt and generated tokens so far."""
+        """Prompt tokens and tokens generated so far."""
 
     @property
     def lora_id(self) -> int | None:
-        """The adapter's number, if the request uses one."""
+        """Number of the adapter, or None."""
 
     @property
     def lora_name(self) -> str | None:
-        """The adapter's name, if the request uses one."""
+        """Name of the adapter, or None."""
 
 
 class Block(Protocol):
-    """What the scheduler reads of a GPU block."""
+    """Attributes that the scheduler reads from a GPU block."""
 
     @property
     def block_id(self) -> int:
@@ -157,83 +157,82 @@ class Block(Protocol):
 
     @property
     def block_hash(self) -> bytes | None:
-        """Set on blocks whose content is already computed."""
+        """Hash of the content; None while the content is not computed."""
 
     @property
     def is_null(self) -> bool:
-        """Whether it is the placeholder."""
+        """Whether the block is the placeholder."""
 
 
 BlockTables = Sequence[Sequence[Block]]
-"""Per group, the blocks of one request in order."""
+"""Blocks of one request in order, per group."""
 
 
 class FreeBlockQueue(Protocol):
-    """The engine's blocks that nobody uses, in the order in which it will hand them out (``store.plan = "lazy"``).
+    """The engine's free blocks, in the order in which it will reuse them (``store.plan = "lazy"``).
 
-    Read while instructions are built; never changed. ``block_hash`` of a block in it, unless None, is the entry of
-    ``Request.block_hashes`` at which its content ends.
+    Read while a step's instructions are built; never changed. ``block_hash`` of a block in the queue, unless None, is
+    the entry of ``Request.block_hashes`` at which its content ends.
     """
 
     def __len__(self) -> int:
-        """Blocks in the queue."""
+        """Number of blocks in the queue."""
 
     def head(self) -> Block | None:
-        """The block that is handed out next."""
+        """Block that is reused next; None if the queue is empty."""
 
     def after(self, block: Block) -> Block | None:
-        """The one behind a block that is in the queue."""
+        """Block behind a block of the queue; None at the end."""
 
     def entry(self, block: Block) -> int | None:
-        """A number that is another one each time the block joins the queue; None while it is not in it."""
+        """Number that changes each time the block joins the queue; None while it is not in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request in this step.
-
-    num_computed_tokens: computed or loaded before this step.
-    num_scheduled_tokens: computed in this step.
-    block_ids: per group, the ids appended since the last step, or the whole table if ``replaces_table`` (a request
-        scheduled for the first time, or again after preemption).
-    num_placeholder_tokens: how many of ``num_computed_tokens`` are still being computed by an earlier step
-        (asynchronous scheduling).
-    """
+    """A request in one step."""
 
     request_id: str
+    """Id of the request."""
     num_computed_tokens: int
+    """Tokens computed or loaded before this step."""
     num_scheduled_tokens: int
+    """Tokens computed in this step."""
     block_ids: tuple[tuple[int, ...], ...]
+    """Per group, the block ids appended since the previous step, or the whole table if ``replaces_table``."""
     replaces_table: bool = False
+    """Whether ``block_ids`` is the whole table: at the first step of a request, and at the first after preemption."""
     num_placeholder_tokens: int = 0
+    """Tokens of ``num_computed_tokens`` that an earlier step is still computing (asynchronous scheduling)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the engine decided for one step."""
+    """Decisions of the engine for one step."""
 
     scheduled: tuple[ScheduledRequest, ...] = ()
+    """Requests in this step."""
     preempted: frozenset[str] = frozenset()
+    """Ids of preempted requests."""
     finished: frozenset[str] = frozenset()
+    """Ids of finished requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What became of transfers, told by ``update_connector_output``.
-
-    finished: requests whose load ended, with all of its jobs; they may be scheduled again.
-    invalid_block_ids: GPU blocks of theirs that hold no valid data: the engine computes from the first of them on.
-        Where a group has a window, a load that failed in part is reported whole: the engine goes on from what it had
-        before the load, or from the start if its windows have no blocks there.
-    finished_sending: finished requests whose last store ended: their blocks are free now. Told once, and only to an
-        engine with ``delays_free_blocks``.
-    """
+    """Results of transfers, returned by ``update_connector_output``."""
 
     finished: frozenset[str] = frozenset()
+    """Requests whose load ended with all of its jobs. They may be scheduled again."""
     invalid_block_ids: frozenset[int] = frozenset()
+    """GPU blocks of these requests without valid data. The engine computes from the first of them on. Where a group has
+    a window, a load that failed in part is reported as a whole. The engine then continues from the state before the
+    load, or from the start if its windows have no blocks there."""
     finished_sending: frozenset[str] = frozenset()
+    """Finished requests whose last store ended, so their blocks are free. Reported once, and only to an engine with
+    ``delays_free_blocks``."""
 
     @property
     def finished_recving(self) -> frozenset[str]:
-        """``finished`` under the name it has in engines that count by request ids."""
+        """``finished``, under its name in engines that count by request ids."""
         return self.finished

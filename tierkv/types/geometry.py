@@ -1,4 +1,4 @@
-"""How tokens, hash blocks, GPU blocks and chunks line up, per KV cache group (spec, section 2)."""
+"""Sizes of hash blocks, GPU blocks and chunks, per KV cache group (spec, section 2)."""
 
 from __future__ import annotations
 
@@ -15,52 +15,54 @@ def cdiv(dividend: int, divisor: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GroupGeometry:
-    """One group's sizes.
-
-    block_tokens: tokens per GPU block. chunk_tokens: tokens per chunk (T in the specification).
-    hashes_per_chunk: hash blocks per chunk. page_bytes: bytes of one block in each tensor of one worker.
-    worker_bytes: one worker's part of a chunk: for each tensor in turn, the pages of all its blocks.
-    payload_bytes: bytes of one chunk: the parts of all workers, one after the other.
-    kind: what the group attends to. window_chunks: how many chunks at its end a hit needs (W); None: all of them.
-    aligned_chunks: every hit of the engine ends at a multiple of this many chunks (A); None: anywhere.
-    end_slack: how many tokens before the end of a chunk a hit may end, so that W chunks are enough; None: anywhere.
-    tail_blocks: blocks at its end without which a chunk is of no use to any hit; only the others may be missing when
-        it is stored.
-    """
+    """Sizes of one group."""
 
     index: int
+    """Index of the group."""
     block_tokens: int
+    """Tokens per GPU block."""
     chunk_tokens: int
+    """Tokens per chunk (T in the specification)."""
     hashes_per_chunk: int
+    """Hash blocks per chunk."""
     page_bytes: tuple[int, ...]
+    """Bytes of one block in each tensor of one worker."""
     worker_bytes: int
+    """Bytes of one worker's part of a chunk: tensor by tensor, the pages of all its blocks."""
     payload_bytes: int
+    """Bytes of one chunk: the parts of all workers in turn."""
     kind: GroupKind = GroupKind.FULL_ATTENTION
+    """Attention of the group's layers."""
     window_chunks: int | None = None
+    """Number of chunks before the end of a hit that the hit needs (W); None: all chunks."""
     aligned_chunks: int | None = None
+    """Every hit of the engine ends at a multiple of this number of chunks (A); None: anywhere."""
     end_slack: int | None = None
+    """Largest number of tokens before the end of a chunk at which a hit may end with W chunks; None: any number."""
     tail_blocks: int = 1
+    """Blocks at the end of a chunk that every hit needs. Only the other blocks may be missing when it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All groups' sizes. ``blocks_per_chunk`` is F, one number for all groups.
-
-    Attributes:
-        has_windows: whether some group needs only the end of a prefix.
-        lookup_order: group indices: full attention first, then windows, the widest first; ties keep their order (S10).
-    """
+    """Sizes of all groups."""
 
     blocks_per_chunk: int
+    """GPU blocks per chunk (F), the same for all groups."""
     hash_block_tokens: int
+    """Tokens per hash block."""
     groups: tuple[GroupGeometry, ...]
+    """Sizes by group."""
     num_workers: int = 1
-    # Worked out once: requests ask for them again and again.
+    """Workers that share the stack."""
+    # Derived once, because every request uses them.
     has_windows: bool = field(init=False, repr=False, compare=False)
+    """Whether some group needs only the end of a prefix."""
     lookup_order: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Group indices: full attention first, then windows, widest first; ties keep their order (S10)."""
 
     def __post_init__(self) -> None:
-        """Work out what follows from the groups."""
+        """Derive the fields that follow from the groups."""
 
         def rank(group: GroupGeometry) -> tuple[bool, int]:
             return group.window_chunks is not None, -(group.window_chunks or 0)
@@ -70,16 +72,16 @@ class Geometry:
 
     @property
     def payload_bytes_max(self) -> int:
-        """Bytes of the largest group's chunk."""
+        """Bytes of the largest chunk of any group."""
         return max(group.payload_bytes for group in self.groups)
 
     @classmethod
     def of(cls, engine: EngineSpec, *, blocks: int | None = None, tokens: int | None = None) -> Geometry:
-        """Sizes for an engine and a chunk size, given in GPU blocks or in tokens (neither: one block).
+        """Derive the sizes from an engine and a chunk size in GPU blocks or tokens (neither: one block).
 
         Raises:
-            ConfigError: both sizes given, a size that does not divide (names the next one that does), or a GPU block
-                that is no multiple of the hash block (S11).
+            ConfigError: both sizes are given; a size does not divide (the message names the next valid size); or the
+                GPU block is no multiple of the hash block (S11).
         """
         if not engine.groups:
             raise ConfigError("the engine has no KV cache group: give at least one in EngineSpec.groups")
@@ -119,18 +121,18 @@ def _group_geometry(
 
 _END_SLACK = {
     GroupKind.FULL_ATTENTION: None,
-    # A token sees itself and window_tokens - 1 before it. If the hit ends with a chunk, or one token before that (the
-    # engine computes the last token of a prompt in any case), W chunks cover them; if earlier, one more can be needed,
-    # and a chunk of several blocks may have been stored without the front ones that it would be needed for.
+    # A token attends to itself and to window_tokens - 1 tokens before it. W chunks cover them if the hit ends with a
+    # chunk, or one token before (the engine always computes the last token of a prompt). If the hit ends earlier, one
+    # more chunk may be needed, and it may have been stored without the front blocks that would be used.
     GroupKind.SLIDING_WINDOW: 1,
     GroupKind.CHUNKED_LOCAL: 1,
-    # A state is that of one token, the last of its chunk: one token earlier it is another.
+    # A state belongs to one token, the last of its chunk. One token earlier the state is different.
     GroupKind.SSM: 0,
 }
 
 
 def _window_chunks(group: GroupSpec, chunk_tokens: int) -> int | None:
-    """W (S6, S7)."""
+    """Number of window chunks, W (S6, S7)."""
     if group.kind is GroupKind.FULL_ATTENTION:
         return None
     if group.kind is GroupKind.SSM:
@@ -139,7 +141,7 @@ def _window_chunks(group: GroupSpec, chunk_tokens: int) -> int | None:
 
 
 def _tail_blocks(group: GroupSpec, factor: int) -> int:
-    """What a hit that ends with the chunk, or one token before it, needs of the chunk."""
+    """Number of blocks of the chunk that a hit ending with the chunk, or one token before it, needs."""
     if group.kind is GroupKind.SSM:
         return 1
     if group.window_tokens is None:
@@ -148,13 +150,13 @@ def _tail_blocks(group: GroupSpec, factor: int) -> int:
 
 
 def _aligned_tokens(groups: tuple[GroupSpec, ...], factor: int) -> int | None:
-    """Where every hit ends at a multiple of one chunk size, that size: all full-attention groups share it (S8)."""
+    """Chunk size in tokens at whose multiples every hit ends; None unless all full-attention groups share it (S8)."""
     sizes = {group.block_tokens * factor for group in groups if group.kind is GroupKind.FULL_ATTENTION}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _aligned_chunks(chunk_tokens: int, window: int | None, aligned_tokens: int | None) -> int | None:
-    """A, where it leaves out any chunk at all (S9)."""
+    """Alignment in chunks, A; None where it would exclude no chunk (S9)."""
     if window is None or aligned_tokens is None or aligned_tokens % chunk_tokens:
         return None
     aligned = aligned_tokens // chunk_tokens

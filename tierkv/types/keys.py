@@ -1,7 +1,7 @@
 """Chunk keys: the hash of the chunk's last hash block, then the group index as four big-endian bytes (S1 to S3).
 
-A request with a cache salt or an adapter has keys of its own: a *scope* stands before the hash. So two tenants never
-share a chunk, whether or not their engine's hashes tell them apart, and a chunk at rest says whose it is.
+The keys of a request with a cache salt or an adapter begin with a *scope*. So two tenants never share a chunk, even
+where the engine's hashes are equal, and the key of a stored chunk names its tenant.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import NewType, cast
 
 Key = NewType("Key", bytes)
-"""Identity of one chunk of one KV cache group. Opaque bytes; hashes are chained, so it names the whole prefix."""
+"""Identity of one chunk of one KV cache group. Opaque bytes. Hashes are chained, so a key identifies a whole prefix."""
 
 Tenant = NewType("Tenant", bytes)
-"""Who a chunk belongs to: a digest of the cache salt; empty for requests without one."""
+"""Owner of a chunk: a digest of the cache salt; empty for requests without a salt."""
 
 NO_TENANT = Tenant(b"")
 
@@ -22,16 +22,16 @@ GROUP_BYTES = 4
 """Bytes of the group index at the end of a key."""
 
 DIGEST_BYTES = 8
-"""Bytes of the digest of a salt, and of an adapter's name."""
+"""Bytes of the digest of a salt, or of an adapter's name."""
 
 _SCOPE_MARK = bytes.fromhex("d7f31c5a90e24b86")
-"""First bytes of a key with a scope. No hash begins with them, but by a chance of one in 2**64."""
+"""First bytes of a key with a scope. A hash begins with them with a chance of one in 2**64."""
 _SCOPE_BYTES = len(_SCOPE_MARK) + 2 * DIGEST_BYTES
 _GROUP_MAX = 2**32 - 1
 
 
 def make_key(chunk_hash: bytes, group: int, scope: bytes = b"") -> Key:
-    """Join a scope (see :func:`make_scope`), a chunk hash and a group index.
+    """Join a scope (:func:`make_scope`), a chunk hash and a group index.
 
     Raises:
         ValueError: the group index does not fit four unsigned bytes.
@@ -42,7 +42,7 @@ def make_key(chunk_hash: bytes, group: int, scope: bytes = b"") -> Key:
 
 
 def make_keys(chunk_hashes: Iterable[bytes], group: int, scope: bytes = b"") -> list[Key]:
-    """Join many chunk hashes with one scope and one group index; see :func:`make_key`."""
+    """Join each chunk hash with one scope and one group index, as :func:`make_key` does."""
     suffix = make_key(b"", group)
     if scope:
         return cast("list[Key]", [scope + chunk_hash + suffix for chunk_hash in chunk_hashes])
@@ -50,11 +50,11 @@ def make_keys(chunk_hashes: Iterable[bytes], group: int, scope: bytes = b"") -> 
 
 
 def make_scope(cache_salt: str | None, adapter: str | None) -> bytes:
-    """What stands before the hash in the keys of a request; nothing for one without salt and adapter.
+    """Prefix of the keys of a request; empty without salt and adapter.
 
     Args:
-        cache_salt: what the user gave to keep a cache apart, or None.
-        adapter: the name of the LoRA adapter, or None.
+        cache_salt: salt that separates the user's cache, or None.
+        adapter: name of the LoRA adapter, or None.
     """
     if cache_salt is None and adapter is None:
         return b""
@@ -62,12 +62,12 @@ def make_scope(cache_salt: str | None, adapter: str | None) -> bytes:
 
 
 def tenant_of_salt(cache_salt: str | None) -> Tenant:
-    """The tenant that a cache salt stands for."""
+    """Tenant of a cache salt."""
     return NO_TENANT if cache_salt is None else Tenant(_digest(cache_salt, b"tierkv-tenant"))
 
 
 def tenant_of(key: bytes) -> Tenant:
-    """Whose chunk it is."""
+    """Tenant that a chunk belongs to."""
     if not key.startswith(_SCOPE_MARK):
         return NO_TENANT
     digest = key[len(_SCOPE_MARK) : len(_SCOPE_MARK) + DIGEST_BYTES]
@@ -75,7 +75,7 @@ def tenant_of(key: bytes) -> Tenant:
 
 
 def split_key(key: bytes) -> tuple[bytes, int]:
-    """The chunk hash, without its scope, and the group index of a key.
+    """Chunk hash without its scope, and group index of a key.
 
     Raises:
         ValueError: the key is too short to carry a group index.
@@ -87,7 +87,7 @@ def split_key(key: bytes) -> tuple[bytes, int]:
 
 
 def _digest(text: str | None, purpose: bytes) -> bytes:
-    """Never zeros, which stand for None."""
+    """Digest of a text; never zeros, which represent None."""
     if text is None:
         return bytes(DIGEST_BYTES)
     data = text.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The answer to "is this chunk there?", with its reason."""
+"""Result of a lookup of one chunk."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from enum import Enum
 
 
 class LookupResult(Enum):
-    """Where a chunk stands."""
+    """Availability of a chunk."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
     HIT = "hit"
-    """It is somewhere in the stack and can be had."""
+    """A tier of the stack has the chunk, and it can be loaded."""
     MISS = "miss"
-    """It is nowhere in the stack."""
+    """No tier of the stack has the chunk."""
     PENDING = "pending"
-    """It is in the stack but its bytes are still on their way into the host tier."""
+    """A tier has the chunk; its bytes are being read into the host tier."""
     RETRY = "retry"
-    """Not known yet: a tier was asked; ask again next step."""
+    """Not known yet: a tier is being probed; ask again in the next step."""

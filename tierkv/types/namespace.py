@@ -1,4 +1,4 @@
-"""The namespace: everything that makes KV bytes interchangeable, and its fingerprint."""
+"""Namespace: all facts that make KV bytes interchangeable, and their fingerprint."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, dataclass
 
 KV_FORMAT_VERSION = 2
-"""Bumped when the bytes inside a chunk's payload are arranged otherwise, or when what must agree about them changes.
+"""Version of the arrangement of bytes in a chunk's payload, and of the facts that must agree about them.
 
-2: what a group attends to is part of the namespace.
+2: the attention of a group is part of the namespace.
 """
 
 FINGERPRINT_BYTES = 16
@@ -17,39 +17,44 @@ FINGERPRINT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Two processes may share KV bytes exactly when all of these are equal.
-
-    ``groups`` holds, per KV cache group, (tokens per GPU block, bytes of one block in each tensor, worker by worker,
-    what it attends to, tokens of its window or None). The last two count because a chunk is stored without the blocks
-    that a window has left behind: to a group that attends to more, the zeros in their place would be wrong bytes.
-    ``epoch`` is the user's: bump it when weights change under the same name.
-
-    ``replica`` says nothing of the bytes: it keeps apart the places of engines that are alike in all the rest, in tiers
-    that one process at a time may open. The first one's, 0, is left out of what describes the namespace, so that an
-    engine that gets replicas keeps its place.
-    """
+    """Facts about KV bytes. Two processes may share bytes exactly when all fields are equal."""
 
     model: str
+    """Name of the model."""
     revision: str
+    """Revision of the model."""
     dtype: str
+    """Type of the KV values."""
     layout: str
+    """Arrangement of values in a page."""
     groups: tuple[tuple[int, tuple[int, ...], str, int | None], ...]
+    """Per KV cache group: tokens per GPU block; bytes of one block in each tensor, worker by worker; kind of attention;
+    tokens of the window or None. Attention and window count because a chunk is stored without the blocks outside a
+    window. For a group that attends to more, the zeros in their place would be wrong bytes."""
     blocks_per_chunk: int
+    """GPU blocks per chunk."""
     hash_block_tokens: int
+    """Tokens per hash block."""
     rank: int = 0
+    """Share of the model."""
     world_size: int = 1
+    """Number of shares."""
     epoch: str = "0"
+    """Value that the user changes when weights change under the same name."""
     kv_format: int = KV_FORMAT_VERSION
+    """Version of the payload format."""
     replica: int = 0
+    """Number of the engine among equal engines. It does not affect the bytes. It separates their storage in tiers that
+    only one process may open. The description omits replica 0, so a single engine that gets replicas keeps its data."""
 
     def describe(self) -> dict[str, object]:
-        """The fields as plain JSON values, for manifests and messages."""
+        """Return the fields as plain JSON values, for manifests and messages."""
         fields = asdict(self)
         if not self.replica:
             del fields["replica"]
         return fields
 
     def fingerprint(self) -> bytes:
-        """Sixteen bytes that stand for all fields. Canonical JSON keeps it equal across versions of Python."""
+        """Return a digest of all fields, 16 bytes. Canonical JSON makes it equal in all Python versions."""
         text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_BYTES, person=b"tierkv-namespace").digest()

@@ -1,8 +1,8 @@
-"""What travels between manager and dispatch: operations on lower tiers, and their completions.
+"""Operations on lower tiers and their completions: the values exchanged by manager and dispatch.
 
-The manager decides and never waits; dispatch performs and never decides. Every operation is answered by exactly one
-completion with ``ended=True``; a completion with ``ended=False`` may come before it, when the deadline passed and the
-I/O still holds its slots.
+The manager decides and never waits. Dispatch performs and never decides. Every operation gets exactly one completion
+with ``ended=True``. A completion with ``ended=False`` may precede it, when the deadline passed while the I/O still
+uses its slots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tierkv.types.transfers import SlotRef
 
 
 class Verb(Enum):
-    """What a tier is asked to do."""
+    """Kind of operation on a tier."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
@@ -27,22 +27,24 @@ class Verb(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TierOp:
-    """One batch for one tier.
-
-    ``tier`` counts from 0, the first tier below the host. ``slots`` has one entry per key for READ (filled) and WRITE
-    (read), and is empty otherwise. ``deadline_s`` is on the stack's clock.
-    """
+    """One batch for one tier."""
 
     op_id: int
+    """Number of the operation."""
     tier: int
+    """Index of the tier; 0 is the first tier below the host tier."""
     verb: Verb
+    """Kind of the operation."""
     keys: tuple[Key, ...]
+    """Keys of the chunks."""
     slots: tuple[SlotRef, ...]
+    """One slot per key for READ (filled) and WRITE (read); empty otherwise."""
     deadline_s: float
+    """Deadline in seconds, on the stack's clock."""
 
 
 class OutcomeKind(Enum):
-    """How it went for one key."""
+    """Outcome of an operation for one key."""
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
 
@@ -50,21 +52,24 @@ class OutcomeKind(Enum):
     ABSENT = "absent"
     CORRUPT = "corrupt"
     UNREADABLE = "unreadable"
-    """A frame is there and whole, but not to be read here: no codec, no key, or an approximation."""
+    """The frame is whole, but cannot be read here: codec or key is missing, or lossy frames are not allowed."""
     FAILED = "failed"
     NO_SPACE = "no_space"
     TIMED_OUT = "timed_out"
     REFUSED = "refused"
-    """Not tried: queue full, breaker open, the stack is closing, or a chunk that is not for this tier."""
+    """Not attempted: the queue is full, the breaker is open, the stack closes, or the chunk may not be stored there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result for one key. ``frame_bytes``: bytes at rest that were written or read and verified (0 unless OK)."""
+    """Outcome for one key."""
 
     kind: OutcomeKind
+    """Kind of the outcome."""
     frame_bytes: int = 0
+    """Bytes of the frame that was written, or read and verified; 0 unless OK."""
     error: str = ""
+    """Text of the error, or empty."""
 
 
 OK = Outcome(OutcomeKind.OK)
@@ -73,22 +78,25 @@ ABSENT = Outcome(OutcomeKind.ABSENT)
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of a :class:`TierOp`: one outcome per key, in its order.
-
-    ended: the I/O no longer touches any slot. False announces a missed deadline only.
-    elapsed_s: seconds from submission to the end of the I/O, or to the missed deadline that this announces.
-    """
+    """Result of a :class:`TierOp`."""
 
     op_id: int
+    """Number of the operation."""
     outcomes: tuple[Outcome, ...]
+    """One outcome per key, in the order of the operation."""
     ended: bool = True
+    """Whether the I/O no longer uses any slot. False only reports a missed deadline."""
     elapsed_s: float = 0.0
+    """Seconds from submission to the end of the I/O, or to the missed deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierHealth:
-    """A tier's breaker changed its mind. While not ``usable`` the tier's chunks are misses and writes are dropped."""
+    """Change of a tier's circuit breaker. The chunks of an unusable tier are misses, and writes to it are dropped."""
 
     tier: int
+    """Index of the tier."""
     usable: bool
+    """Whether the tier may be used."""
     reason: str = ""
+    """Text of the cause, or empty."""

@@ -1,6 +1,6 @@
-"""What travels between scheduler and worker: GPU <-> host transfers and their results.
+"""Transfers between GPU and host memory, and their results: the values exchanged by scheduler and worker.
 
-All of it is plain data that pickles, because workers may be other processes.
+All values can be pickled, because workers may run in other processes.
 """
 
 from __future__ import annotations
@@ -12,77 +12,81 @@ from typing import NamedTuple, Protocol
 from tierkv.types.keys import Key
 
 NO_REQUEST = ""
-"""The request id of a job that belongs to no request."""
+"""Request id of a job that belongs to no request."""
 
 
 class SlotRef(NamedTuple):
-    """A lease on one slot of the host arena. A reference of an older generation is void (architecture: leases).
+    """Lease on one slot of the host arena. A reference of an older generation is void (architecture: leases).
 
-    A named tuple, because one is made per chunk and store: a frozen dataclass takes three times as long to make.
+    A named tuple, because one is made per chunk and store: creating a frozen dataclass takes three times as long.
     """
 
     slot: int
+    """Number of the slot."""
     generation: int
+    """Generation of the slot when the lease was made."""
 
 
 VOID_SLOT = SlotRef(-1, -1)
-"""In place of a slot, in a load: this chunk will not come. No arena has such a slot and no lease its generation; the
-worker reports the chunk as failed, and touches no memory for it."""
+"""Placeholder for the slot of a chunk that will not be loaded. No arena has this slot and no lease its generation.
+
+The worker reports the chunk as failed and accesses no memory for it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferJob:
-    """One store (GPU to host) or load (host to GPU) of some chunks of one request.
-
-    request_id: whose chunks they are; ``NO_REQUEST`` where a store concerns blocks that nobody uses any more.
-    keys, slots: one per chunk, groups in order, and within a group by position; chunks between two of them may be
-        missing. A load may have ``VOID_SLOT`` for some.
-    chunk_groups: the group of each chunk.
-    block_ids: GPU blocks of all groups, flat, groups in order.
-    group_sizes: how many entries of ``block_ids`` belong to each group (0 allowed).
-    block_indices: per group, index in the request's table of the first block in ``block_ids``; modulo the blocks per
-        chunk it says how many blocks of the first chunk are skipped.
-    ends_load: of a load: it is the last job of it. False: more jobs of the same load follow (a load that streams).
-    """
+    """One store (GPU to host) or load (host to GPU) of some chunks of one request."""
 
     job_id: int
+    """Number of the job."""
     request_id: str
+    """Request that the chunks belong to; ``NO_REQUEST`` for a store of free blocks."""
     is_store: bool
+    """Whether the job is a store."""
     keys: tuple[Key, ...]
+    """One per chunk: group by group, and by position within a group. Chunks between two entries may be missing."""
     slots: tuple[SlotRef, ...]
+    """One per chunk. A load may have ``VOID_SLOT`` for some."""
     chunk_groups: tuple[int, ...]
+    """Group of each chunk."""
     block_ids: tuple[int, ...]
+    """GPU blocks of all groups, flat, group by group."""
     group_sizes: tuple[int, ...]
+    """Number of entries of ``block_ids`` per group; may be 0."""
     block_indices: tuple[int, ...]
+    """Per group, index in the request's table of the first block in ``block_ids``. Modulo the blocks per chunk, it is
+    the number of skipped blocks of the first chunk."""
     ends_load: bool = True
+    """Whether a load job is the last of its load. False: more jobs of a streamed load follow."""
 
 
 class ChunksInBlocks(Protocol):
-    """Chunks, and the GPU blocks that they go to or come from; fields as in :class:`TransferJob`."""
+    """Chunks and their GPU blocks, with fields as in :class:`TransferJob`."""
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """One per chunk."""
+        """Keys, one per chunk."""
 
     @property
     def chunk_groups(self) -> tuple[int, ...]:
-        """The group of each chunk."""
+        """Group of each chunk."""
 
     @property
     def block_ids(self) -> tuple[int, ...]:
-        """GPU blocks, flat."""
+        """GPU blocks of all groups, flat."""
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Blocks of each group."""
+        """Number of blocks per group."""
 
     @property
     def block_indices(self) -> tuple[int, ...]:
-        """Where the first block of each group stands."""
+        """Index in the request's table of the first block, per group."""
 
 
 def blocks_of_groups(job: TransferJob, groups: Container[int]) -> list[int]:
-    """The GPU blocks of a job that belong to some groups."""
+    """GPU blocks of a job that belong to the given groups."""
     ids: list[int] = []
     offset = 0
     for group, size in enumerate(job.group_sizes):
@@ -93,10 +97,10 @@ def blocks_of_groups(job: TransferJob, groups: Container[int]) -> list[int]:
 
 
 def chunk_blocks(job: ChunksInBlocks, blocks_per_chunk: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Per chunk of a job: how many blocks of it are skipped at its front, and the GPU blocks of the rest.
+    """Per chunk of a job: number of skipped blocks at its front, and the GPU blocks of the rest.
 
-    Source: spec, section 9: one entry of ``group_sizes`` per group; the first chunk of a group may be skipped into, the
-    last may be covered only in part.
+    Source: spec, section 9. The first chunk of a group may begin with skipped blocks. The last may be covered only in
+    part.
     """
     result: list[tuple[int, tuple[int, ...]]] = []
     offset = chunk = 0
@@ -113,31 +117,29 @@ def chunk_blocks(job: ChunksInBlocks, blocks_per_chunk: int) -> list[tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorMeta:
-    """Instructions of one step to every worker: a snapshot that later scheduling does not change.
-
-    jobs_to_flush: jobs that must be finished before the forward pass of this step may write a GPU block.
-    """
+    """Instructions of one step to every worker: a snapshot that later scheduling does not change."""
 
     loads: tuple[TransferJob, ...] = ()
+    """Loads to start."""
     stores: tuple[TransferJob, ...] = ()
+    """Stores to queue."""
     jobs_to_flush: frozenset[int] = frozenset()
+    """Jobs that must finish before the forward pass of this step may write a GPU block."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutput:
-    """What workers report after a step. Outputs of several workers are joined by :meth:`aggregate`.
-
-    finished: job id -> number of workers that ended it since the last report.
-    failed_keys: job id -> keys of it that failed (absent: none failed).
-    parts: job id -> rank -> checksum of that worker's part of each chunk, in the job's order (empty bytes: failed; no
-        checksums at all: a load). Only where several workers share a stack, which seals a chunk from all of them.
-    transfers: operations that ended, by transfer type, each a mapping of ``op_size`` (bytes) and ``op_time`` (seconds).
-    """
+    """Report of the workers after a step. :meth:`aggregate` joins the outputs of several workers."""
 
     finished: Mapping[int, int] = field(default_factory=dict)
+    """Job id -> number of workers that ended the job since the previous report."""
     failed_keys: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+    """Job id -> keys that failed; absent if none failed."""
     parts: Mapping[int, Mapping[int, tuple[bytes, ...]]] = field(default_factory=dict)
+    """Job id -> rank -> checksum of that worker's part of each chunk, in the order of the job. Empty bytes: the part
+    failed. No checksums: a load. Only used where several workers share a stack, which seals a chunk from all parts."""
     transfers: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    """Ended operations by transfer type, each a mapping of ``op_size`` (bytes) and ``op_time`` (seconds)."""
 
     @property
     def is_empty(self) -> bool:
@@ -146,7 +148,7 @@ class WorkerOutput:
 
     @staticmethod
     def aggregate(outputs: Iterable[WorkerOutput]) -> WorkerOutput:
-        """Sum the counts, join failures and parts; the sources are left as they are (S89)."""
+        """Sum the counts, and join failures and parts. The sources are not changed (S89)."""
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
         parts: dict[int, dict[int, tuple[bytes, ...]]] = {}
