@@ -87,7 +87,7 @@ def test_names_become_plugins(registry: PluginRegistry) -> None:
         ),
         (
             {"backend": "disk", "path": "/x"},
-            "tiers[0].capacity: missing; backend 'disk' needs to know how much it may hold, such as capacity = ",
+            "tiers[0].capacity: missing; backend 'disk' needs a limit, such as capacity = ",
         ),
         (
             {"backend": "bucket", "capacity": "1GiB"},

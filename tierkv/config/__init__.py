@@ -1,6 +1,22 @@
-"""The description of a stack: its schema, its loading, and its resolution against the installed plugins.
+"""Configuration of a stack: schema, loading, and resolution against the installed plugins.
 
-Importing it brings pydantic, and no plugin.
+A *description* is a file, or a mapping of the same keys. :mod:`~tierkv.config.schema` defines its sections as pydantic
+models. A *problem* (:mod:`~tierkv.config.problems`) is one fault with its key path, value and allowed values.
+
+Flow: :mod:`~tierkv.config.reading` parses TOML, YAML or JSON into a mapping. :mod:`~tierkv.config.loading` checks it
+against the schema and returns a :class:`StackConfig`. :func:`resolve` looks up the named backends, codecs and
+policies in the plugin registry, and builds the option objects of backends and codecs (:mod:`~tierkv.config.options`).
+The result is a :class:`ResolvedStack`, which can be opened.
+
+:mod:`~tierkv.config.describing` puts allowed values in words, for messages and for the reference page
+(:mod:`~tierkv.config.reference`). :mod:`~tierkv.config.units` parses and formats sizes.
+
+Invariants:
+
+- All problems of a description are reported at once, in one :class:`~tierkv.errors.ConfigError`.
+- Unknown keys and values of another type are errors, never guesses.
+- Secrets are never shown in a message.
+- Importing this package imports pydantic, but no plugin. Nothing here opens a backend.
 """
 
 from tierkv.config.loading import default_mapping, load_config, load_default, parse_config

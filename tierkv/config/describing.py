@@ -1,4 +1,4 @@
-"""What a key of the configuration allows, in words: for error messages and for the reference page."""
+"""Allowed values of configuration keys in words, for error messages and the reference page."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pydantic.fields import FieldInfo
 from tierkv.config.units import SIZE_ALLOWED, parse_size
 
 _COUNT_MAX = 2**31 - 1
-"""A bound this high is there to be a bound; naming it helps nobody."""
+"""Bound of whole numbers that have no practical limit. Messages do not name it."""
 
 
 def allowed_values(name: str, field: FieldInfo) -> str:
-    """What may be written for a field, such as ``"a whole number from 1 to 256"``."""
+    """Text of the values that a field allows, such as ``"a whole number from 1 to 256"``."""
     return _in_words(name, field.annotation, field.metadata)
 
 
 def model_of(annotation: object) -> type[BaseModel] | None:
-    """The model inside a field's annotation: a section's own, or that of a list's elements."""
+    """Model inside a field's annotation: that of a section, or of the elements of a list; None for plain values."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -29,7 +29,7 @@ def model_of(annotation: object) -> type[BaseModel] | None:
 
 
 def model_at(root: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
-    """The model that describes the table at a location, or None where there is none."""
+    """Model of the table at a location; None where there is no table."""
     model: type[BaseModel] | None = root
     for part in location:
         if isinstance(part, int):
@@ -56,7 +56,7 @@ def _in_words(name: str, annotation: object, metadata: Iterable[Any]) -> str:
     if (model := model_of(annotation)) is not None:
         is_list = get_origin(annotation) is tuple
         table = f"a list of tables; in TOML write each as `[[{name}]]`" if is_list else f"a table; in TOML `[{name}]`"
-        return str(getattr(model, "ALLOWED", table))  # a model that has a shorter form says so itself
+        return str(getattr(model, "ALLOWED", table))  # a model with a shorter form states it in ALLOWED
     return _plain_in_words(name, annotation, marks)
 
 

@@ -1,8 +1,8 @@
-"""The options of a backend or codec: the keys of a table that only its plugin knows.
+"""Options of a backend or codec: the keys of a table that only its plugin defines.
 
-A plugin declares them as a dataclass. Each value is validated by its field's annotation with the strictness of JSON:
-text becomes a path or an enum member and a list a tuple, but a number in quotes stays wrong. Whole-number fields whose
-name ends in ``_bytes`` or ``_bytes_max`` also accept sizes such as ``"4MiB"``.
+A plugin declares them as a dataclass. Each value is validated by the annotation of its field, as strictly as JSON. Text
+may become a path or an enum member, and a list a tuple; a number in quotes is an error. Whole-number fields whose name
+ends in ``_bytes`` or ``_bytes_max`` also accept sizes such as ``"4MiB"``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,26 @@ from tierkv.config.schema import TIER_KEYS
 from tierkv.config.units import parse_size
 from tierkv.errors import PluginError
 
-Optioned = BackendPlugin | CodecPlugin
+ConfigurablePlugin = BackendPlugin | CodecPlugin
 """A plugin with options."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a plugin. ``kind`` is its annotation as text; ``default`` is None where it is no fixed value."""
+    """One option of a plugin."""
 
     name: str
+    """Name of the key."""
     kind: str
+    """Annotation of the field, as text."""
     required: bool
+    """Whether the option has no default."""
     default: object
+    """Default value; None where it is not a constant."""
 
 
-def describe_options(plugin: Optioned) -> list[Option]:
-    """The options that a backend or codec understands, in its order."""
+def describe_options(plugin: ConfigurablePlugin) -> list[Option]:
+    """Describe the options of a backend or codec, in the order of its dataclass."""
     described = []
     for item in _fields(plugin):
         kind = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
@@ -45,16 +49,19 @@ def describe_options(plugin: Optioned) -> list[Option]:
     return described
 
 
-def make_options(plugin: Optioned, given: Mapping[str, Any], path: str) -> tuple[Any, list[Problem]]:
-    """The plugin's options object made of a table's keys, or None and every problem.
+def make_options(plugin: ConfigurablePlugin, given: Mapping[str, Any], path: str) -> tuple[Any, list[Problem]]:
+    """Build the options object of a plugin from the keys of a table.
 
     Args:
-        plugin: whose options they are.
-        given: what the table says beside the keys that are not the plugin's own.
+        plugin: the backend or codec.
+        given: keys and values of the table, without the keys that every such table has.
         path: key path of the table, such as ``tiers[0]`` or ``tiers[0].codec``.
 
+    Returns:
+        The options object and no problems; or None and every problem.
+
     Raises:
-        PluginError: the plugin's dataclass itself is at fault.
+        PluginError: the plugin's dataclass itself is wrong.
     """
     fields = {item.name: item for item in _fields(plugin)}
     hints = _hints(plugin)
@@ -77,20 +84,20 @@ def make_options(plugin: Optioned, given: Mapping[str, Any], path: str) -> tuple
         return None, problems
     try:
         return plugin.options(**values), []
-    except Exception as error:  # noqa: BLE001  a plugin's own code: a ValueError speaks to the user, all else is named
+    except Exception as error:  # noqa: BLE001  plugin code may raise anything; its text is shown to the user
         return None, [Problem(path, f"{_named(plugin)} refuses its options: {error}")]
 
 
-def _named(plugin: Optioned) -> str:
+def _named(plugin: ConfigurablePlugin) -> str:
     return f"{'backend' if isinstance(plugin, BackendPlugin) else 'codec'} {plugin.name!r}"
 
 
-def _common_keys(plugin: Optioned) -> frozenset[str]:
-    """Keys of the table that are not the plugin's own."""
+def _common_keys(plugin: ConfigurablePlugin) -> frozenset[str]:
+    """Keys that every table of this kind has."""
     return TIER_KEYS if isinstance(plugin, BackendPlugin) else frozenset({"name"})
 
 
-def _fields(plugin: Optioned) -> list[dataclasses.Field[Any]]:
+def _fields(plugin: ConfigurablePlugin) -> list[dataclasses.Field[Any]]:
     fields = [item for item in dataclasses.fields(plugin.options) if item.init]
     taken = sorted(_common_keys(plugin).intersection(item.name for item in fields))
     if taken:
@@ -103,14 +110,14 @@ def _is_required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
-def _hints(plugin: Optioned) -> dict[str, Any]:
+def _hints(plugin: ConfigurablePlugin) -> dict[str, Any]:
     try:
         return get_type_hints(plugin.options, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         raise PluginError(f"{_named(plugin)}: annotations of its options cannot be read: {error}") from error
 
 
-def _validate(plugin: Optioned, name: str, hints: Mapping[str, Any], value: object) -> object:
+def _validate(plugin: ConfigurablePlugin, name: str, hints: Mapping[str, Any], value: object) -> object:
     hint = hints[name]
     if name.endswith(("_bytes", "_bytes_max")) and isinstance(value, str) and (hint is int or int in get_args(hint)):
         value = parse_size(value)

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: all of it, each thing with its place, its value and what is allowed."""
+"""Problems of a configuration, each with its key path, its value and the allowed values."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
-
-    path: key path such as ``tiers[1].capacity``; empty for the file as a whole.
-    message: what is wrong, what is allowed, how to mend it.
-    value: what was given; left out where nothing was, or where showing it helps nobody.
-    """
+    """One fault of a configuration."""
 
     path: str
+    """Key path such as ``tiers[1].capacity``; empty for the file as a whole."""
     message: str
+    """The fault, the allowed values, and the fix."""
     value: object = _ABSENT
+    """The given value. Omitted where no value was given, or where it does not help."""
 
     def __str__(self) -> str:
-        """``tiers[1].capacity = "0GiB": must be at least 1 byte``."""
+        """Text such as ``tiers[1].capacity = "0GiB": must be at least 1 byte``."""
         shown = "" if self.value is _ABSENT else f" = {_show(self.path, self.value)}"
         return f"{self.path}{shown}: {self.message}" if self.path else self.message
 
 
-def refuse(source: str, problems: Iterable[Problem]) -> None:
-    """Raise all problems as one error, a line each; do nothing if there is none.
+def raise_problems(source: str, problems: Iterable[Problem]) -> None:
+    """Raise all problems as one error, one line each. Without problems, do nothing.
 
     Raises:
-        ConfigError: there was at least one.
+        ConfigError: there is at least one problem.
     """
     lines = [f"{source}: {problem}" for problem in problems]
     if lines:
@@ -50,12 +48,12 @@ def refuse(source: str, problems: Iterable[Problem]) -> None:
 
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
-    """Translate what pydantic found into the words of the configuration."""
+    """Translate the errors of pydantic into problems."""
     return [_translate(detail, root) for detail in error.errors(include_url=False)]
 
 
 def key_path(location: Sequence[str | int]) -> str:
-    """``("tiers", 1, "capacity")`` is written ``tiers[1].capacity``."""
+    """Key path as text: ``("tiers", 1, "capacity")`` becomes ``tiers[1].capacity``."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f"{'.' if path else ''}{part}"
@@ -63,7 +61,7 @@ def key_path(location: Sequence[str | int]) -> str:
 
 
 def unknown_key(path: str, key: str, allowed: Iterable[str], value: object) -> Problem:
-    """A key that nobody understands."""
+    """Problem of an unknown key."""
     names = sorted(allowed)
     hint = nearest_hint(key, names)
     return Problem(path, "; ".join(filter(None, ["unknown key", hint, f"allowed here: {', '.join(names)}"])), value)
@@ -92,7 +90,7 @@ def _translate(detail: ErrorDetails, root: type[BaseModel]) -> Problem:
 
 
 def _allowed_elsewhere(location: Sequence[str | int]) -> str:
-    """What belongs at a place that is no field: an element of a list, or the whole document."""
+    """Allowed value where there is no field: in a list, or for the whole document."""
     return f"a table; in TOML `[[{location[0]}]]`" if location else "a table of keys"
 
 

@@ -1,4 +1,4 @@
-"""A file of TOML, YAML or JSON becomes a mapping, or an error that says where it breaks."""
+"""Reading of TOML, YAML and JSON files. Syntax errors name line and column."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ capacity = "100GiB"
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """Read a file by its suffix.
+    """Read a file in the format that its suffix names.
 
     Raises:
-        ConfigError: it is missing, unreadable, of another kind, empty, too large, or not well formed; says which
-            and, for its syntax, line and column.
+        ConfigError: the file is missing, unreadable, of an unknown format, empty, too large, or not well formed. For a
+            syntax error the message names line and column.
     """
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
@@ -53,12 +53,12 @@ _KINDS: Mapping[type, str] = {type(None): "nothing", list: "a list", str: "text"
 
 
 class _SyntaxFaultError(Exception):
-    """Not well formed. The message ends with line and column where the parser knows them."""
+    """The text is not well formed. The message ends with line and column where the parser knows them."""
 
 
 def _read_text(path: Path) -> str:
     if "\0" in str(path):
-        raise ConfigError(f"{str(path)!r}: is not a path: it holds a null character")
+        raise ConfigError(f"{str(path)!r}: is not a path: it contains a null character")
     try:
         _refuse_other_kinds(path)
         with path.open("rb") as file:
@@ -103,7 +103,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise _SyntaxFaultError(f"key {key!r} stands twice in one table; keep one")
+            raise _SyntaxFaultError(f"key {key!r} occurs twice in one table; keep one")
         table[key] = value
     return table
 
@@ -120,7 +120,7 @@ def _parse_yaml(text: str) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as everybody means it: plain values, each key once; the library keeps the last of two."""
+    """YAML with plain values and unique keys. The library would keep the last of two equal keys."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -128,7 +128,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = str(key.value)
             if name in seen:
-                problem = f"key {name!r} stands twice in one table; keep one"
+                problem = f"key {name!r} occurs twice in one table; keep one"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(name)
         return node

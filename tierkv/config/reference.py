@@ -1,4 +1,4 @@
-"""The page docs/reference/configuration.md, written from the models. A test keeps the committed page current."""
+"""Generator of docs/reference/configuration.md from the models. A test compares the committed page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HEAD = f"""\
 <!-- Written by `python -m tierkv.config`; change the models in tierkv/config/schema.py, not this page. -->
 
 One file describes a stack: TOML (`.toml`), YAML (`.yaml`, `.yml`) or JSON (`.json`) with the same keys. An unknown key,
-name or unit, a value out of its range, a number in quotes: each is an error before anything starts, and all of them are
-listed at once. `tierkv check FILE` also looks at the places that the file names.
+name or unit, a value out of its range, and a number in quotes are errors. All of them are listed at once, before
+anything starts. `tierkv check FILE` also inspects the storage that the file names.
 
 **Sizes** are {SIZE_ALLOWED}. `GiB` is 2\\*\\*30 bytes, `GB` is 10\\*\\*9.
 
@@ -30,16 +30,18 @@ listed at once. `tierkv check FILE` also looks at the places that the file names
 
 
 def render_reference() -> str:
-    """The whole page as Markdown."""
+    """Render the whole page as Markdown."""
     parts = [_HEAD, *_section("Top level", StackConfig)]
     for name, field in StackConfig.model_fields.items():
         model = model_of(field.annotation)
         if model is not None:
             parts += _section(f"`[[{name}]]`" if model is TierConfig else f"`[{name}]`", model)
     parts.append(
-        "Every other key of a tier's table is an option of its backend, and every other key of `codec` written as a "
-        "table one of that codec: see their pages, or `tierkv plugins --json`. Options that are whole numbers of bytes "
-        "(`..._bytes`, `..._bytes_max`) accept sizes.\n"
+        "Every other key of a tier's table is an option of its backend. Every other key of a `codec` table is an "
+        "option "
+        "of that codec. `tierkv plugins --json` lists them. Options that are whole numbers of bytes "
+        "(`..._bytes`, "
+        "`..._bytes_max`) accept sizes.\n"
     )
     return "\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""A description meets the installed plugins: names become plugins, options become the plugins' own objects."""
+"""Resolution of a description: names become plugins, and options become the plugins' option objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tierkv.abc import BackendPlugin, CodecPlugin, PolicyPlugin
 from tierkv.config.options import make_options
-from tierkv.config.problems import Problem, refuse
+from tierkv.config.problems import Problem, raise_problems
 from tierkv.config.schema import StackConfig, TierConfig
 from tierkv.errors import PluginError
 from tierkv.plugins.origins import Registered
@@ -19,47 +19,52 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTier:
-    """A tier with everything it names.
-
-    options: an object of ``backend.options``.
-    codec_options: an object of ``codec.options``.
-    io_threads: the configured number, or the backend's preferred concurrency.
-    """
+    """A tier and the plugins that it names."""
 
     config: TierConfig
+    """The tier's table."""
     backend: BackendPlugin
+    """The backend."""
     options: Any
+    """Options of the backend, an object of ``backend.options``."""
     codec: CodecPlugin
+    """The codec."""
     codec_options: Any
+    """Options of the codec, an object of ``codec.options``."""
     policy: PolicyPlugin
+    """The eviction policy."""
     io_threads: int
+    """Number of I/O threads: the configured one, or the backend's preferred concurrency."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedStack:
-    """A stack that can be opened: nothing it names is missing, broken or contradictory."""
+    """A stack that can be opened: no plugin is missing or broken, and no settings contradict each other."""
 
     config: StackConfig
+    """The description."""
     host_policy: PolicyPlugin
+    """Eviction policy of the host tier."""
     tiers: tuple[ResolvedTier, ...]
+    """Lower tiers, fastest first."""
 
 
 def resolve(config: StackConfig, registry: PluginRegistry, source: str = "<inline>") -> ResolvedStack:
-    """Find every plugin that a stack names and check what only the plugins know. Opens nothing.
+    """Find every plugin that a stack names and check the settings against the plugins. Opens nothing.
 
     Args:
-        config: the stack.
+        config: the description.
         registry: the installed plugins.
-        source: names the configuration in messages.
+        source: name of the description in messages.
 
     Raises:
-        ConfigError: lists every problem: unknown or broken plugins with the nearest name, options that a backend
-            or a codec refuses, capacities and write policies that do not suit it, lossy codecs in exact tiers.
+        ConfigError: lists every problem: unknown or broken plugins with the nearest name, options refused by a backend
+            or codec, capacities and write policies that do not fit the backend, lossy codecs in exact tiers.
     """
     problems: list[Problem] = []
-    _find(registry.require_policy, "host.policy", config.host.policy, problems)
+    _require(registry.require_policy, "host.policy", config.host.policy, problems)
     tiers = [_resolve_tier(tier, f"tiers[{index}]", registry, problems) for index, tier in enumerate(config.tiers)]
-    refuse(source, problems)
+    raise_problems(source, problems)
     host_policy = registry.require_policy(config.host.policy).plugin
     return ResolvedStack(config, host_policy, tuple(tier for tier in tiers if tier is not None))
 
@@ -68,8 +73,8 @@ def _resolve_tier(
     tier: TierConfig, path: str, registry: PluginRegistry, problems: list[Problem]
 ) -> ResolvedTier | None:
     codec, codec_options = _resolve_codec(tier, f"{path}.codec", registry, problems)
-    policy = _find(registry.require_policy, f"{path}.policy", tier.policy, problems)
-    backend = _find(registry.require_backend, f"{path}.backend", tier.backend, problems)
+    policy = _require(registry.require_policy, f"{path}.policy", tier.policy, problems)
+    backend = _require(registry.require_backend, f"{path}.backend", tier.backend, problems)
     if backend is None:
         return None
     problems += _check_against_capabilities(tier, path, backend)
@@ -88,8 +93,8 @@ def _resolve_tier(
 def _resolve_codec(
     tier: TierConfig, path: str, registry: PluginRegistry, problems: list[Problem]
 ) -> tuple[CodecPlugin | None, Any]:
-    """The codec and an object of its options."""
-    codec = _find(registry.require_codec, path, tier.codec.name, problems)
+    """Return the codec and its options object."""
+    codec = _require(registry.require_codec, path, tier.codec.name, problems)
     if codec is None:
         return None, None
     if codec.lossy and not tier.lossy:
@@ -108,7 +113,7 @@ def _resolve_codec(
     return codec, options
 
 
-def _find(require: Callable[[str], Registered[T]], path: str, name: str, problems: list[Problem]) -> T | None:
+def _require(require: Callable[[str], Registered[T]], path: str, name: str, problems: list[Problem]) -> T | None:
     try:
         return require(name).plugin
     except PluginError as error:
@@ -125,18 +130,18 @@ def _check_against_capabilities(tier: TierConfig, path: str, backend: BackendPlu
     if can.shared and tier.capacity is not None:
         message = (
             f"backend {backend.name!r} is shared with other processes, so no single one can keep it within a capacity; "
-            f"leave the key out and set a limit or lifetime where the data lies"
+            f"remove the key, and set a limit or lifetime in the shared storage"
         )
         problems.append(Problem(f"{path}.capacity", message, tier.capacity))
     if tier.capacity is None and (tier.tenant_quota is not None or tier.tenant_quotas):
         key, value = ("tenant_quota", tier.tenant_quota) if tier.tenant_quota else ("tenant_quotas", tier.tenant_quotas)
         message = (
-            f"backend {backend.name!r} keeps no account of its own chunks here, so nobody can be kept to a quota; set "
+            f"backend {backend.name!r} does not track its chunks without a capacity, so quotas cannot be enforced; set "
             f"quotas on the tiers with a capacity"
         )
         problems.append(Problem(f"{path}.{key}", message, value))
     if can.bounded and not can.shared and tier.capacity is None:
-        message = f'missing; backend {backend.name!r} needs to know how much it may hold, such as capacity = "100GiB"'
+        message = f'missing; backend {backend.name!r} needs a limit, such as capacity = "100GiB"'
         problems.append(Problem(f"{path}.capacity", message))
     if tier.io_threads is not None and tier.io_threads > can.preferred_concurrency:
         message = f"backend {backend.name!r} takes at most {can.preferred_concurrency} calls at once"

@@ -1,7 +1,7 @@
-"""The description of a stack, as frozen values. Field descriptions are the text of docs/reference/configuration.md.
+"""Schema of a stack description, as frozen values. Field descriptions become docs/reference/configuration.md.
 
-A model checks what it can see alone. Names of backends, codecs and policies, and the options of a backend, are checked
-by :func:`tierkv.config.resolving.resolve`, which knows the installed plugins.
+A model checks each table by itself. :func:`tierkv.config.resolving.resolve` checks the names of backends, codecs and
+policies, and the options of backends, against the installed plugins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from tierkv.config.units import parse_size
 
 HOST_TIER = "host"
-"""The arena's name in events, metrics and messages; no other tier may have it."""
+"""Name of the host tier in events, metrics and messages. No other tier may have it."""
 
 _TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _DAY_S = 86_400.0
@@ -31,7 +31,7 @@ def _check_tier_name(name: str) -> str:
 
 
 def _default_tier_name(backend: object) -> str:
-    """The backend's name. A text that no backend can be named is bent into shape: the complaint is about `backend`."""
+    """Derive a valid tier name from the backend's name, so that only an invalid `backend` is reported."""
     name = re.sub(r"[^a-z0-9_-]", "-", str(backend).lower())[:32]
     return name if _TIER_NAME.fullmatch(name) else "unnamed"
 
@@ -46,21 +46,21 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class _Model(BaseModel):
-    """Strict: a number in quotes, true for 1, or an unknown key is an error, not a guess."""
+    """Strict model: a number in quotes, true in place of 1, or an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class NamespaceConfig(_Model):
-    """What makes KV bytes interchangeable, beyond what the engine itself knows (dtype, layout, block sizes, rank)."""
+    """Facts that make KV bytes interchangeable, beside those of the engine (dtype, layout, block sizes, rank)."""
 
     model: Name | None = Field(
         default=None,
-        description="Name of the model. Left out: the name that the engine gives. Set it to share a cache between "
-        "engines that call one model by different names.",
+        description="Name of the model. Default: the name given by the engine. Set it to share a cache between "
+        "engines that use different names for one model.",
     )
     revision: str | None = Field(
-        default=None, description="Revision of the weights. Left out: the one that the engine gives."
+        default=None, description="Revision of the weights. Default: the one given by the engine."
     )
     epoch: str = Field(
         default="0",
@@ -69,14 +69,14 @@ class NamespaceConfig(_Model):
 
 
 class ChunkConfig(_Model):
-    """How much of a sequence is stored and loaded as one unit. Give `blocks` or `tokens`, not both."""
+    """Size of the unit in which a sequence is stored and loaded. Give `blocks` or `tokens`, not both."""
 
     blocks: Count | None = Field(
-        default=None, description="GPU blocks of the engine per chunk. Left out, and no `tokens` either: 1."
+        default=None, description="GPU blocks of the engine per chunk. Default: 1, unless `tokens` is given."
     )
     tokens: Count | None = Field(
         default=None,
-        description="Tokens per chunk; must be a multiple of the engine's GPU block, checked when it starts.",
+        description="Tokens per chunk; must be a multiple of the engine's GPU block. Checked when the engine starts.",
     )
 
     @model_validator(mode="before")
@@ -91,51 +91,52 @@ class ChunkConfig(_Model):
 
 
 class TenantsConfig(_Model):
-    """Tenants are told apart by the `cache_salt` of their requests. Quotas stand with each tier."""
+    """Tenants, identified by the `cache_salt` of their requests. Quotas are set per tier."""
 
     tracked_max: Count = Field(
         default=1024,
-        description="Tenants with a quota of their own at once, in each tier; more of them share one quota.",
+        description="Largest number of tenants with a quota of their own in each tier. Further tenants share one "
+        "quota.",
     )
 
 
 TenantQuota = Annotated[
     Size | None,
     Field(
-        description="Bytes that each tenant may fill; who has more loses its own chunks, also where there is room. "
-        "Left out: no limit beside the capacity.",
+        description="Bytes that each tenant may fill. Beyond it, the tenant's own chunks are evicted, also where "
+        "the tier has room. Default: no limit but the capacity.",
     ),
 ]
 TenantQuotas = Annotated[
     Mapping[str, Size],
-    Field(description='Bytes for single tenants instead, by `cache_salt`; `""` are requests without one.'),
+    Field(description='Bytes that single tenants may fill instead, by `cache_salt`; `""` for requests without a salt.'),
 ]
 
 
 class HostConfig(_Model):
-    """The host tier: pinned CPU memory, the only tier that the GPU touches."""
+    """The host tier: pinned CPU memory, the only tier that GPU copies use."""
 
-    capacity: Size = Field(description="Memory for chunks. It is allocated whole at start.")
+    capacity: Size = Field(description="Memory for chunks, allocated at start.")
     policy: Name = Field(default="lru", description="Eviction policy.")
     verify: bool = Field(
         default=True,
-        description="Check every chunk's checksum once more on its way from host memory to the GPU. Frames that "
-        "come from a tier below are always checked.",
+        description="Verify the checksum of every chunk when it is copied from host memory to the GPU. Frames read "
+        "from lower tiers are always verified.",
     )
     tenant_quota: TenantQuota = None
     tenant_quotas: TenantQuotas = Field(default_factory=dict)
     copy_threads: Threads = Field(
         default=1,
-        description="Threads of each worker that copy between GPU pages and host slots, or help a GPU to.",
+        description="Threads of each worker that copy, or help the GPU copy, between GPU pages and host slots.",
     )
     gpu_staging: Size = Field(
         default=128 * 1024**2,
-        description="GPU memory that each worker takes for chunks on their way, a quarter of it per buffer; at least "
-        "four chunks. Nothing where the KV cache is in host memory.",
+        description="GPU memory of each worker for chunks in transfer, in four buffers; at least four chunks. None is "
+        "used where the KV cache is in host memory.",
     )
     reserved_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.8,
-        description="Share of the slots that waiting requests may reserve together; the rest stays free for stores.",
+        description="Largest share of the slots that waiting requests may reserve. The rest is kept for stores.",
     )
 
 
@@ -144,15 +145,15 @@ class CodecConfig(_Model):
 
     ALLOWED: ClassVar[str] = 'the name of a codec in quotes, or a table such as { name = "zstd", level = 3 }'
 
-    name: Name = Field(description="Which plugin; `tierkv plugins` lists what is installed.")
+    name: Name = Field(description="Name of the codec; `tierkv plugins` lists the installed ones.")
     options: Mapping[str, Any] = Field(
-        default_factory=dict, description="Every other key of the table, as written; the codec's plugin checks them."
+        default_factory=dict, description="All other keys of the table, checked by the codec's plugin."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _sort_keys(cls, data: object) -> object:
-        """A text is the name alone; of a table, set apart the codec's options."""
+        """Convert a plain name to a table, and separate the codec's options from the other keys."""
         if isinstance(data, str):
             return {"name": data}
         if not isinstance(data, Mapping):
@@ -164,78 +165,87 @@ class CodecConfig(_Model):
 class TierConfig(_Model):
     """One tier below the host tier. Keys that are not listed here are options of its backend."""
 
-    name: TierName = Field(description="Name in messages, metrics and events. No two tiers have the same.")
-    backend: Name = Field(description="Which plugin stores the bytes; `tierkv plugins` lists what is installed.")
+    name: TierName = Field(description="Name in messages, metrics and events. Must be unique.")
+    backend: Name = Field(description="Name of the backend; `tierkv plugins` lists the installed ones.")
     capacity: Size | None = Field(
         default=None,
-        description="Bytes of frames it may hold; eviction keeps it below. Required for backends that are bounded "
-        "and not shared, refused for shared ones.",
+        description="Largest sum of frames in bytes, enforced by eviction. Required for backends that are bounded and "
+        "not shared; refused for shared ones.",
     )
     write: Literal["through", "on_reuse", "back", "read_only"] = Field(
         default="through",
-        description="When chunks are written to it. `through`: as soon as the host tier has them. `on_reuse`: when "
-        "they are wanted a second time. `back`: when the host tier is about to evict them. `read_only`: never.",
+        description="Time at which chunks are written to the tier. `through`: as soon as the host tier has them. "
+        "`on_reuse`: when they are requested again. `back`: before the host tier evicts them. `read_only`: never.",
     )
     seen_keys_max: Count = Field(
         default=1_000_000,
-        description="Chunks that are remembered as seen once, for `on_reuse`, also after the host tier has lost them; "
-        "8 bytes each.",
+        description="Largest number of chunks remembered as seen once, for `on_reuse`. They are remembered beyond "
+        "their eviction from the host tier; 8 bytes each.",
     )
     codec: CodecConfig = Field(
         default=CodecConfig(name="none"),
-        description='How payloads are written at rest: a name, or `{ name = "zstd", level = 3 }` with options. What '
-        "was written with another codec stays readable.",
+        description='Stored form of payloads: a name, or `{ name = "zstd", level = 3 }` with options. Chunks '
+        "written with another codec stay readable.",
     )
     lossy: bool = Field(
         default=False,
-        description="Chunks may come back from this tier as approximations. Without it lossy codecs are refused, and "
-        "what they wrote is a miss.",
+        description="Whether chunks read from this tier may be approximations. If not, lossy codecs are refused, and "
+        "chunks written with them are misses.",
     )
     policy: Name = Field(default="lru", description="Eviction policy.")
     tenant_quota: TenantQuota = None
     tenant_quotas: TenantQuotas = Field(default_factory=dict)
     io_threads: Threads | None = Field(
         default=None,
-        description="Calls to the backend at once. Left out: the backend's preferred concurrency, which is also "
-        "the most.",
+        description="Largest number of concurrent calls to the backend. Default: the backend's preferred concurrency, "
+        "which is also the limit.",
     )
     probe_deadline_s: PositiveSeconds = Field(
-        default=2.0, description="Seconds within which the backend must say whether chunks are there; later is a miss."
+        default=2.0, description="Seconds for one probe of a batch. After that the chunks are misses."
     )
     read_deadline_s: PositiveSeconds = Field(
-        default=10.0, description="Seconds for one read of a batch; later is a miss."
+        default=10.0, description="Seconds for one read of a batch. After that the chunks are misses."
     )
     write_deadline_s: PositiveSeconds = Field(
-        default=30.0, description="Seconds for one write of a batch; later has failed."
+        default=30.0, description="Seconds for one write of a batch. After that the write has failed."
     )
     queue_bytes_max: Size = Field(
         default=256 * 1024**2,
-        description="Bytes of host slots that may wait to be written to this tier; beyond it chunks are "
-        "not written, and counted.",
+        description="Largest number of bytes in host slots that are queued for writing to this tier. Further chunks "
+        "are not written, and are counted.",
     )
-    queue_ops_max: Count = Field(default=4096, description="Operations that may wait for this tier; more are refused.")
+    queue_ops_max: Count = Field(
+        default=4096, description="Largest number of operations queued for this tier. Further ones are refused."
+    )
     retries: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=2, description="Further tries of an operation that failed with a retryable error, within its deadline."
+        default=2, description="Retries of an operation that failed with a retryable error, within its deadline."
     )
     breaker_failures: Count = Field(
         default=5,
-        description="Failures in a row after which the tier is left alone: its chunks are misses, writes are dropped.",
+        description="Consecutive failures that open the circuit breaker: the tier's chunks are misses and writes are "
+        "dropped.",
     )
     breaker_cooldown_s: PositiveSeconds = Field(
-        default=5.0, description="Seconds before a tier that was left alone is tried again."
+        default=5.0, description="Seconds before a tier with an open breaker is tried again."
     )
-    probe_keys_max: Count = Field(default=1024, description="Chunks asked for in one probe.")
-    presence_ttl_s: Seconds = Field(default=30.0, description="Seconds for which a shared tier's yes is believed.")
-    absence_ttl_s: Seconds = Field(default=1.0, description="Seconds for which a shared tier's no is believed.")
-    presence_keys_max: Count = Field(default=1_000_000, description="Answers of a shared tier that are remembered.")
+    probe_keys_max: Count = Field(default=1024, description="Largest number of chunks per probe.")
+    presence_ttl_s: Seconds = Field(
+        default=30.0, description="Seconds for which a shared tier's answer that it has a chunk is cached."
+    )
+    absence_ttl_s: Seconds = Field(
+        default=1.0, description="Seconds for which a shared tier's answer that it lacks a chunk is cached."
+    )
+    presence_keys_max: Count = Field(
+        default=1_000_000, description="Largest number of cached answers of a shared tier."
+    )
     options: Mapping[str, Any] = Field(
-        default_factory=dict, description="Every other key of the table, as written; the backend's plugin checks them."
+        default_factory=dict, description="All other keys of the table, checked by the backend's plugin."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _sort_keys(cls, data: object) -> object:
-        """Set apart the backend's options, and name the tier after its backend where it has no name."""
+        """Separate the backend's options from the other keys, and derive the tier's name where it has none."""
         if not isinstance(data, Mapping):
             return data
         common = {key: value for key, value in data.items() if key in TIER_KEYS}
@@ -245,89 +255,93 @@ class TierConfig(_Model):
 
 
 TIER_KEYS = frozenset(TierConfig.model_fields) - {"options"}
-"""The keys that every tier's table understands; no backend may have an option of such a name."""
+"""Keys of every tier's table. No backend may have an option of the same name."""
 
 
 class LookupConfig(_Model):
-    """Bounds of the answer to "how much of this prompt do you have?"."""
+    """Bounds of lookups, which determine the part of a prompt that can be loaded."""
 
     deadline_s: PositiveSeconds = Field(
-        default=5.0, description="Seconds after which a deferred request is answered with what is ready."
+        default=5.0, description="Seconds after which a deferred request is answered with the chunks that are ready."
     )
-    completions_per_step_max: Count = Field(default=256, description="Completions of I/O taken in per engine step.")
+    completions_per_step_max: Count = Field(
+        default=256, description="Largest number of I/O completions processed per engine step."
+    )
     recompute: Literal["auto", "off"] = Field(
         default="auto",
-        description="`auto`: a hit is cut where loading more of it is expected to take longer than computing it, once "
-        "the tier's speed and the engine's prefill rate are known. `off`: all of it is loaded.",
+        description="`auto`: a hit is shortened where loading more of it is expected to take longer than computing it, "
+        "once the tier's speed and the engine's prefill rate are known. `off`: the whole hit is loaded.",
     )
     load_tokens_min: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        default=0, description="Hits of fewer tokens are not loaded. 0: all are."
+        default=0, description="Hits of fewer tokens are not loaded. 0: all hits are loaded."
     )
 
 
 class StoreConfig(_Model):
-    """What is stored, when, and how fast."""
+    """Selection, time and rate of stores."""
 
     plan: Literal["immediate", "eager", "lazy"] = Field(
         default="immediate",
-        description="When blocks are stored. `immediate`: in the step that completes a chunk. `eager`: a step later, "
-        "when its tokens are certain; of a request that finds the host tier full, the part that fits. `lazy`: when the "
-        "engine is about to reuse the blocks; the engine must show its free blocks, and `chunk.blocks` must be 1.",
+        description="Time at which blocks are stored. `immediate`: in the step that completes a chunk. `eager`: one "
+        "step later, when its tokens are final; if the host tier is full, the part of the request that fits. `lazy`: "
+        "before the engine reuses the blocks; the engine must show its free blocks, and `chunk.blocks` must be 1.",
     )
     policy: Literal["block_level", "request_level"] = Field(
         default="block_level",
         description="Whether chunks that were loaded for a request are stored again with it. `block_level`: no. "
-        "`request_level`: yes, where the host tier has lost them meanwhile. A request chooses `request_level` with "
+        "`request_level`: yes, where the host tier has evicted them meanwhile. A request selects `request_level` with "
         "`do_remote_decode = true` in its `kv_transfer_params`.",
     )
     chunks_per_step_max: Count = Field(
         default=256,
-        description="Chunks that one request offers for storing in one step, while it has more to offer than the step "
-        "itself completes. What a step completes is offered in one go, up to a quarter of the host tier.",
+        description="Largest number of chunks that one request offers for storing in one step, where it has more than "
+        "the step completes. The chunks that a step completes are offered at once, up to a quarter of the host tier.",
     )
     prompt_only: bool = Field(default=False, description="Store chunks of prompts only, not of generated tokens.")
 
 
 class EventsConfig(_Model):
-    """What the engine is told about chunks that came and went."""
+    """Events about stored and removed chunks, for the engine."""
 
     enabled: bool = Field(
-        default=True, description="Keep events for the engine. Observers among the plugins hear of them in any case."
+        default=True, description="Keep events for the engine. Observers of plugins receive them in any case."
     )
     self_describing: bool = Field(
         default=False,
-        description="Events carry tokens, parent and all hashes of their blocks. Takes memory: about 5 KiB per chunk.",
+        description="Events carry tokens, parent and all hashes of their blocks. Needs about 5 KiB of memory per "
+        "chunk.",
     )
     payloads_max: Count = Field(
-        default=100_000, description="Chunks whose tokens are remembered for that; beyond it the oldest are forgotten."
+        default=100_000,
+        description="Largest number of chunks whose tokens are remembered for such events. The oldest are forgotten.",
     )
 
 
 class RecordConfig(_Model):
-    """A record of what the stack does, for `tierkv explain`. Off, and free of cost, unless `path` is given."""
+    """Record of the stack's decisions, for `tierkv explain`. Off, without cost, unless `path` is given."""
 
     path: Name | None = Field(
         default=None,
-        description="File that takes one JSON line per event; a file of its own for each process. Left out: no record.",
+        description="File with one JSON line per event. Each process needs its own file. Default: no record.",
     )
     bytes_max: Annotated[int, BeforeValidator(parse_size), Field(ge=65_536)] = Field(
-        default=64 * 1024**2, description="Size at which a new file is begun; at least 64 KiB."
+        default=64 * 1024**2, description="Size at which a new file is started; at least 64 KiB."
     )
     keep: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=1, description="Older files kept beside the newest, as `path.1`, `path.2` and so on."
+        default=1, description="Number of older files that are kept, as `path.1`, `path.2` and so on."
     )
 
 
 class StackConfig(_Model):
-    """A whole stack, top to bottom."""
+    """A whole stack."""
 
     version: Literal[1] = Field(default=1, description="Version of this format.")
     namespace: NamespaceConfig = Field(default_factory=NamespaceConfig)
     chunk: ChunkConfig = Field(default_factory=ChunkConfig)
     tenants: TenantsConfig = Field(default_factory=TenantsConfig)
-    host: HostConfig = Field(description="Required: a stack has a host tier.")
+    host: HostConfig = Field(description="Required, because every stack has a host tier.")
     tiers: Annotated[tuple[TierConfig, ...], Field(strict=False)] = Field(
-        default=(), description="The tiers below the host tier, fastest first."
+        default=(), description="Lower tiers, fastest first."
     )
     lookup: LookupConfig = Field(default_factory=LookupConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)

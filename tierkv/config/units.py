@@ -1,6 +1,6 @@
-"""Sizes in bytes, as people write them: ``"8GiB"``, ``"500MB"``, ``"1.5 GiB"``, ``4096``.
+"""Sizes in bytes, written as ``"8GiB"``, ``"500MB"``, ``"1.5 GiB"`` or ``4096``.
 
-Units are spelled exactly: ``GiB`` is 2**30 bytes and ``GB`` is 10**9, and a cache sized by the wrong one is 7 % off.
+Units are case-sensitive. ``GiB`` is 2**30 bytes and ``GB`` is 10**9 bytes, which differ by 7 %.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SIZE_ALLOWED = f'a whole number of bytes, or text with a unit like "8GiB"; units
 
 
 def parse_size(value: object) -> int:
-    """Bytes that a size stands for, at least 1; a fraction of a byte is dropped.
+    """Parse a size to a number of bytes, at least 1. A fraction of a byte is dropped.
 
     Raises:
-        ValueError: it is no size, has an unknown unit, is zero, negative, or above 2**63 - 1 bytes. The message says
-            what is allowed.
+        ValueError: the value is no size, has an unknown unit, or is outside 1 to 2**63 - 1 bytes. The message names the
+            allowed values.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
@@ -48,7 +48,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The size with the largest binary unit that shows it exactly in at most two decimals: ``"1.5GiB"``, ``"4097B"``.
+    """Format a size exactly, with the largest binary unit that needs at most two decimals: ``"1.5GiB"``, ``"4097B"``.
 
     For every size of at least 1, ``parse_size(format_size(size)) == size``.
     """
@@ -60,7 +60,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def round_size(size_bytes: float) -> str:
-    """The size for people, about three digits and a binary unit: ``"1.23 GiB"``. Not for parsing back."""
+    """Format a size with about three digits and a binary unit: ``"1.23 GiB"``. Not for parsing."""
     for unit, unit_bytes in _BINARY:
         if abs(size_bytes) >= unit_bytes:
             value = size_bytes / unit_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tierkv.config.loading import load_config, parse_config
-from tierkv.config.problems import Problem, refuse, unknown_key
+from tierkv.config.problems import Problem, raise_problems, unknown_key
 from tierkv.config.schema import StackConfig
 
 SOURCE = "kv_connector_extra_config"
@@ -32,7 +32,7 @@ def read_options(extra_config: Mapping[str, Any], *, known: Collection[str] = ()
     problems = [unknown_key(key, key, allowed, value) for key, value in extra_config.items() if key not in allowed]
     if KEY not in extra_config:
         problems.append(Problem(KEY, f"missing, and required; write for example {_EXAMPLE}"))
-    refuse(SOURCE, problems)
+    raise_problems(SOURCE, problems)
     return _described(extra_config[KEY])
 
 
@@ -44,5 +44,5 @@ def _described(given: object) -> StackConfig:
     problem = Problem(
         KEY, f"must be the path of a description, or the description itself; for example {_EXAMPLE}", given
     )
-    refuse(SOURCE, [problem])
-    raise AssertionError  # unreachable: one problem is refused
+    raise_problems(SOURCE, [problem])
+    raise AssertionError  # unreachable: one problem is raised
