@@ -194,7 +194,8 @@ def markdown(docstring: str) -> str:
     for part in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         head, _, rest = part.partition("\n")
         if head.rstrip(":") in {"Args", "Returns", "Raises", "Attributes", "Yields"} and head.endswith(":") and rest:
-            items = re.split(r"\n(?=\S)", textwrap.dedent(rest))
+            whole = head in {"Returns:", "Yields:"}  # one text, not a list of names
+            items = [rest] if whole else re.split(r"\n(?=\S)", textwrap.dedent(rest))
             listed = [re.sub(r"^(\*{0,2}[\w., ]+?): ", r"`\1`: ", inline(item)) for item in items]
             out.append(f"{head}\n" + "\n".join(f"- {item}" for item in listed))
         elif part.lstrip().startswith("::") or part.startswith("    "):
