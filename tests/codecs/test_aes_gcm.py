@@ -80,7 +80,7 @@ def test_the_format_is_what_its_page_says() -> None:
 def test_a_frame_in_the_place_of_another_is_refused() -> None:
     """Who can write to the place, but has no key, must not be able to hand out one prompt's chunks as another's."""
     stored, frame = sealed()
-    with pytest.raises(CorruptFrameError, match="not what was encrypted"):
+    with pytest.raises(CorruptFrameError, match="does not match its authentication tag"):
         decoded(aes(), stored, len(PLAIN), opened_frame(frame, b"another frame"))
 
 
@@ -164,7 +164,7 @@ def test_a_forged_key_id_does_not_make_a_key() -> None:
     """A frame of a foreign key under our key's id is refused by its tag."""
     stored, frame = sealed(key=OTHER_KEY)
     frame.notes[2:10] = sealed()[1].notes[2:10]
-    with pytest.raises(CorruptFrameError, match="not what was encrypted"):
+    with pytest.raises(CorruptFrameError, match="does not match its authentication tag"):
         decoded(aes(), stored, len(PLAIN), opened_frame(frame))
 
 

@@ -226,7 +226,7 @@ def test_a_channel_keeps_its_own_scale() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "fp8_e4m3", "uint8", "auto", ""])
 def test_a_dtype_that_cannot_be_served_is_refused_at_once(make: object, dtype: str) -> None:
     """Bytes taken for values of another type would come back as noise that every checksum calls right."""
-    with pytest.raises(ConfigError, match=f"type '{dtype}': it knows bfloat16, float16 and float32; choose another"):
+    with pytest.raises(ConfigError, match=f"type '{dtype}': it serves bfloat16, float16 and float32; choose another"):
         make(CodecContext(namespace(dtype)))  # type: ignore[operator]
 
 

@@ -89,8 +89,8 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     (tmp_path / "folder").mkdir()
     for name, says in (
-        ("pipe", "no regular file"),
-        ("folder", "cannot be read: Is a dir|no regular file"),
+        ("pipe", "not a regular file"),
+        ("folder", "cannot be read: Is a dir|not a regular file"),
         ("absent", "cannot be read: No such"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -220,7 +220,7 @@ def test_encrypted_frames_cannot_change_places(bench: Bench) -> None:
     tier = bench.tier("aes-256-gcm", codecs=ALL, rules=RULES["aes-256-gcm"])
     (outcome,) = tier.read_chunks(KEYS[1:2], bench.stale([1]))
     assert outcome.kind is CORRUPT
-    assert "not what was encrypted" in outcome.error
+    assert "does not match its authentication tag" in outcome.error
 
 
 def test_values_of_parts_that_end_between_tiles(bench: Bench) -> None:

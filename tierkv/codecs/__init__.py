@@ -15,5 +15,8 @@ Invariants:
 
 - A codec does no I/O, keeps no state between calls, and runs on several threads at once.
 - ``decode`` fills the whole output or raises. It never returns wrong bytes silently where they can be detected.
+- Stored bytes are untrusted: lengths and codes are checked before memory is allocated.
+- Lossless codecs restore every byte. What a lossy codec decoded encodes to the same bytes again.
+- A stored form never changes under the name of one codec; golden files in the tests hold it.
 - Listing the codecs imports neither numpy nor cryptography. Opening one may.
 """

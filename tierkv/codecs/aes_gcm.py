@@ -1,10 +1,10 @@
-"""AES-256 in Galois counter mode: payloads that nobody reads or changes at rest who has not the key.
+"""AES-256 in Galois counter mode: without the key, payloads at rest can neither be read nor changed undetected.
 
-Keys are named, never written, in the configuration: by an environment variable or a file that holds 32 bytes as 64
-hexadecimal digits or in base64; a file may also hold the 32 bytes themselves.
+The configuration names keys and never contains them. A key is in an environment variable or a file, as 64 hexadecimal
+digits or in base64; a file may also hold the 32 bytes themselves.
 
-Stored form: the payload, or its shorter form by the inner codec, encrypted. Nothing is added to it; what belongs to it
-lies in the frame's notes:
+Stored form: the payload, or its shorter form by the inner codec, encrypted, with the same length. The frame's notes
+hold the rest:
 
 ====== ===== ==================================================================================
 offset bytes meaning
@@ -18,8 +18,8 @@ offset bytes meaning
     54    10 zero
 ====== ===== ==================================================================================
 
-Bound to it as associated data are namespace, key, raw length and codec of the frame, and the first ten bytes of the
-notes. Random nonces are safe for 2**32 frames of one key (a chance below 2**-32 that any two are equal).
+Namespace, key, raw length and codec of the frame, and the first ten bytes of the notes, are associated data. Random
+nonces are safe for 2**32 frames per key: the probability that any two are equal is below 2**-32.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ INNER_CODES: Mapping[str, int] = {"none": 0, "zstd": 1, "bf16": 2}
 
 
 class AesGcmCodec:
-    """See the module's docstring. May be called on any number of threads; the work is done without the GIL.
+    """Encrypting codec. May be called on any number of threads; the work runs without the GIL.
 
     Args:
-        keys: the first encrypts, each decrypts what it encrypted.
+        keys: 32 bytes each. The first encrypts; each decrypts the frames that it encrypted.
         inner: name of the codec that is tried before encryption.
-        codecs: those that may have been, by name.
+        codecs: codecs that may have been used before encryption, by name.
     """
 
     def __init__(self, keys: Sequence[bytes], inner: str, codecs: Mapping[str, Codec]) -> None:
@@ -65,7 +65,7 @@ class AesGcmCodec:
         self._scratch = _Scratch()
 
     def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int:
-        """See :meth:`tierkv.abc.Codec.encode`. Never declines."""
+        """Encrypt a payload. Never declines."""
         inner, body = self._shorter(raw, frame)
         notes, nonce = frame.notes, os.urandom(NONCE_BYTES)
         notes[_BOUND] = bytes((_VERSION, inner)) + self._key_id
@@ -77,15 +77,20 @@ class AesGcmCodec:
         return len(body)
 
     def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:
-        """See :meth:`tierkv.abc.Codec.decode`."""
+        """Decrypt a payload.
+
+        Raises:
+            CorruptFrameError: payload, notes or identity of the frame were changed.
+            UnreadableFrameError: the key of the frame is not configured.
+        """
         notes = bytes(frame.notes)
         version, inner, key = notes[0], notes[1], self._keys.get(notes[_KEY_ID])
         if version != _VERSION or (inner and inner not in self._codecs) or any(notes[_END]):
-            raise CorruptFrameError("the notes of an encrypted frame are not of a kind that is known here")
+            raise CorruptFrameError("the notes of an encrypted frame have an unknown version or inner codec")
         if key is None:
             raise UnreadableFrameError(
-                f"frame is encrypted with key {notes[_KEY_ID].hex()}, which is not given; name it in previous_key_env "
-                "or previous_key_file"
+                f"frame is encrypted with key {notes[_KEY_ID].hex()}, which is not configured; name it in "
+                "previous_key_env or previous_key_file"
             )
         codec = self._codecs[inner] if inner else None
         if len(stored) > len(out) or (codec is None and len(stored) != len(out)):
@@ -96,14 +101,14 @@ class AesGcmCodec:
         try:
             cipher.finalize()
         except InvalidTag:
-            out[:] = bytes(len(out))  # what nobody vouches for stays nowhere
-            raise CorruptFrameError("an encrypted frame is not what was encrypted with its key") from None
+            out[:] = bytes(len(out))  # unauthenticated plaintext must not remain in the slot
+            raise CorruptFrameError("an encrypted frame does not match its authentication tag") from None
         frame.raw_checksum[:] = origin
         if codec is not None:
             codec.decode(body.toreadonly(), out, frame)
 
     def _shorter(self, raw: memoryview, frame: CodecFrame) -> tuple[int, memoryview]:
-        """What to encrypt, and the inner codec that made it."""
+        """Return the code of the inner codec that was used, and the bytes to encrypt."""
         if not self._inner:
             return 0, raw
         room = self._scratch.room(len(raw))
@@ -118,7 +123,7 @@ class AesGcmCodec:
         frame: CodecFrame,
         checksum: bytes,
     ) -> bytes:
-        """Encrypt or decrypt the checksum, which is returned, then the body."""
+        """Encrypt or decrypt the checksum, then the body. Returns the checksum."""
         cipher.authenticate_additional_data(frame.identity + bytes(frame.notes[_BOUND]))
         turned: bytes = cipher.update(checksum)
         cipher.update_into(source, target)
@@ -130,7 +135,7 @@ def _id_of(key: bytes) -> bytes:
 
 
 class _Scratch(threading.local):
-    """This thread's room for what the inner codec makes or needs."""
+    """Buffer of one thread for the inner codec."""
 
     def __init__(self) -> None:
         self._room = bytearray()

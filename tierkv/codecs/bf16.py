@@ -1,12 +1,12 @@
-"""Lossless compression of bfloat16 KV payloads: the exponents shrink, the rest does not.
+"""Lossless compression of bfloat16 KV payloads, by compressing the exponents.
 
 Of a bfloat16 value's 16 bits, sign and mantissa are noise, and the 8 of the exponent carry less than 3 bits in
-practice. So values are cut into a plane of exponents and one of mantissas, each with its sign. The exponents go
-through Zstandard with a tiny table of matches (there are none to speak of: it is the entropy coder that pays); the
-other plane is stored as it is.
+practice. Values are split into a plane of exponents and a plane of signs with mantissas. The exponents are compressed
+with Zstandard. Its table of matches is tiny, because there are hardly any: the gain is from the entropy coder. The
+other plane is stored unchanged.
 
-Stored form: 4 bytes, little endian: length of the compressed exponents; the exponents; the other plane; where the
-payload has an odd length, its last byte.
+Stored form: length of the compressed exponents (4 bytes, little-endian), the compressed exponents, the other plane,
+and the last byte of a payload of odd length.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from tierkv.errors import CorruptFrameError
 
 LENGTH_BYTES = 4
 VALUES_PER_STEP = 32 * 1024
-"""Values turned at once: what they need (a quarter of a megabyte) stays in the processor's second-level cache."""
+"""Values converted at a time. Their buffers, a quarter of a megabyte, stay in the processor's second-level cache."""
 
 _U8 = npt.NDArray[np.uint8]
 _U16 = npt.NDArray[np.uint16]
 
 
 class Bf16Codec:
-    """See the module's docstring. May be called on any number of threads; numpy and zstd work without the GIL.
+    """Codec for bfloat16 payloads. May be called on any number of threads; numpy and zstd work without the GIL.
 
-    Any payload comes back byte for byte; one that is no bfloat16 data is usually declined, and stored raw.
+    Any payload is restored byte for byte. Payloads of other types are usually declined, and then stored raw.
     """
 
     def __init__(self) -> None:
         self._scratch = _Scratch()
 
     def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
-        """See :meth:`tierkv.abc.Codec.encode`."""
+        """Compress a payload; None if it would not be shorter."""
         count = len(raw) // 2
-        end_of_room = min(len(raw) - 1, len(out)) - count - len(raw) % 2  # where the exponents have to end
+        end_of_room = min(len(raw) - 1, len(out)) - count - len(raw) % 2  # upper limit for the end of the exponents
         if count == 0 or end_of_room <= LENGTH_BYTES:
             return None
         values = np.frombuffer(raw, np.uint16, count)
         exponents, others = self._scratch.planes(count)
         for start, stop in _steps(count):
             part, (first, second) = values[start:stop], self._scratch.values(stop - start)
-            # Casting to bytes keeps the low half, and is many times as fast as picking every second byte.
+            # Casting to bytes keeps the low half, and is many times as fast as selecting every second byte.
             np.right_shift(part, 7, out=first)
             np.copyto(exponents[start:stop], first, casting="unsafe")
             np.right_shift(part, 15, out=first)
@@ -58,7 +58,7 @@ class Bf16Codec:
             np.copyto(others[start:stop], first, casting="unsafe")
         with self._scratch.compressor().stream_reader(exponents.data, size=count) as reader:
             written: int = reader.readinto(out[LENGTH_BYTES:end_of_room])
-        if written >= end_of_room - LENGTH_BYTES:  # it may have been cut off, and is too long in any case
+        if written >= end_of_room - LENGTH_BYTES:  # it may be truncated, and is too long in any case
             return None
         out[:LENGTH_BYTES] = written.to_bytes(LENGTH_BYTES, "little")
         end = LENGTH_BYTES + written + count
@@ -67,7 +67,11 @@ class Bf16Codec:
         return end + len(raw) % 2
 
     def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:  # noqa: ARG002 - interface
-        """See :meth:`tierkv.abc.Codec.decode`."""
+        """Restore a payload.
+
+        Raises:
+            CorruptFrameError: the stored bytes do not decode to a payload of this length.
+        """
         count, odd = len(out) // 2, len(out) % 2
         length = int.from_bytes(stored[:LENGTH_BYTES], "little")
         if len(stored) != LENGTH_BYTES + length + count + odd:
@@ -104,7 +108,7 @@ def _steps(count: int) -> Iterator[tuple[int, int]]:
 
 
 class _Scratch(threading.local):
-    """This thread's contexts and buffers: allocating them per chunk would cost more than the work."""
+    """Contexts and buffers of one thread. Allocating them per chunk would cost more than the work."""
 
     def __init__(self) -> None:
         self._compressor: zstandard.ZstdCompressor | None = None
@@ -114,11 +118,11 @@ class _Scratch(threading.local):
         self._second: _U16 = np.empty(VALUES_PER_STEP, np.uint16)
 
     def values(self, count: int) -> tuple[_U16, _U16]:
-        """Room twice for one step's values."""
+        """Return two buffers for the values of one step."""
         return self._first[:count], self._second[:count]
 
     def planes(self, count: int) -> tuple[_U8, _U8]:
-        """Room for both planes of ``count`` values."""
+        """Return buffers for both planes of ``count`` values."""
         if len(self._planes[0]) < count:
             self._planes = (np.empty(count, np.uint8), np.empty(count, np.uint8))
         return self._planes[0][:count], self._planes[1][:count]

@@ -61,7 +61,10 @@ def _check_aes(options: AesGcmOptions) -> Iterator[CheckResult]:
         keys = options.keys(os.environ)
     except ConfigError as error:
         yield CheckResult(
-            "encryption keys", ok=False, detail=str(error), fix="give it where the engine runs, and check there"
+            "encryption keys",
+            ok=False,
+            detail=str(error),
+            fix="set it in the environment of the engine, and check there",
         )
     else:
         yield CheckResult("encryption keys", ok=True, detail=f"{len(keys)} found")
@@ -77,7 +80,7 @@ CODEC_PLUGINS: tuple[CodecPlugin, ...] = (
     CodecPlugin(name="int8", summary="Half of 16 bits: whole numbers with scales.", open=_open_int8, lossy=True),
     CodecPlugin(
         name="aes-256-gcm",
-        summary="Encrypted and authenticated; with zstd or bf16 inside if you like.",
+        summary="Encrypted and authenticated; optionally with zstd or bf16 inside.",
         open=_open_aes,
         options=AesGcmOptions,
         conceals=True,

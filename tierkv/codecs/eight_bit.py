@@ -1,15 +1,19 @@
-"""Lossy codecs: values of 16 or 32 bits as codes of 8, with a scale for every 32 values that share a channel.
+"""Lossy coding of 16- or 32-bit values as 8-bit codes, with a scale for every 32 values of a channel.
 
-A payload's values are taken in *tiles* of 32 rows and 1024 columns, row by row; the last tile has as many columns as
-its values need. The values of one column have one scale. Where 1024 is a multiple of the channels of a token, or
-divides them, a column holds values of one or few channels: these are of one size, while channels differ widely.
+:class:`EightBitCodec` does tiles, scales and types of values. It holds a :class:`Codes`, which maps scaled values to
+codes and back: :mod:`tierkv.codecs.fp8` and :mod:`tierkv.codecs.int8` each have one.
 
-A scale is a power of two, so scaling rounds nothing, and what was decoded encodes to the same bytes again. It is the
-exponent of the column's largest magnitude, after that was rounded to as many bits as a code can hold.
+A payload's values are taken in *tiles* of 32 rows and 1024 columns, row by row. The last tile has only the columns that
+its values need. The values of one column share a scale. If 1024 is a multiple or a divisor of the channels of a token,
+a column holds values of one or few channels. Values of one channel are similar in magnitude, while channels differ
+widely.
 
-Stored form: the scales, tile by tile, one byte each; the codes, in the order of the values; where the payload does not
-end with a value, the bytes behind the last one. A scale byte is the exponent as IEEE 754 writes it for 32 bits, 18 to
-254; magnitudes below 2**-109 have the scale of 2**-109.
+A scale is a power of two, so scaling does not round, and decoded values encode to the same bytes again. It is the
+exponent of the column's largest magnitude, after that was rounded to the significant bits of a code.
+
+Stored form: the scales, tile by tile, one byte each; the codes, in the order of the values; then the bytes of the
+payload behind the last whole value, if any. A scale byte is the exponent in the encoding of IEEE 754 binary32, 18 to
+254. Magnitudes below 2**-109 have the scale of 2**-109.
 """
 
 from __future__ import annotations
@@ -28,12 +32,12 @@ from tierkv.errors import ConfigError, CorruptFrameError
 ROWS = 32
 COLUMNS = 1024
 TILE = ROWS * COLUMNS
-"""Values turned at once: what they need stays in the processor's second-level cache."""
+"""Values converted at a time. Their buffers stay in the processor's second-level cache."""
 
 SCALE_MIN, SCALE_MAX = 18, 254
 _MANTISSA_BITS = 23
 _HALF_BIAS = np.float32(2.0**112)
-"""What lies between the exponents of float16 and float32."""
+"""Ratio between the exponent biases of float32 and float16."""
 
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
@@ -42,35 +46,35 @@ F32 = npt.NDArray[np.float32]
 
 
 class Codes(Protocol):
-    """One kind of eight-bit code.
-
-    name: of the codec.
-    bits: significant bits of a code.
-    exponent: of the largest magnitude of a column, once it is scaled.
-    """
+    """One kind of eight-bit code. May be used on several threads."""
 
     name: str
+    """Name of the codec."""
     bits: int
+    """Significant bits of a code."""
     exponent: int
+    """Exponent of a column's largest magnitude after scaling."""
 
     def quantise(self, scaled: F32, codes: U8) -> None:
-        """The nearest code of each value, ties to even. May use ``scaled`` up."""
+        """Write the nearest code of each value, ties to even. May overwrite ``scaled``."""
 
     def values(self, codes: U8, out: F32) -> None:
-        """What the codes stand for, still scaled.
+        """Write the scaled value of each code.
 
         Raises:
-            CorruptFrameError: one is not a code that :meth:`quantise` gives.
+            CorruptFrameError: :meth:`quantise` never returns one of the codes.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class _Dtype:
-    """One type of values: bytes of one, and the largest exponent whose powers of two it has, as IEEE 754 writes it."""
+    """Type of values."""
 
     name: str
     item_bytes: int
+    """Bytes of one value."""
     scale_max: int = SCALE_MAX
+    """Largest exponent of a finite value, in the encoding of IEEE 754 binary32."""
 
 
 _DTYPES = {
@@ -81,16 +85,16 @@ _DTYPES = {
 
 
 class EightBitCodec:
-    """See the module's docstring. May be called on any number of threads; numpy works without the GIL.
+    """Codec over one kind of codes. May be called on any number of threads; numpy works without the GIL.
 
-    Declines what would not shrink, and what holds NaN, an infinity, or a magnitude that rounds to one.
+    Declines payloads that would not shrink, and payloads with NaN, an infinity, or a magnitude that rounds to one.
 
     Args:
-        codes: fp8 or int8.
-        context: whose payloads these are.
+        codes: maps scaled values to codes and back.
+        context: describes the payloads.
 
     Raises:
-        ConfigError: their values are of no type that can be served, or there are others among them.
+        ConfigError: the payloads hold values of a type that cannot be served.
     """
 
     def __init__(self, codes: Codes, context: CodecContext) -> None:
@@ -99,7 +103,7 @@ class EightBitCodec:
         self._scratch = _Scratch()
 
     def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
-        """See :meth:`tierkv.abc.Codec.encode`."""
+        """Quantise a payload; None if it is declined."""
         count, rest = divmod(len(raw), self._dtype.item_bytes)
         scales_bytes = _scales_of(count)
         written = scales_bytes + count + rest
@@ -122,7 +126,11 @@ class EightBitCodec:
         return written
 
     def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:  # noqa: ARG002 - interface
-        """See :meth:`tierkv.abc.Codec.decode`."""
+        """Restore an approximation of a payload.
+
+        Raises:
+            CorruptFrameError: the stored bytes do not decode to a payload of this length.
+        """
         count, rest = divmod(len(out), self._dtype.item_bytes)
         scales_bytes = _scales_of(count)
         if len(stored) != scales_bytes + count + rest:
@@ -141,7 +149,7 @@ class EightBitCodec:
         out[count * self._dtype.item_bytes :] = stored[len(stored) - rest :] if rest else b""
 
     def _load(self, raw: memoryview, start: int, stop: int, out: F32) -> None:
-        """Values of the payload, as floats."""
+        """Read values of the payload as float32."""
         count, offset = stop - start, start * self._dtype.item_bytes
         if self._dtype.name == "bfloat16":
             bits = out.view(np.uint32)
@@ -153,7 +161,7 @@ class EightBitCodec:
             np.copyto(out, np.frombuffer(raw, self._dtype.name, count, offset))
 
     def _save(self, values: F32, out: memoryview, start: int, stop: int) -> None:
-        """The other way round. Bfloat16 holds every value that there is, so nothing is rounded."""
+        """Write float32 values to the payload. Bfloat16 represents every value of a code, so it does not round."""
         count, offset = stop - start, start * self._dtype.item_bytes
         if self._dtype.name == "bfloat16":
             bits = values.view(np.uint32)
@@ -166,19 +174,19 @@ class EightBitCodec:
 
 
 def _load_halves(halves: U16, out: F32, signs: U32) -> None:
-    """Float16 as float32, several times as fast as numpy's own cast. NaN and infinities become 2**16 or more."""
+    """Convert float16 to float32, several times as fast as numpy's cast. NaN and infinities become 2**16 or more."""
     bits = out.view(np.uint32)
     np.copyto(bits, halves)
     np.right_shift(bits, 15, out=signs)
     np.left_shift(signs, 31, out=signs)
     np.bitwise_and(bits, 0x7FFF, out=bits)
     np.left_shift(bits, 13, out=bits)
-    np.multiply(out, _HALF_BIAS, out=out)  # an exponent of 0 is right as well: it is one of float32's denormals
+    np.multiply(out, _HALF_BIAS, out=out)  # also correct for an exponent of 0, which is a denormal of float32
     np.bitwise_or(bits, signs, out=bits)
 
 
 def _save_halves(values: F32, out: U16, signs: U32) -> None:
-    """The other way round. What is left of a code in float16's denormals is rounded to the nearest."""
+    """Convert float32 to float16. Values in float16's denormal range are rounded to the nearest."""
     bits = values.view(np.uint32)
     np.right_shift(bits, 31, out=signs)
     np.left_shift(signs, 15, out=signs)
@@ -195,14 +203,14 @@ def _dtype_of(codec: str, context: CodecContext) -> _Dtype:
     dtype = _DTYPES.get(named.lower().removeprefix("torch."))
     if dtype is None:
         raise ConfigError(
-            f"codec {codec!r} cannot serve KV values of type {named!r}: it knows bfloat16, float16 and float32; "
+            f"codec {codec!r} cannot serve KV values of type {named!r}: it serves bfloat16, float16 and float32; "
             "choose another codec for this tier"
         )
     for index, (_, page_bytes, kind, _) in enumerate(context.namespace.groups):
         if kind == "ssm":
             raise ConfigError(
                 f"codec {codec!r} cannot serve KV cache group {index}: states of SSM layers need not be {named}, and "
-                "errors in them add up; choose a lossless codec for this tier"
+                "their errors accumulate; choose a lossless codec for this tier"
             )
         if any(size % dtype.item_bytes for size in page_bytes):
             raise ConfigError(
@@ -213,19 +221,19 @@ def _dtype_of(codec: str, context: CodecContext) -> _Dtype:
 
 
 def _tiles(count: int) -> Iterator[tuple[int, int, int, int]]:
-    """First value and end of each tile, number of its first scale, its columns."""
+    """Yield first value, end, number of the first scale, and columns of each tile."""
     for start in range(0, count, TILE):
         stop = min(count, start + TILE)
         yield start, stop, start // ROWS, -(-(stop - start) // ROWS)
 
 
 def _scales_of(count: int) -> int:
-    """How many scales a payload has."""
+    """Return the number of scales of a payload with ``count`` values."""
     return -(-count // ROWS)
 
 
 def _scales(tile: F32, bits: int, room: U32) -> U32:
-    """Of each column, the exponent of its largest magnitude, rounded to that many significant bits."""
+    """Return each column's exponent of its largest magnitude, after rounding that to ``bits`` significant bits."""
     magnitudes = np.bitwise_and(tile.view(np.uint32), 0x7FFF_FFFF, out=room.reshape(tile.shape))
     largest: U32 = magnitudes.max(axis=0)
     rounded = (largest + np.uint32(1 << (_MANTISSA_BITS - bits))) >> np.uint32(_MANTISSA_BITS)
@@ -234,22 +242,22 @@ def _scales(tile: F32, bits: int, room: U32) -> U32:
 
 
 def _power_of_two(exponents: U32) -> F32:
-    """Two to the power of these, which are written as IEEE 754 does."""
+    """Return powers of two, whose exponents are given in the encoding of IEEE 754 binary32."""
     powers: F32 = (exponents << np.uint32(_MANTISSA_BITS)).view(np.float32)
     return powers
 
 
 class _Scratch(threading.local):
-    """This thread's room for one tile; allocating it per chunk would cost more than the work."""
+    """Buffers of one thread for one tile. Allocating them per chunk would cost more than the work."""
 
     def __init__(self) -> None:
         self._values: F32 = np.empty(TILE, np.float32)
         self._signs: U32 = np.empty(TILE, np.uint32)
 
     def signs(self, count: int) -> U32:
-        """Room for the signs of so many values."""
+        """Return a buffer for the signs of ``count`` values."""
         return self._signs[:count]
 
     def tile(self, columns: int) -> F32:
-        """Room for a tile of so many columns."""
+        """Return a buffer for a tile of ``columns`` columns."""
         return self._values[: ROWS * columns].reshape(ROWS, columns)

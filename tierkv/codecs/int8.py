@@ -1,6 +1,7 @@
-"""Lossy: whole numbers from -127 to 127. See :mod:`tierkv.codecs.eight_bit`.
+"""Lossy codec of integers from -127 to 127.
 
-A value of a column whose largest magnitude is M comes back with an error of at most ``M / 127``.
+:mod:`tierkv.codecs.eight_bit` has the stored form. A value of a column with the largest magnitude M is restored with an
+error of at most ``M / 127``.
 """
 
 from __future__ import annotations
@@ -13,28 +14,32 @@ from tierkv.errors import CorruptFrameError
 
 
 def open_int8(context: CodecContext) -> EightBitCodec:
-    """The codec.
+    """Open the codec.
 
     Raises:
-        ConfigError: the payloads do not suit it.
+        ConfigError: the payloads have no type that the codec serves.
     """
     return EightBitCodec(Int8Codes(), context)
 
 
 class Int8Codes:
-    """See :class:`tierkv.codecs.eight_bit.Codes`. Two's complement; -128 is never used."""
+    """:class:`~tierkv.codecs.eight_bit.Codes` in two's complement; -128 is never written."""
 
     name = "int8"
     bits = 7
     exponent = 6
 
     def quantise(self, scaled: F32, codes: U8) -> None:
-        """Round."""
+        """Round each value to the nearest integer, ties to even."""
         np.rint(scaled, out=scaled)
         np.copyto(codes.view(np.int8), scaled, casting="unsafe")
 
     def values(self, codes: U8, out: F32) -> None:
-        """The numbers themselves."""
+        """Convert the integers to floats.
+
+        Raises:
+            CorruptFrameError: a code is -128.
+        """
         numbers = codes.view(np.int8)
         if len(numbers) and numbers.min() == np.iinfo(np.int8).min:
             raise CorruptFrameError("int8 data has the code -128, which is never written")

@@ -1,4 +1,4 @@
-"""Options of encrypted tiers, and where their keys come from. A key is in no option, no message and no ``repr``."""
+"""Options of encrypted tiers, and sources of their keys. No option, message or ``repr`` contains a key."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ _HOW = (
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY_CHARS_MIN = 43
-"""Characters of the shortest text of a key. No variable has a name that long, and who writes one mistook the option."""
+"""Characters of the shortest text of a key. A longer variable name is taken for a key in the wrong option."""
 
 
 @dataclass(frozen=True, slots=True)
 class AesGcmOptions:
-    """Where keys are, and what is done before encryption.
+    """Sources of the keys, and compression before encryption.
 
-    key_env, key_file: name of the environment variable, or path of the file, that holds the key. One of them.
-    previous_key_env, previous_key_file: more of them, for keys that wrote what lies in the tier.
-    inner: codec that shortens payloads before they are encrypted; afterwards nothing would.
+    Raises:
+        ValueError: not exactly one of key_env and key_file is given, or a variable's name is invalid.
     """
 
     key_env: str | None = None
+    """Environment variable that holds the key. Exclusive with key_file."""
     key_file: str | None = None
+    """Path of the file that holds the key. Exclusive with key_env."""
     previous_key_env: tuple[str, ...] = ()
+    """Variables with keys that encrypted frames which the tier holds already."""
     previous_key_file: tuple[str, ...] = ()
+    """Files with keys that encrypted frames which the tier holds already."""
     inner: Literal["none", "zstd", "bf16"] = "none"
+    """Codec that compresses payloads before encryption; encrypted bytes do not compress."""
 
     def __post_init__(self) -> None:
         if (self.key_env is None) == (self.key_file is None):
@@ -54,10 +58,10 @@ class AesGcmOptions:
                 )
 
     def keys(self, environment: Mapping[str, str]) -> list[bytes]:
-        """The key that encrypts, then those that only decrypt.
+        """Read the key that encrypts, then those that only decrypt.
 
         Raises:
-            ConfigError: one of them cannot be had.
+            ConfigError: a key is missing or invalid.
         """
         first = (
             read_key_env(self.key_env, environment) if self.key_env is not None else read_key_file(self.key_file or "")
@@ -67,10 +71,10 @@ class AesGcmOptions:
 
 
 def read_key_env(name: str, environment: Mapping[str, str]) -> bytes:
-    """The key in an environment variable.
+    """Read the key in an environment variable.
 
     Raises:
-        ConfigError: it is not set, or holds no key.
+        ConfigError: the variable is not set, or holds no key.
     """
     text = environment.get(name)
     if text is None:
@@ -79,10 +83,10 @@ def read_key_env(name: str, environment: Mapping[str, str]) -> bytes:
 
 
 def read_key_file(path: str) -> bytes:
-    """The key in a file: text as in a variable, or the bytes themselves.
+    """Read the key in a file: text as in a variable, or the 32 bytes themselves.
 
     Raises:
-        ConfigError: it cannot be read, may be read or changed by everybody, or holds no key.
+        ConfigError: the file cannot be read, is accessible to every user, or holds no key.
     """
     try:
         data = _read_private(path)
@@ -96,13 +100,13 @@ def read_key_file(path: str) -> bytes:
 
 
 def _read_private(path: str) -> bytes:
-    """The content of a regular file that not everybody may open; no more of it than a key can have."""
-    # Non-blocking: opening a pipe that nobody writes to would wait forever.
+    """Read a regular file that is closed to other users, up to the maximum length of a key file."""
+    # Non-blocking: opening a pipe without a writer would wait forever.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
-            raise ConfigError(f"key file {path} is no regular file")
+            raise ConfigError(f"key file {path} is not a regular file")
         if mode & stat.S_IRWXO:
             shown = f"{stat.S_IMODE(mode):04o}"
             raise ConfigError(f"key file {path} is open to every user (mode {shown}); run: chmod 600 {path}")
@@ -112,13 +116,13 @@ def _read_private(path: str) -> bytes:
 
 
 def _parse(text: str, where: str) -> bytes:
-    """The bytes that the text stands for. The text itself never gets into a message, nor into a chain of errors."""
+    """Decode the text of a key. The text itself is never part of a message or of a chain of errors."""
     text = text.strip()
     for decode in (bytes.fromhex, _from_base64):
         key = _decoded(text, decode)
         if len(key) == KEY_BYTES:
             if len(set(key)) == 1:
-                raise ConfigError(f"{where} holds one byte {KEY_BYTES} times, which is no key; {_HOW}")
+                raise ConfigError(f"{where} holds one byte {KEY_BYTES} times, which is not a key; {_HOW}")
             return key
     raise ConfigError(f"{where} holds no key of {KEY_BYTES} bytes (its text has {len(text)} characters); {_HOW}")
 

@@ -1,4 +1,4 @@
-"""The codec that stores payloads as they are."""
+"""Codec that stores payloads unchanged."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tierkv.errors import CorruptFrameError
 
 
 class NoneCodec:
-    """Declines to encode, so that the framework stores the payload raw and reads it in place, without this codec."""
+    """Codec that always declines, so that the framework stores the payload raw and reads it in place."""
 
     def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
-        """Nothing is gained: store it raw."""
+        """Decline."""
         return None
 
     def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:  # noqa: ARG002 - interface
-        """Copy.
+        """Copy the payload.
 
         Raises:
             CorruptFrameError: the lengths differ.

@@ -1,8 +1,8 @@
 """Zstandard for payloads at rest.
 
-Level 1 unless the user says otherwise: on KV bytes higher levels cost time and gain nothing. Contexts of the library
-are not thread-safe and expensive to make, so each thread has its own. Both ways stream straight into the caller's
-buffer: nothing of a chunk's size is allocated.
+The default is level 1: on KV bytes, higher levels cost time and gain nothing. The library's contexts are not
+thread-safe and are expensive to make, so each thread has its own. Both directions stream into the caller's buffer; no
+memory of a chunk's size is allocated.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from tierkv.errors import CorruptFrameError
 
 LEVEL_MAX = 22
 WINDOW_BYTES_MIN = 1024
-"""The smallest that the format can say. A window is never more than twice as large as what it is for."""
+"""Smallest window that the format can express. A window is at most twice as large as its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZstdOptions:
-    """level: 1 is fastest, 22 is smallest. What was written with one level is read with any."""
+    """Options of the codec. Data written with one level is readable with any.
+
+    Raises:
+        ValueError: the level is out of range.
+    """
 
     level: int = 1
+    """1 is fastest, 22 is smallest."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.level <= LEVEL_MAX:
@@ -34,29 +39,29 @@ class ZstdOptions:
 
 
 def make_compressor(level: int = 1) -> zstandard.ZstdCompressor:
-    """A compression context as tierkv wants it; the length in the zstd frame lets decode check it first."""
+    """Return a compression context that writes the content size, which lets ``decode`` check it first."""
     return zstandard.ZstdCompressor(level=level, write_content_size=True)
 
 
 def check_zstd(stored: memoryview, raw_bytes: int) -> None:
-    """Believe a zstd frame's own numbers only where they fit: the library would take memory for any of them.
+    """Check the sizes that a zstd frame declares, because the library would allocate memory for any value.
 
     Raises:
-        CorruptFrameError: it does not hold ``raw_bytes``, or wants a larger window than any of ours.
-        zstandard.ZstdError: it is none.
+        CorruptFrameError: the content is not ``raw_bytes`` long, or the window is larger than ``make_compressor`` uses.
+        zstandard.ZstdError: it is not a zstd frame.
     """
-    told = zstandard.get_frame_parameters(stored)
-    if told.content_size != raw_bytes:
-        raise CorruptFrameError(f"zstd data of {told.content_size} bytes was expected to have {raw_bytes}")
-    if told.window_size > max(2 * raw_bytes, WINDOW_BYTES_MIN):
-        raise CorruptFrameError(f"zstd data of {raw_bytes} bytes wants a window of {told.window_size}")
+    declared = zstandard.get_frame_parameters(stored)
+    if declared.content_size != raw_bytes:
+        raise CorruptFrameError(f"zstd data of {declared.content_size} bytes was expected to have {raw_bytes}")
+    if declared.window_size > max(2 * raw_bytes, WINDOW_BYTES_MIN):
+        raise CorruptFrameError(f"zstd data of {raw_bytes} bytes declares a window of {declared.window_size}")
 
 
 class ZstdCodec:
-    """Payloads as one zstd frame. May be called on any number of threads; the work is done without the GIL.
+    """Codec that stores a payload as one zstd frame. May be called on any number of threads; it works without the GIL.
 
     Args:
-        options: how hard to try.
+        options: compression level.
         compressor: makes a compression context; called once per thread that encodes.
         decompressor: makes a decompression context; called once per thread that decodes.
     """
@@ -72,7 +77,7 @@ class ZstdCodec:
         self._contexts = _Contexts()
 
     def encode(self, raw: memoryview, out: memoryview, frame: CodecFrame) -> int | None:  # noqa: ARG002 - interface
-        """See :meth:`tierkv.abc.Codec.encode`."""
+        """Compress a payload; None if it would not be shorter."""
         if not raw or not out:  # the library's reader never returns from an empty payload
             return None
         context = self._contexts.compressor
@@ -80,11 +85,15 @@ class ZstdCodec:
             context = self._contexts.compressor = self._compressor()
         with context.stream_reader(raw, size=len(raw)) as reader:
             written: int = reader.readinto(out)
-        # A full buffer may have cut the zstd frame off; at that length it is of no use anyway.
+        # A full buffer may hold a truncated zstd frame. At that length it would not be used anyway.
         return written if 0 < written < min(len(raw), len(out)) else None
 
     def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:  # noqa: ARG002 - interface
-        """See :meth:`tierkv.abc.Codec.decode`."""
+        """Restore a payload.
+
+        Raises:
+            CorruptFrameError: the stored bytes do not decode to a payload of this length.
+        """
         context = self._contexts.decompressor
         if context is None:
             context = self._contexts.decompressor = self._decompressor()
@@ -99,7 +108,7 @@ class ZstdCodec:
 
 
 class _Contexts(threading.local):
-    """This thread's contexts; made when first needed."""
+    """Contexts of one thread, made on first use."""
 
     compressor: zstandard.ZstdCompressor | None = None
     decompressor: zstandard.ZstdDecompressor | None = None
