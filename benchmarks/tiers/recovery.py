@@ -25,9 +25,10 @@ from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePol
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv_disk import CAPABILITIES, DiskBackend, DiskOptions, open_backend
-from tierkv_disk.index_log import LOG_NAME, RECORD_BYTES, IndexLog, LogIdentity, Record, RecordKind
-from tierkv_disk.places import PAGE_BYTES, place_at
-from tierkv_disk.segments import SEGMENTS_AIM, segment_path
+from tierkv_disk.directory.layout import LOG_NAME
+from tierkv_disk.extents import PAGE_BYTES, address_at
+from tierkv_disk.log.index_log import RECORD_BYTES, IndexLog, LogIdentity, Record, RecordKind
+from tierkv_disk.segments.segment_files import SEGMENTS_AIM, segment_path
 
 FRAME_BYTES = frame_bytes(2 << 20)
 FRAME_PAGES = FRAME_BYTES // PAGE_BYTES
@@ -35,7 +36,7 @@ _PLAIN_RECORD = struct.Struct("<8xBBxxQI104s")
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class FilledDirectory:
     """A tier's directory, and what opening it takes."""
 
     context: BackendContext
@@ -78,15 +79,15 @@ class Home:
         """The limit."""
 
         def whole() -> None:
-            places = {}
+            slots = {}
             records = memoryview(self.log.read_bytes())[RECORD_BYTES : RECORD_BYTES * (1 + self.chunks)]
             for _, key_bytes, slot, size, key in _PLAIN_RECORD.iter_unpack(records):
-                places[key[:key_bytes]] = (slot, size)
+                slots[key[:key_bytes]] = (slot, size)
 
         return timed(whole)
 
 
-def make_home(folder: Path, chunks: int) -> Home:
+def make_filled_directory(folder: Path, chunks: int) -> FilledDirectory:
     """A directory as a tier with so many chunks leaves it when its process is killed."""
     context = BackendContext("disk", NAMESPACE, FRAME_BYTES, None)
     options = DiskOptions(path=str(folder), min_free_bytes=0)
@@ -98,12 +99,14 @@ def make_home(folder: Path, chunks: int) -> Home:
             os.truncate(file.fileno(), per_segment * FRAME_BYTES)
     keys = keys_of(random_hashes(chunks, seed=1))
     records = (
-        Record(RecordKind.PUT, key, 0, place_at(number // per_segment, number % per_segment * FRAME_PAGES), FRAME_BYTES)
+        Record(
+            RecordKind.PUT, key, 0, address_at(number // per_segment, number % per_segment * FRAME_PAGES), FRAME_BYTES
+        )
         for number, key in enumerate(keys)
     )
     identity = LogIdentity(NAMESPACE.fingerprint())
     IndexLog.create(directory, identity, records, sync=False).close()
-    return Home(context, options, directory / LOG_NAME, chunks)
+    return FilledDirectory(context, options, directory / LOG_NAME, chunks)
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -111,8 +114,8 @@ def run(settings: Settings) -> Iterator[Row]:
     chunks = settings.pick(1_000_000, 10_000)
     parts: dict[str, list[float]] = {"plugin": [], "scan": [], "index": []}
     with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
-        home = make_home(Path(folder), chunks)
-        ours, plain = take_turns([lambda: home.open(parts), home.read_plainly], settings.pick(5, 1))
+        filled = make_filled_directory(Path(folder), chunks)
+        ours, plain = take_turns([lambda: filled.open(parts), filled.read_plainly], settings.pick(5, 1))
     yield Row(
         f"{chunks:,} chunks",
         "s",

@@ -18,8 +18,8 @@ from tierkv.abc import ReadRequest, WriteRequest
 from tierkv.errors import BackendError, BackendUnavailableError, ConfigError, OutOfSpaceError
 from tierkv.testing.frames import aligned_buffer, aligned_copy, make_frame, make_key
 from tierkv.types.keys import Key
-from tierkv_disk.places import place_at
-from tierkv_disk.segments import SegmentFiles
+from tierkv_disk.extents import address_at
+from tierkv_disk.segments.segment_files import SegmentFiles
 
 WAIT_S = 60.0
 
@@ -52,7 +52,7 @@ def test_a_reader_keeps_its_slot(open_disk: OpenDisk, monkeypatch: pytest.Monkey
     """A frame is deleted, and others are written, while it is being read: the reader gets its own bytes."""
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(0, 1, 2))
-    held = Held(monkeypatch, "read")
+    held = Held(monkeypatch, "read_frame")
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(disk.get, make_key(0))
         assert held.entered.wait(WAIT_S)
@@ -69,11 +69,11 @@ def test_an_overwritten_frame_is_read_whole(open_disk: OpenDisk, monkeypatch: py
     """The same for a slot freed by an overwrite, with two readers."""
     disk = open_disk(capacity_bytes=2 * PAGE)
     disk.put(frames(0))
-    held = Held(monkeypatch, "read")
+    held = Held(monkeypatch, "read_frame")
     with ThreadPoolExecutor(2) as pool:
         reading = [pool.submit(disk.get, make_key(0)) for _ in range(2)]
         assert held.entered.wait(WAIT_S)
-        while disk.backend._table.pins._readers != {place_at(0, 0): 2}:  # type: ignore[union-attr]
+        while disk.backend._table._pins._readers != {address_at(0, 0): 2}:  # type: ignore[union-attr]
             pass
         disk.put(frames(0, version=2))
         assert isinstance(disk.write(frames(1))[0], OutOfSpaceError)
@@ -89,7 +89,7 @@ def test_close_waits_for_calls_without_blocking(
     """A write that hangs past the close must not end in a file that got its descriptor's number since."""
     disk = open_disk()
     disk.put(frames(0))
-    held = Held(monkeypatch, "write")
+    held = Held(monkeypatch, "write_frame")
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(disk.write, frames(1))
         assert held.entered.wait(WAIT_S)
@@ -165,7 +165,7 @@ def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest
     assert isinstance(second, BackendError)
     assert "Input/output error" in str(second)
     assert second.key == make_key(1)
-    assert not disk.backend._table.pins  # type: ignore[union-attr]
+    assert not disk.backend._table.frames_pinned  # type: ignore[union-attr]
 
 
 def test_a_write_error_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_a_capacity_below_one_frame(open_disk: OpenDisk) -> None:
 
 def test_direct_io_on_insists(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for it explicitly does not want the page cache instead; who asks for "auto" is told."""
-    monkeypatch.setattr("tierkv_disk.home.supports_direct", lambda directory: False)
+    monkeypatch.setattr("tierkv_disk.opening.supports_direct", lambda directory: False)
     with pytest.raises(BackendError, match=r"direct_io = 'on', but the file system of .* has no O_DIRECT"):
         open_disk(direct_io="on")
     open_disk(direct_io="off").close()
@@ -320,7 +320,7 @@ def test_no_direct_io_is_said_once(
     open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tier then works through the page cache, and the log says why it is slow."""
-    monkeypatch.setattr("tierkv_disk.home.supports_direct", lambda directory: False)
+    monkeypatch.setattr("tierkv_disk.opening.supports_direct", lambda directory: False)
     disk = open_disk()
     disk.put(frames(0, 1))
     assert disk.get(make_key(1)) == frames(1)[make_key(1)]

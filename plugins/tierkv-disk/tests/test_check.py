@@ -113,5 +113,5 @@ def test_bad_places_are_told(open_disk: OpenDisk, place: Path) -> None:
     disk.close()
     found = check(place)["quarantine"]
     assert not found.ok
-    assert "1 places of bad frames, 4096 bytes" in found.detail
+    assert "1 bad frames out of service, 4096 bytes" in found.detail
     assert "last used 2" in check(place)["lock"].detail

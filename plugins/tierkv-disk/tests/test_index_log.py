@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tierkv.testing.frames import make_key
 from tierkv.types.keys import Key
-from tierkv_disk.index_log import (
+from tierkv_disk.extents import address_at
+from tierkv_disk.log.index_log import (
     GROW_BYTES,
     KEY_BYTES_MAX,
     RECORD_BYTES,
@@ -27,17 +28,16 @@ from tierkv_disk.index_log import (
     encode_record,
     read_records,
 )
-from tierkv_disk.places import place_at
 
 GOLDEN = Path(__file__).parent / "golden" / "index-v2.log"
 IDENTITY = LogIdentity(bytes(range(16)))
 RECORDS = [
-    Record(RecordKind.PUT, Key(bytes(range(36))), 0, place_at(0, 0), 2 << 20),
-    Record(RecordKind.PUT, Key(b"\xff" * 20), 0, place_at(1, 77), 4096),
+    Record(RecordKind.PUT, Key(bytes(range(36))), 0, address_at(0, 0), 2 << 20),
+    Record(RecordKind.PUT, Key(b"\xff" * 20), 0, address_at(1, 77), 4096),
     Record(RecordKind.DELETE, Key(bytes(range(36)))),
-    Record(RecordKind.PART, Key(b"parts"), 0, place_at(1, 3), 8192),
-    Record(RecordKind.PUT, Key(b"parts"), 1, place_at(0, 9), 4096),
-    Record(RecordKind.PUT, Key(b"\x00" * KEY_BYTES_MAX), 0, place_at(2**32 - 1, 2**32 - 1), 2**32 - 1),
+    Record(RecordKind.PART, Key(b"parts"), 0, address_at(1, 3), 8192),
+    Record(RecordKind.PUT, Key(b"parts"), 1, address_at(0, 9), 4096),
+    Record(RecordKind.PUT, Key(b"\x00" * KEY_BYTES_MAX), 0, address_at(2**32 - 1, 2**32 - 1), 2**32 - 1),
 ]
 
 
@@ -66,8 +66,8 @@ def test_a_log_of_slots_is_read_in_pages() -> None:
     finally:
         os.close(fd)
     assert [Record(*row) for row in rows[:3]] == [
-        Record(RecordKind.PUT, Key(bytes(range(36))), 0, place_at(0, 0), 2 << 20),
-        Record(RecordKind.PUT, Key(b"\xff" * 20), 0, place_at(1, 77 * 512), 4096),
+        Record(RecordKind.PUT, Key(bytes(range(36))), 0, address_at(0, 0), 2 << 20),
+        Record(RecordKind.PUT, Key(b"\xff" * 20), 0, address_at(1, 77 * 512), 4096),
         Record(RecordKind.DELETE, Key(bytes(range(36)))),
     ]
     assert health == LogHealth(records=4, slotted=True)
@@ -101,7 +101,7 @@ def test_written_bytes_equal_the_golden_file(tmp_path: Path) -> None:
 )
 def test_any_record_comes_back(key: bytes, numbers: tuple[int, int, int, int], kind: RecordKind) -> None:
     """Also keys that end in zeros, as the padding does."""
-    record = Record(kind, Key(key), numbers[3], place_at(numbers[0], numbers[1]), numbers[2])
+    record = Record(kind, Key(key), numbers[3], address_at(numbers[0], numbers[1]), numbers[2])
     fd = os.memfd_create("log")
     try:
         os.pwrite(fd, encode_record(record, IDENTITY.seed), RECORD_BYTES)
@@ -148,7 +148,7 @@ def test_tail_of_garbage_before_the_zeros(tmp_path: Path, log: IndexLog) -> None
 @pytest.mark.parametrize("bad", range(4))
 def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad: int) -> None:
     """Every single flipped byte is noticed, and what comes after is still read."""
-    records = [Record(RecordKind.PUT, make_key(number), 0, place_at(0, number), 4096) for number in range(5)]
+    records = [Record(RecordKind.PUT, make_key(number), 0, address_at(0, number), 4096) for number in range(5)]
     log.append(records)
     path = tmp_path / "index.log"
     whole = bytearray(path.read_bytes()[:8192])
@@ -163,7 +163,7 @@ def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad:
 
 def test_a_lost_page_costs_its_records_alone(tmp_path: Path, log: IndexLog) -> None:
     """A page of zeros in the middle is damage, not the end."""
-    records = [Record(RecordKind.PUT, make_key(number), 0, place_at(0, number), 4096) for number in range(100)]
+    records = [Record(RecordKind.PUT, make_key(number), 0, address_at(0, number), 4096) for number in range(100)]
     log.append(records)
     with (tmp_path / "index.log").open("r+b") as file:
         file.seek(4096)
@@ -194,8 +194,8 @@ def test_growth_keeps_room_for_deletes(tmp_path: Path, log: IndexLog) -> None:
 FULL_DISK = """
 import errno, os, resource, sys
 from pathlib import Path
-from tierkv_disk.index_log import *
-from tierkv_disk.places import place_at
+from tierkv_disk.log.index_log import *
+from tierkv_disk.extents import address_at
 identity = LogIdentity(bytes(range(16)))
 log = IndexLog.create(Path(sys.argv[1]), identity, [], sync=True)
 limit = (1 << 20) + 5000
@@ -203,7 +203,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 stored = 0
 try:
     while True:
-        log.append([Record(RecordKind.PUT, b"k" * 36, 0, place_at(0, 0), stored + number) for number in range(100)])
+        log.append([Record(RecordKind.PUT, b"k" * 36, 0, address_at(0, 0), stored + number) for number in range(100)])
         stored += 100
 except OSError as error:
     assert error.errno == errno.EFBIG, error
@@ -267,7 +267,7 @@ def test_a_replacement_that_may_not_last_stops_the_log(tmp_path: Path, monkeypat
     def fail(directory: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("tierkv_disk.index_log.sync_directory", fail)
+    monkeypatch.setattr("tierkv_disk.log.index_log.sync_directory", fail)
     log = IndexLog.create(tmp_path, IDENTITY, RECORDS[:1], sync=True)
     with pytest.raises(OSError, match=r"could not be replaced: .* reopen the tier"):
         log.append(RECORDS[1:2])

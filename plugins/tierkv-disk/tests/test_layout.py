@@ -13,12 +13,12 @@ from disk_support import PAGE, OpenDisk
 
 from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.testing.frames import make_frame, make_key
-from tierkv_disk import layout, locks
+from tierkv_disk.directory import layout, locks
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from tierkv_disk.locks import NamespaceLock
+from tierkv_disk.directory.locks import NamespaceLock
 lock = NamespaceLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -52,7 +52,7 @@ def test_two_namespaces_share_a_path(open_disk: OpenDisk, place: Path) -> None:
 def test_many_processes_claim_one_path_at_once(place: Path) -> None:
     """The ranks of a server start at the same instant on a path that does not exist yet."""
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: layout.claim(place), range(64)))
+        list(pool.map(lambda _: layout.claim_directory(place), range(64)))
     assert [path.name for path in place.iterdir()] == [layout.MARKER_NAME]
     assert json.loads((place / layout.MARKER_NAME).read_text()) == {"program": "tierkv-disk", "format": 1}
 

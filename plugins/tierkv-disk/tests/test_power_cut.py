@@ -18,7 +18,7 @@ from tierkv.testing.conformance.crash_ledger import Ledger
 from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_frame, make_key
 from tierkv_disk import DiskOptions
-from tierkv_disk.index_log import IndexLog
+from tierkv_disk.log.index_log import IndexLog
 
 CONTEXT = BackendContext("disk", make_namespace(), 2 * PAGE, 12 * 2 * PAGE + PAGE)
 OPERATIONS = 30
@@ -91,7 +91,7 @@ def test_acknowledged_frames_survive(cutter: Cutter, tmp_path: Path, durability:
 @pytest.mark.parametrize("cutter", [4, 5], indirect=True)
 def test_a_rewrite_of_the_log_survives(cutter: Cutter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same while the log is replaced by a shorter one every few operations."""
-    monkeypatch.setattr("tierkv_disk.recovery.COMPACT_RECORDS_MIN", 4)
+    monkeypatch.setattr("tierkv_disk.recovery.recovery.COMPACT_RECORDS_MIN", 4)
     rewrites: list[Path] = []
     create = IndexLog.create.__func__  # type: ignore[attr-defined]
 

@@ -15,10 +15,10 @@ from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 from tierkv_disk import DiskBackend
-from tierkv_disk.recovery import COMPACT_RECORDS_MIN, Recovery
+from tierkv_disk.recovery.recovery import COMPACT_RECORDS_MIN, RecoveryReport
 
 
-def recovery_of(session: Session) -> Recovery:
+def recovery_of(session: Session) -> RecoveryReport:
     """What opening found."""
     assert isinstance(session.backend, DiskBackend)
     return session.backend.recovery
@@ -203,7 +203,7 @@ def test_a_smaller_capacity_lets_go_of_disk(
         for key in everything:
             assert disk.get(key) == (everything[key] if key in left else None)
         assert isinstance(disk.write(frames(5000))[0], OutOfSpaceError)
-    assert f"{850 - 512 - 7} frames are above the limit" in caplog.text
+    assert f"{850 - 512 - 7} frames exceeded the limit" in caplog.text
     with open_disk(capacity_bytes=(2 << 20) + 7 * PAGE) as disk:
         assert recovery_of(disk).lossless, "the drop was not written down: it is told again"
         assert disk.scan() == left

@@ -15,9 +15,8 @@ from disk_support import PAGE, OpenDisk, frames, make_namespace
 
 from tierkv.errors import BackendUnavailableError, ConfigError, OutOfSpaceError
 from tierkv.testing.conformance.session import Session
-from tierkv.testing.frames import make_key
-from tierkv_disk import shared as shared_module
-from tierkv_disk.shared import DIRECTORY_LOCK_NAME, SharedDirectory, SharedLimits, used_bytes
+from tierkv_disk.directory import shared as shared_module
+from tierkv_disk.directory.shared import DIRECTORY_LOCK_NAME, SharedDirectory, SharedLimits, used_bytes
 
 MIB = 1 << 20
 LIMIT = 40 * MIB
@@ -159,7 +158,7 @@ def test_unused_namespaces_make_room_on_a_full_file_system(
         def free(self) -> int:
             return 5 * MIB + MIB // 2 - used_bytes(place)
 
-    monkeypatch.setattr("tierkv_disk.shared.shutil.disk_usage", lambda path: Usage())
+    monkeypatch.setattr("tierkv_disk.directory.shared.shutil.disk_usage", lambda path: Usage())
     with open_disk(model="new", min_free_bytes=MIB) as disk:
         disk.put(frames(0))
     assert not home_of(place, "old").exists()

@@ -1,19 +1,36 @@
 """Local disk tier for tierkv: preallocated segment files, O_DIRECT, and an index log that survives kill -9.
 
-Importing this registers nothing by itself: tierkv finds the module through its entry point and calls the hook.
+Nouns. A *namespace directory* belongs to one process at a time and holds everything below. A *segment* is a file that
+is allocated whole and divided into *pages* of 4 KiB. A *run* is a row of pages in one segment; a frame takes one run,
+or several where free space is fragmented. The *table*, in memory, maps each key to its runs. The *index log* is the
+history of the table on disk. The *quarantine* lists runs that held a bad frame.
+
+Write. Take free pages, write the frame, force it to the device, append a record to the log, force the log, then change
+the table, free the previous pages and answer. A kill between any two steps leaves the old state or the new state.
+
+Read. Look the key up in the table, pin its pages, read them into the caller's buffer, unpin. Pages freed during a read
+become free when the last reader has ended.
+
+Open. Lock the namespace directory, read the log, drop entries that contradict the segment files or each other, and
+derive the free pages. If the log is missing or damaged, search the unaccounted pages for frames.
+
+Invariants. A record in the log describes a frame that is durable. A page belongs to at most one frame. No lock is held
+while a frame is read or written.
+
+Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend`` as in every plugin; ``extents`` (addresses),
+``namespace`` (a locked directory), ``gate`` (calls in flight). Wings: ``directory``, ``segments``, ``space``, ``log``,
+``recovery``. Importing this module registers nothing; tierkv finds it through its entry point and calls the hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tierkv.abc import BackendContext, BackendPlugin, Capabilities
-from tierkv.errors import TierKVError
+from tierkv.abc import BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
 from tierkv_disk.backend import DiskBackend
 from tierkv_disk.checking import check
-from tierkv_disk.failures import as_tier_error
-from tierkv_disk.home import enter_home
+from tierkv_disk.opening import open_backend
 from tierkv_disk.options import DiskOptions
 
 __all__ = ["PLUGIN", "TIERKV_SPI", "DiskBackend", "DiskOptions", "open_backend", "tierkv_backends"]
@@ -29,29 +46,6 @@ CAPABILITIES = Capabilities(
     preferred_concurrency=4,
     preferred_read_batch=4,
 )
-
-
-def open_backend(context: BackendContext, options: DiskOptions) -> DiskBackend:
-    """Open the disk tier of a namespace.
-
-    Raises:
-        ConfigError: capacity or options cannot work.
-        BackendError: the place cannot be used, is somebody else's, or is in use; the message says which and what to do.
-    """
-    try:
-        home = enter_home(context, options)
-        try:
-            return DiskBackend(home)
-        except BaseException:
-            home.release()
-            raise
-    except TierKVError as error:
-        error.tier = context.tier
-        raise
-    except OSError as error:
-        what = f"cannot use {options.path} (`path` must be a directory on a healthy disk that this user may write)"
-        raise as_tier_error(error, what, tier=context.tier) from error
-
 
 PLUGIN = BackendPlugin(
     name="disk",

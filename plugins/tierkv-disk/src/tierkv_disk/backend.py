@@ -1,12 +1,10 @@
-"""The backend: frames in runs of pages, keys in a table, the table's history in a log.
+"""Backend of a disk tier: the verbs, on top of segments, table and index log.
 
-Order of a write, which is all of the crash safety: frame into free pages; force it to the device; append the log record
-and force that; only then tell the table, free the old pages and answer. A kill between any two leaves the old state or
-the new.
+The steps of a write are in the package's docstring; their order is the whole of the crash safety.
 
-Locks. The turn of :class:`~tierkv_disk.commits.Commits` serialises log appends, so that log and table change in the
-same order; ``_grow_lock`` lets one thread at a time allocate a segment; ``_table_lock`` guards table and quarantine for
-a few instructions. They nest in this order, and none is held while frames move.
+Locks. The append lock of :class:`~tierkv_disk.log.group_commit.GroupCommit` serialises log appends, so that log and
+table change in the same order. ``_grow_lock`` lets one thread at a time allocate a segment. ``_table_lock`` guards
+table and quarantine for a few instructions. They nest in this order, and none is held while frames move.
 """
 
 from __future__ import annotations
@@ -20,73 +18,73 @@ from functools import partial
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, CorruptFrameError, OutOfSpaceError, TierKVError
 from tierkv.types.keys import Key
-from tierkv_disk.commits import Commits
+from tierkv_disk.extents import Run, frame_bytes_of, pages_for, segment_of
 from tierkv_disk.failures import NO_SPACE, as_tier_error
-from tierkv_disk.gate import Gate
-from tierkv_disk.home import Home
-from tierkv_disk.index_log import KEY_BYTES_MAX, IndexLog, Record, RecordKind, records_of
-from tierkv_disk.places import Run, frame_bytes_of, pages_for, segment_of
-from tierkv_disk.quarantine import Quarantine, Suspect
-from tierkv_disk.recovery import mostly_dead, put_records, recover
+from tierkv_disk.gate import CallGate
+from tierkv_disk.log.group_commit import GroupCommit
+from tierkv_disk.log.index_log import KEY_BYTES_MAX, IndexLog, Record, RecordKind, records_of
+from tierkv_disk.namespace import LockedNamespace
+from tierkv_disk.recovery.recovery import is_mostly_dead, records_of_table, recover
+from tierkv_disk.space.quarantine import Quarantine, QuarantineEntry
 
-GROWTH_PAUSE_S = 1.0
-"""Whether a limit still stands against growth takes a look at all files of the directory."""
+GROWTH_RETRY_S = 1.0
+"""Interval between attempts to grow at a limit: each attempt sums up the sizes of all files of the directory."""
 logger = logging.getLogger("tierkv_disk")
 
 
 class DiskBackend:
-    """See :class:`tierkv.abc.Backend`. All verbs may be called on several threads at once.
+    """Backend of one namespace, with scan and quarantine. All verbs may be called on several threads at once.
 
     Attributes:
-        recovery: what opening found.
+        recovery: report on the recovery at open.
     """
 
-    def __init__(self, home: Home, clock: Callable[[], float] = time.monotonic) -> None:
-        """Recover what lies in a locked home; :meth:`close` will release it.
+    def __init__(self, locked: LockedNamespace, clock: Callable[[], float] = time.monotonic) -> None:
+        """Recover a locked namespace; :meth:`close` will release it.
 
         Raises:
-            OSError: something cannot be read or written.
+            OSError: a file cannot be read or written.
         """
-        self._home = home
-        self._segments = home.source.segments
-        self._directory = home.source.directory
-        self._tier = home.tier
+        self._locked = locked
+        self._segments = locked.files.segments
+        self._directory = locked.files.directory
+        self._tier = locked.tier
         self._grow_lock = threading.Lock()
         self._table_lock = threading.Lock()
-        self._quarantine = Quarantine(self._directory, home.quarantine_bytes_max)
-        self._table, log, self.recovery = recover(home.source, self._quarantine, sync=home.sync)
+        self._quarantine = Quarantine(self._directory, locked.quarantine_bytes_max)
+        self._table, log, self.recovery = recover(locked.files, self._quarantine, sync=locked.sync)
         try:
-            home.settled()
+            locked.mark_upgraded()
         except BaseException:
             log.close()
             raise
-        self._commits = Commits(log, self._compact_if_dead)
+        self._commits = GroupCommit(log, self._compact_if_dead)
         self._compact_after = 0
         self._clock = clock
-        self._ask_again_s = 0.0
-        self._gate = Gate(self._release)
+        self._grow_again_s = 0.0
+        self._gate = CallGate(self._release)
         if not self.recovery.lossless:
             logger.warning("tier %s, %s: %s", self._tier, self._directory, "; ".join(self.recovery.losses()))
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
-        """See :meth:`tierkv.abc.Backend.contains`."""
+        """Whether each key is in the table. No I/O."""
         with self._table_lock:
             return [key in self._table.entries for key in keys]
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """See :meth:`tierkv.abc.Backend.read_into`."""
+        """Read each frame into its caller's buffer; a failed read quarantines the frame's pages."""
         with self._gate.entered():
             return [self._read(request) for request in requests]
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
-        """See :meth:`tierkv.abc.Backend.write`."""
+        """Store frames; with durability "batch" or "always" they are on the device when this returns."""
         with self._gate.entered():
-            if self._home.sync_each:
+            if self._locked.sync_each:
                 return [result for request in requests for result in self._write([request])]
             return self._write(requests)
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
-        """See :meth:`tierkv.abc.Backend.delete`."""
+        """Remove keys with one append to the log; absent keys are no error."""
         with self._gate.entered():
             present = [key for key in dict.fromkeys(keys) if key in self._table.entries]
             if not present:
@@ -100,43 +98,43 @@ class DiskBackend:
             return [None] * len(keys)
 
     def scan(self) -> Iterable[Entry]:
-        """See :meth:`tierkv.abc.SupportsScan.scan`; oldest first."""
+        """All stored keys with their frame lengths, oldest first."""
         with self._table_lock:
             entries = dict(self._table.entries)
         return map(Entry, entries, map(frame_bytes_of, entries.values()))
 
     def quarantine(self, key: Key, reason: str) -> None:
-        """See :class:`tierkv.abc.SupportsQuarantine`: the frame's pages are not used again when it is deleted."""
+        """Quarantine the frame's pages: they are not reused when the frame is deleted."""
         with self._gate.entered():
             with self._table_lock:
-                found = self._table.find(key)
+                found = self._table.find_frame(key)
             if found is not None:
-                self._isolate(Suspect(key, found[0], reason))
+                self._isolate(QuarantineEntry(key, found[0], reason))
 
     def close(self) -> None:
-        """See :meth:`tierkv.abc.Backend.close`. Files stay open, and locked, until the last call has left."""
+        """Refuse further calls. Files stay open and locked until the last call in flight has ended."""
         self._gate.close()
 
     def _read(self, request: ReadRequest) -> ReadResult:
         with self._table_lock:
-            found = self._table.find(request.key)
+            found = self._table.find_frame(request.key)
             if found is None:
                 return None
             runs, size = found
-            self._table.pins.pin(runs[0].place)
+            self._table.pin(runs[0].address)
         try:
             if len(request.buffer) < size:
                 error = BackendError(f"the buffer has {len(request.buffer)} bytes, the frame {size}")
                 return self._error(error, "cannot read", request.key)
-            count = self._segments.read(runs, request.buffer, size)
+            count = self._segments.read_frame(runs, request.buffer, size)
         except OSError as error:
-            self._isolate(Suspect(request.key, runs, f"reading it failed: {error.strerror}"))
+            self._isolate(QuarantineEntry(request.key, runs, f"reading it failed: {error.strerror}"))
             return self._error(error, "cannot read", request.key)
         finally:
             with self._table_lock:
-                self._table.unpin(runs[0].place)
+                self._table.unpin(runs[0].address)
         if count < size:
-            message = f"segment {segment_of(runs[0].place)} ends {size - count} bytes before the frame does"
+            message = f"segment {segment_of(runs[0].address)} ends {size - count} bytes before the frame does"
             return CorruptFrameError(message, tier=self._tier, key=request.key)
         return count
 
@@ -152,108 +150,104 @@ class DiskBackend:
             return results
         stored = [(requests[number].key, runs, len(requests[number].frame)) for number, runs in placed.items()]
         try:
-            if self._home.sync:
-                self._segments.sync({segment_of(run.place) for runs in placed.values() for run in runs})
+            if self._locked.sync:
+                self._segments.sync({segment_of(run.address) for runs in placed.values() for run in runs})
             records = [record for key, runs, size in stored for record in records_of(key, runs, size)]
             self._commits.commit(records, partial(self._put, stored))
         except OSError as error:
             with self._table_lock:
                 for number, runs in placed.items():
                     results[number] = self._error(error, "cannot write", requests[number].key)
-                    self._table.give_back(runs)
+                    self._table.release_runs(runs)
         return results
 
     def _place(self, request: WriteRequest) -> tuple[Run, ...]:
-        """Put a frame into free pages; nobody can see it there yet."""
+        """Write a frame into free pages. It is not visible to readers yet."""
         size = len(request.frame)
-        if self._commits.log.broken:
-            raise BackendError(self._commits.log.broken)
+        if self._commits.broken:
+            raise BackendError(self._commits.broken)
         if not 0 < len(request.key) <= KEY_BYTES_MAX:
             raise BackendError(f"a key of {len(request.key)} bytes: 1 to {KEY_BYTES_MAX} are possible")
-        if not 0 < size <= self._home.frame_bytes_max:
-            raise BackendError(f"a frame of {size} bytes: 1 to {self._home.frame_bytes_max} are possible here")
+        if not 0 < size <= self._locked.frame_bytes_max:
+            raise BackendError(f"a frame of {size} bytes: 1 to {self._locked.frame_bytes_max} are possible here")
         runs = self._take(pages_for(size))
         try:
-            self._segments.write(runs, request.frame)
+            self._segments.write_frame(runs, request.frame)
         except OSError as error:
             if error.errno not in NO_SPACE:
-                self._isolate(Suspect(request.key, runs, f"writing it failed: {error.strerror}"))
+                self._isolate(QuarantineEntry(request.key, runs, f"writing it failed: {error.strerror}"))
             with self._table_lock:
-                self._table.give_back(runs)
+                self._table.release_runs(runs)
             raise
         return runs
 
     def _take(self, pages: int) -> tuple[Run, ...]:
-        """Free pages: in one run, in one run of a new segment, or in several runs, whichever can be had first."""
+        """Take free pages: in one run, or in one run of a new segment, or in several runs, in this order."""
         with self._table_lock:
-            runs = self._table.take(pages)
+            runs = self._table.take_run(pages)
         if runs is not None:
             return runs
         with self._grow_lock:
             with self._table_lock:
-                runs = self._table.take(pages)
+                runs = self._table.take_run(pages)
             if runs is not None:
                 return runs
             grown = self._grow(pages)
-            # Within one hold of the lock, so that no other thread can be faster to take what this one brought.
+            # Add and take within one hold of the lock, so that no other thread takes the new pages first.
             with self._table_lock:
                 if grown is not None:
-                    self._table.free.add(grown)
-                runs = self._table.free.gather(pages)
+                    self._table.add_free(grown)
+                runs = self._table.gather_runs(pages)
         if runs is None:
             raise OutOfSpaceError("capacity, directory_bytes_max or min_free_bytes is reached, and too little is free")
         return runs
 
     def _grow(self, pages: int) -> Run | None:
-        """One more segment if there is room. Where a frame can be laid into several runs, not asked all the time."""
-        if self._table.free.pages >= pages and self._clock() < self._ask_again_s:
+        """Allocate a segment if there is room. If several free runs could hold the frame, try once per interval."""
+        if self._table.free_pages >= pages and self._clock() < self._grow_again_s:
             return None
         grown = self._segments.grow()
-        self._ask_again_s = self._clock() + GROWTH_PAUSE_S if grown is None else 0.0
+        self._grow_again_s = self._clock() + GROWTH_RETRY_S if grown is None else 0.0
         return grown
 
     def _put(self, stored: Sequence[tuple[Key, tuple[Run, ...], int]]) -> None:
         with self._table_lock:
             for key, runs, size in stored:
-                self._table.put(key, runs, size)
+                self._table.put_frame(key, runs, size)
 
     def _drop(self, keys: Sequence[Key]) -> None:
         with self._table_lock:
             for key in keys:
-                self._table.drop(key)
+                self._table.drop_frame(key)
 
-    def _isolate(self, suspect: Suspect) -> None:
-        """Take a place out of service, and others back that have been long enough out."""
-        table = self._table
+    def _isolate(self, entry: QuarantineEntry) -> None:
+        """Quarantine pages, and return to service those that the bound pushed out of the list."""
         with self._table_lock:
-            table.out_of_service.add(suspect.runs[0].place)
-            for released in self._quarantine.add(suspect):
-                table.out_of_service.discard(released.runs[0].place)
-                found = table.find(released.key)
-                if found is None or found[0] != released.runs:
-                    table.give_back(released.runs)
-            self._segments.pages_out_of_service = self._quarantine.pages
+            self._table.take_out_of_service(entry.runs[0].address)
+            for released in self._quarantine.add_entry(entry):
+                self._table.return_to_service(released.key, released.runs)
+            self._segments.set_pages_out_of_service(self._quarantine.pages)
         self._quarantine.save()
 
     def _compact_if_dead(self) -> None:
-        """Replace a long log by a shorter one. Only writers wait: the table changes in the turn of commits alone."""
-        log, home = self._commits.log, self._home
-        if log.records <= self._compact_after or not mostly_dead(log.records, len(self._table.entries)):
+        """Replace a long log by a shorter one. Only writers wait: the table changes under the append lock alone."""
+        records, locked = self._commits.records, self._locked
+        if records <= self._compact_after or not is_mostly_dead(records, len(self._table.entries)):
             return
         try:
-            new = IndexLog.create(self._directory, home.source.identity, put_records(self._table), sync=home.sync)
+            identity = locked.files.identity
+            log = IndexLog.create(self._directory, identity, records_of_table(self._table), sync=locked.sync)
         except OSError as error:
-            # The old log still serves; try again when it has doubled.
-            self._compact_after = 2 * log.records
+            # The old log still serves; the next attempt is due when it has doubled.
+            self._compact_after = 2 * records
             logger.warning("tier %s: the index log could not be compacted: %s", self._tier, error)
             return
-        log.close()
-        self._commits.log = new
+        self._commits.replace_log(log)
         self._compact_after = 0
 
     def _release(self) -> None:
         self._commits.close()
-        self._home.release()
+        self._locked.release()
 
     def _error(self, error: OSError, what: str, key: Key) -> TierKVError:
         return as_tier_error(error, f"{what} in {self._directory}", tier=self._tier, key=key)

@@ -1,4 +1,4 @@
-"""What ``tierkv check`` says of a disk tier. Looks, and changes nothing."""
+"""Checks of a disk tier for ``tierkv check``. They change nothing."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 from tierkv.abc import CheckResult
 from tierkv.errors import BackendError
-from tierkv_disk import layout
-from tierkv_disk.directio import supports_direct
-from tierkv_disk.locks import lock_owner
+from tierkv_disk.directory import layout
+from tierkv_disk.directory.locks import lock_owner
+from tierkv_disk.directory.shared import last_used_s, namespaces, used_bytes
+from tierkv_disk.extents import PAGE_BYTES
 from tierkv_disk.options import DiskOptions
-from tierkv_disk.places import PAGE_BYTES
-from tierkv_disk.quarantine import QUARANTINE_NAME, read_suspects
-from tierkv_disk.shared import last_used_s, namespaces, used_bytes
+from tierkv_disk.segments.direct_io import supports_direct
+from tierkv_disk.space.quarantine import QUARANTINE_NAME, read_quarantine
 
 
 def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
-    """Findings on path, format, permission, space, O_DIRECT, locks, bad places; stops where the rest makes no sense."""
+    """Check path, permission, O_DIRECT, space, limit, locks and quarantine; stop at the first fatal result."""
     path = Path(options.path).expanduser().absolute()
     try:
-        layout.check_ours(path)
+        layout.check_directory(path)
     except OSError as error:
         detail = str(error) if isinstance(error, BackendError) else f"{path}: {error.strerror}"
         yield _bad("path", detail, "give `path` a new or empty directory that this user may use")
@@ -35,11 +35,11 @@ def check(options: DiskOptions, capacity_bytes: int | None) -> Iterator[CheckRes
         yield _bad("permission", problem, f"let this user write in {existing} (chown, chmod), or choose another `path`")
         return
     yield _good("permission", f"{existing} is writable")
-    yield _direct_finding(options, existing)
-    yield _space_finding(options, path, existing, capacity_bytes)
-    yield from _limit_finding(options, path, existing, capacity_bytes)
+    yield _check_direct(options, existing)
+    yield _check_space(options, path, existing, capacity_bytes)
+    yield from _check_limit(options, path, existing, capacity_bytes)
     if existing == path:
-        yield from _namespace_findings(path)
+        yield from _check_namespaces(path)
 
 
 def _good(subject: str, detail: str) -> CheckResult:
@@ -62,7 +62,7 @@ def _why_not_writable(directory: Path) -> str:
     return ""
 
 
-def _direct_finding(options: DiskOptions, existing: Path) -> CheckResult:
+def _check_direct(options: DiskOptions, existing: Path) -> CheckResult:
     if options.direct_io == "off":
         return _good("direct I/O", "switched off: reads and writes go through the page cache")
     if supports_direct(existing):
@@ -72,7 +72,7 @@ def _direct_finding(options: DiskOptions, existing: Path) -> CheckResult:
     return _bad("direct I/O", f"no O_DIRECT in {existing}", "set direct_io = 'auto', or use a local ext4 or XFS")
 
 
-def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> CheckResult:
+def _check_space(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> CheckResult:
     held = sum(map(_held_bytes, path.iterdir())) if existing == path else 0
     free = shutil.disk_usage(existing).free
     usable = max(0, free - options.min_free_bytes) + held
@@ -83,9 +83,7 @@ def _space_finding(options: DiskOptions, path: Path, existing: Path, capacity_by
     return _bad("space", detail, f"free {wanted - usable} bytes, or lower the tier's capacity or min_free_bytes")
 
 
-def _limit_finding(
-    options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None
-) -> Iterator[CheckResult]:
+def _check_limit(options: DiskOptions, path: Path, existing: Path, capacity_bytes: int | None) -> Iterator[CheckResult]:
     limit = options.directory_bytes_max
     if limit is None:
         return
@@ -98,12 +96,12 @@ def _limit_finding(
         fix = f"set directory_bytes_max to at least {needed}, or lower `capacity`"
         yield _bad("limit", f"{detail}: less than the capacity of {capacity_bytes}", fix)
     elif used > high and not options.reclaim_unused:
-        yield _bad("limit", detail, "raise directory_bytes_max, or remove namespaces that nobody uses")
+        yield _bad("limit", detail, "raise directory_bytes_max, or remove unused namespaces")
     else:
         yield _good("limit", detail)
 
 
-def _namespace_findings(path: Path) -> Iterator[CheckResult]:
+def _check_namespaces(path: Path) -> Iterator[CheckResult]:
     for directory in namespaces(path):
         owner = lock_owner(directory)
         name = f"namespace {directory.name} ({_model_of(directory)}, {_held_bytes(directory)} bytes)"
@@ -113,13 +111,11 @@ def _namespace_findings(path: Path) -> Iterator[CheckResult]:
         else:
             fix = f"stop process {owner} before a stack with this model starts here"
             yield _bad("lock", f"{name} is in use by process {owner}", fix)
-        listed = list(read_suspects(directory))
+        listed = list(read_quarantine(directory))
         if listed:
-            held = sum(suspect.pages for suspect in listed) * PAGE_BYTES
-            detail = (
-                f"{name}: {len(listed)} places of bad frames, {held} bytes, listed in {directory / QUARANTINE_NAME}"
-            )
-            yield _bad("quarantine", detail, "look after the health of this disk; the file may be deleted afterwards")
+            held = sum(entry.pages for entry in listed) * PAGE_BYTES
+            detail = f"{name}: {len(listed)} bad frames out of service, {held} bytes, see {directory / QUARANTINE_NAME}"
+            yield _bad("quarantine", detail, "check the health of this disk; the file may be deleted afterwards")
 
 
 def _held_bytes(directory: Path) -> int:

@@ -1,4 +1,4 @@
-"""From the operating system's errors to those of the plugin interface."""
+"""Translation of operating system errors into the errors of the plugin interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def as_tier_error(error: OSError, what: str, *, tier: str, key: bytes | None = None) -> TierKVError:
-    """The value to put into a result, or to raise. ``what`` says what was tried, with the path."""
+    """Build the error to put into a result, or to raise. ``what`` names the attempted action and its path."""
     if isinstance(error, TierKVError):
         return type(error)(f"{what}: {error}", tier=tier, key=key)
     message = f"{what}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")

@@ -1,7 +1,7 @@
-"""Closing behind calls that still run.
+"""Delayed release of resources until the calls in flight have ended.
 
-The framework gives up on a call that hangs, but the call goes on. Were its file closed under it, the descriptor's
-number could come to mean another file in the middle of a write. So files close when the last call has left.
+The framework gives up on a call that hangs, but the call continues. If its file were closed meanwhile, the descriptor's
+number could be reused for another file in the middle of a write. Files are therefore closed when the last call ends.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from tierkv.errors import BackendError
 
 
-class Gate:
-    """Counts calls in flight. ``release`` runs once: at :meth:`close`, or when the last call leaves after it."""
+class CallGate:
+    """Count of calls in flight. ``release`` runs once: at :meth:`close`, or when the last call ends after it."""
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release = release
@@ -40,7 +40,7 @@ class Gate:
                 self._release()
 
     def close(self) -> None:
-        """Let no call in any more. Closing twice does nothing."""
+        """Refuse further calls. Closing twice does nothing."""
         with self._lock:
             idle = not self._closed and self._calls == 0
             self._closed = True

@@ -1,4 +1,4 @@
-"""What users may write in the tier's table."""
+"""Options of a disk tier, as written in the tier's table."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ DIRECT_IO_MODES = ("auto", "on", "off")
 
 @dataclass(frozen=True, slots=True)
 class DiskOptions:
-    """Options of a disk tier.
-
-    path: directory for this program alone; created if absent. Several namespaces, processes and ranks may share it.
-    durability: when bytes are forced to the device. Each survives kill -9; they differ in what a power cut may take.
-        "batch": once per write call, before it is acknowledged. "always": after each frame of the call as well.
-        "none": never; after a power cut, frames of the last seconds may be gone or damaged (a miss, never wrong data).
-    directory_bytes_max: limit of everything in ``path`` together: all namespaces of all processes. None: no limit.
-    high_watermark: share of it that segments may fill; what is left is for index logs.
-    low_watermark: share of it down to which unused namespaces are removed when a segment would go above the high one.
-    min_free_bytes: the tier stops growing where the file system would have less free space than this.
-    reclaim_unused: namespaces that no process has open may be removed, the one unused for longest first, where a limit
-        of the directory or of the file system stands against growth.
-    quarantine_bytes_max: places of bad frames that are kept out of service.
-    segment_bytes: size of a segment file, allocated at once. Larger tiers use larger ones (at most 128 segments).
-    direct_io: "auto" bypasses the page cache where the file system can; "on" insists; "off" does not try.
-    """
+    """Options of a disk tier."""
 
     path: str
+    """Directory for this program alone; created if absent. Several namespaces, processes and ranks may share it."""
     durability: str = "batch"
+    """When bytes are forced to the device. Each value survives kill -9; they differ in what a power cut may take.
+
+    "batch": once per write call, before it is acknowledged. "always": after each frame of the call as well. "none":
+    never; after a power cut, frames of the last seconds may be missing or damaged (a miss, never wrong data).
+    """
     directory_bytes_max: int | None = None
+    """Limit of everything in ``path`` together: all namespaces of all processes. None: no limit."""
     high_watermark: float = 0.95
+    """Share of ``directory_bytes_max`` that segments may fill; the rest is for index logs."""
     low_watermark: float = 0.85
+    """Share of ``directory_bytes_max`` down to which unused namespaces are removed when a segment would exceed the high
+    watermark."""
     min_free_bytes: int = GIB
+    """The tier stops growing when the file system would have less free space than this."""
     reclaim_unused: bool = True
+    """Whether namespaces that no process has open may be removed at a limit, least recently used first."""
     quarantine_bytes_max: int = 64 * MIB
+    """Bytes of bad frames that may be kept out of service."""
     segment_bytes: int = 256 * MIB
+    """Size of a segment file, allocated at once. Larger tiers use larger segments (at most 128)."""
     direct_io: str = "auto"
+    """Value "auto" bypasses the page cache if the file system can; "on" requires it; "off" does not try."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -50,8 +50,8 @@ class DiskOptions:
             raise ValueError(f"min_free_bytes = {self.min_free_bytes} is negative; 0 switches the reserve off")
         if not 0 < self.low_watermark <= self.high_watermark <= 1:
             raise ValueError(
-                f"low_watermark = {self.low_watermark:g}, high_watermark = {self.high_watermark:g}: they are shares of "
-                "directory_bytes_max, above 0, up to 1, and the low one is not above the high one"
+                f"low_watermark = {self.low_watermark:g}, high_watermark = {self.high_watermark:g}: give shares of "
+                "directory_bytes_max above 0 and up to 1, the low one not above the high one"
             )
         if self.directory_bytes_max is not None and self.directory_bytes_max < MIB:
             raise ValueError(f"directory_bytes_max = {self.directory_bytes_max} is below 1 MiB ({MIB})")

@@ -1,89 +1,85 @@
-"""Opening a disk tier: claim the place, lock the namespace, choose the way of I/O."""
+"""Opening a disk tier: claim the directory, lock the namespace, choose the I/O mode, recover."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from tierkv.abc import BackendContext
-from tierkv.errors import BackendError, ConfigError
-from tierkv.types.namespace import Namespace
-from tierkv_disk import layout
-from tierkv_disk.directio import FileIO, round_up, supports_direct
-from tierkv_disk.finding import FrameFinder
-from tierkv_disk.index_log import LogIdentity
-from tierkv_disk.locks import NamespaceLock
+from tierkv.errors import BackendError, ConfigError, TierKVError
+from tierkv_disk.backend import DiskBackend
+from tierkv_disk.directory import layout
+from tierkv_disk.directory.locks import NamespaceLock
+from tierkv_disk.directory.shared import SharedDirectory, SharedLimits
+from tierkv_disk.failures import as_tier_error
+from tierkv_disk.log.index_log import LogIdentity
+from tierkv_disk.namespace import LockedNamespace
 from tierkv_disk.options import DiskOptions
-from tierkv_disk.recovery import Source
-from tierkv_disk.segments import Limits, SegmentFiles
-from tierkv_disk.shared import SharedDirectory, SharedLimits
+from tierkv_disk.recovery.frame_search import FrameSearch
+from tierkv_disk.recovery.recovery import NamespaceFiles
+from tierkv_disk.segments.direct_io import FileIO, round_up, supports_direct
+from tierkv_disk.segments.segment_files import SegmentFiles, SegmentLimits
 
 FRAME_BYTES_LIMIT = 2**32
-"""The log has four bytes for a frame's length."""
+"""Exclusive bound of a frame's length: the log stores it in four bytes."""
 logger = logging.getLogger("tierkv_disk")
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
-    """A locked namespace directory and how it is used.
+def open_backend(context: BackendContext, options: DiskOptions) -> DiskBackend:
+    """Open the disk tier of a namespace.
 
-    source: its files. sync: force writes to the device before they are acknowledged. sync_each: and each frame of a
-    batch by itself.
+    Raises:
+        ConfigError: capacity or options cannot work.
+        BackendError: the directory cannot be used, belongs to another program, or is in use. The message names the
+            cause and the remedy.
     """
-
-    tier: str
-    namespace: Namespace
-    source: Source
-    lock: NamespaceLock
-    frame_bytes_max: int
-    sync: bool
-    sync_each: bool
-    quarantine_bytes_max: int
-
-    def settled(self) -> None:
-        """The files are those of the newest format now."""
-        if self.source.slot_bytes:
-            layout.publish_manifest(self.source.directory, self.namespace)
-
-    def release(self) -> None:
-        """Close the segment files, then let others in."""
-        self.source.segments.close()
-        self.lock.release()
+    try:
+        locked = lock_namespace(context, options)
+        try:
+            return DiskBackend(locked)
+        except BaseException:
+            locked.release()
+            raise
+    except TierKVError as error:
+        error.tier = context.tier
+        raise
+    except OSError as error:
+        what = f"cannot use {options.path} (`path` must be a directory on a healthy disk that this user may write)"
+        raise as_tier_error(error, what, tier=context.tier) from error
 
 
-def enter_home(context: BackendContext, options: DiskOptions) -> Home:
+def lock_namespace(context: BackendContext, options: DiskOptions) -> LockedNamespace:
     """Claim, lock and prepare the directory of a namespace.
 
     Raises:
-        ConfigError: the capacity does not hold a single frame, or O_DIRECT is demanded and cannot be had.
-        BackendError: see :mod:`tierkv_disk.layout`.
-        OSError: the place cannot be used.
+        ConfigError: the capacity does not hold a single frame, or the frames are too long.
+        BackendError: the directory belongs to another program or process, or O_DIRECT is required and unavailable.
+        OSError: the directory cannot be used.
     """
     frame_bytes_max = round_up(max(1, context.frame_bytes_max))
     if frame_bytes_max >= FRAME_BYTES_LIMIT:
         raise ConfigError(f"frames of {frame_bytes_max} bytes: a disk tier takes less than 4 GiB; use smaller chunks")
     _require_room_for_one(context.capacity_bytes, options.directory_bytes_max, frame_bytes_max)
     path = Path(options.path).expanduser().absolute()
-    layout.claim(path)
+    layout.claim_directory(path)
     shared = SharedDirectory(path, _shared_limits(options), context.tier)
     with ExitStack() as undo:
         with shared.locked():
-            directory = layout.enter_namespace(path, context.namespace)
+            directory = layout.make_namespace_directory(path, context.namespace)
             lock = NamespaceLock(directory)
             undo.callback(lock.release)
         slot_bytes = layout.read_slot_bytes(directory, context.namespace)
-        layout.sweep(directory)
+        layout.remove_temporaries(directory)
         io = FileIO(direct=_choose_direct(directory, options, context.tier), bounce_bytes=frame_bytes_max)
         undo.pop_all()
-    limits = Limits(context.capacity_bytes, options.segment_bytes)
+    limits = SegmentLimits(context.capacity_bytes, options.segment_bytes)
     segments = SegmentFiles(directory, frame_bytes_max, limits, shared, io)
-    finder = FrameFinder(segments, context.recognise_frame, frame_bytes_max)
-    return Home(
+    search = FrameSearch(segments, context.recognise_frame, frame_bytes_max)
+    return LockedNamespace(
         tier=context.tier,
         namespace=context.namespace,
-        source=Source(directory, LogIdentity(context.namespace.fingerprint()), segments, finder, slot_bytes),
+        files=NamespaceFiles(directory, LogIdentity(context.namespace.fingerprint()), segments, search, slot_bytes),
         lock=lock,
         frame_bytes_max=frame_bytes_max,
         sync=options.durability != "none",

@@ -1,4 +1,4 @@
-"""The lock of a namespace directory: one process at a time."""
+"""Lock of a namespace directory: one process at a time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LOCK_NAME = "lock"
 
 
 class NamespaceLock:
-    """Sole use of a namespace directory, until :meth:`release` or the end of the process.
+    """Exclusive use of a namespace directory, until :meth:`release` or the end of the process.
 
-    Of an open namespace, the lock file holds the pid; of any, the time of its last change says when it was last used.
+    The lock file of an open namespace holds the pid; its modification time is the time of the last open or close.
     """
 
     def __init__(self, directory: Path, *, note_use: bool = True) -> None:
@@ -22,10 +22,10 @@ class NamespaceLock:
 
         Args:
             directory: of the namespace.
-            note_use: whether the lock file shall say who has it, and when.
+            note_use: whether to write the pid and the time of use to the lock file.
 
         Raises:
-            BackendUnavailableError: another opening has it; the message names its process.
+            BackendUnavailableError: the lock is held; the message names the process that holds it.
             OSError: the lock file cannot be used.
         """
         self._note_use = note_use
@@ -47,14 +47,14 @@ class NamespaceLock:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others in."""
+        """Unlock the directory."""
         if self._note_use:
             os.utime(self._fd)
         os.close(self._fd)
 
 
 def lock_owner(directory: Path) -> str | None:
-    """The pid in the lock file if the lock is held now, else None. Changes nothing."""
+    """Pid in the lock file if the lock is held now, otherwise None. Changes nothing."""
     try:
         fd = os.open(directory / LOCK_NAME, os.O_RDWR)
     except FileNotFoundError:

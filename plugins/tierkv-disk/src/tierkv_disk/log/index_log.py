@@ -1,9 +1,9 @@
-"""The index log: an append-only file of 128-byte records that says which key lies where.
+"""Index log: an append-only file of 128-byte records that map keys to pages.
 
-A record is appended only after the frame it speaks of is durable; so whatever the log says is there is whole. Records
-have one size and never straddle a disk sector, so damage costs the records it hits and no others. The file is grown in
-zero-filled steps: an append then changes no metadata, and a delete finds room even on a full disk. The bytes are
-documented in docs/format.md, and tested against a golden file.
+A record is appended only after its frame is durable, so every logged frame is whole. Records have one size and never
+straddle a disk sector, so damage affects only the records it hits. The file grows in zero-filled steps: an append then
+changes no metadata, and a delete finds room even on a full disk. docs/format.md documents the bytes, and a test
+compares them with a golden file.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import NamedTuple
 import xxhash
 
 from tierkv.types.keys import Key
-from tierkv_disk.directio import round_up
+from tierkv_disk.directory.files import sync_directory
+from tierkv_disk.directory.layout import LOG_NAME, LOG_TEMPORARY_NAME
+from tierkv_disk.extents import PAGE_BYTES, PageAddress, Run, address_at, page_of, segment_of
 from tierkv_disk.failures import NO_SPACE
-from tierkv_disk.files import sync_directory
-from tierkv_disk.places import PAGE_BYTES, Place, Run, page_of, place_at, segment_of
+from tierkv_disk.segments.direct_io import round_up
 
-LOG_NAME = "index.log"
-TEMPORARY_NAME = "index.log.tmp"
 MAGIC = b"tierkvdl"
 VERSION = 2
 SLOTTED_VERSION = 1
-"""Its places are slots of one size instead of pages. Read, never written."""
+"""Version whose addresses are slots of one size instead of pages. Read, never written."""
 RECORD_BYTES = 128
 KEY_BYTES_MAX = 104
 GROW_BYTES = 1 << 20
@@ -38,14 +37,14 @@ _READ_BYTES = 1 << 22
 _WRITE_BYTES = 1 << 15
 
 _CHECKED = struct.Struct("<Q120s")
-"""Header and records alike: a checksum of the 120 bytes that follow it."""
+"""Layout of header and records: a checksum of the following 120 bytes, then those bytes."""
 _HEADER_BODY = struct.Struct("<8sIIQ16s80x")
 _RECORD_BODY = struct.Struct("<BBHQI104s")
 _RECORD = struct.Struct("<QBBHQI104s")
 
 
 class RecordKind(IntEnum):
-    """What a record says about its key."""
+    """Kind of a record."""
 
     PUT = 1
     DELETE = 2
@@ -53,21 +52,23 @@ class RecordKind(IntEnum):
 
 
 class Record(NamedTuple):
-    """One line of the log.
+    """Record of the log.
 
-    A frame in one run is a PUT with part 0. One in n runs is n - 1 PARTs, numbered from 0, then a PUT with part n - 1.
-    place, frame_bytes: where this part of the frame begins, and its length. All but kind and key are zero for DELETE.
+    A frame in one run is a PUT with part 0. A frame in n runs is n - 1 PARTs, numbered from 0, then a PUT with
+    part n - 1. All fields but kind and key are zero for DELETE.
     """
 
     kind: int
     key: Key
     part: int = 0
-    place: Place = Place(0)
+    address: PageAddress = PageAddress(0)
+    """First page of this part of the frame."""
     frame_bytes: int = 0
+    """Length of this part of the frame in bytes."""
 
 
 class LogIdentity(NamedTuple):
-    """What a log is bound to. The fingerprint also seeds every checksum: records of another namespace never pass."""
+    """Namespace of a log. The fingerprint also seeds every checksum: records of another namespace never pass."""
 
     fingerprint: bytes
 
@@ -79,24 +80,22 @@ class LogIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class LogHealth:
-    """What reading a log met.
-
-    records: good ones.
-    damaged: bad ones with good ones after them: the medium lost them, for a crash damages only the tail.
-    torn_bytes: bytes after the last good record that are not zero: the append that a crash cut short.
-    header_ok: the first 128 bytes are what they should be.
-    slotted: the log is of version 1.
-    """
+    """Result of reading a log."""
 
     records: int = 0
+    """Number of good records."""
     damaged: int = 0
+    """Number of bad records before the last good one. The medium lost them: a crash damages only the tail."""
     torn_bytes: int = 0
+    """Bytes after the last good record that are not zero: an append that a crash cut short."""
     header_ok: bool = True
+    """Whether the first 128 bytes are as expected."""
     slotted: bool = False
+    """Whether the log is of version 1."""
 
 
 def encode_header(identity: LogIdentity) -> bytes:
-    """The first 128 bytes of a log."""
+    """Encode the first 128 bytes of a log."""
     return _encode_header(identity, VERSION, 0)
 
 
@@ -106,33 +105,33 @@ def _encode_header(identity: LogIdentity, version: int, slot_bytes: int) -> byte
 
 
 def encode_record(record: Record, seed: int) -> bytes:
-    """The 128 bytes of a record."""
-    kind, key, part, place, frame_bytes = record
-    body = _RECORD_BODY.pack(kind, len(key), part, place, frame_bytes, key)
+    """Encode the 128 bytes of a record."""
+    kind, key, part, address, frame_bytes = record
+    body = _RECORD_BODY.pack(kind, len(key), part, address, frame_bytes, key)
     return _CHECKED.pack(xxhash.xxh3_64_intdigest(body, seed), body)
 
 
 def records_of(key: Key, runs: Sequence[Run], frame_bytes: int) -> Iterator[Record]:
-    """What the log has to say of a frame in these runs."""
+    """Records that log a frame in these runs."""
     last = len(runs) - 1
     for part, run in enumerate(runs):
         size = min(frame_bytes, run.pages * PAGE_BYTES)
-        yield Record(RecordKind.PUT if part == last else RecordKind.PART, key, part, run.place, size)
+        yield Record(RecordKind.PUT if part == last else RecordKind.PART, key, part, run.address, size)
         frame_bytes -= size
 
 
-Row = tuple[int, Key, int, Place, int]
-"""The fields of a :class:`Record`; a plain tuple is made in a third of the time."""
+Row = tuple[int, Key, int, PageAddress, int]
+"""Fields of a :class:`Record`; a plain tuple is created in a third of the time."""
 
 
 def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: int = 0) -> Iterator[Row]:
-    """Every good record of a log, oldest first. ``health`` is complete when all were taken.
+    """Every good record of a log, oldest first. ``health`` is complete at the end of the iteration.
 
     Args:
-        fd: the log.
-        identity: whose log it should be.
+        fd: descriptor of the log.
+        identity: expected namespace.
         health: filled in.
-        slot_bytes: of a namespace of format 1; the log may be of that version then.
+        slot_bytes: slot size of a namespace of format 1, whose log may be of version 1; otherwise 0.
 
     Raises:
         OSError: the file cannot be read.
@@ -145,35 +144,39 @@ def read_records(fd: int, identity: LogIdentity, health: LogHealth, slot_bytes: 
     slot_pages = slot_bytes // PAGE_BYTES if health.slotted else 1
     records = bad = torn_bytes = 0
     position = RECORD_BYTES
-    # Written for speed: there are millions.
+    # Written for speed: there may be millions of records.
     while data := os.pread(fd, _READ_BYTES, position):
         position += len(data)
         whole = len(data) - len(data) % RECORD_BYTES
         view = memoryview(data)[:whole]
         sums = [digest(view[start : start + 120], seed) for start in range(8, whole, RECORD_BYTES)]
-        for (checksum, kind, key_bytes, part, place, size, key), found in zip(
+        for (checksum, kind, key_bytes, part, address, size, key), found in zip(
             _RECORD.iter_unpack(view), sums, strict=True
         ):
             if checksum != found or kind not in kinds:
                 bad += 1
-                torn_bytes += RECORD_BYTES if checksum or kind or place or size or any(key) else 0
+                torn_bytes += RECORD_BYTES if checksum or kind or address or size or any(key) else 0
                 continue
             if bad:
                 health.damaged += bad
                 bad = torn_bytes = 0
             records += 1
             if slot_pages != 1:
-                place = place_at(segment_of(place), page_of(place) * slot_pages)  # noqa: PLW2901 - the same, in pages
-            yield kind, key[:key_bytes], part, place, size
-        # Only the last read, at the end of the file, can end off a record.
+                address = address_at(segment_of(address), page_of(address) * slot_pages)  # noqa: PLW2901 - from slots to pages
+            yield kind, key[:key_bytes], part, address, size
+            # Only the last read, at the end of the file, can end within a record.
         torn_bytes += len(data) - whole if any(data[whole:]) else 0
     health.records, health.torn_bytes = records, torn_bytes
 
 
 class IndexLog:
-    """An open log, ready for appends. One thread at a time.
+    """Open log, ready for appends. One thread at a time.
 
-    sync: force every append to the device.
+    Args:
+        fd: descriptor of the log; closed by :meth:`close`.
+        identity: namespace of the log.
+        end: offset of the next record.
+        sync: whether every append is forced to the device.
     """
 
     def __init__(self, fd: int, identity: LogIdentity, end: int, *, sync: bool) -> None:
@@ -186,15 +189,15 @@ class IndexLog:
 
     @classmethod
     def create(cls, directory: Path, identity: LogIdentity, records: Iterable[Record], *, sync: bool) -> IndexLog:
-        """Write a new log with these records and put it in the place of the old one, in one step.
+        """Write a new log with these records and replace the old one atomically.
 
         Raises:
-            OSError: nothing has changed then.
+            OSError: the old log is unchanged.
         """
-        temporary = directory / TEMPORARY_NAME
+        temporary = directory / LOG_TEMPORARY_NAME
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            # Small writes: each gives other threads a chance at the interpreter while a long log is rewritten.
+            # Small writes: each lets other threads run while a long log is rewritten.
             with os.fdopen(os.dup(fd), "wb", buffering=_WRITE_BYTES) as file:
                 file.write(encode_header(identity))
                 for record in records:
@@ -211,31 +214,31 @@ class IndexLog:
         try:
             sync_directory(directory)
         except OSError as error:
-            # The new file is in place, but a power cut could bring the old one back: nothing may be added to either.
+            # The new file is in place, but a power cut could restore the old one: neither may take further records.
             log._broken = f"the index log could not be replaced: {error}; reopen the tier"
         return log
 
     @classmethod
     def resume(cls, fd: int, identity: LogIdentity, health: LogHealth, *, sync: bool) -> IndexLog:
-        """Go on after the last good record of a log without damage; appends overwrite a torn tail."""
+        """Continue after the last good record of an undamaged log; appends overwrite a torn tail."""
         return cls(fd, identity, RECORD_BYTES * (1 + health.records), sync=sync)
 
     @property
     def broken(self) -> str:
-        """Why the log takes no more appends; empty while it does."""
+        """Reason why the log takes no more appends; empty while it does."""
         return self._broken
 
     @property
     def records(self) -> int:
-        """Records in the file, live and dead."""
+        """Number of records in the file, live and dead."""
         return self._end // RECORD_BYTES - 1
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append all or none.
+        """Append all records or none.
 
         Raises:
-            OSError: none was appended. If the device refused to sync, what it holds is unknown: the log takes nothing
-                more until the tier is opened again.
+            OSError: none was appended. If the sync failed, its state on the device is unknown: the log takes no further
+                record until the tier is opened again.
         """
         if self._broken:
             raise OSError(errno.EIO, self._broken)
@@ -260,7 +263,7 @@ class IndexLog:
         os.close(self._fd)
 
     def _make_room(self, size: int) -> None:
-        """Zero-fill ahead, so that half a step is left for deletes; fails only if ``size`` itself has no room."""
+        """Zero-fill ahead, so that half a step remains for deletes. Fails only if ``size`` itself has no room."""
         if self._size - self._end - size >= GROW_BYTES // 2:
             return
         target = round_up(self._end + size + GROW_BYTES, GROW_BYTES)

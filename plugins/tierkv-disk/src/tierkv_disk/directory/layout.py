@@ -1,14 +1,14 @@
-"""The directories of a disk tier: who may use them, and what they belong to.
+"""Names and manifests in the directory of a disk tier.
 
 ::
 
-    <path>/tierkv-disk.json                     marker: this directory is ours, format version
-    <path>/directory.lock                       tierkv_disk.shared
-    <path>/<namespace fingerprint>/namespace.json   what the namespace is, format version
-    <path>/<namespace fingerprint>/lock             tierkv_disk.locks
-    <path>/<namespace fingerprint>/quarantine.jsonl tierkv_disk.quarantine
-    <path>/<namespace fingerprint>/index.log        tierkv_disk.index_log
-    <path>/<namespace fingerprint>/segment-00000.dat ...   tierkv_disk.segments
+    <path>/tierkv-disk.json                     marker of this program, format version
+    <path>/directory.lock                       tierkv_disk.directory.shared
+    <path>/<namespace fingerprint>/namespace.json   description of the namespace, format version
+    <path>/<namespace fingerprint>/lock             tierkv_disk.directory.locks
+    <path>/<namespace fingerprint>/quarantine.jsonl tierkv_disk.space.quarantine
+    <path>/<namespace fingerprint>/index.log        tierkv_disk.log.index_log
+    <path>/<namespace fingerprint>/segment-00000.dat ...   tierkv_disk.segments.segment_files
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from pathlib import Path
 
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
-from tierkv_disk.files import is_temporary, publish_document, sync_directory
-from tierkv_disk.index_log import TEMPORARY_NAME as LOG_TEMPORARY_NAME
-from tierkv_disk.places import PAGE_BYTES
+from tierkv_disk.directory.files import is_temporary, publish_document, sync_directory
+from tierkv_disk.extents import PAGE_BYTES
 
 PROGRAM = "tierkv-disk"
 MARKER_FORMAT = 1
 NAMESPACE_FORMAT = 2
-"""Of a namespace's files together: log, segments, quarantine. Format 1, of slots of one size, is read and replaced."""
+"""Version of a namespace's files together: log, segments, quarantine. Format 1, with slots of one size, is read and
+upgraded."""
 MARKER_NAME = "tierkv-disk.json"
 NAMESPACE_NAME = "namespace.json"
+LOG_NAME = "index.log"
+LOG_TEMPORARY_NAME = "index.log.tmp"
 _NOT_FOREIGN = frozenset({"lost+found"})
 
 
-def check_ours(path: Path) -> None:
-    """Look whether ``path`` is absent, empty, or marked as ours in a format that we read. Changes nothing.
+def check_directory(path: Path) -> None:
+    """Check that ``path`` is absent, empty, or marked as a tierkv-disk directory of a known format. Changes nothing.
 
     Raises:
-        NamespaceMismatchError: it is a file, somebody else's directory, or of another format version.
-        OSError: it cannot be looked at.
+        NamespaceMismatchError: it is a file, the directory of another program, or of a newer format.
+        OSError: it cannot be read.
     """
     marker = path / MARKER_NAME
     try:
@@ -47,10 +49,10 @@ def check_ours(path: Path) -> None:
         return
     except NotADirectoryError:
         raise NamespaceMismatchError(
-            f"{path} is, or lies below, a file; `path` must name a directory: choose another one"
+            f"{path} is a file or below a file; `path` must name a directory: choose another one"
         ) from None
     foreign = sorted(name for name in names - _NOT_FOREIGN if not is_temporary(name))
-    # The second look is for a process that created the marker while we listed.
+    # The second look covers a process that created the marker during the listing.
     if foreign and MARKER_NAME not in names and not marker.exists():
         raise NamespaceMismatchError(
             f"{path} holds {foreign[0]!r}{f' and {len(foreign) - 1} more' if foreign[1:] else ''} "
@@ -60,26 +62,26 @@ def check_ours(path: Path) -> None:
         _check_document(marker, read_document(marker), MARKER_FORMAT)
 
 
-def claim(path: Path) -> None:
-    """Create ``path`` if absent and mark it as ours.
+def claim_directory(path: Path) -> None:
+    """Create ``path`` if absent and mark it as a tierkv-disk directory.
 
     Raises:
-        NamespaceMismatchError: see :func:`check_ours`; nothing was touched.
+        NamespaceMismatchError: as :func:`check_directory`; nothing was changed.
         OSError: it cannot be created or written.
     """
-    check_ours(path)
+    check_directory(path)
     path.mkdir(parents=True, exist_ok=True)
     if not (path / MARKER_NAME).exists():
         try:
             publish_document(path / MARKER_NAME, {"program": PROGRAM, "format": MARKER_FORMAT})
         except FileNotFoundError:
-            # Another process that claims the same directory swept our temporary after publishing its own marker.
-            check_ours(path)
-    sweep(path)
+            # Another process claimed the same directory, and removed our temporary file after publishing its marker.
+            check_directory(path)
+    remove_temporaries(path)
 
 
-def enter_namespace(path: Path, namespace: Namespace) -> Path:
-    """Create the namespace's directory in a claimed ``path``, and return it.
+def make_namespace_directory(path: Path, namespace: Namespace) -> Path:
+    """Create the namespace's directory in a claimed ``path`` if absent. Returns its path.
 
     Raises:
         OSError: it cannot be created.
@@ -92,12 +94,12 @@ def enter_namespace(path: Path, namespace: Namespace) -> Path:
 
 
 def read_slot_bytes(directory: Path, namespace: Namespace) -> int:
-    """Look at the namespace.json of a locked namespace directory: 0, or the slot size of one of format 1.
+    """Slot size in the namespace.json of a locked directory, for format 1; 0 for the current format.
 
-    Writes it if the namespace is new.
+    Writes the file if the namespace is new.
 
     Raises:
-        NamespaceMismatchError: what lies there belongs to another namespace or format.
+        NamespaceMismatchError: the directory belongs to another namespace or a newer format.
         OSError: it cannot be read or written.
     """
     manifest = directory / NAMESPACE_NAME
@@ -127,7 +129,7 @@ def read_slot_bytes(directory: Path, namespace: Namespace) -> int:
 
 
 def publish_manifest(directory: Path, namespace: Namespace) -> None:
-    """Write the namespace.json of the format that this version writes.
+    """Write a namespace.json of the current format.
 
     Raises:
         OSError: it cannot be written.
@@ -136,8 +138,8 @@ def publish_manifest(directory: Path, namespace: Namespace) -> None:
     publish_document(directory / NAMESPACE_NAME, described)
 
 
-def sweep(directory: Path) -> None:
-    """Remove temporary files, and namespaces on their way out, that a killed process left."""
+def remove_temporaries(directory: Path) -> None:
+    """Remove temporary files and half-removed namespaces of killed processes."""
     for entry in directory.iterdir():
         if not is_temporary(entry.name) and entry.name != LOG_TEMPORARY_NAME:
             continue
@@ -148,10 +150,10 @@ def sweep(directory: Path) -> None:
 
 
 def read_document(path: Path) -> dict[str, object]:
-    """Read a small JSON file of ours.
+    """Read a small JSON file of this program.
 
     Raises:
-        NamespaceMismatchError: it is not one.
+        NamespaceMismatchError: it is damaged or of another program.
     """
     try:
         document = json.loads(path.read_text("utf-8"))

@@ -21,8 +21,8 @@ from tierkv.types.keys import Key
 from tierkv.types.tier_ops import OutcomeKind
 from tierkv.types.transfers import SlotRef
 from tierkv_disk import CAPABILITIES, DiskBackend
-from tierkv_disk.finding import WINDOW_PAGES, FrameFinder
-from tierkv_disk.recovery import Recovery
+from tierkv_disk.recovery.frame_search import WINDOW_PAGES, FrameSearch
+from tierkv_disk.recovery.recovery import RecoveryReport
 
 Where = Callable[[Key], tuple[Path, int]]
 RAW = 2 * PAGE
@@ -43,7 +43,7 @@ def real(*numbers: int, version: int = 1, raw: int = RAW) -> dict[Key, bytes]:
     return {make_key(number): sealed(number, version=version, raw=raw) for number in numbers}
 
 
-def recovery_of(session: Session) -> Recovery:
+def recovery_of(session: Session) -> RecoveryReport:
     """What opening found."""
     assert isinstance(session.backend, DiskBackend)
     return session.backend.recovery
@@ -60,13 +60,13 @@ def write_at(path: Path, offset: int, data: bytes) -> None:
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pages of each search that took place."""
     searches: list[int] = []
-    original = FrameFinder.find
+    original = FrameSearch.find_frames
 
-    def find(self: FrameFinder, runs: tuple, others: set) -> object:  # type: ignore[type-arg]
+    def find_frames(self: FrameSearch, runs: tuple, excluded: set) -> object:  # type: ignore[type-arg]
         searches.append(sum(run.pages for run in runs))
-        return original(self, runs, others)
+        return original(self, runs, excluded)
 
-    monkeypatch.setattr(FrameFinder, "find", find)
+    monkeypatch.setattr(FrameSearch, "find_frames", find_frames)
     return searches
 
 

@@ -1,7 +1,7 @@
-"""Moving bytes between memory and files at an offset, past the page cache where that is possible.
+"""Transfer of bytes between memory and files at an offset, past the page cache where that is possible.
 
-O_DIRECT wants memory, offset and length aligned. The framework's buffers are; for any other buffer the kernel says
-EINVAL and the bytes take a detour through an aligned page-cache-free buffer of ours.
+O_DIRECT requires aligned memory, offset and length. The framework's buffers are aligned. For any other buffer the
+kernel returns EINVAL, and the bytes are copied through an aligned bounce buffer.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tierkv_disk.places import PAGE_BYTES
+from tierkv_disk.extents import PAGE_BYTES
 
 
 def round_up(size: int, unit: int = PAGE_BYTES) -> int:
-    """The next multiple of ``unit``."""
+    """Round up to a multiple of ``unit``."""
     return -(-size // unit) * unit
 
 
 def supports_direct(directory: Path) -> bool:
-    """Whether files in ``directory`` can be written and read with O_DIRECT at 4 KiB. Leaves nothing behind.
+    """Whether files in ``directory`` can be written and read with O_DIRECT at 4 KiB. Creates no lasting file.
 
     Raises:
-        OSError: no file can be created there at all.
+        OSError: no file can be created there.
     """
     page = mmap.mmap(-1, PAGE_BYTES)
     page[:] = b"\x5a" * PAGE_BYTES
     with tempfile.TemporaryFile(dir=directory, prefix=".tierkv-disk.", suffix=".tmp") as file:
         try:
-            # A second opening of the same (unnamed) file: its first one came without the flag.
+            # Open the same (unnamed) file a second time: the first descriptor lacks the flag.
             fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_DIRECT)
         except OSError:
             return False
@@ -46,10 +46,11 @@ def supports_direct(directory: Path) -> bool:
 
 
 class FileIO:
-    """Whole reads and writes at an offset of an open file. Thread safe: each thread has a bounce buffer of its own.
+    """Complete reads and writes at an offset of an open file. Thread safe: each thread has its own bounce buffer.
 
-    direct: the files were opened with O_DIRECT.
-    bounce_bytes: the longest transfer, a multiple of the page.
+    Args:
+        direct: whether files are opened with O_DIRECT.
+        bounce_bytes: length of the longest transfer, a multiple of the page.
     """
 
     def __init__(self, *, direct: bool, bounce_bytes: int) -> None:
@@ -58,7 +59,7 @@ class FileIO:
         self._local = threading.local()
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file in this object's mode.
+        """Open a file for reading and writing, with O_DIRECT if ``direct``.
 
         Raises:
             OSError: as ``os.open``.
@@ -90,10 +91,10 @@ class FileIO:
     def read_at(self, fd: int, buffer: memoryview, size: int, offset: int) -> int:
         """Fill the first ``size`` bytes of ``buffer`` from ``offset``.
 
-        Bytes of ``buffer`` after ``size`` may change, up to the next page.
+        Bytes of ``buffer`` beyond ``size`` may change, up to the next page boundary.
 
         Returns:
-            Bytes read: fewer than ``size`` only where the file ends before.
+            Number of bytes read: less than ``size`` only if the file ends early.
 
         Raises:
             OSError: as ``preadv``.
@@ -124,7 +125,7 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
     while done < len(data):
         count = os.pwrite(fd, data[done:], offset + done)
         if count == 0:
-            raise OSError(errno.EIO, "the file system wrote nothing and gave no reason")
+            raise OSError(errno.EIO, "the file system wrote no byte and reported no error")
         done += count
 
 

@@ -38,7 +38,7 @@ class HeldSync:
 
 def wait_for_callers(disk: object, count: int) -> None:
     """Until so many calls have left their records."""
-    while len(disk.backend._commits._waiting) < count:  # type: ignore[attr-defined]
+    while len(disk.backend._commits._pending) < count:  # type: ignore[attr-defined]
         pass
 
 

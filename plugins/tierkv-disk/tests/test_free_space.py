@@ -8,13 +8,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tierkv_disk.places import Place, Run, place_at
-from tierkv_disk.space import FreeSpace, Pins
+from tierkv_disk.extents import PageAddress, Run, address_at
+from tierkv_disk.space.free_space import FreeSpace, Pins
 
 
 def pages_of(runs: tuple[Run, ...]) -> set[int]:
     """Every page by itself."""
-    return {run.place + number for run in runs for number in range(run.pages)}
+    return {run.address + number for run in runs for number in range(run.pages)}
 
 
 class FreeSpaceMachine(RuleBasedStateMachine):
@@ -38,14 +38,14 @@ class FreeSpaceMachine(RuleBasedStateMachine):
 
     @rule(pages=st.integers(1, 12))
     def add_segment(self, pages: int) -> None:
-        run = Run(place_at(self.segments, 0), pages)
-        self.space.add(run)
+        run = Run(address_at(self.segments, 0), pages)
+        self.space.add_run(run)
         self.free |= pages_of((run,))
         self.segments += 1
 
     @rule(pages=st.integers(1, 6))
     def take(self, pages: int) -> None:
-        run = self.space.take(pages)
+        run = self.space.take_run(pages)
         assert (run is not None) == (self.longest() >= pages), "a run that is long enough was overlooked, or made up"
         if run is not None:
             assert run.pages == pages
@@ -53,7 +53,7 @@ class FreeSpaceMachine(RuleBasedStateMachine):
 
     @rule(pages=st.integers(1, 9))
     def gather(self, pages: int) -> None:
-        runs = self.space.gather(pages)
+        runs = self.space.gather_runs(pages)
         assert (runs is not None) == (len(self.free) >= pages)
         if runs is not None:
             assert sum(run.pages for run in runs) == pages
@@ -74,7 +74,7 @@ class FreeSpaceMachine(RuleBasedStateMachine):
         runs = data.draw(st.sampled_from(self.owned))
         self.owned.remove(runs)
         for run in runs:
-            self.space.add(run)
+            self.space.add_run(run)
         self.free |= pages_of(runs)
 
     @invariant()
@@ -89,38 +89,38 @@ def test_best_fit() -> None:
     """The shortest run that is long enough: a long one is kept for who needs it."""
     space = FreeSpace()
     for segment, pages in enumerate((9, 4, 6)):
-        space.add(Run(place_at(segment, 0), pages))
-    assert space.take(4) == Run(place_at(1, 0), 4)
-    assert space.take(4) == Run(place_at(2, 0), 4)
-    assert space.take(9) == Run(place_at(0, 0), 9)
-    assert space.take(3) is None
+        space.add_run(Run(address_at(segment, 0), pages))
+    assert space.take_run(4) == Run(address_at(1, 0), 4)
+    assert space.take_run(4) == Run(address_at(2, 0), 4)
+    assert space.take_run(9) == Run(address_at(0, 0), 9)
+    assert space.take_run(3) is None
 
 
 def test_frames_of_one_length_never_splinter() -> None:
     """Without a codec, after any history, each frame lies in one run."""
     space, rng = FreeSpace(), random.Random(1)
     for segment in range(4):
-        space.add(Run(place_at(segment, 0), 130))
-    held = [run for _ in range(40) if (run := space.take(13))]
+        space.add_run(Run(address_at(segment, 0), 130))
+    held = [run for _ in range(40) if (run := space.take_run(13))]
     assert len(held) == 40
     for _ in range(2000):
-        space.add(held.pop(rng.randrange(len(held))))
-        held.append(space.take(13) or pytest.fail("the free pages are no run any more"))
+        space.add_run(held.pop(rng.randrange(len(held))))
+        held.append(space.take_run(13) or pytest.fail("the free pages are no run any more"))
 
 
 @pytest.mark.parametrize(("low", "high", "parts_mean_max"), [(0.68, 0.71, 2.0), (0.4, 1.0, 4.0)])
 def test_frames_of_many_lengths_splinter_little(low: float, high: float, parts_mean_max: float) -> None:
     """A full tier behind a codec, evicting at random with room for eight frames: all of it is used, in few parts."""
     space, rng = FreeSpace(), random.Random(2)
-    space.add(Run(place_at(0, 0), 513 * 200))
+    space.add_run(Run(address_at(0, 0), 513 * 200))
     held: list[tuple[Run, ...]] = []
     parts = []
     for _ in range(4000):
         pages = int(513 * rng.uniform(low, high))
         while space.pages < 8 * 513:
             for run in held.pop(rng.randrange(len(held))):
-                space.add(run)
-        runs = space.gather(pages)
+                space.add_run(run)
+        runs = space.gather_runs(pages)
         assert runs is not None
         held.append(runs)
         parts.append(len(runs))
@@ -130,11 +130,11 @@ def test_frames_of_many_lengths_splinter_little(low: float, high: float, parts_m
 def test_pins() -> None:
     """What is freed while it is read becomes free with the last reader, whole."""
     pins = Pins()
-    runs = (Run(Place(5), 2), Run(Place(90), 1))
+    runs = (Run(PageAddress(5), 2), Run(PageAddress(90), 1))
     assert pins.free(runs) == runs
-    pins.pin(Place(5))
-    pins.pin(Place(5))
+    pins.pin(PageAddress(5))
+    pins.pin(PageAddress(5))
     assert pins.free(runs) == ()
-    assert pins.unpin(Place(5)) == ()
-    assert pins.unpin(Place(5)) == runs
+    assert pins.unpin(PageAddress(5)) == ()
+    assert pins.unpin(PageAddress(5)) == runs
     assert len(pins) == 0

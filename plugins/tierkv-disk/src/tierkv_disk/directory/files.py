@@ -1,4 +1,4 @@
-"""Names that last: directories forced to the device, small documents published whole."""
+"""Durable names: directories forced to the device, small documents published atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in ``directory`` durable."""
+    """Make the names in ``directory`` durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -22,18 +22,18 @@ def sync_directory(directory: Path) -> None:
 
 
 def temporary_name(name: str) -> str:
-    """A name that no other thread or process uses, and that the next open sweeps."""
+    """Name that no other thread or process uses, and that the next open removes."""
     writer = f"{os.getpid()}-{threading.get_ident()}"  # two stacks of one process may claim one path at once
     return f"{TEMPORARY_PREFIX}{name}.{writer}{TEMPORARY_SUFFIX}"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether :func:`temporary_name` made it."""
+    """Whether ``name`` comes from :func:`temporary_name`."""
     return name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX)
 
 
-def publish(path: Path, content: str) -> None:
-    """Write a small text file so that it is there whole or not at all, also after a power cut."""
+def publish_text(path: Path, content: str) -> None:
+    """Write a small text file atomically and durably: after a power cut it has the old or the new content."""
     temporary = path.parent / temporary_name(path.name)
     with temporary.open("w", encoding="utf-8") as file:
         file.write(content)
@@ -44,5 +44,5 @@ def publish(path: Path, content: str) -> None:
 
 
 def publish_document(path: Path, document: Mapping[str, object]) -> None:
-    """The same for JSON."""
-    publish(path, json.dumps(document, indent=2) + "\n")
+    """Write a small JSON file atomically and durably."""
+    publish_text(path, json.dumps(document, indent=2) + "\n")

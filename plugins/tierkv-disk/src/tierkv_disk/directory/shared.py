@@ -1,8 +1,8 @@
-"""The whole directory of a tier: what all namespaces in it take together, and who has to go when it is too much.
+"""Total size of a tier's directory over all namespaces, and removal of unused namespaces at the limit.
 
-Several stacks, models and ranks share a directory, in several processes. Each growth is decided under one lock, on what
-lies there at that moment; so limits hold for all of them together, and after any restart. Namespaces that nobody has
-open may be removed, the one unused for longest first; one that is open is never touched by others.
+Several stacks, models and ranks share a directory, in several processes. Each growth is decided under one lock, from
+the sizes at that moment. Limits therefore hold for all of them together, and after any restart. Namespaces that no
+process has open may be removed, least recently used first; an open namespace is never removed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierkv.errors import BackendUnavailableError
-from tierkv_disk.files import temporary_name
-from tierkv_disk.locks import LOCK_NAME, NamespaceLock
+from tierkv_disk.directory.files import temporary_name
+from tierkv_disk.directory.locks import LOCK_NAME, NamespaceLock
 
 DIRECTORY_LOCK_NAME = "directory.lock"
 LOCK_WAIT_S = 10.0
@@ -31,22 +31,22 @@ logger = logging.getLogger("tierkv_disk")
 
 @dataclass(frozen=True, slots=True)
 class SharedLimits:
-    """Of everything below one path, and of the file system around it.
-
-    bytes_max: lengths of all files together, or None. high, low: shares of it. No segment is allocated beyond ``high``;
-    where one would be, unused namespaces are removed until the total is at ``low``. min_free_bytes: left free in the
-    file system. reclaim: whether unused namespaces may be removed at all.
-    """
+    """Limits of everything below one path, and of its file system."""
 
     bytes_max: int | None
+    """Bound of the lengths of all files together; None: no bound."""
     high: float
+    """Share of ``bytes_max`` beyond which no segment is allocated."""
     low: float
+    """Share of ``bytes_max`` down to which unused namespaces are removed when a segment would exceed ``high``."""
     min_free_bytes: int
+    """Bytes to keep free in the file system."""
     reclaim: bool
+    """Whether unused namespaces may be removed."""
 
 
 class SharedDirectory:
-    """The directory as one of its namespaces sees it. Threads and processes take turns through :meth:`locked`."""
+    """Directory of all namespaces. Threads and processes take turns through :meth:`locked`."""
 
     def __init__(self, path: Path, limits: SharedLimits, tier: str) -> None:
         self.path = path
@@ -54,17 +54,17 @@ class SharedDirectory:
         self._tier = tier
 
     @property
-    def size(self) -> int:
-        """Bytes that everything below may take at most: the limit, or the file system."""
+    def size_bytes(self) -> int:
+        """Bytes that all files may take: the limit, or the size of the file system if that is less."""
         total = shutil.disk_usage(self.path).total
         return total if self._limits.bytes_max is None else min(total, self._limits.bytes_max)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else enters, grows or removes a namespace meanwhile.
+        """Hold the lock under which namespaces are created, grown and removed.
 
         Raises:
-            BackendUnavailableError: somebody holds the lock for long.
+            BackendUnavailableError: another process held the lock for ``LOCK_WAIT_S``.
             OSError: the lock file cannot be used.
         """
         fd = os.open(self.path / DIRECTORY_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
@@ -74,8 +74,8 @@ class SharedDirectory:
         finally:
             os.close(fd)
 
-    def room(self, wanted_bytes: int) -> int:
-        """How many bytes may be added now; removes unused namespaces if it is less than wanted. Call it locked."""
+    def make_room(self, wanted_bytes: int) -> int:
+        """Bytes that may be added now; removes unused namespaces if they are fewer than wanted. Call it locked."""
         room = self._room()
         if room >= wanted_bytes:
             return room
@@ -88,8 +88,8 @@ class SharedDirectory:
             self._remove(directory)
         return self._room()
 
-    def excess(self) -> int:
-        """How many bytes there are above ``bytes_max``, after removing unused namespaces. Call it locked."""
+    def reduce_excess(self) -> int:
+        """Bytes above ``bytes_max`` that remain after removing unused namespaces. Call it locked."""
         limits = self._limits
         if limits.bytes_max is None:
             return 0
@@ -110,7 +110,7 @@ class SharedDirectory:
         return shutil.disk_usage(self.path).free - self._limits.min_free_bytes
 
     def _removable(self) -> list[Path]:
-        """Namespaces, the one that was used last at the end. Those that are open are left out when it comes to it."""
+        """Namespaces, least recently used first. Open ones are skipped by :meth:`_remove`."""
         return sorted(namespaces(self.path), key=last_used_s) if self._limits.reclaim else []
 
     def _remove(self, directory: Path) -> None:
@@ -120,16 +120,16 @@ class SharedDirectory:
             return
         held = used_bytes(directory)
         try:
-            # One step for everybody else; what a kill leaves behind is swept by the next one who opens.
+            # A rename is atomic for other processes; the next open removes what a kill leaves behind.
             doomed = directory.rename(self.path / temporary_name(directory.name))
             shutil.rmtree(doomed, ignore_errors=True)
         finally:
             lock.release()
-        message = "tier %s: %s is full: removed the namespace %s (%d bytes), which nobody has open"
+        message = "tier %s: %s is full: removed the namespace %s (%d bytes), which no process has open"
         logger.warning(message, self._tier, self.path, directory.name, held)
 
     def _wait(self, fd: int) -> None:
-        # In steps, because a blocking flock would wait for ever on a process that is stopped.
+        # In steps, because a blocking flock would wait without end for a process that is stopped.
         deadline_s = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
@@ -146,13 +146,13 @@ class SharedDirectory:
 
 
 def namespaces(path: Path) -> list[Path]:
-    """The directories of namespaces below ``path``."""
+    """Directories of the namespaces below ``path``."""
     with os.scandir(path) as entries:
         return sorted(Path(entry) for entry in entries if _NAMESPACE.fullmatch(entry.name) and entry.is_dir())
 
 
 def used_bytes(directory: Path) -> int:
-    """Lengths of all files below. What vanishes meanwhile counts as gone."""
+    """Sum of the lengths of all files below ``directory``. Files that vanish meanwhile count as 0."""
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -164,7 +164,7 @@ def used_bytes(directory: Path) -> int:
 
 
 def last_used_s(directory: Path) -> float:
-    """When somebody last opened or closed the namespace, as a time of the file system."""
+    """Time of the last open or close of the namespace, in seconds of the file system's clock."""
     try:
         return (directory / LOCK_NAME).stat().st_mtime
     except FileNotFoundError:

@@ -1,0 +1,76 @@
+"""Page addresses, runs and extents: names for positions in segment files. No I/O.
+
+Addresses and extents are plain integers because a tier has millions of them. The garbage collector, whose pauses would
+delay the engine, does not visit integers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NewType
+
+PAGE_BYTES = 4096
+"""Unit of all positions and lengths: O_DIRECT can move it, and the framework's frames are multiples of it."""
+
+PAGES_MAX = 1 << 32
+"""Exclusive bound of a page number within a segment."""
+
+PageAddress = NewType("PageAddress", int)
+"""A page: segment number in the upper 32 bits, page number within the segment in the lower 32 bits; both from 0."""
+
+Extent = NewType("Extent", int)
+"""A frame in one run: address of its first page, and in the lower 32 bits its length in bytes."""
+
+_BITS = 32
+_MASK = (1 << _BITS) - 1
+
+
+class Run(NamedTuple):
+    """Adjacent pages in one segment file."""
+
+    address: PageAddress
+    pages: int
+
+
+def address_at(segment: int, page: int) -> PageAddress:
+    """Address of page ``page`` of segment ``segment``."""
+    return PageAddress(segment << _BITS | page)
+
+
+def segment_of(address: PageAddress) -> int:
+    """Number of the segment."""
+    return address >> _BITS
+
+
+def page_of(address: PageAddress) -> int:
+    """Number of the page within its segment."""
+    return address & _MASK
+
+
+def extent_at(address: PageAddress, frame_bytes: int) -> Extent:
+    """Extent of a frame of ``frame_bytes`` bytes that begins at ``address``."""
+    return Extent(address << _BITS | frame_bytes)
+
+
+def address_of(extent: Extent) -> PageAddress:
+    """Address of the frame's first page."""
+    return PageAddress(extent >> _BITS)
+
+
+def frame_bytes_of(extent: Extent) -> int:
+    """Length of the frame in bytes."""
+    return extent & _MASK
+
+
+def pages_for(size: int) -> int:
+    """Number of pages that ``size`` bytes take."""
+    return -(-size // PAGE_BYTES)
+
+
+def pages_in(runs: tuple[Run, ...]) -> int:
+    """Number of pages of several runs in total."""
+    return sum(run.pages for run in runs)
+
+
+def run_of(extent: Extent) -> Run:
+    """Pages of the frame."""
+    return Run(address_of(extent), pages_for(frame_bytes_of(extent)))
