@@ -15,6 +15,7 @@ from disk_support import PAGE, OpenDisk, frames, make_namespace
 
 from tierkv.errors import BackendUnavailableError, ConfigError, OutOfSpaceError
 from tierkv.testing.conformance.session import Session
+from tierkv.testing.frames import make_key
 from tierkv_disk.directory import shared as shared_module
 from tierkv_disk.directory.shared import DIRECTORY_LOCK_NAME, SharedDirectory, SharedLimits, used_bytes
 

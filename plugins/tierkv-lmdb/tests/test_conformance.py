@@ -94,7 +94,7 @@ class TestLmdbAlways(LmdbConformance):
 class TestLmdbReader(BackendConformance):
     """The plugin that only reads."""
 
-    plugin = tierkv_lmdb.READER
+    plugin = tierkv_lmdb.READ_ONLY_PLUGIN
 
     def make_options(self, place: Path) -> LmdbReaderOptions:
         return LmdbReaderOptions(path=str(place))

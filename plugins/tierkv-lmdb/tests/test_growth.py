@@ -126,7 +126,7 @@ def test_not_even_the_first_map_fits(tmp_path: Path) -> None:
 def test_hung_reader_does_not_hang_the_growth(tmp_path: Path, small_map: int) -> None:
     """A read that never comes back (a dying disk) keeps the map where it is; the write is refused within a bound."""
     backend = open_at(tmp_path, context(16 * MIB))
-    backend._env._gate._alone_timeout_s = 0.05
+    backend._env._gate._exclusive_timeout_s = 0.05
     put(backend, {key(number): bytes(60 * KIB) for number in range(8)})
     with backend._env.reading():
         results = [put(backend, {key(100 + number): bytes(60 * KIB)})[0] for number in range(16)]
@@ -137,7 +137,7 @@ def test_hung_reader_does_not_hang_the_growth(tmp_path: Path, small_map: int) ->
     backend.close()
 
 
-def test_gate_lets_nobody_in_beside_one_who_is_alone() -> None:
+def test_gate_lets_nobody_in_beside_one_who_is_exclusive() -> None:
     """The map is moved in there."""
     released = []
     gate = EnvironmentGate("tier", lambda: released.append(True))
@@ -150,8 +150,8 @@ def test_gate_lets_nobody_in_beside_one_who_is_alone() -> None:
         except BackendError:
             order.append("refused")
 
-    with gate.alone() as is_alone:
-        assert is_alone
+    with gate.exclusive() as is_exclusive:
+        assert is_exclusive
         thread = threading.Thread(target=use)
         thread.start()
         time.sleep(0.05)
@@ -242,7 +242,7 @@ def test_map_that_cannot_be_followed_is_an_error(
     backend = open_at(tmp_path, context(16 * MIB))
     put(backend, {key(1): b"ours"})
     run_child(WRITE_BESIDE, directory(tmp_path))
-    monkeypatch.setattr(environment, "_is_address_space_for", lambda size: False)
+    monkeypatch.setattr(environment, "_has_address_space", lambda size: False)
     (result,) = get(backend, key(1))
     assert isinstance(result, BackendError)
     assert isinstance(result.__cause__ or result.__context__, lmdb.MapResizedError | None)

@@ -42,7 +42,7 @@ def test_entry_point_leads_to_the_plugin() -> None:
     (entry_point,) = importlib.metadata.entry_points(group="tierkv", name="lmdb")
     module = entry_point.load()
     assert module.TIERKV_SPI == 1
-    assert [plugin.name for plugin in module.tierkv_backends()] == ["lmdb", "lmdb_reader"]
+    assert [plugin.name for plugin in module.tierkv_backends()] == ["lmdb", "lmdb-read-only"]
 
 
 def test_imports_nothing_of_tierkv_but_the_plugin_interface() -> None:

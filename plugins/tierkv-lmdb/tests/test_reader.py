@@ -26,7 +26,7 @@ from tierkv_lmdb import LmdbReaderOptions
 
 def open_reader(place: Path, model: str = "tests") -> Any:
     """A reader of the place, through the plugin."""
-    return tierkv_lmdb.READER.open(context(None, model=model), LmdbReaderOptions(path=str(place)))
+    return tierkv_lmdb.READ_ONLY_PLUGIN.open(context(None, model=model), LmdbReaderOptions(path=str(place)))
 
 
 WRITER = """
@@ -157,7 +157,7 @@ def test_reader_follows_a_writer_that_begins_anew(tmp_path: Path, *, asked_meanw
 
 READ_FOR_EVER = """
 import pathlib, sys, lmdb_support as s, tierkv_lmdb
-reader = tierkv_lmdb.READER.open(s.context(None), tierkv_lmdb.LmdbReaderOptions(path=sys.argv[1]))
+reader = tierkv_lmdb.READ_ONLY_PLUGIN.open(s.context(None), tierkv_lmdb.LmdbReaderOptions(path=sys.argv[1]))
 assert s.get(reader, s.key(1)) == [b"x" * 60 * s.KIB]
 print("ready", flush=True)
 while True:
@@ -256,7 +256,7 @@ def test_data_that_cannot_be_read_yet(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_configuration_asks_for_read_only() -> None:
     """The record of the plugin says shared and read_only, so the stack asks before it believes, and never writes."""
-    tier = {"backend": "lmdb_reader", "path": "/x"}
+    tier = {"backend": "lmdb-read-only", "path": "/x"}
     with pytest.raises(ConfigError, match="read_only"):
         resolve(parse_config({"host": {"capacity": "1MiB"}, "tiers": [tier]}), load_plugins())
     resolve(parse_config({"host": {"capacity": "1MiB"}, "tiers": [{**tier, "write": "read_only"}]}), load_plugins())
@@ -264,7 +264,7 @@ def test_configuration_asks_for_read_only() -> None:
 
 def test_check_of_a_reader(tmp_path: Path) -> None:
     """Before the first start: is it the right place, may this user read it, is anybody writing?"""
-    check = tierkv_lmdb.READER.check
+    check = tierkv_lmdb.READ_ONLY_PLUGIN.check
     assert check is not None
 
     def findings(path: Path) -> dict[str, Any]:

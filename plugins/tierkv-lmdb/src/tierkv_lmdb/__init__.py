@@ -1,4 +1,24 @@
-"""LMDB as a tier of tierkv: ``backend = "lmdb"`` writes and reads, ``backend = "lmdb_reader"`` reads beside it."""
+"""LMDB as a tier of tierkv: ``backend = "lmdb"`` writes and reads, ``backend = "lmdb-read-only"`` reads beside it.
+
+Nouns. An *environment* is one LMDB data file with its memory map; each namespace has one, in a directory of its own.
+It has two databases: ``frames`` (key to frame) and ``index`` (key to transaction id and frame length). The *owner lock*
+gives write access to one process; any number of processes may read beside it. The *map* is address space that doubles
+when the data file has filled it.
+
+Write. Frames of one call are cut into transactions of bounded size; both databases change in one transaction. With
+durability "batch" the call ends with one sync. If the map is full, it grows; if it may not grow, freed pages are
+recycled, waiting briefly for readers that still hold them.
+
+Read. One transaction per frame: look the key up, then copy the frame from the page cache, or from the data file if it
+is not cached.
+
+Invariants. No transaction outlives its call. The map is never moved under a transaction. The directory never exceeds
+the tier's capacity. Data that was not synced when the machine went down is dropped at the next open.
+
+Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend``, ``reader`` as in every plugin;
+``directory`` (names, manifests, owner lock), ``environment`` and ``gate`` (transactions and the map), ``frame_reads``
+(reads of writer and readers), ``frame_copier`` (the copy of a frame's bytes).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +27,8 @@ from collections.abc import Iterable
 from tierkv.abc import BackendPlugin, Capabilities
 from tierkv.hookspecs import hookimpl
 from tierkv_lmdb.checking import check, check_reader
-from tierkv_lmdb.opening import open_backend
+from tierkv_lmdb.opening import open_backend, open_reader
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
-from tierkv_lmdb.reader import open_reader
 
 __version__ = "0.1.0"
 TIERKV_SPI = 1
@@ -30,9 +49,9 @@ PLUGIN = BackendPlugin(
     check=check,
 )
 
-READER = BackendPlugin(
-    name="lmdb_reader",
-    summary="an LMDB tier that another process on this machine writes: read it while it changes",
+READ_ONLY_PLUGIN = BackendPlugin(
+    name="lmdb-read-only",
+    summary="LMDB tier of another process on this machine, read while that process writes it",
     options=LmdbReaderOptions,
     capabilities=Capabilities(
         shared=True,
@@ -49,8 +68,8 @@ READER = BackendPlugin(
 
 @hookimpl
 def tierkv_backends() -> Iterable[BackendPlugin]:
-    """The writer and its readers: what a backend can do must not depend on its options, so they are two."""
-    return [PLUGIN, READER]
+    """Register ``lmdb`` and ``lmdb-read-only``. They are two, because capabilities must not depend on options."""
+    return [PLUGIN, READ_ONLY_PLUGIN]
 
 
-__all__ = ["PLUGIN", "READER", "TIERKV_SPI", "LmdbOptions", "LmdbReaderOptions", "tierkv_backends"]
+__all__ = ["PLUGIN", "READ_ONLY_PLUGIN", "TIERKV_SPI", "LmdbOptions", "LmdbReaderOptions", "tierkv_backends"]

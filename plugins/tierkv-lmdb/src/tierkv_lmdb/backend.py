@@ -1,10 +1,10 @@
-"""Frames as LMDB values: the one process that writes.
+"""Backend of an LMDB tier for the one process that writes: frames as LMDB values.
 
 Two databases in one environment: ``frames`` (key -> frame) and ``index`` (key -> transaction id, frame length), always
-changed in one transaction. The index answers "is it there?" and "what is there?" without touching a page of a frame,
-which on a cold disk would be one random read per chunk.
+changed in one transaction. The index answers lookups and scans without reading a page of a frame. On a cold disk that
+would be one random read per chunk.
 
-Writers take turns, and readers run beside them.
+One write transaction runs at a time; readers run beside it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import lmdb
 
 from tierkv.abc import Entry, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.types.keys import Key
-from tierkv_lmdb import frames
+from tierkv_lmdb import frame_reads
 from tierkv_lmdb.environment import Environment
 from tierkv_lmdb.failures import Failures
 from tierkv_lmdb.options import Sizes, page_round
 
 READER_PAUSES_S = (0.01, 0.05, 0.2)
-"""Between tries of a write for which pages are only missing until a reader is through with its frame."""
+"""Pauses between tries of a write whose pages are held by a reader of another frame, in seconds."""
 _INDEX = struct.Struct(">QQ")
-_TURN = b"turn"
-"""Key of a record beside the databases, which is written only for the sake of a transaction."""
+_RECYCLE_KEY = b"turn"
+"""Key of a record beside the databases, written only to have something to commit."""
 _Result = TypeVar("_Result")
 
 
@@ -35,11 +35,11 @@ class LmdbBackend:
     """One namespace of an LMDB tier. Verbs may be called on any threads.
 
     Args:
-        environment: open, and nobody else's.
-        failures: words for what goes wrong.
-        sizes: how much may lie there, and in how large transactions.
-        sync_calls: whether a write call ends with a sync, so that what it acknowledged is on the disk.
-        sleep: waits for readers.
+        environment: open, and used by this object alone.
+        failures: factory of the tier's errors.
+        sizes: bounds of stored bytes and of transactions.
+        sync_calls: whether a write call ends with a sync, so that acknowledged frames are on the disk.
+        sleep: waits for readers, in seconds.
     """
 
     def __init__(
@@ -60,53 +60,54 @@ class LmdbBackend:
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key is in the index."""
-        return frames.contains(self._env, self._failures, keys)
+        return frame_reads.contains(self._env, self._failures, keys)
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """Copy each frame out of the page cache, a transaction for each."""
-        return [frames.read(self._env, self._failures, request) for request in requests]
+        """Copy each frame to its caller's buffer, one transaction per frame."""
+        return [frame_reads.read(self._env, self._failures, request) for request in requests]
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
-        """Store frames, several in a transaction, and (with durability "batch") sync once at the end."""
+        """Store frames, several per transaction; with durability "batch", sync once at the end."""
         results = [result for batch in self._transactions(requests) for result in self._write(batch)]
         if not self._sync_calls or not requests:
             return results
         try:
             self._env.sync()
         except lmdb.Error as error:
-            # What cannot be promised is not kept: readers would see it until the next power cut only.
+            # Frames that may not last are deleted: readers would see them until the next power cut only.
             self.delete([request.key for request in requests])
             return [
-                result or self._failures.of("sync", error, r.key) for r, result in zip(requests, results, strict=True)
+                result or self._failures.from_cause("sync", error, r.key)
+                for r, result in zip(requests, results, strict=True)
             ]
         return results
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
-        """Forget keys in one transaction."""
+        """Delete keys in one transaction; absent keys are no error."""
         try:
             self._with_room(lambda: self._delete(keys))
         except lmdb.Error as error:
             if len(keys) == 1:
-                return [self._failures.of("delete", error, keys[0])]
+                return [self._failures.from_cause("delete", error, keys[0])]
             return [result for key in keys for result in self.delete([key])]
         return [None] * len(keys)
 
     def scan(self) -> Iterator[Entry]:
-        """Everything in the index, oldest first. The transaction is over before the first entry is told."""
+        """Everything in the index, oldest first. The transaction ends before the first entry is yielded."""
         try:
             with self._env.reading() as txn, txn.cursor() as cursor:
                 # A packed value sorts by transaction id, its first big-endian field.
                 found = sorted((bytes(value), bytes(key)) for key, value in cursor)
         except lmdb.Error as error:
-            raise self._failures.of("scan", error) from error
+            raise self._failures.from_cause("scan", error) from error
         return (Entry(Key(key), _INDEX.unpack(value)[1]) for value, key in found)
 
     def close(self) -> None:
-        """Refuse further calls; close the environment now, or when the last call in progress is out."""
+        """Refuse further calls. Closes the environment now, or when the last call in flight has ended."""
         self._env.close()
 
     def _transactions(self, requests: Sequence[WriteRequest]) -> Iterator[Sequence[WriteRequest]]:
-        """Cut a batch, in its order, into transactions of at most so many bytes, or one frame."""
+        """Cut a batch, in order, into transactions of up to ``transaction_bytes``, or of one longer frame."""
         start, total = 0, 0
         for number, request in enumerate(requests):
             if number > start and total + len(request.frame) > self._sizes.transaction_bytes:
@@ -121,7 +122,7 @@ class LmdbBackend:
             return self._with_room(lambda: self._store(batch))
         except lmdb.Error as error:
             if len(batch) == 1:
-                return [self._failures.of("write", error, batch[0].key, len(batch[0].frame))]
+                return [self._failures.from_cause("write", error, batch[0].key, len(batch[0].frame))]
         return [result for request in batch for result in self._write([request])]
 
     def _store(self, batch: Sequence[WriteRequest]) -> list[WriteResult]:
@@ -130,11 +131,13 @@ class LmdbBackend:
 
     def _put(self, txn: lmdb.Transaction, request: WriteRequest) -> WriteResult:
         key, size = request.key, len(request.frame)
-        if not frames.is_storable(self._env, key):
-            return self._failures.error(f"key of {len(key)} bytes: LMDB takes 1 to {self._env.key_bytes_max}", key)
+        if not frame_reads.is_storable(self._env, key):
+            return self._failures.backend_error(
+                f"key of {len(key)} bytes: LMDB takes 1 to {self._env.key_bytes_max}", key
+            )
         if not self._has_room(txn, key, size):
             limit = self._sizes.pages_bytes_max
-            return self._failures.full(f"{limit} bytes of frames are the limit, by the tier's capacity", key)
+            return self._failures.out_of_space(f"{limit} bytes of frames are the limit, by the tier's capacity", key)
         txn.put(key, request.frame, db=self._env.frames)
         txn.put(key, _INDEX.pack(txn.id(), size), db=self._env.index)
         return None
@@ -152,16 +155,16 @@ class LmdbBackend:
     def _delete(self, keys: Sequence[Key]) -> None:
         with self._env.writing() as txn:
             for key in keys:
-                if frames.is_storable(self._env, key):
+                if frame_reads.is_storable(self._env, key):
                     txn.delete(key, db=self._env.frames)
                     txn.delete(key, db=self._env.index)
 
     def _with_room(self, change: Callable[[], _Result]) -> _Result:
-        """Do a transaction; where the map is full, make what room there is to be made, and do it again.
+        """Run a transaction. If the map is full, grow it or recycle freed pages, and run it again.
 
         Raises:
-            lmdb.MapFullError: there is none; what is stored has to leave first.
-            lmdb.Error: anything else.
+            lmdb.MapFullError: there is no room; stored frames must be deleted first.
+            lmdb.Error: any other failure.
         """
         while True:
             try:
@@ -171,7 +174,7 @@ class LmdbBackend:
                     break
         for pause_s in (*READER_PAUSES_S, None):
             try:
-                self._turn()
+                self._recycle_pages()
                 return change()
             except lmdb.MapFullError as error:
                 pids = ", ".join(map(str, self._env.busy_readers()))
@@ -183,12 +186,12 @@ class LmdbBackend:
             self._sleep(pause_s)
         raise AssertionError  # the last try returns or raises
 
-    def _turn(self) -> None:
-        """Make pages that were freed just now reusable, which they are from the second transaction after.
+    def _recycle_pages(self) -> None:
+        """Make freed pages reusable: LMDB reuses them from the second transaction after the one that freed them.
 
-        A reader that died in the middle of one would keep every page from that for ever.
+        A reader that died within a transaction would otherwise keep its pages for ever.
         """
         self._env.clear_stale_readers()
         for _ in range(2):
             with self._env.writing() as txn:
-                txn.put(_TURN, _INDEX.pack(txn.id(), 0))
+                txn.put(_RECYCLE_KEY, _INDEX.pack(txn.id(), 0))

@@ -1,4 +1,4 @@
-"""What ``tierkv check`` says about an LMDB tier. Looks, and changes nothing."""
+"""Checks of an LMDB tier for ``tierkv check``. They change nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import lmdb
 
 from tierkv.abc import CheckResult
+from tierkv_lmdb.directory import LOCK, MANIFEST, foreign_content, lock_holder
 from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions
-from tierkv_lmdb.place import LOCK, MANIFEST, foreign_content, lock_holder
 
 _GIB = 1024**3
 
 
 def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
-    """Findings on path, permission, free space, what lies there and who uses it."""
+    """Check library, path, permission, free space, and which processes use the directory."""
     root = options.root
     version = ".".join(map(str, lmdb.version()))
     yield CheckResult("lmdb", ok=True, detail=f"library {version}, Python binding {lmdb.__version__}")
@@ -36,18 +36,20 @@ def check(options: LmdbOptions, capacity_bytes: int | None) -> Iterator[CheckRes
 
 
 def check_reader(options: LmdbReaderOptions, capacity_bytes: int | None) -> Iterator[CheckResult]:
-    """Findings on the path, permissions, and who writes there."""
-    del capacity_bytes  # the writer's business
+    """Check path, permissions, and which process writes there."""
+    del capacity_bytes  # concerns the writer alone
     root = options.root
     if not root.exists():
         fix = 'start the process whose tier has backend = "lmdb" and this path, or correct the path'
-        yield CheckResult("path", ok=False, detail=f"{root} is not there; until it is, each chunk is a miss", fix=fix)
+        yield CheckResult(
+            "path", ok=False, detail=f"{root} does not exist; until it does, each chunk is a miss", fix=fix
+        )
         return
     try:
         trouble = _reader_trouble(root)
     except OSError as error:
         trouble = f"{error.filename}: {error.strerror}"
-    fix = "give the path of an LMDB tier, and run as the user who writes it: LMDB's readers write to its lock.mdb"
+    fix = "give the path of an LMDB tier, and run as the user that writes it: LMDB's readers write to its lock.mdb"
     yield CheckResult("path", ok=not trouble, detail=trouble or f"{root} can be read", fix=fix if trouble else "")
     if not trouble:
         yield from _owners(root, "it is the writer; nothing to do")

@@ -1,7 +1,7 @@
-"""One open LMDB environment: its transactions, and a map that grows.
+"""Open LMDB environment: its transactions, and a map that grows.
 
-A transaction never outlives the call that needed it: one that is left open keeps LMDB from using any page again, here
-and in every other process, until the map is full.
+A transaction never outlives the call that needed it. An open transaction keeps LMDB from reusing any page, in this and
+in every other process, until the map is full.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import lmdb
 
-from tierkv_lmdb.fetching import FrameFetcher
+from tierkv_lmdb.frame_copier import FrameCopier
 from tierkv_lmdb.gate import EnvironmentGate
 
 DATA_FILE = "data.mdb"
@@ -28,24 +28,24 @@ _log = logging.getLogger(__name__)
 
 
 class Release(Protocol):
-    """Called once, when the environment is closed; told whether all of its data is on the disk."""
+    """Callback for the end of an environment. ``synced``: whether all of its data is on the disk."""
 
     def __call__(self, *, synced: bool) -> None:
-        """Let go of the place."""
+        """Release the directory; called once."""
 
 
 class Environment:
     """Databases ``frames`` and ``index`` in one environment. May be used on any threads.
 
     Args:
-        env: just opened; closed here.
-        name: the tier's, for messages.
-        map_bytes_max: the map grows up to this, when it is full.
+        env: just opened; closed by this object.
+        name: name of the tier, for messages.
+        map_bytes_max: bound of the map's growth.
         read_only: whether this process may not write.
-        release: called at the end.
+        release: called once, when the environment has been closed.
 
     Raises:
-        lmdb.Error: the databases are not there, and cannot be made.
+        lmdb.Error: the databases do not exist and cannot be created.
         OSError: the data file cannot be opened.
     """
 
@@ -62,13 +62,13 @@ class Environment:
         self.map_bytes = env.info()["map_size"]
         self._map_bytes_max = map_bytes_max
         self.frames, self.index = (env.open_db(database, create=not read_only) for database in DATABASES)
-        self._fetcher = FrameFetcher(self.path / DATA_FILE, self.page_bytes)
+        self._copier = FrameCopier(self.path / DATA_FILE, self.page_bytes)
         self._gate = EnvironmentGate(f"{name} ({self.path})", self._close)
-        self.copy = self._fetcher.copy
+        self.copy = self._copier.copy
 
     @contextmanager
     def reading(self, *, frames: bool = False) -> Iterator[lmdb.Transaction[memoryview]]:
-        """A snapshot of the frames, or of the index; values are views that end with it.
+        """Open a snapshot of the frames, or of the index; values are views that end with it.
 
         Raises:
             BackendError: closed.
@@ -80,14 +80,14 @@ class Environment:
 
     @contextmanager
     def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """The one transaction that may write; committed at the end unless something is raised.
+        """Open the only write transaction; committed at the end unless an exception is raised.
 
         Raises:
             BackendError: closed.
             lmdb.Error: it cannot begin, or was not committed.
         """
-        # Writers wait here, not in LMDB: with the binding 2.1, a thread that waits there keeps another one, which is in
-        # a transaction and must abort it, from doing so.
+        # Writers wait here, not in LMDB: with the binding 2.1, a thread that waits inside LMDB prevents another thread
+        # from aborting its transaction.
         with self._writer, self._used(lambda: self._env.begin(write=True)) as txn:
             yield txn
 
@@ -101,7 +101,7 @@ class Environment:
             self._gate.leave()
 
     def _begin(self, begin: Callable[[], lmdb.Transaction[_Value]]) -> lmdb.Transaction[_Value]:
-        """A transaction, within a use of the gate."""
+        """Begin a transaction within a use of the gate. If another process has grown the map, follow and retry once."""
         for last_try in (False, True):
             self._gate.enter()
             try:
@@ -117,57 +117,57 @@ class Environment:
         raise AssertionError  # the last try returns or raises
 
     def sync(self) -> None:
-        """Bring everything that was committed to the disk. Others write meanwhile.
+        """Force everything that was committed to the disk. Other threads may write meanwhile.
 
         Raises:
             BackendError: closed.
-            lmdb.Error: the disk does not take it.
+            lmdb.Error: the sync failed.
         """
         with self._gate.used():
             self._env.sync(True)  # noqa: FBT003  bindings before 3.0 take no keyword
 
     def grow(self) -> bool:
-        """Make the map larger: twice as large, or as large as it may be. Whether it has room that it had not before."""
+        """Double the map, up to its bound. Returns whether it is larger than before the call."""
         seen = self.map_bytes
         wanted = min(2 * seen, self._map_bytes_max)
         if wanted <= seen:
             return False
-        with self._gate.alone() as is_alone:
+        with self._gate.exclusive() as is_exclusive:
             if self.map_bytes != seen:
                 return True
-            if not is_alone or not _is_address_space_for(wanted):
+            if not is_exclusive or not _has_address_space(wanted):
                 return False
             self._set_map_bytes(wanted)
             return True
 
     def clear_stale_readers(self) -> int:
-        """Forget readers whose processes died in the middle of a transaction; how many there were."""
+        """Clear the slots of readers whose processes died within a transaction. Returns their number."""
         with self._gate.used():
             return self._env.reader_check()
 
     def busy_readers(self) -> list[int]:
-        """Pids of other processes that are in the middle of a transaction."""
+        """Pids of other processes that are within a transaction."""
         with self._gate.used():
             table = self._env.readers()
-        # Lines of pid, thread, transaction; "-" where there is none.
+        # Lines of pid, thread, transaction; "-" without a transaction.
         return sorted({int(pid) for pid in re.findall(r"^ *(\d+) +\w+ +\d+$", table, re.MULTILINE)})
 
     def close(self) -> None:
-        """Refuse further transactions; close now, or when the last one in progress is out."""
+        """Refuse further transactions. Closes now, or when the last transaction has ended."""
         self._gate.close()
 
     def _follow_map(self) -> None:
-        """Another process has put pages beyond this map: make it larger, too."""
+        """Enlarge the map, because another process has stored pages beyond it."""
         seen = self.map_bytes
-        with self._gate.alone() as is_alone:
+        with self._gate.exclusive() as is_exclusive:
             wanted = max(2 * seen, (self.path / DATA_FILE).stat().st_size)
-            if is_alone and self.map_bytes == seen and _is_address_space_for(wanted):
+            if is_exclusive and self.map_bytes == seen and _has_address_space(wanted):
                 self._set_map_bytes(wanted)
 
     def _set_map_bytes(self, size: int) -> None:
         self._env.set_mapsize(size)
         self.map_bytes = self._env.info()["map_size"]
-        self._fetcher.remapped()
+        self._copier.find_map()
 
     def _close(self) -> None:
         synced = not self._read_only
@@ -177,13 +177,13 @@ class Environment:
         except lmdb.Error as error:
             _log.warning("%s: not synced at close: %s", self.path, error)
             synced = False
-        self._fetcher.close()
+        self._copier.close()
         self._env.close()
         self._release(synced=synced)
 
 
-def _is_address_space_for(size: int) -> bool:
-    """Whether the process may map so much. LMDB gives its map up before it asks, and cannot go on without one."""
+def _has_address_space(size: int) -> bool:
+    """Whether the process may map ``size`` bytes. LMDB drops its map before it asks for a new one, and needs one."""
     with contextlib.suppress(OSError, OverflowError, ValueError):
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
         return True

@@ -1,4 +1,4 @@
-"""Errors of LMDB and the disk, in words of ours."""
+"""Translation of errors of LMDB and the operating system into errors of the plugin interface."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Failures:
-    """Makes the errors of one tier."""
+    """Factory of one tier's errors.
+
+    Args:
+        tier: name of the tier.
+        where: directory of the namespace, named in every message.
+    """
 
     def __init__(self, tier: str, where: Path) -> None:
         self._tier = tier
         self._where = where
 
-    def of(self, what: str, error: lmdb.Error | OSError, key: Key | None = None, size: int = 0) -> BackendError:
-        """The error for something that was tried. size: bytes that were to be written."""
+    def from_cause(self, what: str, error: lmdb.Error | OSError, key: Key | None = None, size: int = 0) -> BackendError:
+        """Error for a failed action. ``what`` names the action; ``size`` is the number of bytes to be written."""
         message = f"{self._where}: cannot {what}{' ' + key.hex() if key else ''}: {error}"
         if self._is_full(error, size):
             return OutOfSpaceError(f"{message} (the disk, its quota or the map is full)", tier=self._tier, key=key)
@@ -31,19 +36,27 @@ class Failures:
             return BackendUnavailableError(message, tier=self._tier, key=key)
         return BackendError(message, tier=self._tier, key=key)
 
-    def error(self, message: str, key: Key | None = None) -> BackendError:
-        """One that nobody else found."""
+    def backend_error(self, message: str, key: Key | None = None) -> BackendError:
+        """Error that this plugin detected itself."""
         return BackendError(f"{self._where}: {message}", tier=self._tier, key=key)
 
-    def full(self, message: str, key: Key) -> OutOfSpaceError:
-        """There is no room by our own account."""
+    def out_of_space(self, message: str, key: Key) -> OutOfSpaceError:
+        """Error for a write beyond the tier's own limit."""
         return OutOfSpaceError(f"{self._where}: {message}", tier=self._tier, key=key)
 
     def _is_full(self, error: lmdb.Error | OSError, size: int) -> bool:
         if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
             return True
-        # LMDB tells a write cut short by a full disk as an I/O error. Asking for as much room again tells which it was.
+        # LMDB reports a write cut short by a full disk as an I/O error. Asking for as much space again decides.
         return size > 0 and not _disk_has_room(self._where, size)
+
+
+def unusable_path(error: OSError, path: Path, root: Path, tier: str) -> BackendError:
+    """Error for a directory that cannot be used; names the path and the remedy."""
+    what = f"{path}: {error.strerror or error}"
+    if root not in (path, *path.parents):
+        what = f"{root}: cannot be used ({what})"
+    return BackendError(f"{what}. Give a directory that this user can create and write", tier=tier)
 
 
 def _disk_has_room(directory: Path, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""Who uses the environment at this moment: nothing is unmapped, or mapped elsewhere, under a transaction."""
+"""Count of uses of an environment: it is never unmapped or remapped under a transaction."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from contextlib import contextmanager
 
 from tierkv.errors import BackendError
 
-ALONE_TIMEOUT_S = 1.0
-"""How long those who want the environment for themselves wait for the others, and keep new ones waiting. A use lasts as
-long as reading one frame, or writing one transaction."""
+EXCLUSIVE_TIMEOUT_S = 1.0
+"""Longest wait for exclusive use, in seconds; new uses wait meanwhile. A use lasts as long as reading one frame or
+writing one transaction."""
 
 
 class EnvironmentGate:
-    """Counts uses of an environment. May be used on any threads; no lock is held during a use.
+    """Shared and exclusive uses of an environment. May be used on any threads; no lock is held during a use.
 
-    ``release`` runs once, after :meth:`close` and after the last use has ended: on the thread of whichever comes last,
-    so that ``close`` itself never waits.
+    ``release`` runs once, after :meth:`close` and after the last use, on the thread that ends last. ``close`` itself
+    therefore never waits.
     """
 
-    def __init__(self, name: str, release: Callable[[], None], alone_timeout_s: float = ALONE_TIMEOUT_S) -> None:
+    def __init__(
+        self, name: str, release: Callable[[], None], exclusive_timeout_s: float = EXCLUSIVE_TIMEOUT_S
+    ) -> None:
         self._name = name
         self._release = release
-        self._alone_timeout_s = alone_timeout_s
+        self._exclusive_timeout_s = exclusive_timeout_s
         self._changed = threading.Condition()
         self._uses = 0
-        self._alone_wanted = False
+        self._exclusive_wanted = False
         self._closed = False
 
     def enter(self) -> None:
-        """Begin a use; waits while somebody wants to be alone.
+        """Begin a use; waits while an exclusive use is requested or active.
 
         Raises:
             BackendError: closed.
         """
         with self._changed:
-            while self._alone_wanted and not self._closed:
+            while self._exclusive_wanted and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise BackendError(f"{self._name} is closed")
@@ -66,36 +68,37 @@ class EnvironmentGate:
             self.leave()
 
     @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """A use beside which there is no other. Not from within a use.
+    def exclusive(self) -> Iterator[bool]:
+        """Request an exclusive use. Not from within a use.
 
         Yields:
-            Whether it is so: False where another use did not end in time, or somebody else is waiting to be alone.
+            Whether the use is exclusive. It is not if another use did not end in time, or another thread waits for an
+            exclusive use.
 
         Raises:
             BackendError: closed.
         """
         self.enter()
-        is_alone = False
+        is_exclusive = False
         with self._changed:
-            if not self._alone_wanted:
-                self._alone_wanted = True
-                deadline_s = time.monotonic() + self._alone_timeout_s
+            if not self._exclusive_wanted:
+                self._exclusive_wanted = True
+                deadline_s = time.monotonic() + self._exclusive_timeout_s
                 while self._uses > 1 and (left_s := deadline_s - time.monotonic()) > 0:
                     self._changed.wait(left_s)
-                is_alone = self._uses == 1
-                self._alone_wanted = is_alone
+                is_exclusive = self._uses == 1
+                self._exclusive_wanted = is_exclusive
                 self._changed.notify_all()
         try:
-            yield is_alone
+            yield is_exclusive
         finally:
-            if is_alone:
+            if is_exclusive:
                 with self._changed:
-                    self._alone_wanted = False
+                    self._exclusive_wanted = False
             self.leave()
 
     def close(self) -> None:
-        """Let no further use begin. A second close does nothing."""
+        """Refuse further uses. A second close does nothing."""
         with self._changed:
             if self._closed:
                 return

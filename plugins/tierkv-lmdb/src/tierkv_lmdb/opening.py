@@ -1,39 +1,43 @@
-"""From options to an open backend."""
+"""Opening an LMDB tier: claim the directory, lock the namespace, open the environment."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import lmdb
 
 from tierkv.abc import BackendContext
-from tierkv.errors import BackendError, TierKVError
+from tierkv.errors import BackendError, NamespaceMismatchError, TierKVError
 from tierkv_lmdb.backend import LmdbBackend
-from tierkv_lmdb.environment import DATA_FILE, DATABASES, Environment
-from tierkv_lmdb.failures import Failures
-from tierkv_lmdb.options import LmdbOptions, Sizes
-from tierkv_lmdb.place import (
+from tierkv_lmdb.directory import (
     LOCK,
     UNSYNCED,
     OwnerLock,
-    backend_error,
     boot_id,
     claim_namespace,
     claim_root,
-    drop_data_of_another_boot,
+    drop_unsynced_data,
+    require_root,
     sync_directory,
     write_durably,
 )
+from tierkv_lmdb.environment import DATA_FILE, DATABASES, Environment
+from tierkv_lmdb.failures import Failures, unusable_path
+from tierkv_lmdb.options import LmdbOptions, LmdbReaderOptions, Sizes
+from tierkv_lmdb.reader import LmdbReader
+
+_log = logging.getLogger(__name__)
 
 
 def open_backend(context: BackendContext, options: LmdbOptions) -> LmdbBackend:
     """Open, or create, the environment of one namespace.
 
     Raises:
-        NamespaceMismatchError: the path holds something else, another layout or another namespace.
+        NamespaceMismatchError: the path holds other files, another layout or another namespace.
         BackendUnavailableError: another process has this namespace open; names its pid.
-        BackendError: the path cannot be used or the data is damaged; says what to do.
+        BackendError: the path cannot be used or the data is damaged; names the remedy.
     """
     directory = options.root / context.namespace.fingerprint().hex()
     try:
@@ -49,12 +53,37 @@ def open_backend(context: BackendContext, options: LmdbOptions) -> LmdbBackend:
         error.tier = context.tier
         raise
     except OSError as error:
-        raise backend_error(error, Path(error.filename or options.root), options.root, context.tier) from error
+        raise unusable_path(error, Path(error.filename or options.root), options.root, context.tier) from error
+
+
+def open_reader(context: BackendContext, options: LmdbReaderOptions) -> LmdbReader:
+    """Open a reader of one namespace. Its data may still be missing, and its writer may still be starting.
+
+    Raises:
+        NamespaceMismatchError: the path holds other files, another layout or another namespace.
+        BackendError: the path cannot be used.
+    """
+    directory = options.root / context.namespace.fingerprint().hex()
+    reader = LmdbReader(directory, context.namespace, Failures(context.tier, directory), context.tier)
+    try:
+        require_root(options.root)
+        reader.contains([])
+    except NamespaceMismatchError as error:
+        error.tier = context.tier
+        raise
+    except BackendError as error:
+        _log.warning("tier %s cannot be read yet: %s", context.tier, error)
+    except OSError as error:
+        raise BackendError(
+            f"{options.root}: cannot be used ({error}). Give the path of an LMDB tier that this user can read",
+            tier=context.tier,
+        ) from error
+    return reader
 
 
 def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, options: LmdbOptions) -> LmdbBackend:
     claim_namespace(directory, context.namespace)
-    drop_data_of_another_boot(directory)
+    drop_unsynced_data(directory)
     if options.durability == "none":
         write_durably(directory / UNSYNCED, boot_id())
     sizes = _sizes(directory, context, options)
@@ -80,7 +109,7 @@ def _open_locked(directory: Path, lock: OwnerLock, context: BackendContext, opti
     except BaseException:
         env.close()
         raise
-    keep_freed_memory(sizes.transaction_bytes)
+    _keep_freed_memory(sizes.transaction_bytes)
     failures = Failures(context.tier, directory)
     return LmdbBackend(environment, failures, sizes, sync_calls=options.durability == "batch")
 
@@ -100,11 +129,11 @@ def _sizes(directory: Path, context: BackendContext, options: LmdbOptions) -> Si
         raise BackendError(f"{directory}: {error}") from error
 
 
-def keep_freed_memory(transaction_bytes: int) -> None:
-    """Let malloc keep what a transaction gives back, for the next one: fresh memory costs a page fault per page.
+def _keep_freed_memory(transaction_bytes: int) -> None:
+    """Make malloc keep the memory of a transaction for the next one: fresh memory costs a page fault per page.
 
-    LMDB makes the pages of a transaction with malloc. glibc gives memory back to the system beyond twice the longest
-    block that it ever mapped for itself and got back; so it gets one back. Elsewhere this does nothing.
+    LMDB allocates the pages of a transaction with malloc. glibc returns free memory to the system beyond twice the
+    longest block that was ever mapped and freed. Freeing one long block raises that bound. Other systems ignore this.
     """
     memory = bytearray(transaction_bytes)
     del memory
@@ -118,7 +147,7 @@ def _open_environment(directory: Path, sizes: Sizes, options: LmdbOptions) -> lm
             max_dbs=len(DATABASES),
             mode=0o600,
             sync=options.durability != "none",
-            # With "batch" a call syncs once more at its end; until then a crash may undo, but never damage.
+            # With "batch" a call syncs once more at its end. Until then a crash may undo, but never damage.
             metasync=options.durability == "always",
         )
     except lmdb.MemoryError as error:
@@ -133,7 +162,7 @@ def _open_environment(directory: Path, sizes: Sizes, options: LmdbOptions) -> lm
 
 
 def _fill_up(env: lmdb.Environment, data: Path) -> None:
-    """Give a data file that was cut short its length back: reading zeros is an error, reading past the end a SIGBUS."""
+    """Restore the length of a truncated data file: reading zeros is an error, reading past its end a SIGBUS."""
     needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     if data.stat().st_size < needed:
         os.truncate(data, needed)

@@ -1,4 +1,4 @@
-"""What a user may write in the table of an LMDB tier, and the sizes that follow from it."""
+"""Options of an LMDB tier, as written in its table, and the sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Literal
 
 HEADROOM_MAX = 0.5
 TRANSACTION_BYTES_MAX = 18 << 20
-"""A transaction is two flushes of the disk, so large ones are cheap; but it keeps a copy of its pages in memory. Eight
-frames of 2 MiB, a call's, with their headers."""
+"""Longest transaction in bytes of frames. A transaction costs two flushes of the disk, so large ones are cheap, but it
+keeps a copy of its pages in memory. This is one call of eight frames of 2 MiB, with their headers."""
 UNSHARED_BYTES = 1 << 20
-"""The same where a call is not flushed as a whole: frames from this length on have transactions of their own."""
+"""Longest shared transaction if a call is not flushed as a whole: longer frames have transactions of their own."""
 OTHER_FILES_BYTES = 64 << 10
-"""For lock.mdb and our own small files."""
+"""Bytes for lock.mdb and the small files of this plugin."""
 TREE_BYTES = 64 << 10
-"""For each of the two trees, the list of free pages included; a 256th of the capacity comes on top."""
+"""Bytes for each of the two trees, including the list of free pages; 1/256 of the capacity is added."""
 MAP_BYTES_AT_OPEN = 1 << 30
 DURABILITIES = ("none", "batch", "always")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmdbOptions:
-    """Options of the backend ``lmdb``.
-
-    path: directory of the tier on a local file system; created if absent, refused if it holds something else. Each
-        namespace gets a directory of its own in it.
-    durability: when bytes are forced to the disk. Each survives kill -9 at any instant; they differ in what a power cut
-        may take. "batch": once for each write call, before it is acknowledged: nothing that was acknowledged is lost.
-        "always": the same, and each frame (or transaction of small ones) is on the disk before the next is begun.
-        "none": never; after a crash of the machine the namespace starts empty.
-    map_headroom: share of the capacity that frames leave free, for holes between frames of different lengths.
-    """
+    """Options of the backend ``lmdb``."""
 
     path: str
+    """Directory of the tier on a local file system; created if absent, refused if it holds anything else. Each
+    namespace gets a directory of its own in it."""
     durability: Literal["none", "batch", "always"] = "batch"
+    """When bytes are forced to the disk. Each value survives kill -9; they differ in what a power cut may take.
+
+    "batch": once for each write call, before it is acknowledged; no acknowledged frame is lost. "always": in addition,
+    each frame (or transaction of small frames) is on the disk before the next one begins. "none": never; after a crash
+    of the machine the namespace starts empty.
+    """
     map_headroom: float = 0.05
+    """Share of the capacity that frames leave free, for holes between frames of different lengths."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -57,12 +57,10 @@ class LmdbOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmdbReaderOptions:
-    """Options of the backend ``lmdb_reader``.
-
-    path: directory of a tier that another process on this machine writes with ``backend = "lmdb"``.
-    """
+    """Options of the backend ``lmdb-read-only``."""
 
     path: str
+    """Directory of a tier that another process on this machine writes with ``backend = "lmdb"``."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -84,37 +82,36 @@ def _require_path(path: str) -> None:
     try:
         Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"path = {path!r}: give a path without ~, its user's home is not known") from None
+        raise ValueError(f"path = {path!r}: give a path without ~; the home directory of its user is unknown") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How the tier's capacity, which the directory never exceeds, is divided.
+    """Division of the tier's capacity, which the directory never exceeds.
 
-    Beside the pages of frames there must be room for the trees, for pages that were freed and are reusable only two
-    transactions later, and for holes between frames of different lengths. A delete needs some, too: it copies pages.
-
-    map_bytes: the map's size at open. It is address space; it grows when it is full.
-    map_bytes_max: the most that the map, and so the data file, can take.
-    pages_bytes_max: pages of frames, and of their tree, are refused beyond this.
-    room_bytes: as many bytes of frames of the longest kind as fill these pages: what the framework may count on.
-    transaction_bytes: frames up to this many bytes in sum share a transaction.
+    Beside the pages of frames there must be room for the trees, for freed pages that become reusable only two
+    transactions later, and for holes between frames of different lengths. A delete needs some pages as well: it copies.
     """
 
     map_bytes: int
+    """Size of the map at open. It is address space, and grows when it is full."""
     map_bytes_max: int
+    """Bound of the map, and therefore of the data file."""
     pages_bytes_max: int
+    """Bound of the pages of frames and of their tree; writes beyond it are refused."""
     room_bytes: int
+    """Bytes of frames of the longest kind that fill these pages. The framework may count on them."""
     transaction_bytes: int
+    """Bound of the frames that share a transaction, in bytes."""
 
     @classmethod
     def of(
         cls, options: LmdbOptions, capacity_bytes: int, *, frame_bytes_max: int, file_bytes: int, page_bytes: int
     ) -> Sizes:
-        """Sizes for a capacity. The map is never smaller than what the file already has.
+        """Derive the sizes from a capacity. The map is never smaller than the existing file.
 
         Raises:
-            ValueError: the capacity has no room for one frame; says how much has.
+            ValueError: the capacity has no room for one frame; names the smallest capacity that has.
         """
         frame_pages = page_round(frame_bytes_max, page_bytes)
         limit = (capacity_bytes - OTHER_FILES_BYTES) // page_bytes * page_bytes
@@ -136,12 +133,12 @@ class Sizes:
 
 
 def minimum_bytes(options: LmdbOptions, frame_pages: int) -> int:
-    """A capacity that surely has room for a frame of so many bytes of pages, in whole MiB."""
+    """Capacity, in whole MiB, that surely has room for a frame of ``frame_pages`` bytes of pages."""
     mib = 1 << 20
     needed = 3 * frame_pages + 2 * TREE_BYTES + OTHER_FILES_BYTES
     return -(-int(needed / (1 - options.map_headroom - 1 / 128 - 1 / 8)) // mib) * mib
 
 
 def page_round(size: int, page_bytes: int) -> int:
-    """Bytes of pages that a value takes: its own, and 16 for the header of its first page."""
+    """Bytes of pages that a value takes: its own length, and 16 bytes for the header of its first page."""
     return -(-(size + 16) // page_bytes) * page_bytes

@@ -13,7 +13,7 @@ from lmdb_support import KIB, MIB, context, directory, get, key, open_at, put, r
 
 from tierkv.errors import BackendError
 from tierkv_lmdb import options
-from tierkv_lmdb.fetching import FrameFetcher
+from tierkv_lmdb.frame_copier import FrameCopier
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_wrong_place_is_noticed(tmp_path: Path, cold: list[int], off_by: int) 
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     frames = {key(n): os.urandom(100_000) for n in range(9)}
     put(backend, frames)
-    backend._env._fetcher._base += off_by
+    backend._env._copier._base += off_by
     for k, frame in frames.items():
         (got,) = get(backend, k, buffer_bytes=100_000)
         assert got == frame or isinstance(got, BackendError)
@@ -86,7 +86,7 @@ def test_without_proc_all_comes_from_the_map(tmp_path: Path, cold: list[int]) ->
     """Some containers have no /proc; then it is only slower."""
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     put(backend, {key(1): b"x" * 100_000})
-    backend._env._fetcher._base = None
+    backend._env._copier._base = None
     assert get(backend, key(1), buffer_bytes=100_000) == [b"x" * 100_000]
     assert cold == []
     backend.close()
@@ -112,14 +112,14 @@ def test_a_block_that_cannot_be_read_is_an_error_of_its_frame(tmp_path: Path, mo
 CUT_SHORT = """
 import mmap, os, struct, sys
 from pathlib import Path
-from tierkv_lmdb.fetching import CutShortError, FrameFetcher
+from tierkv_lmdb.frame_copier import CutShortError, FrameCopier
 data, page = Path(sys.argv[1]), 4096
 content = bytearray(os.urandom(64 * page))
 content[8 * page : 8 * page + 16] = struct.pack("<QHHI", 8, 0, 4, 32)
 data.write_bytes(content)
 with data.open("rb") as file:
     map_ = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-fetcher = FrameFetcher(data, page)
+fetcher = FrameCopier(data, page)
 value = memoryview(map_)[8 * page + 16 : 40 * page]
 buffer = memoryview(bytearray(len(value)))
 fetcher.copy(value, buffer)
@@ -140,6 +140,6 @@ def test_a_file_cut_short_under_the_map(tmp_path: Path) -> None:
 def test_fetcher_finds_no_map_where_there_is_none(tmp_path: Path) -> None:
     """A file that is not mapped has no address: nothing may be computed from one."""
     (tmp_path / "data").write_bytes(bytes(8192))
-    fetcher = FrameFetcher(tmp_path / "data", 4096)
+    fetcher = FrameCopier(tmp_path / "data", 4096)
     assert fetcher._base is None
     fetcher.close()

@@ -13,7 +13,7 @@ import pytest
 from lmdb_support import context, directory, get, key, killed_at_end, open_at, put, run_child
 
 from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
-from tierkv_lmdb import place
+from tierkv_lmdb import directory as layout
 
 OWNER = """
 import sys, pathlib, time, lmdb_support
@@ -42,7 +42,7 @@ def test_second_process_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
 def test_open_waits_out_a_check(tmp_path: Path) -> None:
     """`tierkv check` takes the lock for an instant; a service that starts right then must not fail."""
     open_at(tmp_path).close()
-    lock = directory(tmp_path) / place.LOCK
+    lock = directory(tmp_path) / layout.LOCK
     held = os.open(lock, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_SH)
     pauses = []
@@ -52,8 +52,8 @@ def test_open_waits_out_a_check(tmp_path: Path) -> None:
         if len(pauses) == 1:
             os.close(held)
 
-    place.OwnerLock.take(lock, sleep).release()
-    assert pauses == [place.LOCK_TRIES_S[0]]
+    layout.OwnerLock.take(lock, sleep).release()
+    assert pauses == [layout.LOCK_TRIES_S[0]]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the one writer and its readers do alike: look frames up and copy them out."""
+"""Reads shared by the writer and the readers: look frames up and copy them out."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def contains(environment: Environment, failures: Failures, keys: Sequence[Key]) 
     """Whether each key is in the index.
 
     Raises:
-        BackendError: it cannot be read.
+        BackendError: the index cannot be read.
     """
     try:
         with environment.reading() as txn:
             return [is_storable(environment, key) and txn.get(key) is not None for key in keys]
     except lmdb.Error as error:
-        raise failures.of("look up keys", error) from error
+        raise failures.from_cause("look up keys", error) from error
 
 
 def read(environment: Environment, failures: Failures, request: ReadRequest) -> ReadResult:
-    """Copy one frame out, in a transaction of its own: it may take as long as the disk."""
+    """Copy one frame to its caller's buffer, in a transaction of its own: it may take as long as the disk."""
     if not is_storable(environment, request.key):
         return None
     try:
@@ -37,18 +37,18 @@ def read(environment: Environment, failures: Failures, request: ReadRequest) -> 
                 return None
             size = len(value)
             if size > len(request.buffer):
-                return failures.error(
+                return failures.backend_error(
                     f"frame of {size} bytes does not fit the buffer of {len(request.buffer)}", request.key
                 )
             if size:
                 environment.copy(value, request.buffer)
             return size
     except TierKVError:
-        raise  # closed: that concerns every key
+        raise  # closed: this concerns every key
     except (lmdb.Error, OSError) as error:
-        return failures.of("read", error, request.key)
+        return failures.from_cause("read", error, request.key)
 
 
 def is_storable(environment: Environment, key: Key) -> bool:
-    """Whether LMDB takes a key of that length."""
+    """Whether LMDB accepts the length of ``key``."""
     return 0 < len(key) <= environment.key_bytes_max

@@ -1,11 +1,11 @@
-"""The directory of an LMDB tier: whose it is, who may write, and whether its data can be trusted.
+"""Directory of an LMDB tier: its marker, its manifests, its owner, and whether its data can be trusted.
 
 ::
 
-    <path>/tierkv-lmdb.json                   marks the directory as ours, with the version of this layout
-    <path>/<fingerprint hex>/namespace.json   what the fingerprint stands for
-    <path>/<fingerprint hex>/owner.lock       flock of the one process that may open it; holds its pid
-    <path>/<fingerprint hex>/unsynced         there while data is written without syncing; holds the boot id
+    <path>/tierkv-lmdb.json                   marker of this program, with the version of the layout
+    <path>/<fingerprint hex>/namespace.json   description of the namespace
+    <path>/<fingerprint hex>/owner.lock       flock of the process that has the namespace open; holds its pid
+    <path>/<fingerprint hex>/unsynced         exists while data is written without syncing; holds the boot id
     <path>/<fingerprint hex>/data.mdb, lock.mdb
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierkv.errors import BackendError, BackendUnavailableError, NamespaceMismatchError
+from tierkv.errors import BackendUnavailableError, NamespaceMismatchError
 from tierkv.types.namespace import Namespace
 
 FORMAT = {"format": "tierkv-lmdb", "version": 1}
@@ -31,7 +31,7 @@ LOCK = "owner.lock"
 UNSYNCED = "unsynced"
 DATA_FILES = ("data.mdb", "lock.mdb")
 LOCK_TRIES_S = (0.05, 0.1, 0.2)
-"""Pauses between tries for the lock: `tierkv check` holds it for an instant."""
+"""Pauses between tries for the lock, in seconds: `tierkv check` holds it for an instant."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
@@ -39,16 +39,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OwnerLock:
-    """The right to open one namespace, held from :meth:`take` to :meth:`release`."""
+    """Exclusive right to open one namespace, from :meth:`take` to :meth:`release`."""
 
     fd: int
 
     @classmethod
     def take(cls, path: Path, sleep: Callable[[float], None] = time.sleep) -> OwnerLock:
-        """Lock the file at ``path``, creating it.
+        """Lock the file at ``path``; created if absent.
 
         Raises:
-            BackendUnavailableError: another process, or another backend of this one, holds it.
+            BackendUnavailableError: another process, or another backend of this process, holds the lock.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -69,7 +69,7 @@ class OwnerLock:
         return cls(fd)
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Unlock the file."""
         os.close(self.fd)
 
 
@@ -83,7 +83,7 @@ def _in_use(path: Path) -> str:
 
 
 def lock_holder(path: Path) -> str | None:
-    """The pid (as text, for messages) of who holds the lock file at ``path``, or None. Changes nothing."""
+    """Pid (as text, for messages) of the process that holds the lock file at ``path``, or None. Changes nothing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -98,7 +98,7 @@ def lock_holder(path: Path) -> str | None:
 
 
 def claim_root(root: Path) -> None:
-    """Make ``root`` a directory of ours, or see that it is one.
+    """Make ``root`` a tierkv-lmdb directory, or check that it is one.
 
     Raises:
         NamespaceMismatchError: it holds something else, or a layout that this version does not know.
@@ -115,16 +115,16 @@ def claim_root(root: Path) -> None:
 
 
 def require_root(root: Path) -> None:
-    """See that ``root`` may be read: it is a directory of ours, or may become one. Changes nothing.
+    """Check that ``root`` may be read: it is a tierkv-lmdb directory, or may become one. Changes nothing.
 
     Raises:
         NamespaceMismatchError: it holds something else, or a layout that this version does not know.
-        OSError: it is no directory, or cannot be read.
+        OSError: it is not a directory, or cannot be read.
     """
     if not root.exists():
         if not next(path for path in root.absolute().parents if path.exists()).is_dir():
-            raise NotADirectoryError(f"a part of {root} is no directory")
-        _log.warning("%s: not there yet; until somebody writes it, all of its chunks are misses", root)
+            raise NotADirectoryError(f"a part of {root} is not a directory")
+        _log.warning("%s does not exist yet; until it is written, all of its chunks are misses", root)
         return
     trouble = foreign_content(root)
     if trouble:
@@ -132,13 +132,13 @@ def require_root(root: Path) -> None:
 
 
 def foreign_content(root: Path) -> str | None:
-    """Why an existing ``root`` is not a directory of ours, or None if it is one or may become one."""
+    """Reason why an existing ``root`` is not a tierkv-lmdb directory; None if it is one or may become one."""
     names = {path.name for path in root.iterdir()}
     if MARKER in names:
         found = _read_json(root / MARKER)
         if found == FORMAT:
             return None
-        return f"{root / MARKER} says {found!r}, and this version of tierkv-lmdb serves {FORMAT!r}: give another path"
+        return f"{root / MARKER} holds {found!r}, and this version of tierkv-lmdb reads {FORMAT!r}: give another path"
     foreign = sorted(name for name in names if not name.startswith(f"{MARKER}.") and name != "lost+found")
     if not foreign:
         return None
@@ -146,7 +146,7 @@ def foreign_content(root: Path) -> str | None:
 
 
 def claim_namespace(directory: Path, namespace: Namespace) -> None:
-    """Write what the namespace is, or see that it is the same. The caller holds the lock.
+    """Write the manifest of the namespace, or compare with the existing one. The caller holds the lock.
 
     Raises:
         NamespaceMismatchError: it is another one, or cannot be read.
@@ -159,7 +159,7 @@ def claim_namespace(directory: Path, namespace: Namespace) -> None:
 
 
 def require_manifest(directory: Path, namespace: Namespace) -> None:
-    """See that a directory is that of a namespace.
+    """Check that a directory belongs to a namespace.
 
     Raises:
         NamespaceMismatchError: it is another one, or cannot be read.
@@ -178,8 +178,8 @@ def _description(namespace: Namespace) -> object:
     return json.loads(json.dumps(plain))
 
 
-def drop_data_of_another_boot(directory: Path) -> None:
-    """Remove data that was written without syncing when the machine went down: LMDB may not survive reading it."""
+def drop_unsynced_data(directory: Path) -> None:
+    """Remove data that was not synced when the machine went down: LMDB may crash on reading it."""
     marker = directory / UNSYNCED
     if not marker.exists() or marker.read_text(errors="replace") == boot_id():
         return
@@ -190,7 +190,7 @@ def drop_data_of_another_boot(directory: Path) -> None:
 
 
 def boot_id() -> str:
-    """What tells one run of the machine from the next; where it is unknown, a fresh value that equals none."""
+    """Identifier of this boot of the machine; a fresh value if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -198,7 +198,7 @@ def boot_id() -> str:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Create or replace a file so that a reader, or a crash, sees all of it or nothing."""
+    """Create or replace a file atomically and durably."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -213,20 +213,12 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in ``path`` durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def backend_error(error: OSError, path: Path, root: Path, tier: str) -> BackendError:
-    """An error of the operating system, in words that name the path."""
-    what = f"{path}: {error.strerror or error}"
-    if root not in (path, *path.parents):
-        what = f"{root}: cannot be used ({what})"
-    return BackendError(f"{what}. Give a directory that this user can create and write", tier=tier)
 
 
 def _read_json(path: Path) -> object:

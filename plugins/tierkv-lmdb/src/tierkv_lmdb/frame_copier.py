@@ -1,9 +1,9 @@
-"""How the bytes of a frame come into the caller's buffer: copied once, out of the page cache.
+"""Copy of a frame's bytes to the caller's buffer: one copy, out of the page cache.
 
-What lies in the page cache already is copied from LMDB's map, which is a memory copy. What does not is read from the
-data file instead, at the place where the map says that it lies: the kernel is told the whole range at once, and reads
-it in large pieces, where page faults would ask for it bit by bit. A block that the disk cannot read, or that is not
-there any more, is then an error of this frame; in the map it would be a SIGBUS, the end of the process.
+Cached pages are copied from LMDB's map, which is a memory copy. Other pages are read from the data file, at the offset
+that the map implies: the kernel gets the whole range at once and reads it in large pieces, where page faults would
+request it bit by bit. A block that the disk cannot read, or that no longer exists, is then an error of this frame. In
+the map it would be a SIGBUS, which ends the process.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from pathlib import Path
 import numpy as np
 
 FILE_READ_BYTES_MIN = 64 * 1024
-"""Shorter frames come from the map: a page fault brings as much as a call would."""
+"""Shorter frames are copied from the map: a page fault reads as much as a call would."""
 
 _PAGE_HEADER = struct.Struct("<QHHI")
-"""What LMDB writes before a value that has pages of its own: page number, padding, flags, number of pages."""
+"""Header that LMDB writes before a value with pages of its own: page number, padding, flags, number of pages."""
 
 
 _OVERFLOW = 0x04
-"""The flag of such pages."""
+"""Flag of such pages."""
 
 
 class CutShortError(OSError):
     """The data file ends before the frame does."""
 
 
-class FrameFetcher:
-    """Copies values out of one environment. May be used on any threads, within transactions.
+class FrameCopier:
+    """Copier of values out of one environment. May be used on any threads, within transactions.
 
     Args:
-        data: the environment's data file.
-        page_bytes: length of its pages.
+        data: data file of the environment.
+        page_bytes: length of its pages in bytes.
     """
 
     def __init__(self, data: Path, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
         self._base: int | None = None
-        self.remapped()
+        self.find_map()
 
-    def remapped(self) -> None:
-        """Find out where the map lies. At every change of it, while there is no transaction."""
+    def find_map(self) -> None:
+        """Find the address of the map. Call it after every change of the map, while there is no transaction."""
         self._base = _map_address(self._fd)
 
     def copy(self, value: memoryview, buffer: memoryview) -> None:
@@ -63,11 +63,11 @@ class FrameFetcher:
         np.copyto(np.frombuffer(buffer, np.uint8, size), source)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the data file."""
         os.close(self._fd)
 
     def _is_cached(self, offset: int, size: int) -> bool:
-        """Whether both ends are in the page cache; True where the file system cannot tell."""
+        """Whether both ends are in the page cache; True if the file system cannot tell."""
         probe = bytearray(1)
         try:
             return all(os.preadv(self._fd, [probe], place, os.RWF_NOWAIT) == 1 for place in (offset, offset + size - 1))
@@ -77,7 +77,7 @@ class FrameFetcher:
             return True
 
     def _read(self, offset: int, target: memoryview) -> bool:
-        """Read from the file; False if it turns out that the value does not lie there."""
+        """Read from the file. Returns False if the value turns out to be elsewhere."""
         header = bytearray(_PAGE_HEADER.size)
         start, length = offset - len(header), len(header) + len(target)
         if start < 0:
@@ -92,7 +92,7 @@ class FrameFetcher:
 
 
 def _map_address(fd: int) -> int | None:
-    """Where this process has mapped the start of a file; None where the system does not tell."""
+    """Address at which this process has mapped the start of a file; None if the system cannot tell."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
