@@ -16,8 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec_support import CHILD_TIMEOUT_S, check, get, key, namespace, object_name, open_at, put
 
 from tierkv.errors import BackendError, NamespaceMismatchError
-from tierkv_fsspec.local import STALE_S, LocalStore
-from tierkv_fsspec.manifest import claim
+from tierkv_fsspec.manifest import claim_namespace
+from tierkv_fsspec.stores.local_store import STALE_S, LocalStore
 
 FRAME = bytes(range(256)) * 200
 
@@ -218,7 +218,7 @@ def test_first_manifest_stays(tmp_path: Path) -> None:
     store = SlowToSee(tmp_path)
     assert LocalStore(tmp_path).create("namespace.json", other)
     with pytest.raises(NamespaceMismatchError):
-        claim(store, namespace(), "file:///x", datetime.now(UTC))
+        claim_namespace(store, namespace(), "file:///x", datetime.now(UTC))
     assert (tmp_path / "namespace.json").read_bytes() == other
 
 

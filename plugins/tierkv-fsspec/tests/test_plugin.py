@@ -16,8 +16,8 @@ from fsspec_support import check, get, key, open_at, put
 import tierkv_fsspec
 from tierkv.errors import BackendError
 from tierkv_fsspec import FsspecOptions
+from tierkv_fsspec.failures import Failure, FailureKind, hide_secrets
 from tierkv_fsspec.options import Location
-from tierkv_fsspec.troubles import Kind, Trouble, hide_secrets
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_memory_is_for_trials() -> None:
 )
 def test_messages_hide_credentials(text: str) -> None:
     """Libraries quote requests and answers in their errors; ours end up in logs."""
-    shown = Trouble.of(OSError(f"it failed: {text} (end)")).detail
+    shown = Failure.of(OSError(f"it failed: {text} (end)")).detail
     assert "hush" not in shown.lower()
     assert "it failed" in shown
 
@@ -225,17 +225,17 @@ def test_messages_are_short() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (PermissionError("x"), Kind.REFUSED),
-        (TimeoutError("x"), Kind.LATE),
-        (ConnectionRefusedError("x"), Kind.DOWN),
-        (OSError(28, "No space left on device"), Kind.FULL),
-        (OSError(116, "Stale file handle"), Kind.DOWN),
-        (RuntimeError("x"), Kind.OTHER),
-        (OSError("Server returned non-2xx status code: 503 Slow Down: "), Kind.BUSY),
-        (OSError("status code: 301: <Error><Code>PermanentRedirect</Code></Error>"), Kind.OTHER_REGION),
-        (FileNotFoundError("status code: 404: <Code>NoSuchBucket</Code>"), Kind.NO_BUCKET),
+        (PermissionError("x"), FailureKind.REFUSED),
+        (TimeoutError("x"), FailureKind.LATE),
+        (ConnectionRefusedError("x"), FailureKind.DOWN),
+        (OSError(28, "No space left on device"), FailureKind.FULL),
+        (OSError(116, "Stale file handle"), FailureKind.DOWN),
+        (RuntimeError("x"), FailureKind.OTHER),
+        (OSError("Server returned non-2xx status code: 503 Slow Down: "), FailureKind.BUSY),
+        (OSError("status code: 301: <Error><Code>PermanentRedirect</Code></Error>"), FailureKind.OTHER_REGION),
+        (FileNotFoundError("status code: 404: <Code>NoSuchBucket</Code>"), FailureKind.NO_BUCKET),
     ],
 )
-def test_exceptions_are_understood(error: Exception, kind: Kind) -> None:
+def test_exceptions_are_understood(error: Exception, kind: FailureKind) -> None:
     """The kind decides whether the framework tries again, and what a person is told to do."""
-    assert Trouble.of(error).kind is kind
+    assert Failure.of(error).kind is kind

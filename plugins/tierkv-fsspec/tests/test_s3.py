@@ -1,4 +1,4 @@
-"""What goes over the wire to an S3 server, through both implementations; troubles and users have files of their own."""
+"""What goes over the wire to an S3 server, through both implementations; failures and users have files of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fsspec_support import S3Server, get, key, object_name, open_at, put
 
 from tierkv.errors import BackendError
 from tierkv_fsspec.backend import object_name as name_below_namespace
-from tierkv_fsspec.knowledge import Listing
+from tierkv_fsspec.presence_hints import ListedNames
 
 FRAME = bytes(range(256)) * 200
 
@@ -119,7 +119,7 @@ def test_listing_is_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> 
     for keys_max, listed in ((0, 0), (7, 7), (100, 30)):
         s3.requests.clear()
         backend = warmed(url, options, warm_up_keys_max=keys_max)
-        assert len(backend._listing) == listed
+        assert len(backend._listed) == listed
         listings = [line for line in s3.requests if line.rstrip("/").endswith(url.split("/")[2])]
         assert bool(listings) == (keys_max > 0)
         s3.requests.clear()
@@ -137,7 +137,7 @@ def test_listing_that_is_refused_changes_nothing(s3: S3Server, url: str, options
     s3.refuse[f"/{url.split('/')[2]}/"] = "403 Forbidden"
     try:
         backend = warmed(url, options)
-        assert len(backend._listing) == 0
+        assert len(backend._listed) == 0
         assert backend.contains([key(1)]) == [True]
         backend.close()
     finally:
@@ -150,10 +150,10 @@ def test_listing_does_not_bring_back_what_was_deleted(url: str, options: dict[st
     put(backend, {key(1): FRAME, key(2): FRAME})
     backend.close()
     backend = open_at(url, warm_up_keys_max=0, **options)
-    pages = list(backend._store.pages())
-    backend._listing = Listing(100, 10.0)
+    pages = list(backend._store.list_names())
+    backend._listed = ListedNames(100, 10.0)
     backend.delete([key(1)])
-    backend._listing.fill(pages)
+    backend._listed.add_pages(pages)
     assert backend.contains([key(1), key(2)]) == [False, True]
     backend.close()
 

@@ -1,4 +1,23 @@
-"""Object stores and shared file systems as a tier of tierkv: ``backend = "fsspec"``, or ``"fsspec-read-only"``."""
+"""Object stores and shared file systems as a tier of tierkv: ``backend = "fsspec"``, or ``"fsspec-read-only"``.
+
+Nouns. A *store* maps names to byte strings (wing ``stores``: directories, obstore, fsspec). An *object* holds one
+frame; its name is a digest of the key. The *manifest* is one object per namespace that describes it. *Presence hints*
+are names that were listed at open, and names that were absent at a recent lookup.
+
+Lookup. Names listed at open count as present once; all other keys cost one request each. Write. A frame absent at a
+recent lookup is created with a conditional request. Otherwise it is compared with the stored object and written if it
+differs. Read. One request fetches the object whole. The requests of one call run side by side, up to
+``concurrent_requests`` over all calls.
+
+Sharing. Any number of engines read and write one namespace without locks: a frame is a function of its key, so writing
+it twice does no harm. Hints may be wrong at any time; they cost a miss or a refused upload, never wrong data.
+
+Invariants. A namespace is written only after its manifest was written or found equal. Credentials come from the
+environment and never appear in a message. Objects outside the namespace are never touched.
+
+Modules: ``options``, ``opening``, ``checking``, ``failures``, ``backend``, ``reader`` as in every plugin; ``manifest``,
+``presence_hints``, ``credentials`` and ``lifecycle`` (both for ``checking``).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +51,7 @@ PLUGIN = BackendPlugin(
 READ_ONLY_PLUGIN = dataclasses.replace(
     PLUGIN,
     name="fsspec-read-only",
-    summary="The same places, and http URLs, for engines that only read what others store there",
+    summary="Any fsspec URL, and http URLs, for engines that only read what other engines store",
     capabilities=dataclasses.replace(PLUGIN.capabilities, read_only=True),
     open=open_reader,
     check=check_reader,
@@ -41,7 +60,7 @@ READ_ONLY_PLUGIN = dataclasses.replace(
 
 @hookimpl
 def tierkv_backends() -> Iterable[BackendPlugin]:
-    """The backends of this distribution: one that writes, and one that never does."""
+    """Register ``fsspec`` and ``fsspec-read-only``."""
     return [PLUGIN, READ_ONLY_PLUGIN]
 
 

@@ -1,6 +1,6 @@
-"""Frames as objects: ``<url>/<fingerprint>/<2 hex>/<32 hex>``, the name a digest of the key.
+"""Backend of an fsspec tier: frames as objects ``<url>/<fingerprint>/<2 hex>/<32 hex>``, named by a digest of the key.
 
-Digests have one length, need no escaping and never clash with other names; the key itself is in the frame.
+Digests have one length, need no escaping and never clash with other names. The key itself is in the frame.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from tierkv.abc import ProbeResult, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.errors import BackendError, TierKVError
 from tierkv.types.keys import Key
-from tierkv_fsspec.knowledge import Absences, Listing
-from tierkv_fsspec.store import Store, TooLongError
-from tierkv_fsspec.troubles import Kind, Trouble, forget_frames
+from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
+from tierkv_fsspec.presence_hints import AbsentNames, ListedNames
+from tierkv_fsspec.stores.store import Store, TooLongError
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 def object_name(key: Key) -> str:
-    """Name of a key's object below the namespace."""
+    """Name of a key's object within the namespace."""
     digest = hashlib.blake2b(key, digest_size=DIGEST_BYTES).hexdigest()
     return f"{digest[:2]}/{digest}"
 
@@ -36,7 +36,12 @@ def object_name(key: Key) -> str:
 class FsspecBackend:
     """One namespace of an fsspec tier. Verbs may be called on any threads.
 
-    ``concurrent_requests`` bounds requests in flight over all calls. ``listing`` is what is known from :meth:`warm_up`.
+    Args:
+        store: objects of the namespace; closed by :meth:`close`.
+        url: of the namespace, for messages.
+        tier: name of the tier, for messages.
+        concurrent_requests: bound of the requests in flight over all calls.
+        listed: names to be filled by :meth:`warm_up`.
     """
 
     def __init__(
@@ -46,27 +51,27 @@ class FsspecBackend:
         url: str,
         tier: str,
         concurrent_requests: int,
-        listing: Listing,
+        listed: ListedNames,
     ) -> None:
         self._store = store
         self._url = url
         self._tier = tier
         self._pool = ThreadPoolExecutor(concurrent_requests, thread_name_prefix=f"tierkv-{tier}")
-        self._listing = listing
-        self._absences = Absences()
+        self._listed = listed
+        self._absent = AbsentNames()
         self._closed = False
         self._warming: threading.Thread | None = None
 
     def warm_up(self) -> None:
-        """List what is stored, on a thread of its own. Questions that come meanwhile are asked of the server."""
+        """List the stored objects on a separate thread. Lookups in the meantime are sent to the server."""
         self._warming = threading.Thread(target=self._list, name=f"tierkv-{self._tier}-warm-up", daemon=True)
         self._warming.start()
 
     def contains(self, keys: Sequence[Key]) -> list[ProbeResult]:
-        """Ask for each object, but for those that were listed at open and are asked for the first time."""
+        """Whether each object is stored. Objects listed at open need no request the first time they are looked up."""
         if self._closed:
-            raise self._is_closed()
-        answers: list[ProbeResult] = [self._listing.take(object_name(key)) for key in keys]
+            raise self._closed_error()
+        answers: list[ProbeResult] = [self._listed.take_listed(object_name(key)) for key in keys]
         unknown = [index for index, listed in enumerate(answers) if not listed]
         asked = self._each(self._exists, [keys[index] for index in unknown])
         for index, answer in zip(unknown, asked, strict=True):
@@ -74,61 +79,66 @@ class FsspecBackend:
         return answers
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """Fetch each object whole."""
+        """Fetch each object whole into its caller's buffer."""
         return self._each(self._read, requests)
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
-        """Store each frame, unless it is there already.
+        """Store each frame, unless it is stored already.
 
-        One that was asked for and absent a moment ago is stored on the condition that nobody else has stored it since.
+        A frame that was absent at a recent lookup is stored with a conditional request, which fails if another engine
+        has stored it since.
         """
         return self._each(self._write, requests)
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
-        """Remove each object."""
+        """Delete each object; absent ones are no error."""
         return self._each(self._delete, keys)
 
     def close(self) -> None:
-        """Start nothing more. A call that was given up ends by its timeouts."""
+        """Start no further request. A call in flight ends by its timeouts."""
         if not self._closed:
             self._closed = True
-            self._listing.stop()
+            self._listed.stop()
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._store.close()
 
+    def object_url(self, key: Key) -> str:
+        """URL of a key's object, for messages."""
+        return f"{self._url}/{object_name(key)}"
+
     def _each(self, action: Callable[[A], R], items: Sequence[A]) -> list[R]:
         if self._closed:
-            raise self._is_closed()
+            raise self._closed_error()
         if len(items) <= 1 or not self._store.is_remote:
             return [action(item) for item in items]
         futures: list[Future[R]] = []
-        with contextlib.suppress(RuntimeError):  # closed by another thread just now
+        with contextlib.suppress(RuntimeError):  # closed by another thread meanwhile
             for item in items:
                 futures.append(self._pool.submit(action, item))
-        ended = [_await_end(future) for future in futures]  # all, whatever happened: they use the caller's buffers
+        ended = [_await_end(future) for future in futures]  # wait for all: they use the caller's buffers
         if len(futures) < len(items) or not all(ended):
-            raise self._is_closed()
+            raise self._closed_error()
         return [future.result() for future in futures]
 
-    def _is_closed(self) -> BackendError:
+    def _closed_error(self) -> BackendError:
         return BackendError(f"{self._tier} ({self._url}) is closed", tier=self._tier)
 
     def _list(self) -> None:
         try:
-            self._listing.fill(self._store.pages())
-        except Exception as error:  # noqa: BLE001  a listing saves questions; without one they are asked
-            trouble = Trouble.of(error)
-            forget_frames(error)
-            _log.info("%s: %s was not listed: %s (%s)", self._tier, self._url, trouble.kind.value, trouble.detail)
+            self._listed.add_pages(self._store.list_names())
+        except Exception as error:  # noqa: BLE001  a listing only saves requests
+            failure = Failure.of(error)
+            clear_tracebacks(error)
+            _log.info("%s: %s was not listed: %s (%s)", self._tier, self._url, failure.kind.value, failure.detail)
 
     def _exists(self, key: Key) -> ProbeResult:
         name = object_name(key)
         try:
             present = self._store.exists(name)
         except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
-            return self._failure("look for", key, error)
+            return self._error_for("look for", key, error)
         if not present:
-            self._absences.note(name)
+            self._absent.note_absent(name)
         return present
 
     def _read(self, request: ReadRequest) -> ReadResult:
@@ -136,67 +146,48 @@ class FsspecBackend:
         try:
             return self._store.read_into(name, request.buffer)
         except FileNotFoundError as error:
-            forget_frames(error)
-            self._listing.forget(name)
-            self._absences.note(name)
+            clear_tracebacks(error)
+            self._listed.forget_name(name)
+            self._absent.note_absent(name)
             return None
         except TooLongError as error:
-            return BackendError(f"{self._where(request.key)}: {error}", tier=self._tier, key=request.key)
+            return BackendError(f"{self.object_url(request.key)}: {error}", tier=self._tier, key=request.key)
         except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
-            return self._failure("read", request.key, error)
+            return self._error_for("read", request.key, error)
 
     def _write(self, request: WriteRequest) -> WriteResult:
         name = object_name(request.key)
-        self._listing.forget(name)
+        self._listed.forget_name(name)
         try:
-            if self._absences.take(name) and self._store.create(name, request.frame):
+            if self._absent.take_absent(name) and self._store.create(name, request.frame):
                 return None
-            if not self._store.holds(name, request.frame):
+            if not self._store.holds_same(name, request.frame):
                 self._store.write(name, request.frame)
         except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
-            return self._failure("write", request.key, error)
+            return self._error_for("write", request.key, error)
         return None
 
     def _delete(self, key: Key) -> WriteResult:
         name = object_name(key)
-        self._listing.forget(name)
+        self._listed.forget_name(name)
         try:
             self._store.delete(name)
         except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
-            return self._failure("delete", key, error)
+            return self._error_for("delete", key, error)
         return None
 
-    def _failure(self, verb: str, key: Key, error: Exception) -> TierKVError:
-        trouble = Trouble.of(error)
-        forget_frames(error)
-        if trouble.kind is Kind.ABSENT:  # of a write: what it should lie in is gone
-            trouble = Trouble(Kind.NO_BUCKET, trouble.detail)
-        return trouble.to_error(f"cannot {verb} {self._where(key)}", tier=self._tier, key=key)
-
-    def _where(self, key: Key) -> str:
-        return f"{self._url}/{object_name(key)}"
-
-
-class FsspecReader(FsspecBackend):
-    """The same for a place that is others' to fill: each write and each deletion is an error."""
-
-    def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
-        """Refuse."""
-        return [self._refusal(request.key) for request in requests]
-
-    def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
-        """Refuse."""
-        return [self._refusal(key) for key in keys]
-
-    def _refusal(self, key: Key) -> BackendError:
-        message = f'{self._where(key)} is not written or removed: the tier\'s backend is "fsspec-read-only"'
-        return BackendError(message, tier=self._tier, key=key)
+    def _error_for(self, verb: str, key: Key, error: Exception) -> TierKVError:
+        failure = Failure.of(error)
+        clear_tracebacks(error)
+        if failure.kind is FailureKind.ABSENT:  # of a write: its bucket is missing
+            failure = Failure(FailureKind.NO_BUCKET, failure.detail)
+        return failure.to_error(f"cannot {verb} {self.object_url(key)}", tier=self._tier, key=key)
 
 
 def _await_end(future: Future[Any]) -> bool:
-    """Wait for a request, and tell whether it ran.
+    """Wait for a request. Returns whether it ran.
 
-    ``concurrent.futures.wait`` would wait for ever for one that the pool cancelled at its shutdown.
+    ``concurrent.futures.wait`` would wait for ever for a request that the pool cancelled at its shutdown.
     """
     try:
         future.exception()

@@ -1,7 +1,6 @@
-"""What ``tierkv check`` says about an fsspec tier.
+"""Checks of an fsspec tier for ``tierkv check``.
 
-Whether an object store may be written can only be found out by writing: a short object of a unique name is stored and
-removed again.
+Only a write shows whether an object store may be written: a short object with a unique name is stored and deleted.
 """
 
 from __future__ import annotations
@@ -13,35 +12,37 @@ from pathlib import Path
 
 from tierkv.abc import CheckResult
 from tierkv.errors import BackendError
-from tierkv_fsspec.choosing import Choice, choose
 from tierkv_fsspec.credentials import find_credentials
+from tierkv_fsspec.failures import FIXES, Failure, FailureKind
 from tierkv_fsspec.lifecycle import check_lifecycle
 from tierkv_fsspec.options import CHAINS, READ_ONLY_PROTOCOLS, FsspecOptions, Location
-from tierkv_fsspec.store import Store
-from tierkv_fsspec.troubles import FIXES, Kind, Trouble
+from tierkv_fsspec.stores.selection import StoreChoice, choose_store
+from tierkv_fsspec.stores.store import Store
 
 _GIB = 1024**3
-READ_ONLY_FIX = f'{FIXES[Kind.REFUSED]}; or set backend = "fsspec-read-only" and write = "read_only" for this tier'
+READ_ONLY_FIX = (
+    f'{FIXES[FailureKind.REFUSED]}; or set backend = "fsspec-read-only" and write = "read_only" for this tier'
+)
 
 
 def check(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[CheckResult]:
-    """Findings on package, credentials, reachability, the right to write, and who removes old chunks."""
+    """Check package, credentials, reachability, permission to write, and the bucket's lifecycle rules."""
     if options.location.protocol in READ_ONLY_PROTOCOLS:
         fix = 'use backend = "fsspec-read-only"'
-        yield CheckResult("write", ok=False, detail="http places are never written", fix=fix)
+        yield CheckResult("write", ok=False, detail="http URLs are never written", fix=fix)
         return
     yield from _check(options, writes=True)
 
 
 def check_reader(options: FsspecOptions, _capacity_bytes: int | None) -> Iterator[CheckResult]:
-    """Findings on package, credentials and reachability."""
+    """Check package, credentials and reachability."""
     yield from _check(options, writes=False)
 
 
 def _check(options: FsspecOptions, *, writes: bool) -> Iterator[CheckResult]:
     location = options.location
     try:
-        choice = choose(options)
+        choice = choose_store(options)
     except BackendError as error:
         yield CheckResult("package", ok=False, detail=str(error), fix="install one of the packages named")
         return
@@ -61,18 +62,18 @@ def _check(options: FsspecOptions, *, writes: bool) -> Iterator[CheckResult]:
         yield check_lifecycle(location, options)
 
 
-def _check_access(choice: Choice, location: Location, *, writes: bool) -> Iterator[CheckResult]:
+def _check_access(choice: StoreChoice, location: Location, *, writes: bool) -> Iterator[CheckResult]:
     try:
         store = choice.open(location)
         try:
             store.read(f"tierkv-check-{uuid.uuid4().hex}")
         except FileNotFoundError as error:
-            if Trouble.of(error).kind is Kind.NO_BUCKET:
+            if Failure.of(error).kind is FailureKind.NO_BUCKET:
                 raise
     except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
-        trouble = Trouble.of(error)
+        failure = Failure.of(error)
         yield CheckResult(
-            "access", ok=False, detail=f"{trouble.kind.value} ({trouble.detail})", fix=FIXES[trouble.kind]
+            "access", ok=False, detail=f"{failure.kind.value} ({failure.detail})", fix=FIXES[failure.kind]
         )
         return
     yield CheckResult("access", ok=True, detail=f"{location.url} answers")
@@ -86,9 +87,9 @@ def _check_write(store: Store) -> CheckResult:
         store.write(name, memoryview(b"tierkv check"))
         store.delete(name)
     except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
-        trouble = Trouble.of(error)
-        fix = READ_ONLY_FIX if trouble.kind is Kind.REFUSED else FIXES.get(trouble.kind, "")
-        return CheckResult("write", ok=False, detail=f"read-only: {trouble.kind.value} ({trouble.detail})", fix=fix)
+        failure = Failure.of(error)
+        fix = READ_ONLY_FIX if failure.kind is FailureKind.REFUSED else FIXES.get(failure.kind, "")
+        return CheckResult("write", ok=False, detail=f"read-only: {failure.kind.value} ({failure.detail})", fix=fix)
     return CheckResult("write", ok=True, detail="a short object was stored and removed")
 
 

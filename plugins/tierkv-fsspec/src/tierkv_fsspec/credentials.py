@@ -1,4 +1,4 @@
-"""Where credentials would come from. Reads the environment and looks for files; asks nobody over the network."""
+"""Sources of credentials. Reads the environment and looks for files; sends no request."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _AZURE_ENVIRONMENT = (
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Whether some were found, and where the chain was looked through."""
+    """Whether credentials were found, and where the chain was searched."""
 
     found: bool
     detail: str
 
 
 def find_credentials(protocol: str) -> Credentials | None:
-    """Walk the usual chain of ``s3``, ``gs`` or ``az``; None for protocols with a chain of their own."""
+    """Search the usual chain of ``s3``, ``gs`` or ``az``. None for protocols with a chain of their own."""
     if protocol == "s3":
         return _find_aws()
     if protocol == "gs":
@@ -43,14 +43,14 @@ def find_credentials(protocol: str) -> Credentials | None:
 
 
 def aws_from_files() -> Path | None:
-    """The file in ~/.aws that decides, or None where the environment does, or nothing is there."""
+    """File in ~/.aws that is used; None if the environment is used, or if there is no file."""
     if any(os.environ.get(name) for name in _AWS_ENVIRONMENT) and not os.environ.get("AWS_PROFILE"):
         return None
     return next((path for path in _aws_files() if path.is_file()), None)
 
 
 def instance_metadata_allowed() -> bool:
-    """Whether the role of the machine may be asked for (AWS_EC2_METADATA_DISABLED)."""
+    """Whether the role of the machine may be requested (AWS_EC2_METADATA_DISABLED)."""
     return os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true"
 
 
@@ -68,7 +68,7 @@ def _find_aws() -> Credentials:
             return Credentials(found=True, detail=f"{name} in the environment")
     tried = f"none in the environment ({', '.join(_AWS_ENVIRONMENT)}) or in {_aws_files()[0]}"
     if instance_metadata_allowed():
-        return Credentials(found=True, detail=f"{tried}; the role of this machine will be asked for")
+        return Credentials(found=True, detail=f"{tried}; the role of this machine will be requested")
     return Credentials(found=False, detail=f"{tried}; AWS_EC2_METADATA_DISABLED forbids the role of this machine")
 
 

@@ -1,4 +1,4 @@
-"""Who removes old chunks from a bucket: its lifecycle rules, as far as they may be asked for."""
+"""Lifecycle rules of a bucket, which remove old chunks, as far as they can be queried."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from importlib import import_module
 from typing import Any
 
 from tierkv.abc import CheckResult
+from tierkv_fsspec.failures import Failure
 from tierkv_fsspec.options import FsspecOptions, Location
-from tierkv_fsspec.troubles import Trouble
 
-NOBODY = (
-    "no rule removes old chunks below {place}: the bucket grows for ever unless something else removes them; "
+NO_RULE = (
+    "no rule removes old chunks below {place}: the bucket grows without bound unless another program removes them; "
     "see Lifecycle in the README of tierkv-fsspec"
 )
 
 
 def check_lifecycle(location: Location, options: FsspecOptions) -> CheckResult:
-    """Whether an enabled rule lets objects below ``location`` expire. Never a failure: it may be somebody else's job.
+    """Report whether an enabled rule expires objects below ``location``. Never a failure: another program may do it.
 
-    Rules are told by botocore, which comes with s3fs and boto3; obstore cannot ask.
+    The rules are queried through botocore, which comes with s3fs and boto3; obstore cannot query them.
     """
     place = f"{location.bucket}/{location.prefix}"
     try:
         rules = _rules(location.bucket, options)
     except ImportError:
-        return CheckResult("lifecycle", ok=True, detail="not known: install boto3 to have the bucket's rules looked at")
+        return CheckResult("lifecycle", ok=True, detail="not known: install boto3 to have the bucket's rules checked")
     except Exception as error:  # noqa: BLE001  whatever the library raises is what the check is there to tell
-        trouble = Trouble.of(error)
-        if "NoSuchLifecycleConfiguration" in trouble.detail:
-            return CheckResult("lifecycle", ok=True, detail=NOBODY.format(place=place))
-        return CheckResult("lifecycle", ok=True, detail=f"not known: {trouble.kind.value} ({trouble.detail})")
+        failure = Failure.of(error)
+        if "NoSuchLifecycleConfiguration" in failure.detail:
+            return CheckResult("lifecycle", ok=True, detail=NO_RULE.format(place=place))
+        return CheckResult("lifecycle", ok=True, detail=f"not known: {failure.kind.value} ({failure.detail})")
     days = [days for rule in rules if (days := _days(rule, location.prefix, options.tags)) is not None]
     if not days:
-        return CheckResult("lifecycle", ok=True, detail=NOBODY.format(place=place))
+        return CheckResult("lifecycle", ok=True, detail=NO_RULE.format(place=place))
     return CheckResult("lifecycle", ok=True, detail=f"a rule removes chunks below {place} after {min(days)} days")
 
 
@@ -59,7 +59,7 @@ def _rules(bucket: str, options: FsspecOptions) -> Sequence[Mapping[str, Any]]:
 
 
 def _days(rule: Mapping[str, Any], prefix: str, tags: Mapping[str, str]) -> int | None:
-    """Days after which the rule removes every chunk below ``prefix``, or None where it does not."""
+    """Days after which the rule removes every chunk below ``prefix``; None if it does not."""
     days = rule.get("Expiration", {}).get("Days")
     if rule.get("Status") != "Enabled" or days is None:
         return None

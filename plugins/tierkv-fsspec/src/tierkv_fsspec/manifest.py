@@ -1,4 +1,4 @@
-"""The manifest of a namespace: one object that says, for people and for us, whose chunks lie beside it."""
+"""Manifest of a namespace: one object that describes, for users and programs, which chunks the namespace holds."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 from tierkv.errors import NamespaceMismatchError
 from tierkv.types.namespace import Namespace
-from tierkv_fsspec.store import Store
-from tierkv_fsspec.troubles import forget_frames
+from tierkv_fsspec.failures import clear_tracebacks
+from tierkv_fsspec.stores.store import Store
 
 MANIFEST = "namespace.json"
 FORMAT = "tierkv-fsspec"
 VERSION = 1
 
 
-def claim(store: Store, namespace: Namespace, url: str, now: datetime) -> None:
-    """Write the manifest, or compare with the one that is there. Of writers that come at once, one writes it.
+def claim_namespace(store: Store, namespace: Namespace, url: str, now: datetime) -> None:
+    """Write the manifest, or compare with the existing one. Of concurrent writers, one writes it.
 
     Raises:
         NamespaceMismatchError: it is another one, or cannot be read; says in what it differs.
     """
-    if compare(store, namespace, url):
+    if compare_manifest(store, namespace, url):
         return
     if not store.create(MANIFEST, _write(namespace, now)):
-        compare(store, namespace, url)
+        compare_manifest(store, namespace, url)
 
 
-def compare(store: Store, namespace: Namespace, url: str) -> bool:
-    """Whether there is a manifest.
+def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:
+    """Whether a manifest exists.
 
     Raises:
         NamespaceMismatchError: it is another one, or cannot be read; says in what it differs.
@@ -38,7 +38,7 @@ def compare(store: Store, namespace: Namespace, url: str) -> bool:
     try:
         text = store.read(MANIFEST)
     except FileNotFoundError as error:
-        forget_frames(error)
+        clear_tracebacks(error)
         return False
     differences = list(_differences(text, namespace))
     if differences:
@@ -61,13 +61,13 @@ def _write(namespace: Namespace, now: datetime) -> bytes:
 
 
 def _differences(text: bytes, namespace: Namespace) -> Iterator[str]:
-    """What stands there and should not, in words. When it was created is for people only."""
+    """Differences between the stored manifest and the namespace, in words. The creation time is not compared."""
     found = _parse(text)
     if found is None or found.get("format") != FORMAT:
         yield f"it is not a manifest of tierkv but {text[:100]!r}"
         return
     if found.get("version") != VERSION:
-        yield f"its version is {found.get('version')!r}, and this program knows {VERSION}"
+        yield f"its version is {found.get('version')!r}, and this program reads {VERSION}"
         return
     if found.get("fingerprint") != namespace.fingerprint().hex():
         yield f"its fingerprint is {str(found.get('fingerprint'))[:40]}, not {namespace.fingerprint().hex()}"

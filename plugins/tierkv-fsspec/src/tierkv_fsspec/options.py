@@ -1,4 +1,4 @@
-"""What a user may write in the table of an fsspec tier, and what its URL means."""
+"""Options of an fsspec tier, as written in its table, and the parsing of its URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 EXAMPLES = '"s3://bucket/prefix", "gs://bucket/prefix", "file:///mnt/shared/tierkv"'
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "local": "file"}
 LOGIN_SCHEMES = ("sftp", "ssh", "hdfs", "webhdfs", "smb")
-"""Whose URLs may name a user: user@host."""
+"""Schemes whose URLs may name a user: user@host."""
 BUCKET_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 READ_ONLY_PROTOCOLS = ("http", "https")
 ENDPOINT_PROTOCOLS = ("s3", "gs", "az")
@@ -37,30 +37,28 @@ _SECRET_ENDS = ("key", "access_key_id")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a URL points.
-
-    protocol: fsspec's name of the kind of store; aliases are resolved for those that this plugin knows.
-    bucket: bucket or container; empty for ``file``.
-    prefix: names below it, without slashes at the ends; for ``file`` an absolute path.
-    url: the URL as it is shown in messages and handed to fsspec.
-    """
+    """Target of a URL."""
 
     protocol: str
+    """Name of the protocol in fsspec; aliases known to this plugin are resolved."""
     bucket: str
+    """Bucket or container; empty for ``file``."""
     prefix: str
+    """Path within the bucket, without slashes at the ends; for ``file`` an absolute path."""
     url: str
+    """URL as shown in messages and passed to fsspec."""
 
     @classmethod
     def parse(cls, url: str) -> Location:
-        """Read a URL, or an absolute path.
+        """Parse a URL, or an absolute path.
 
         Raises:
-            ValueError: what is wrong with it, and what a good one looks like.
+            ValueError: names the mistake and gives an example.
         """
         if any(ord(character) < CONTROL_CHARACTERS for character in url):
             raise ValueError(f"url = {url!r}: control characters are not allowed")
         if "::" in url:
-            raise ValueError(f"url = {url!r}: chained URLs are not served; tierkv stacks tiers itself")
+            raise ValueError(f"url = {url!r}: chained URLs are not supported; tierkv stacks tiers itself")
         scheme, found, rest = url.partition("://")
         if not found and not url.startswith("/"):
             raise ValueError(f"url = {url!r}: give a URL like {EXAMPLES}, or an absolute path")
@@ -87,11 +85,11 @@ class Location:
         if at and (":" in user or scheme not in LOGIN_SCHEMES):
             raise ValueError(f"url: no credentials in URLs, they end up in logs; {CHAINS}")
         if scheme in READ_ONLY_PROTOCOLS and ("?" in rest or "#" in rest):
-            raise ValueError("url: no query and no fragment in http URLs; names are put behind the URL")
+            raise ValueError("url: no query and no fragment in http URLs; names are appended to the URL")
         return cls(ALIASES.get(scheme, scheme), bucket, prefix.strip("/"), f"{scheme}://{rest.strip('/')}")
 
-    def below(self, name: str) -> Location:
-        """The same place, one level further down."""
+    def child(self, name: str) -> Location:
+        """Location one level further down."""
         prefix = f"{self.prefix}/{name}" if self.prefix else name
         return Location(self.protocol, self.bucket, prefix, f"{self.url}/{name}")
 
@@ -104,41 +102,41 @@ CHAINS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsspecOptions:
-    """Options of the backend ``fsspec``.
-
-    url: where the tier lies: a bucket and prefix, or a directory. Other objects below it are left alone.
-    endpoint_url: of an S3-compatible server, like "http://10.0.0.7:9000"; also of a server like Google's or Azure's.
-    region: of the bucket (S3).
-    connect_timeout_s, read_timeout_s: seconds for a connection, and for one request (S3, Google, Azure, HTTP).
-    concurrent_requests: requests in flight at once, over all calls.
-    implementation: "obstore" (fastest; S3, Google, Azure), "fsspec" (any protocol), or "auto": obstore where it is
-        installed and serves the URL.
-    warm_up_keys_max: objects that are listed when the tier opens, in the background, so that the first question for
-        each is answered without a request; 0 lists nothing.
-    warm_up_s: seconds after which that listing ends, finished or not.
-    storage_class: of new objects, in the store's words, like "STANDARD_IA" (S3, Google, Azure).
-    tags: of new objects, for lifecycle rules that go by tag (S3, Azure).
-    storage_options: further options of the protocol's fsspec file system. No credentials: they are refused.
-    """
+    """Options of the backend ``fsspec``."""
 
     url: str
+    """Bucket and prefix, or directory. Other objects below it are left alone."""
     endpoint_url: str | None = None
+    """URL of an S3-compatible server, like "http://10.0.0.7:9000"; also of one compatible with Google or Azure."""
     region: str | None = None
+    """Region of the bucket (S3)."""
     connect_timeout_s: float = 5.0
+    """Seconds to establish a connection (S3, Google, Azure, HTTP)."""
     read_timeout_s: float = 30.0
+    """Seconds for one request (S3, Google, Azure, HTTP)."""
     concurrent_requests: int = 16
+    """Requests in flight at once, over all calls."""
     implementation: Literal["auto", "obstore", "fsspec"] = "auto"
+    """Library to use: "obstore" (fastest; S3, Google, Azure), "fsspec" (any protocol), or "auto".
+
+    "auto" uses obstore if it is installed and serves the URL.
+    """
     warm_up_keys_max: int = 100_000
+    """Objects listed in the background at open. The first lookup of each needs no request. 0: no listing."""
     warm_up_s: float = 30.0
+    """Seconds after which that listing ends, complete or not."""
     storage_class: str | None = None
+    """Storage class of new objects, in the store's terms, like "STANDARD_IA" (S3, Google, Azure)."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of new objects, for lifecycle rules that select by tag (S3, Azure)."""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the protocol's fsspec file system. Credentials are refused."""
 
     def __post_init__(self) -> None:
         """Check the values.
 
         Raises:
-            ValueError: names the option, its value, what is allowed and the fix.
+            ValueError: names the option, its value, the allowed values and the fix.
         """
         protocol = Location.parse(self.url).protocol
         for name, protocols in _ONLY_FOR.items():
@@ -162,7 +160,7 @@ class FsspecOptions:
 
     @property
     def location(self) -> Location:
-        """The URL, read."""
+        """Parsed URL."""
         return Location.parse(self.url)
 
 

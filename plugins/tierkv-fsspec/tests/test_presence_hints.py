@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tierkv_fsspec.knowledge import ABSENT_S, LISTED_S, Absences, Listing
+from tierkv_fsspec.presence_hints import ABSENT_S, LISTED_S, AbsentNames, ListedNames
 
 NAMES = [f"{number:032x}" for number in range(100)]
 
@@ -28,26 +28,26 @@ def clock() -> Clock:
 
 def test_a_listed_name_answers_once(clock: Clock) -> None:
     """The framework remembers the answer for as long as it is configured to; the next question is meant to be asked."""
-    listing = Listing(100, 10.0, clock)
-    listing.fill([["place/aa/" + NAMES[1], NAMES[2]]])
-    assert [listing.take(name) for name in NAMES[:4]] == [False, True, True, False]
-    assert [listing.take(name) for name in NAMES[:4]] == [False] * 4
+    listed = ListedNames(100, 10.0, clock)
+    listed.add_pages([["place/aa/" + NAMES[1], NAMES[2]]])
+    assert [listed.take_listed(name) for name in NAMES[:4]] == [False, True, True, False]
+    assert [listed.take_listed(name) for name in NAMES[:4]] == [False] * 4
 
 
 def test_other_names_are_passed_over(clock: Clock) -> None:
     """Manifests, temporary files and other people's objects are no chunks."""
-    listing = Listing(100, 10.0, clock)
-    listing.fill([["namespace.json", "x" * 32, "ab", "", NAMES[1][:-1], "tmp/" + NAMES[3]]])
-    assert len(listing) == 1
+    listed = ListedNames(100, 10.0, clock)
+    listed.add_pages([["namespace.json", "x" * 32, "ab", "", NAMES[1][:-1], "tmp/" + NAMES[3]]])
+    assert len(listed) == 1
 
 
 def test_a_listing_grows_old(clock: Clock) -> None:
     """Others delete: a name that was listed long ago is asked for again."""
-    listing = Listing(100, 10.0, clock)
-    listing.fill([NAMES])
+    listed = ListedNames(100, 10.0, clock)
+    listed.add_pages([NAMES])
     clock.now_s += LISTED_S + 1
-    assert not listing.take(NAMES[0])
-    assert len(listing) == 0
+    assert not listed.take_listed(NAMES[0])
+    assert len(listed) == 0
 
 
 def pages(clock: Clock, seconds: float, seen: list[int]) -> Iterator[Sequence[str]]:
@@ -61,53 +61,53 @@ def pages(clock: Clock, seconds: float, seen: list[int]) -> Iterator[Sequence[st
 def test_bounds_end_a_listing(clock: Clock) -> None:
     """Neither a large bucket nor a slow server may keep it going: no more pages are asked for."""
     seen: list[int] = []
-    Listing(25, 100.0, clock).fill(pages(clock, 1.0, seen))
+    ListedNames(25, 100.0, clock).add_pages(pages(clock, 1.0, seen))
     assert seen == [0, 1, 2]
     seen.clear()
-    listing = Listing(1000, 5.0, clock)
-    listing.fill(pages(clock, 2.0, seen))
+    listed = ListedNames(1000, 5.0, clock)
+    listed.add_pages(pages(clock, 2.0, seen))
     assert seen == [0, 1, 2]
-    assert len(listing) == 30
+    assert len(listed) == 30
     seen.clear()
-    listing = Listing(1000, 5.0, clock)
-    listing.stop()
-    listing.fill(pages(clock, 0.0, seen))
+    listed = ListedNames(1000, 5.0, clock)
+    listed.stop()
+    listed.add_pages(pages(clock, 0.0, seen))
     assert seen == [0]
 
 
 def test_memory_is_bounded_to_the_name(clock: Clock) -> None:
     """A page that goes over the bound is cut."""
-    listing = Listing(25, 100.0, clock)
-    listing.fill([NAMES[:20], NAMES[20:]])
-    assert len(listing) == 25
+    listed = ListedNames(25, 100.0, clock)
+    listed.add_pages([NAMES[:20], NAMES[20:]])
+    assert len(listed) == 25
 
 
 def test_what_this_process_did_meanwhile_counts_more(clock: Clock) -> None:
     """A page may be older than a deletion by this process: it must not bring the chunk back."""
-    listing = Listing(100, 10.0, clock)
-    listing.forget(NAMES[1])
-    listing.fill([NAMES[:3]])
-    assert [listing.take(name) for name in NAMES[:3]] == [True, False, True]
-    listing = Listing(100, 10.0, clock)
-    listing.fill([NAMES[:3]])
-    listing.forget(NAMES[1])
-    assert [listing.take(name) for name in NAMES[:3]] == [True, False, True]
+    listed = ListedNames(100, 10.0, clock)
+    listed.forget_name(NAMES[1])
+    listed.add_pages([NAMES[:3]])
+    assert [listed.take_listed(name) for name in NAMES[:3]] == [True, False, True]
+    listed = ListedNames(100, 10.0, clock)
+    listed.add_pages([NAMES[:3]])
+    listed.forget_name(NAMES[1])
+    assert [listed.take_listed(name) for name in NAMES[:3]] == [True, False, True]
 
 
 def test_an_absence_is_used_once_and_not_for_long(clock: Clock) -> None:
     """It only saves a look before an upload; the longer ago, the likelier that somebody else has stored the chunk."""
-    absences = Absences(clock)
-    absences.note("one")
-    absences.note("two")
-    assert absences.take("one")
-    assert not absences.take("one")
+    absent = AbsentNames(clock)
+    absent.note_absent("one")
+    absent.note_absent("two")
+    assert absent.take_absent("one")
+    assert not absent.take_absent("one")
     clock.now_s += ABSENT_S
-    assert not absences.take("two")
+    assert not absent.take_absent("two")
 
 
 def test_absences_are_bounded(clock: Clock) -> None:
     """Lookups that never lead to a store must not fill the memory; the oldest goes first."""
-    absences = Absences(clock, names_max=3)
+    absent = AbsentNames(clock, names_max=3)
     for name in ("one", "two", "three", "one", "four"):
-        absences.note(name)
-    assert [absences.take(name) for name in ("one", "two", "three", "four")] == [True, False, True, True]
+        absent.note_absent(name)
+    assert [absent.take_absent(name) for name in ("one", "two", "three", "four")] == [True, False, True, True]

@@ -1,4 +1,4 @@
-"""A directory, possibly shared: with the atomic, flushed writes that fsspec's own local file system does not have."""
+"""Store in a directory, possibly shared: atomic, flushed writes, which fsspec's own local file system lacks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tierkv_fsspec.store import HEAD_BYTES, TEMPORARY, TooLongError
+from tierkv_fsspec.stores.store import HEAD_BYTES, TEMPORARY, TooLongError
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 T = TypeVar("T")
 STALE_S = 3600.0
-"""A temporary file that nobody wrote to for this long belongs to a writer that died."""
+"""Age in seconds at which a temporary file belongs to a dead writer and is removed."""
 
 
 class LocalStore:
-    """Objects as files below ``root``. Sweeps what dead writers left when it is made."""
+    """Objects as files below ``root``. Opening removes temporary files of dead writers."""
 
     is_remote = False
 
@@ -29,7 +29,7 @@ class LocalStore:
         self._sweep(clock())
 
     def exists(self, name: str) -> bool:
-        """Whether the file is there."""
+        """Whether the file exists."""
         try:
             (self._root / name).stat()
         except FileNotFoundError:
@@ -37,11 +37,11 @@ class LocalStore:
         return True
 
     def read(self, name: str) -> bytes:
-        """The file's content."""
+        """Read the file."""
         return (self._root / name).read_bytes()
 
     def read_into(self, name: str, buffer: memoryview) -> int:
-        """One file, straight into the buffer; reads run without the GIL."""
+        """Read a file straight into the buffer; reads run without the GIL."""
         fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
@@ -57,8 +57,8 @@ class LocalStore:
         finally:
             os.close(fd)
 
-    def holds(self, name: str, data: memoryview) -> bool:
-        """Length by stat, head by one read."""
+    def holds_same(self, name: str, data: memoryview) -> bool:
+        """Compare the length by stat and the head by one read."""
         try:
             fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class LocalStore:
             os.close(fd)
 
     def write(self, name: str, data: memoryview) -> None:
-        """Temporary file, flush, rename."""
+        """Write a temporary file, flush it, rename it."""
         temporary = self._write_temporary(data)
         try:
             _with_parent(self._root / name, temporary.replace)
@@ -78,7 +78,7 @@ class LocalStore:
             raise
 
     def create(self, name: str, data: bytes | memoryview) -> bool:
-        """The same with a link, which fails where the name is taken."""
+        """Write a temporary file, flush it, link it: the link fails if the name exists."""
         temporary = self._write_temporary(memoryview(data))
         try:
             _with_parent(self._root / name, lambda target: os.link(temporary, target))
@@ -89,15 +89,15 @@ class LocalStore:
         return True
 
     def delete(self, name: str) -> None:
-        """Unlink."""
+        """Unlink the file."""
         (self._root / name).unlink(missing_ok=True)
 
-    def pages(self) -> Iterator[Sequence[str]]:
-        """None: to look here is as cheap as to remember."""
+    def list_names(self) -> Iterator[Sequence[str]]:
+        """List nothing: a lookup here is as cheap as a hint."""
         return iter(())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
     def _write_temporary(self, data: memoryview) -> Path:
         temporary = self._temporary / uuid.uuid4().hex
@@ -118,13 +118,13 @@ class LocalStore:
         if not self._temporary.is_dir():
             return
         for path in self._temporary.iterdir():
-            with contextlib.suppress(OSError):  # another process sweeps too; or it may not be removed by us
+            with contextlib.suppress(OSError):  # another process removes it, or this one may not
                 if now_s - path.stat().st_mtime > STALE_S:
                     path.unlink()
 
 
 def _with_parent(path: Path, action: Callable[[Path], T]) -> T:
-    """Do something that needs the parent directory; make that only where it is missing."""
+    """Run an action that needs the parent directory; create that directory only if the action fails without it."""
     try:
         return action(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Any fsspec file system, through its blocking interface."""
+"""Store on any fsspec file system, through its blocking interface."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from urllib.parse import urlencode
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 
+from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
-from tierkv_fsspec.store import HEAD_BYTES, TEMPORARY, place
-from tierkv_fsspec.troubles import Kind, Trouble, forget_frames
+from tierkv_fsspec.stores.store import HEAD_BYTES, TEMPORARY, copy_into
 
 BUCKET_PROTOCOLS = ("s3", "gs", "az", "oss", "oci", "tos", "tosfs")
-"""Where directories are not real, and making one could create a bucket."""
+"""Protocols without real directories; creating one could create a bucket."""
 CONDITIONAL_PROTOCOLS = ("s3", "gs", "az")
-"""Whose file systems let the server decide whether an object is new."""
+"""Protocols whose file systems support conditional creation."""
 ONE_CALLER_PROTOCOLS = ("sftp", "ssh")
-"""Whose file systems hang when two threads use one of them at once."""
+"""Protocols whose file systems hang when two threads use one at once."""
 WHOLE_PROTOCOLS = (*BUCKET_PROTOCOLS, "memory", "http", "https")
-"""Where an object appears whole; elsewhere it is written under another name and moved."""
+"""Protocols whose writes are atomic; elsewhere an object is written under a temporary name and moved."""
 S3_TRIES = 2
 MKDIR_TRIES = 3
 
@@ -30,7 +30,7 @@ MKDIR_TRIES = 3
 class FsspecStore:
     """Objects below ``location``, for any threads.
 
-    fsspec runs requests on its own thread; where it does not, each caller gets a file system of its own.
+    fsspec runs requests on its own thread. For protocols where it does not, each thread gets its own file system.
     """
 
     is_remote = True
@@ -43,7 +43,7 @@ class FsspecStore:
         self._local = threading.local() if location.protocol in ONE_CALLER_PROTOCOLS else None
         fs, root = self._open()
         self._shared: Any = fs
-        self._of_callers: list[Any] = []  # whose connections are ours to close
+        self._of_callers: list[Any] = []  # their connections are closed by this object
         if self._local is not None:
             self._local.fs = fs
             self._of_callers.append(fs)
@@ -66,7 +66,7 @@ class FsspecStore:
         return local.fs
 
     def exists(self, name: str) -> bool:
-        """Ask for the object's metadata."""
+        """Send one request for the object's metadata."""
         try:
             self._call("info", self._path(name))
         except FileNotFoundError:
@@ -74,39 +74,39 @@ class FsspecStore:
         return True
 
     def read(self, name: str) -> bytes:
-        """One GET."""
+        """Send one GET."""
         return bytes(self._call("cat_file", self._path(name)))
 
     def read_into(self, name: str, buffer: memoryview) -> int:
-        """One GET, and a copy."""
-        return place(self._call("cat_file", self._path(name)), buffer)
+        """Send one GET and copy the body."""
+        return copy_into(self._call("cat_file", self._path(name)), buffer)
 
-    def holds(self, name: str, data: memoryview) -> bool:
-        """Length by metadata, then the head by a short GET."""
+    def holds_same(self, name: str, data: memoryview) -> bool:
+        """Compare the length by metadata, then the head by a short GET."""
         path = self._path(name)
         try:
             if self._call("info", path)["size"] != len(data):
                 return False
             return bool(self._call("cat_file", path, start=0, end=min(len(data), HEAD_BYTES)) == data[:HEAD_BYTES])
         except FileNotFoundError as error:
-            forget_frames(error)  # of this frame, which it has passed after all
+            clear_tracebacks(error)  # they include this stack frame
             return False
 
     def write(self, name: str, data: memoryview) -> None:
-        """One PUT (of a copy: not every file system takes other buffers than bytes)."""
+        """Send one PUT, of a copy: not every file system accepts other buffers than bytes."""
         self._put(name, bytes(data), "overwrite")
 
     def create(self, name: str, data: bytes | memoryview) -> bool:
-        """A conditional PUT where file system and server have it; else a look before."""
+        """Send a conditional PUT if file system and server support it; otherwise look up, then PUT."""
         if self._is_conditional:
             try:
                 self._put(name, bytes(data), "create")
             except Exception as error:
-                forget_frames(error)
-                kind = Trouble.of(error).kind
-                if kind not in (Kind.TAKEN, Kind.NOT_SERVED):
+                clear_tracebacks(error)
+                kind = Failure.of(error).kind
+                if kind not in (FailureKind.TAKEN, FailureKind.NOT_SERVED):
                     raise
-                if kind is Kind.TAKEN:
+                if kind is FailureKind.TAKEN:
                     return False
                 self._is_conditional = False
             else:
@@ -117,28 +117,28 @@ class FsspecStore:
         return True
 
     def delete(self, name: str) -> None:
-        """One DELETE."""
+        """Send one DELETE."""
         try:
             self._call("rm_file", self._path(name))
         except FileNotFoundError:
             return
 
-    def pages(self) -> Iterator[Sequence[str]]:
-        """One directory at a time."""
+    def list_names(self) -> Iterator[Sequence[str]]:
+        """List one directory at a time."""
         for directory in sorted(self._call("ls", self._root, detail=False)):
             last = directory.rstrip("/").rpartition("/")[2]
             if len(last) == 2:  # noqa: PLR2004  two hex digits; manifest and temporary files have longer names
                 yield self._call("ls", directory, detail=False)
 
     def close(self) -> None:
-        """Most file systems close their connections when they are collected; those with a thread each never are."""
+        """Close connections. Most file systems do so when collected; those with a thread each are never collected."""
         self._shared = None
         self._local = None
         self._close_connections()
 
     def _close_connections(self) -> None:
         while self._of_callers:
-            with contextlib.suppress(Exception):  # it may be lost already, with the server; or another is closing it
+            with contextlib.suppress(Exception):  # it may be broken, or another thread is closing it
                 self._of_callers.pop().client.close()
 
     def _path(self, name: str) -> str:
@@ -148,7 +148,7 @@ class FsspecStore:
         try:
             return getattr(self._fs, verb)(*arguments, **more)
         except Exception as error:
-            forget_frames(error)
+            clear_tracebacks(error)
             raise
 
     def _put(self, name: str, data: bytes, mode: str) -> None:
@@ -170,7 +170,7 @@ class FsspecStore:
             action()
 
     def _make_directory(self, path: str) -> None:
-        """Make it and its parents; others may make some of them at the same time, which some file systems refuse."""
+        """Create a directory and its parents. Some file systems fail if another engine creates one meanwhile."""
         for tries_left in reversed(range(MKDIR_TRIES)):
             try:
                 self._call("makedirs", path, exist_ok=True)
@@ -184,9 +184,9 @@ class FsspecStore:
 
 
 def _open(location: Location, arguments: Mapping[str, Any]) -> tuple[Any, str]:
-    """A file system of its own for the caller, and the path of ``location`` in it."""
+    """Open a new file system. Returns it, and the path of ``location`` in it."""
     fs, root = fsspec.core.url_to_fs(location.url, skip_instance_cache=True, **arguments)
-    # Listings that are remembered would hide what other processes store and delete.
+    # Cached listings would hide objects that other processes store and delete.
     fs.dircache = fsspec.dircache.DirCache(use_listings_cache=False)
     if location.protocol == "s3":
         fs.retries = S3_TRIES
@@ -194,7 +194,7 @@ def _open(location: Location, arguments: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _put_arguments(options: FsspecOptions, protocol: str) -> dict[str, Any]:
-    """What goes with each object, in s3fs's words; other file systems have none."""
+    """Arguments of each PUT, in s3fs's terms; other file systems have none."""
     if protocol != "s3":
         return {}
     arguments: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def _put_arguments(options: FsspecOptions, protocol: str) -> dict[str, Any]:
 
 
 def _s3_arguments(options: FsspecOptions) -> dict[str, Any]:
-    """The options in s3fs's words; what the user wrote in storage_options wins."""
+    """Options in s3fs's terms; storage_options take precedence."""
     arguments = dict(options.storage_options)
     config = {
         "connect_timeout": options.connect_timeout_s,

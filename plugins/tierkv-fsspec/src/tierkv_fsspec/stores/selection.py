@@ -1,4 +1,4 @@
-"""Which implementation serves a URL, and what to install where none can."""
+"""Choice of the implementation that serves a URL, and advice on what to install if none can."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 from tierkv.errors import BackendError
 from tierkv_fsspec.credentials import aws_from_files, find_credentials
-from tierkv_fsspec.generic import FsspecStore
-from tierkv_fsspec.local import LocalStore
 from tierkv_fsspec.options import FsspecOptions, Location
-from tierkv_fsspec.store import Store
+from tierkv_fsspec.stores.fsspec_store import FsspecStore
+from tierkv_fsspec.stores.local_store import LocalStore
+from tierkv_fsspec.stores.store import Store
 
 OBSTORE_PROTOCOLS = ("s3", "gs", "az", "http", "https")
 _TRANSLATED = {"anon"}
-"""Keys of storage_options that mean the same to obstore; any other is a word of the fsspec file system."""
+"""Keys of storage_options that obstore understands; any other key belongs to the fsspec file system."""
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """An implementation that can serve the URL. ``detail`` names it with its version, and why it was taken."""
+class StoreChoice:
+    """Implementation that can serve the URL."""
 
     detail: str
+    """Its name with its version, and the reason for the choice."""
     open: Callable[[Location], Store]
 
 
-def choose(options: FsspecOptions) -> Choice:
-    """Pick the fastest implementation that is installed and understands the options.
+def choose_store(options: FsspecOptions) -> StoreChoice:
+    """Choose the fastest implementation that is installed and understands the options.
 
     Raises:
-        BackendError: none; says what to install, or which option stands in the way.
+        BackendError: there is none; names the package to install, or the option that prevents it.
     """
     location = options.location
     if location.protocol == "file":
-        return Choice("files of this machine, or of a mounted share", lambda place: LocalStore(Path(place.prefix)))
+        return StoreChoice("files of this machine, or of a mounted share", lambda at: LocalStore(Path(at.prefix)))
     why_not_obstore = _why_not_obstore(options, location.protocol)
     if options.implementation == "obstore" and why_not_obstore:
         raise BackendError(f'{location.url}: implementation = "obstore" cannot be used: {why_not_obstore}')
     if options.implementation == "obstore" or (options.implementation == "auto" and not why_not_obstore):
-        return Choice(f"obstore {version('obstore')}", lambda place: _open_obstore(place, options))
+        return StoreChoice(f"obstore {version('obstore')}", lambda at: _open_obstore(at, options))
     if location.protocol == "az" and options.endpoint_url is not None:
         why = why_not_obstore or 'implementation = "fsspec" was asked for'
         raise BackendError(f"{location.url}: endpoint_url of az URLs needs obstore: {why}")
@@ -53,7 +54,7 @@ def choose(options: FsspecOptions) -> Choice:
     except ImportError as error:
         raise BackendError(f"{location.url}: {_missing(location.protocol, error, why_not_obstore)}") from None
     why = f" ({why_not_obstore})" if options.implementation == "auto" and why_not_obstore else ""
-    return Choice(f"{package} {_version(package)}{why}", lambda place: FsspecStore(place, options))
+    return StoreChoice(f"{package} {_version(package)}{why}", lambda at: FsspecStore(at, options))
 
 
 def _why_not_obstore(options: FsspecOptions, protocol: str) -> str:
@@ -71,14 +72,14 @@ def _why_not_obstore(options: FsspecOptions, protocol: str) -> str:
 
 
 def _open_obstore(location: Location, options: FsspecOptions) -> Store:
-    # Without credentials obstore asks the machine for its role, also where that is forbidden.
+    # Without credentials obstore requests the role of the machine, even if that is forbidden.
     credentials = find_credentials(location.protocol)
     if credentials is not None and not credentials.found and not options.storage_options.get("anon"):
         raise BackendError(
             f"{location.url}: no credentials: {credentials.detail}. "
             f"Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         )
-    from tierkv_fsspec.obstores import ObstoreStore  # noqa: PLC0415  an extra: only where it was chosen
+    from tierkv_fsspec.stores.obstore_store import ObstoreStore  # noqa: PLC0415  an optional dependency
 
     return ObstoreStore(location, options)
 

@@ -1,8 +1,8 @@
-"""What is known about objects without asking: names that were listed at open, and names that were absent a moment ago.
+"""Knowledge about objects without a request: names listed at open, and names that were absent at a recent lookup.
 
-Both are hints that other writers may make wrong at any time. A listed name that is gone costs a read that misses; an
-absence that is over costs an upload that the server refuses. Nothing here says that a chunk is *not* there: another
-engine may have stored it a moment ago, and sharing is what the tier is for.
+Other writers may invalidate both at any time. A listed name that was deleted meanwhile costs a read that misses. An
+absent name that was stored meanwhile costs an upload that the server refuses. Neither ever answers a lookup with
+"absent": another engine may have stored the chunk a moment ago, and the tier exists to share it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 LISTED_S = 300.0
-"""How long a listed name is believed, in seconds after the listing began."""
+"""Lifetime of a listed name, in seconds after the listing began."""
 ABSENT_S = 60.0
-"""How long an absence is remembered, in seconds. Between a lookup that missed and the store lies a prefill."""
+"""Lifetime of an absent name, in seconds. A prefill runs between the lookup that missed and the store."""
 ABSENT_NAMES_MAX = 65536
 
 Clock = Callable[[], float]
 
 
-class Listing:
-    """Names that were there at open. Each answers one question and is then forgotten: after that, ask. Any thread.
+class ListedNames:
+    """Names listed at open. Each answers one lookup and is then removed. May be used on any thread.
 
-    A name takes about 110 bytes until then.
+    A name takes about 110 bytes.
 
     Args:
-        names_max: no more are kept.
-        time_s: a listing that takes longer ends early.
+        names_max: bound of the number of names.
+        time_s: bound of the listing's duration in seconds.
+        clock: monotonic seconds.
     """
 
     def __init__(self, names_max: int, time_s: float, clock: Clock = time.monotonic) -> None:
@@ -38,30 +39,30 @@ class Listing:
         self._began_s = clock()
         self._lock = threading.Lock()
         self._names: set[bytes] = set()
-        self._known: set[bytes] | None = set()  # while pages come in: what they say of these may be old
+        self._forgotten: set[bytes] | None = set()  # while pages arrive: for these names a page may be outdated
         self._stopped = False
 
     def __len__(self) -> int:
-        """Names that have not been asked for yet."""
+        """Number of names that have not been looked up yet."""
         return len(self._names)
 
-    def fill(self, pages: Iterable[Sequence[str]]) -> None:
-        """Take in pages of object names, until one of the bounds or :meth:`stop`. May raise what the pages raise."""
+    def add_pages(self, pages: Iterable[Sequence[str]]) -> None:
+        """Add pages of object names until one of the bounds or :meth:`stop`. Raises whatever ``pages`` raises."""
         try:
             for page in pages:
                 digests = {digest for name in page if (digest := _digest(name)) is not None}
                 with self._lock:
                     room = self._names_max - len(self._names)
-                    self._names.update(sorted(digests - (self._known or set()))[:room])
+                    self._names.update(sorted(digests - (self._forgotten or set()))[:room])
                     is_full = len(self._names) >= self._names_max
                 if self._stopped or is_full or self._clock() - self._began_s > self._time_s:
                     return
         finally:
             with self._lock:
-                self._known = None
+                self._forgotten = None
 
-    def take(self, name: str) -> bool:
-        """Whether the name was listed, the first time that it is asked for."""
+    def take_listed(self, name: str) -> bool:
+        """Whether the name was listed and has not been looked up yet; removes it."""
         if not self._names:
             return False
         with self._lock:
@@ -74,23 +75,23 @@ class Listing:
                 return True
         return False
 
-    def forget(self, name: str) -> None:
-        """This process has just stored or removed the object, or missed it: what was listed does not count."""
+    def forget_name(self, name: str) -> None:
+        """Remove a name that this process has stored, deleted or missed: the listing is outdated for it."""
         digest = _digest(name)
         if digest is None:
             return
         with self._lock:
             self._names.discard(digest)
-            if self._known is not None:
-                self._known.add(digest)
+            if self._forgotten is not None:
+                self._forgotten.add(digest)
 
     def stop(self) -> None:
-        """Take in no further page."""
+        """Add no further page."""
         self._stopped = True
 
 
-class Absences:
-    """Names that the store has just said it does not hold. Bounded; any thread."""
+class AbsentNames:
+    """Names that were absent at a recent lookup. Bounded; may be used on any thread."""
 
     def __init__(self, clock: Clock = time.monotonic, names_max: int = ABSENT_NAMES_MAX) -> None:
         self._clock = clock
@@ -98,23 +99,23 @@ class Absences:
         self._lock = threading.Lock()
         self._until: OrderedDict[str, float] = OrderedDict()
 
-    def note(self, name: str) -> None:
-        """The store said so now."""
+    def note_absent(self, name: str) -> None:
+        """Add a name that is absent now."""
         with self._lock:
             self._until[name] = self._clock() + ABSENT_S
             self._until.move_to_end(name)
             if len(self._until) > self._names_max:
                 self._until.popitem(last=False)
 
-    def take(self, name: str) -> bool:
-        """Whether the name was absent lately; it is forgotten, for it is about to be stored."""
+    def take_absent(self, name: str) -> bool:
+        """Whether the name was absent recently; removes it, because it is about to be stored."""
         with self._lock:
             until = self._until.pop(name, None)
         return until is not None and self._clock() < until
 
 
 def _digest(name: str) -> bytes | None:
-    """The bytes that an object's name spells, or None where it is no name of ours."""
+    """Digest that an object's name spells in hex; None if it is not the name of a frame."""
     last = name.rpartition("/")[2]
     try:
         return bytes.fromhex(last) if len(last) == 32 else None  # noqa: PLR2004  two hex digits for each of 16 bytes

@@ -1,4 +1,4 @@
-"""S3, Google Cloud Storage, Azure and plain HTTP through obstore: one request per verb, no copy before a PUT."""
+"""Store on S3, Google Cloud Storage, Azure or HTTP through obstore: one request per verb, no copy before a PUT."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 
 from tierkv_fsspec.credentials import aws_from_files
+from tierkv_fsspec.failures import Failure, FailureKind, clear_tracebacks
 from tierkv_fsspec.options import FsspecOptions, Location
-from tierkv_fsspec.store import HEAD_BYTES, TooLongError, place
-from tierkv_fsspec.troubles import Kind, Trouble, forget_frames
+from tierkv_fsspec.stores.store import HEAD_BYTES, TooLongError, copy_into
 
 LISTED_AT_ONCE = 1000
-"""Names that servers tell in one answer."""
+"""Names per response of a server."""
 RETRIES = 1
-"""For a connection that the server closed while it was idle. More is the framework's business."""
+"""Retries, for a connection that the server closed while idle. Further retries are the framework's task."""
 
 
 class ObstoreStore:
@@ -33,7 +33,7 @@ class ObstoreStore:
         self._is_conditional = True
 
     def exists(self, name: str) -> bool:
-        """One HEAD."""
+        """Send one HEAD."""
         try:
             obstore.head(self._store, self._prefix + name)
         except FileNotFoundError:
@@ -41,18 +41,18 @@ class ObstoreStore:
         return True
 
     def read(self, name: str) -> bytes:
-        """One GET."""
+        """Send one GET."""
         return bytes(obstore.get(self._store, self._prefix + name).bytes())
 
     def read_into(self, name: str, buffer: memoryview) -> int:
-        """One GET, and a copy; a body that is too long is not fetched."""
+        """Send one GET and copy the body; a body that is too long is not fetched."""
         answer = obstore.get(self._store, self._prefix + name)
         if answer.meta["size"] > len(buffer):
             raise TooLongError(answer.meta["size"], len(buffer))
-        return place(memoryview(answer.bytes()), buffer)
+        return copy_into(memoryview(answer.bytes()), buffer)
 
-    def holds(self, name: str, data: memoryview) -> bool:
-        """Length and head in one ranged GET."""
+    def holds_same(self, name: str, data: memoryview) -> bool:
+        """Compare length and head by one ranged GET."""
         head = data[:HEAD_BYTES]
         try:
             answer = obstore.get(self._store, self._prefix + name, options={"range": (0, len(head))})
@@ -61,22 +61,22 @@ class ObstoreStore:
             return False
 
     def write(self, name: str, data: memoryview) -> None:
-        """One PUT, never in parts."""
+        """Send one PUT, never in parts."""
         obstore.put(self._store, self._prefix + name, data, use_multipart=False, **self._put_arguments)
 
     def create(self, name: str, data: bytes | memoryview) -> bool:
-        """A conditional PUT; a look and a PUT on servers that have said that they know no conditions."""
+        """Send a conditional PUT; on servers without conditions, look up, then PUT."""
         if self._is_conditional:
             try:
                 obstore.put(
                     self._store, self._prefix + name, data, mode="create", use_multipart=False, **self._put_arguments
                 )
             except Exception as error:
-                kind = Trouble.of(error).kind
-                if kind not in (Kind.TAKEN, Kind.NOT_SERVED):
+                kind = Failure.of(error).kind
+                if kind not in (FailureKind.TAKEN, FailureKind.NOT_SERVED):
                     raise
-                forget_frames(error)
-                if kind is Kind.TAKEN:
+                clear_tracebacks(error)
+                if kind is FailureKind.TAKEN:
                     return False
                 self._is_conditional = False
             else:
@@ -87,23 +87,23 @@ class ObstoreStore:
         return True
 
     def delete(self, name: str) -> None:
-        """One request; some stores do not know deletes of absent objects."""
+        """Send one DELETE; some stores report an absent object as an error."""
         try:
             obstore.delete(self._store, self._prefix + name)
         except FileNotFoundError:
             return
 
-    def pages(self) -> Iterator[Sequence[str]]:
-        """One LIST at a time."""
+    def list_names(self) -> Iterator[Sequence[str]]:
+        """Send one LIST per page."""
         for page in obstore.list(self._store, self._prefix, chunk_size=LISTED_AT_ONCE):
             yield [entry["path"] for entry in page]
 
     def close(self) -> None:
-        """Connections close when the store is collected."""
+        """Release nothing: connections close when the store is collected."""
 
 
 def _put_arguments(options: FsspecOptions) -> dict[str, Any]:
-    """What goes with each object."""
+    """Arguments of each PUT."""
     arguments: dict[str, Any] = {}
     if options.storage_class is not None:
         arguments["attributes"] = {"Storage-Class": options.storage_class}
@@ -113,7 +113,7 @@ def _put_arguments(options: FsspecOptions) -> dict[str, Any]:
 
 
 def _endpoint(location: Location, options: FsspecOptions) -> str | None:
-    """The configured one, or for S3 the one that every AWS tool takes from the environment."""
+    """Configured endpoint; for S3 otherwise the one in the environment, as in every AWS tool."""
     if location.protocol == "s3":
         return options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return options.endpoint_url
@@ -159,6 +159,6 @@ def _s3_arguments(config: dict[str, Any], endpoint: str | None, options: FsspecO
         config["region"] = options.region
     if "skip_signature" in config or not aws_from_files():
         return {"config": config}
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  boto3 is needed for ~/.aws alone
+    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  boto3 is needed only for ~/.aws
 
     return {"config": config, "credential_provider": Boto3CredentialProvider()}

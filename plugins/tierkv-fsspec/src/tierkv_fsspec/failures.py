@@ -1,0 +1,240 @@
+"""Classification of a storage library's exceptions: a kind, a message for the user, and no credentials."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from tierkv.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DeadlineExceededError,
+    OutOfSpaceError,
+    TierKVError,
+)
+from tierkv.types.keys import Key
+
+TEXT_CHARS_MAX = 200
+
+
+class FailureKind(Enum):
+    """Kind of a failure; the value is the text for messages."""
+
+    ABSENT = "no such object"
+    TAKEN = "there is one already"
+    NOT_SERVED = "the server does not know this kind of request"
+    NO_BUCKET = "no such bucket"
+    REFUSED = "access is refused"
+    NO_CREDENTIALS = "no credentials were found"
+    DOWN = "no connection"
+    BUSY = "the server cannot serve it now"
+    LATE = "no answer in time"
+    FULL = "no space left"
+    OTHER_REGION = "the bucket is in another region"
+    OTHER = "failed"
+
+
+_ERRORS: dict[FailureKind, type[BackendError]] = {
+    FailureKind.DOWN: BackendUnavailableError,
+    FailureKind.BUSY: BackendUnavailableError,
+    FailureKind.LATE: DeadlineExceededError,
+    FailureKind.FULL: OutOfSpaceError,
+}
+
+FIXES = {
+    FailureKind.NO_BUCKET: "create the bucket, or correct the tier's url",
+    FailureKind.REFUSED: "give these credentials the right to read, write and delete there, or use others",
+    FailureKind.NO_CREDENTIALS: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment",
+    FailureKind.DOWN: "check that the server runs and that endpoint_url and the network to it are right",
+    FailureKind.OTHER_REGION: "set region, or AWS_REGION in the environment, to that of the bucket",
+    FailureKind.BUSY: "try again later",
+    FailureKind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
+    FailureKind.FULL: "make room, or raise the quota",
+    FailureKind.TAKEN: "see the message",
+    FailureKind.NOT_SERVED: "see the message",
+    FailureKind.OTHER: "see the message",
+}
+
+_CODES = {
+    "NoSuchKey": FailureKind.ABSENT,
+    "NoSuchBucket": FailureKind.NO_BUCKET,
+    "NotImplemented": FailureKind.NOT_SERVED,
+    "PreconditionFailed": FailureKind.TAKEN,
+    "ConditionalRequestConflict": FailureKind.TAKEN,
+    "ContainerNotFound": FailureKind.NO_BUCKET,
+    "AccessDenied": FailureKind.REFUSED,
+    "AuthenticationFailed": FailureKind.REFUSED,
+    "AuthorizationFailure": FailureKind.REFUSED,
+    "AuthorizationPermissionMismatch": FailureKind.REFUSED,
+    "AllAccessDisabled": FailureKind.REFUSED,
+    "InvalidAccessKeyId": FailureKind.REFUSED,
+    "SignatureDoesNotMatch": FailureKind.REFUSED,
+    "ExpiredToken": FailureKind.REFUSED,
+    "PermanentRedirect": FailureKind.OTHER_REGION,
+    "AuthorizationHeaderMalformed": FailureKind.OTHER_REGION,
+    "QuotaExceeded": FailureKind.FULL,
+    "EntityTooLarge": FailureKind.OTHER,
+    "XMinioStorageFull": FailureKind.FULL,
+    "SlowDown": FailureKind.BUSY,
+    "ServiceUnavailable": FailureKind.BUSY,
+    "InternalError": FailureKind.BUSY,
+    "ServerBusy": FailureKind.BUSY,
+    "RequestTimeout": FailureKind.LATE,
+    "OperationTimedOut": FailureKind.LATE,
+}
+_STATUSES = {
+    401: FailureKind.REFUSED,
+    403: FailureKind.REFUSED,
+    404: FailureKind.ABSENT,
+    408: FailureKind.LATE,
+    412: FailureKind.TAKEN,
+    429: FailureKind.BUSY,
+    501: FailureKind.NOT_SERVED,
+    507: FailureKind.FULL,
+}
+_TYPE_NAMES = {
+    "PermissionDeniedError": FailureKind.REFUSED,
+    "UnauthenticatedError": FailureKind.REFUSED,
+    "NoCredentialsError": FailureKind.NO_CREDENTIALS,
+    "PartialCredentialsError": FailureKind.NO_CREDENTIALS,
+    "CredentialRetrievalError": FailureKind.NO_CREDENTIALS,
+    "ConnectTimeoutError": FailureKind.DOWN,
+    "EndpointConnectionError": FailureKind.DOWN,
+    "ConnectionClosedError": FailureKind.DOWN,
+    "ProxyConnectionError": FailureKind.DOWN,
+    "ReadTimeoutError": FailureKind.LATE,
+    "FSTimeoutError": FailureKind.LATE,
+    "ClientConnectorError": FailureKind.DOWN,
+    "ServerDisconnectedError": FailureKind.DOWN,
+    "HTTPClientError": FailureKind.DOWN,
+    "FileNotFoundError": FailureKind.ABSENT,
+    "AlreadyExistsError": FailureKind.TAKEN,
+    "FileExistsError": FailureKind.TAKEN,
+    "NotSupportedError": FailureKind.NOT_SERVED,
+    "NotImplementedError": FailureKind.NOT_SERVED,
+    "TimeoutError": FailureKind.LATE,
+    "ConnectionError": FailureKind.DOWN,
+    "PermissionError": FailureKind.REFUSED,
+}
+"""Kinds by the exception's type name, so that no library must be imported to classify its errors."""
+_ERRNOS = {
+    errno.ENOSPC: FailureKind.FULL,
+    errno.EDQUOT: FailureKind.FULL,
+    errno.EACCES: FailureKind.REFUSED,
+    errno.EPERM: FailureKind.REFUSED,
+    errno.EROFS: FailureKind.REFUSED,
+    errno.ESTALE: FailureKind.DOWN,
+    errno.EHOSTDOWN: FailureKind.DOWN,
+}
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,200})")
+_HIDE = re.compile(
+    r"(?is)(?:AKIA|ASIA)[A-Z0-9]{12,}"
+    r"|<(AWSAccessKeyId|StringToSign\w*|SignatureProvided|CanonicalRequest\w*)>.*?</\1>"
+    r"|(?:signature|credential|access.?key(?:.?id)?|secret|token|password|authorization)\W{0,3}[=:]\s*\S+"
+    r"|//[^/\s@]+@"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Classified exception."""
+
+    kind: FailureKind
+    detail: str
+    """One line for messages and logs, without credentials."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Classify an exception by itself and by its causes."""
+        chain = list(_chain(error))
+        text = " ".join(str(link) for link in chain)
+        status = next((_status(link) for link in chain if _status(link)), None)
+        code = next((found for link in chain if (found := _code(link))), "")
+        kind = _CODES.get(code) or _kind_of_chain(chain, text) or _kind_of_status(status) or FailureKind.OTHER
+        return cls(kind, _detail(error, text, status, code))
+
+    def to_error(self, what: str, *, tier: str, key: Key | None = None) -> TierKVError:
+        """Build the tierkv error. ``what`` names the object and the attempted action."""
+        fix = FIXES.get(self.kind, "")
+        message = f"{what}: {self.kind.value} ({self.detail}). {fix[:1].upper()}{fix[1:]}"
+        return _ERRORS.get(self.kind, BackendError)(message, tier=tier, key=key)
+
+
+def clear_tracebacks(error: BaseException) -> None:
+    """Remove the tracebacks of an exception and of its causes.
+
+    A library that keeps its exceptions in a reference cycle would otherwise keep our stack frames, and the caller's
+    buffers in them, until the next garbage collection.
+    """
+    for link in _chain(error):
+        link.__traceback__ = None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _code(error: BaseException) -> str:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return str(response.get("Error", {}).get("Code", ""))
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
+
+
+def _kind_of_chain(chain: list[BaseException], text: str) -> FailureKind | None:
+    kinds = (_kind_of_type(error) for error in chain)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    if kind is not None:
+        return kind
+    # obstore reports the kind of a failed request in its debug text only.
+    if "kind: Timeout" in text:
+        return FailureKind.LATE
+    if "HTTP error: " in text or "kind: Connect" in text:
+        return FailureKind.DOWN
+    return None
+
+
+def _kind_of_type(error: BaseException) -> FailureKind | None:
+    for ancestor in type(error).__mro__:
+        if ancestor.__name__ in _TYPE_NAMES:
+            return _TYPE_NAMES[ancestor.__name__]
+    return _ERRNOS.get(error.errno or 0) if isinstance(error, OSError) else None
+
+
+def _kind_of_status(status: int | None) -> FailureKind | None:
+    if status is None:
+        return None
+    return _STATUSES.get(status) or (FailureKind.BUSY if status >= 500 else None)  # noqa: PLR2004  a server error
+
+
+def _detail(error: BaseException, text: str, status: int | None, code: str) -> str:
+    said = _MESSAGE.search(text)
+    if status or code:
+        message = said[1] if said else ("" if "<?xml" in str(error) or "\n" in str(error) else str(error))
+        parts = [f"HTTP {status}" if status else "", code, hide_secrets(message)]
+        return " ".join(part for part in parts if part)
+    return f"{type(error).__name__}: {hide_secrets(str(error))}"
+
+
+def hide_secrets(text: str) -> str:
+    """Shorten ``text`` to one line and mask everything that looks like a credential."""
+    line = " ".join(_HIDE.sub("***", text.split("\n\nDebug source", maxsplit=1)[0]).split())
+    return line if len(line) <= TEXT_CHARS_MAX else f"{line[:TEXT_CHARS_MAX]}..."

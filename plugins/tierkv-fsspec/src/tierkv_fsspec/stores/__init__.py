@@ -1,0 +1,11 @@
+"""Stores of named byte strings: one protocol, three implementations, and the choice among them.
+
+``store`` defines :class:`Store`: verbs for one name at a time, and a listing. ``local_store`` serves directories with
+atomic, flushed writes. ``obstore_store`` serves S3, Google Cloud Storage, Azure and HTTP through obstore, with one
+request per verb. ``fsspec_store`` serves any other URL through fsspec's blocking interface. ``selection`` picks the
+fastest implementation that is installed and understands the options.
+
+Stores know no keys and no frames. They raise whatever the library below raises; ``failures`` of the package translates
+it. Invariants: readers see an object whole, its old or its new version; an absent name is :class:`FileNotFoundError`;
+all verbs may be called on any threads.
+"""

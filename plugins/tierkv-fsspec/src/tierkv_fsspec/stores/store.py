@@ -1,0 +1,79 @@
+"""Protocol of a store of named byte strings: verbs for one name at a time, and a listing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+HEAD_BYTES = 4096
+"""Length of a frame's header page, which holds its checksums. Frames of equal length and head are equal."""
+
+TEMPORARY = "tmp"
+"""Directory of temporary files; complete ones are moved to their names."""
+
+
+class TooLongError(Exception):
+    """An object is longer than the buffer provided for it."""
+
+    def __init__(self, size: int, room: int) -> None:
+        super().__init__(f"object of {size} bytes does not fit the buffer of {room}")
+
+
+class Store(Protocol):
+    """Objects by name; may be used on any threads. Verbs raise whatever the library below raises.
+
+    An absent name is a :class:`FileNotFoundError` where a verb needs it.
+    """
+
+    is_remote: bool
+    """Whether latency dominates, so that the requests of one batch should run side by side."""
+
+    def exists(self, name: str) -> bool:
+        """Whether an object of that name is stored."""
+
+    def read(self, name: str) -> bytes:
+        """Read a short object whole."""
+
+    def read_into(self, name: str, buffer: memoryview) -> int:
+        """Copy an object to the start of ``buffer``. Returns its length.
+
+        Raises:
+            TooLongError: it does not fit; the buffer is unchanged.
+        """
+
+    def holds_same(self, name: str, data: memoryview) -> bool:
+        """Whether the object exists with the same length and the same first HEAD_BYTES."""
+
+    def write(self, name: str, data: memoryview) -> None:
+        """Store an object atomically: readers see the old object or the new one."""
+
+    def create(self, name: str, data: bytes | memoryview) -> bool:
+        """Store an object unless its name exists. Returns whether it was stored.
+
+        If the server can decide, one of several writers succeeds. Otherwise a lookup before the write decides.
+        """
+
+    def delete(self, name: str) -> None:
+        """Delete an object; an absent one is no error."""
+
+    def list_names(self) -> Iterator[Sequence[str]]:
+        """Names of objects, one sequence per request. Other names may be among them."""
+
+    def close(self) -> None:
+        """Release connections and threads."""
+
+
+def copy_into(data: bytes | memoryview, buffer: memoryview) -> int:
+    """Copy ``data`` to the start of ``buffer`` without holding the GIL. Returns its length.
+
+    Raises:
+        TooLongError: it does not fit; the buffer is unchanged.
+    """
+    size = len(data)
+    if size > len(buffer):
+        raise TooLongError(size, len(buffer))
+    if size:
+        np.copyto(np.frombuffer(buffer, np.uint8, size), np.frombuffer(data, np.uint8))
+    return size
