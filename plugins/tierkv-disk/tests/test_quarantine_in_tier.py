@@ -28,16 +28,16 @@ def test_a_frame_that_rotted(open_disk: OpenDisk, directory: Path, page_of: Call
     payload[:PAGE] = 0x11
     sealer.seal(arena.slot(0), key, PAGE)
     source, target = SlotRef(0, 1), SlotRef(1, 1)
-    assert tier.write([key], [source])[0].kind is OutcomeKind.OK
+    assert tier.write_chunks([key], [source])[0].kind is OutcomeKind.OK
     path, page = page_of(key)
     with path.open("r+b") as file:
         file.seek(page * PAGE + HEADER_BYTES + 7)
         file.write(b"\x12")
-    assert tier.read([key], [target])[0].kind is OutcomeKind.CORRUPT
-    assert tier.delete([key])[0].kind is OutcomeKind.OK
-    assert tier.write([key], [source])[0].kind is OutcomeKind.OK
+    assert tier.read_chunks([key], [target])[0].kind is OutcomeKind.CORRUPT
+    assert tier.delete_chunks([key])[0].kind is OutcomeKind.OK
+    assert tier.write_chunks([key], [source])[0].kind is OutcomeKind.OK
     assert page_of(key) != (path, page)
-    assert tier.read([key], [target])[0].kind is OutcomeKind.OK
+    assert tier.read_chunks([key], [target])[0].kind is OutcomeKind.OK
     (line,) = map(json.loads, (directory / "quarantine.jsonl").read_text().splitlines())
     assert line["runs"] == [{"segment": 0, "page": page, "pages": 2}]
     assert "checksum" in line["reason"]
