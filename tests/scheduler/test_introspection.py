@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from core_blocks import blocks
 from core_parts import Core, disk, make_core
-from core_pool import blocks
 
 from tierkv.errors import InvariantError
 from tierkv.scheduler.requests.request_state import RequestState

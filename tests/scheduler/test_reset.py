@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from core_bed import Bed, BedSpec
+from core_blocks import blocks
 from core_parts import Core, disk, make_core
-from core_pool import blocks
 from core_truth import BedRequest
 
 from tierkv.errors import EngineProtocolError

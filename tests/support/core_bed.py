@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core_engine import BedEngine, EngineBehaviour, EngineSequence
+from core_memory import BedMemory
 from core_mirror import BlockMirror
 from core_parts import Core, TierSpec, make_core
-from core_pool import BedPool
 from core_tiers import GARBAGE, ScriptedTiers, TierStore
-from core_truth import TOKEN_BYTES, Audit, BedRequest
-from core_worker import ScriptedWorker
+from core_truth import Audit, BedRequest
+from core_worker import REPORTS_MAX, ScriptedWorker
 from group_parts import full
+from simulation.engine.engine import BatchingEngine, EngineBehaviour
+from simulation.engine.sequences import EngineSequence
 
 from tierkv.manager.host.chunk import Chunk
 from tierkv.manager.host.chunk_state import ChunkState
@@ -25,7 +26,7 @@ from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.scheduler.limits import SchedulerLimits, StorePlanName, StorePolicy
 from tierkv.scheduler.requests.request_state import RequestState
 from tierkv.types.cache_events import CacheEventKind
-from tierkv.types.engine import GroupSpec
+from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupSpec, LoadReport
 from tierkv.types.geometry import cdiv
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import TierHealth
@@ -69,8 +70,22 @@ class BedSpec:
         object.__setattr__(self, "limits", limits)
 
 
+class BedEngineSetup:
+    """Fixed properties of a bed's engine."""
+
+    token_budget = 16
+    running_max = 1_000_000
+    frees_early = False
+
+    def __init__(self, spec: BedSpec) -> None:
+        capabilities = EngineCapabilities(delays_free_blocks=spec.holds_finished)
+        self.engine = EngineSpec("model", "float32", spec.groups, spec.hash_block_tokens, capabilities=capabilities)
+        self.gpu_blocks = spec.gpu_blocks + 1
+        self.caching = spec.gpu_caching
+
+
 class Bed:
-    """See the module's docstring."""
+    """Scripted engine, worker and tiers around a real core."""
 
     def __init__(self, spec: BedSpec) -> None:
         self.spec = spec
@@ -87,17 +102,11 @@ class Bed:
         self.audit = Audit()
         self.memory = [GARBAGE] * spec.slots
         self.tiers = ScriptedTiers(spec.tiers, core.host, self.memory, core.truth, self.audit)
-        self.pool = BedPool(
-            max(group.block_tokens for group in spec.groups) * TOKEN_BYTES, spec.gpu_blocks, caching=spec.gpu_caching
-        )
-        self.worker = ScriptedWorker(
-            core.geometry, core.truth, self.memory, self.pool.memory, self.audit, spec.num_workers
-        )
-        self.engine = BedEngine(
-            core.scheduler, self.worker, self.pool, spec.groups, spec.hash_block_tokens, core.truth, self.audit,
-            self._on_answer,
-        )  # fmt: skip
-        core.scheduler.register_free_queue(self.pool, max_batched_tokens=16)
+        gpu = BedMemory(spec.groups, spec.gpu_blocks, core.truth, self.audit)
+        self.worker = ScriptedWorker(core.geometry, core.truth, self.memory, gpu.blocks, self.audit, spec.num_workers)
+        self.engine = BatchingEngine(BedEngineSetup(spec), core.scheduler, [self.worker], gpu, self)
+        core.scheduler.register_free_queue(self.engine.tables.pool.free_queue, max_batched_tokens=16)
+        self._offered: dict[str, tuple[Key, ...]] = {}
         self.residents: dict[str, set[Key]] = {"host": set(), **{tier.name: set() for tier in spec.tiers}}
         self.mirror = BlockMirror(core.geometry, core.block_events)
         self._indexed = {"host", *(tier.name for tier in spec.tiers if tier.capabilities.authoritative_index)}
@@ -110,18 +119,19 @@ class Bed:
         """A request arrives."""
         self._ids += 1
         request = BedRequest(f"r{self._ids}", tokens, self.core.geometry.hash_block_tokens, params)
-        self.engine.add(request, new_tokens)
+        self.engine.add(request, max(1, new_tokens))
         return request
 
     def step(
-        self, whims: EngineBehaviour | None = None, *, seconds: float = 0.01, reports_max: int = 1_000_000
+        self, whims: EngineBehaviour | None = None, *, seconds: float = 0.01, reports_max: int = REPORTS_MAX
     ) -> None:
         """One engine step, as the stack's step loop does it."""
         core = self.core
         core.now += seconds
         self._take_in()
         core.scheduler.begin_step(core.now)
-        self.engine.step(whims or EngineBehaviour(), reports_max)
+        self.worker.reports_max = reports_max
+        self.engine.step(whims or EngineBehaviour())
         self._hand_out()
 
     def _take_in(self) -> None:
@@ -228,7 +238,7 @@ class Bed:
 
     # -- what must always hold ---------------------------------------------------------------------------------------
 
-    def _on_answer(self, seat: EngineSequence, local: int, answer: int | None) -> None:
+    def answered(self, seat: EngineSequence[BedRequest], local: int, answer: int | None) -> None:
         """No key is offered unless its bytes are readable; and no deferral outlives its deadline."""
         now = self.core.now
         record = self.core.scheduler._records[seat.request.request_id]
@@ -252,21 +262,27 @@ class Bed:
             for i in range(max(local // group.chunk_tokens, stop - (group.window_chunks or stop)), stop):
                 if record.will_stream and keys[i] not in record.gathered:
                     # It is not held. When the offer is repeated, in a later step, it may have been evicted.
-                    repeated = seat.offered is record.wanted
+                    repeated = self._offered.get(seat.request.request_id) is record.wanted
                     assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, and nobody has it"
                     continue
                 chunk = self._offered_chunk(seat, keys[i])
                 assert chunk.holders > 0
                 if chunk.slot not in self.worker.damaged:
                     assert self.core.truth.is_good(keys[i], self.memory[chunk.slot])
-        seat.offered = record.wanted
+        self._offered[seat.request.request_id] = record.wanted
+
+    def heard(self, report: LoadReport) -> None:
+        """The core reported loads as ended."""
+
+    def aborted(self, request_id: str) -> None:
+        """A request was aborted during its load."""
 
     def _is_somewhere(self, key: Key) -> bool:
         """Whether some tier is believed to have a chunk."""
         core = self.core
         return core.host.slots.find(key) is not None or core.manager._tier_io.source_of(key) is not None
 
-    def _offered_chunk(self, seat: EngineSequence, key: Key) -> Chunk:
+    def _offered_chunk(self, seat: EngineSequence[BedRequest], key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
         granted = self.core.manager._gathering.granted(seat.request.request_id)
         assert key in granted, f"{key.hex()} is offered to {seat.request.request_id}, but not held for it"
@@ -332,7 +348,7 @@ class Bed:
         assert not core.manager.has_pending_changes
         self.mirror.check_end(self.residents)
         assert core.host.room == core.host.num_slots, "a slot is neither free nor evictable"
-        assert self.pool.num_free == self.spec.gpu_blocks
+        assert not self.engine.tables.pool.num_held
         brought = sum(core.counters.tokens_loaded.values())
         assert brought + core.counters.tokens_given_up == self.engine.tokens_external
         assert not scheduler._accounting._open

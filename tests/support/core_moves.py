@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from core_bed import Bed, BedSpec
-from core_engine import EngineBehaviour
 from core_parts import OBJECTS, TierSpec, disk, objects
+from core_worker import REPORTS_MAX
 from group_parts import full, local, ssm, window
+from simulation.engine.engine import EngineBehaviour
 
 from tierkv.abc import Capabilities
 from tierkv.manager.lower.lower_tier import LowerTierLimits, WritePolicy
@@ -141,11 +142,15 @@ class Moves:
 
     def step(self, ticks: int, *, budget: int = 16, asks: int = 100, accepts: int = 100, preempt: int = 0) -> None:
         """An engine step, ``ticks`` tenths of a second after the last one."""
-        self.bed.step(EngineBehaviour(budget, asks, accepts, preempt), seconds=ticks / 10)
+        self.bed.step(
+            EngineBehaviour(budget=budget, asks=asks, accepts=accepts / 100, preempt=preempt), seconds=ticks / 10
+        )
 
     def report_one(self) -> None:
         """One worker's word of one job reaches the core by itself."""
-        self.bed.engine.take_reports(1)
+        self.bed.worker.reports_max = 1
+        self.bed.engine.take_reports()
+        self.bed.worker.reports_max = REPORTS_MAX
 
     def abort(self, pick: int) -> None:
         """A request is aborted."""

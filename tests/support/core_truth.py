@@ -85,6 +85,10 @@ class BedRequest:
             self._chain.append(link(parent, token))
             self.all_token_ids.append(token)
 
+    def next_token(self) -> int:
+        """The token that the model generates next."""
+        return self.num_tokens
+
     def kv(self, group: int, start: int, stop: int) -> bytes:
         """The KV bytes of tokens ``start`` to ``stop`` in a group."""
         suffix = group.to_bytes(4, "big")

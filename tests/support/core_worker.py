@@ -12,12 +12,16 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, TransferJob, WorkerOutput, chunk_blocks
 
+REPORTS_MAX = 1_000_000
+"""More reports than any test has."""
+
 
 class ScriptedWorker:
     """``num_workers`` ranks, of which the first one's copies are real.
 
     Stores of a step are queued and may run from the next step on, as in a real worker; flushed jobs run at once.
     damaged: slots whose bytes a test spoiled on purpose. open_loads: requests whose load has not had its last job.
+    reports_max: how many ranks' words of ended jobs each report has at most.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class ScriptedWorker:
         self.unreported: dict[int, int] = {}
         self.damaged: set[int] = set()
         self.open_loads: set[str] = set()
+        self.reports_max = REPORTS_MAX
         self._failed: dict[int, frozenset[Key]] = {}
         self._geometry = geometry
         self._truth = truth
@@ -156,8 +161,9 @@ class ScriptedWorker:
             if ref != VOID_SLOT:
                 (self._audit.end_write if job.is_store else self._audit.end_read)(("slot", ref.slot), who)
 
-    def get_finished(self, reports_max: int = 1_000_000) -> WorkerOutput:
-        """Report what has ended, at most so many ranks' words of it."""
+    def get_finished(self) -> WorkerOutput:
+        """Report what has ended, at most ``reports_max`` ranks' words of it."""
+        reports_max = self.reports_max
         finished: dict[int, int] = {}
         failed: dict[int, frozenset[Key]] = {}
         for job_id in list(self.unreported):

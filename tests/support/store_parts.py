@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core_blocks import BedBlock
 from core_parts import Core, TierSpec, make_core
-from core_pool import BedBlock
 from core_truth import BedRequest
 
 from tierkv.scheduler.limits import SchedulerLimits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from core_bed import Bed, BedSpec
-from core_engine import EngineBehaviour
 from core_parts import disk
 from core_truth import BedRequest
+from simulation.engine.engine import EngineBehaviour
 
 from tierkv.scheduler.load.stream import Stream
 from tierkv.scheduler.load.stream_state import StreamState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from core_blocks import BedBlock, blocks
 from core_parts import Core, disk, make_core
-from core_pool import BedBlock, blocks
 from core_truth import BedRequest
 from group_parts import attended, first_block, full, local, ssm, window
 from hypothesis import assume, given

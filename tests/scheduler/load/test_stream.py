@@ -6,12 +6,12 @@ The engine of the bed looks at every byte that it computes from, its worker at t
 from __future__ import annotations
 
 import pytest
-from core_engine import EngineBehaviour
+from core_blocks import blocks
 from core_parts import TierSpec, disk, make_core, objects
-from core_pool import blocks
 from group_parts import full, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation.engine.engine import EngineBehaviour
 from stream_parts import (
     ALL,
     FAILURES,
@@ -260,7 +260,7 @@ def test_a_part_of_an_offer(accepts: int, jobs: int) -> None:
     bed = stream_bed(8)
     arrive(bed, 100)
     turn(bed)
-    bed.step(EngineBehaviour(budget=100_000, accepts=accepts))
+    bed.step(EngineBehaviour(budget=100_000, accepts=accepts / 100))
     assert bed.core.counters.loads_streamed == 1 - jobs
     finish(bed)
     assert bed.core.counters.tokens_loaded == {"disk": 4 * accepts}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from core_blocks import blocks
 from core_parts import Core, disk, make_core
-from core_pool import blocks
 from core_truth import BedRequest
 from group_parts import full, window
 from stream_parts import (

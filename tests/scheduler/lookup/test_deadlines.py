@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from core_blocks import blocks
 from core_parts import Core, disk, make_core, objects
-from core_pool import blocks
 from core_truth import BedRequest
 from group_parts import full, window
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from core_bed import Bed, BedSpec
-from core_engine import EngineBehaviour
+from core_blocks import blocks
 from core_parts import Core, disk, make_core, objects
-from core_pool import blocks
 from core_truth import BedRequest
+from simulation.engine.engine import EngineBehaviour
 
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.limits import SchedulerLimits
@@ -330,7 +330,7 @@ def test_engine_that_accepts_half_of_every_offer() -> None:
         for family in range(3):
             bed.add([family * 100 + i for i in range(24)], 2)
         for _ in range(60):
-            bed.step(EngineBehaviour(accepts=50))
+            bed.step(EngineBehaviour(accepts=0.5))
             bed.run_transfers()
             bed.run_io()
             bed.check()

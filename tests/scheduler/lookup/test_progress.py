@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from core_bed import Bed, BedSpec
-from core_engine import EngineBehaviour
 from core_parts import TierSpec, disk, objects
 from core_truth import BedRequest
+from simulation.engine.engine import EngineBehaviour
 
 from tierkv.manager.contract import RequestContext
 from tierkv.types.tier_ops import Verb

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from core_blocks import blocks
 from core_parts import disk, make_core, objects
-from core_pool import blocks
 from group_parts import full, ssm, window
 
 from tierkv.types.engine import StepOutput

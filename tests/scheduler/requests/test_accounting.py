@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from core_bed import Bed, BedSpec
+from core_blocks import blocks
 from core_parts import Core, disk, make_core, objects
-from core_pool import blocks
 from core_truth import BedRequest, engine_spec
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from core_blocks import blocks
 from core_parts import Core, disk, make_core, objects
-from core_pool import blocks
 
 from tierkv.abc import RequestAwarePolicy
 from tierkv.manager.host.host_tier import HostTier

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from core_blocks import blocks
 from core_parts import Core, make_core
-from core_pool import blocks
 from group_parts import window
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from core_blocks import blocks
 from core_parts import Core, make_core
-from core_pool import blocks
 from core_truth import BedRequest
 from group_parts import full, local, ssm, window
 from store_parts import chunk_indices, only_store

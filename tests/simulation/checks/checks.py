@@ -12,7 +12,8 @@ from simulation.checks.probe import Probe
 from simulation.checks.quotas import QuotaChecks
 from simulation.checks.trace import Trace
 from simulation.drawing.run_spec import RunSpec
-from simulation.engine.engine import SimEngine
+from simulation.engine.engine import BatchingEngine
+from simulation.engine.expected_bytes import SimRequest
 from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.world.storage import Storage
 from tierkv.errors import InvariantError
@@ -41,7 +42,7 @@ class Checks:
         setup: RunSpec,
         probe: Probe,
         watch: Monitor,
-        engine: SimEngine,
+        engine: BatchingEngine[SimRequest],
         places: Mapping[str, Storage],
     ) -> None:
         self._setup = setup

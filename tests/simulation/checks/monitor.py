@@ -10,7 +10,7 @@ from simulation.checks.probe import Probe
 from simulation.checks.trace import Trace
 from simulation.drawing.features import ENCRYPTED
 from simulation.drawing.run_spec import RunSpec
-from simulation.engine.expected_bytes import Truth
+from simulation.engine.expected_bytes import SimRequest, Truth
 from simulation.engine.kv_memory import WRONG_BYTES
 from simulation.engine.sequences import EngineSequence
 from simulation.world.storage import DETACHED, Storage
@@ -118,7 +118,7 @@ class Monitor:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def answered(self, seat: EngineSequence, local: int, answer: int | None) -> None:
+    def answered(self, seat: EngineSequence[SimRequest], local: int, answer: int | None) -> None:
         """A deferral ends within its deadline, and an offer is readable to the byte."""
         request_id, now_s = seat.request.request_id, self._trace.clock()
         self._trace.note("answer", request_id, f"local {local}:", answer)
@@ -140,7 +140,7 @@ class Monitor:
             self.offers += 1
             self._check_offer(seat, local, answer)
 
-    def _check_offer(self, seat: EngineSequence, local: int, answer: int) -> None:
+    def _check_offer(self, seat: EngineSequence[SimRequest], local: int, answer: int) -> None:
         held = self._probe.offered_slots(seat.request.request_id)
         streamed = self._probe.streamed_keys(seat.request.request_id)
         for group in self.truth.geometry.groups:

@@ -1,106 +1,189 @@
-"""The simulated engine: continuous batching over real bytes, driving a stack as docs/how-to/drive-tierkv.md says.
+"""Batching engine: continuous batching over real bytes, driving a stack as docs/how-to/drive-tierkv.md says.
 
-It is deliberately capricious: it preempts, changes its mind about offers, accepts a part of them, stops asking.
+Only this one of the small engines checks every byte that a forward pass reads, while it preempts, refuses offers,
+Of the small engines, only this one checks every byte that a forward pass reads, while it preempts, refuses offers,
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from simulation.checks.failure import demand
-from simulation.checks.probe import workers_of
-from simulation.drawing.run_spec import RunSpec
-from simulation.engine.expected_bytes import SimRequest, Truth
-from simulation.engine.kv_memory import KvMemory
-from simulation.engine.sequences import EngineSequence, TableKeeper, first_attended
-from tierkv.stack.stack import Stack
-from tierkv.types.engine import GroupKind, LoadReport, ScheduledRequest, StepOutput
-from tierkv.types.transfers import WorkerOutput
+from simulation.engine.sequences import EngineSequence, R, TableKeeper, TableSetup, first_attended
+from tierkv.types.engine import BlockTables, GroupKind, LoadReport, Request, ScheduledRequest, StepOutput
+from tierkv.types.transfers import ConnectorMeta, WorkerOutput
+
+R_contra = TypeVar("R_contra", contravariant=True)
 
 PROTOCOL = "engine protocol"
-"""What an engine was promised about the calls' answers."""
+"""Invariant: the calls' answers are as the contract of engines says."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBehaviour:
-    """What the engine feels like in one step.
-
-    asks: how many waiting requests it considers. accepts: share of an offer that it takes. preempt: how many of its
-    youngest requests it throws out. shy: whether it leaves the first offer unused. filling: byte that new owners of
-    blocks write first. forward_s: how long the forward pass takes, half of it before it writes.
-    silent: ranks of workers whose reports come later.
-    """
+    """What an engine does in one step, beside its duties."""
 
     asks: int = 100
+    """Number of waiting requests that it considers."""
     accepts: float = 1.0
+    """Share of an offer that it takes."""
     preempt: int = 0
+    """Number of its youngest running requests that it preempts."""
     forward_s: float = 0.0
+    """Duration of the forward pass in seconds; half of it before the engine writes."""
     shy: bool = False
+    """Whether it leaves the first offer unused."""
     filling: int = 0xDD
+    """Byte that new owners of blocks write first."""
     silent: frozenset[int] = frozenset()
+    """Ranks of workers whose reports come later."""
+    budget: int | None = None
+    """Tokens of this step; None: as many as the engine's setup says."""
 
 
-class Monitor(Protocol):
-    """Who looks on."""
+class EngineSetup(TableSetup, Protocol):
+    """Fixed properties of an engine."""
 
-    def answered(self, seat: EngineSequence, local: int, answer: int | None) -> None:
+    @property
+    def token_budget(self) -> int:
+        """Tokens per step."""
+
+    @property
+    def running_max(self) -> int:
+        """Requests that hold blocks at once."""
+
+    @property
+    def frees_early(self) -> bool:
+        """Whether it reuses the blocks of an aborted load at once, and trusts fences alone."""
+
+
+class Driven(Protocol):
+    """Calls of an engine: those of a stack, or of the scheduler alone."""
+
+    def on_new_request(self, request: Request) -> None:
+        """Announce a request."""
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Ask for tokens that can be loaded."""
+
+    def update_state_after_alloc(self, request: Request, blocks: BlockTables, num_external_tokens: int) -> None:
+        """Pass the blocks of a request."""
+
+    def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
+        """Get the step's instructions to workers."""
+
+    def update_connector_output(self, output: WorkerOutput) -> LoadReport:
+        """Pass the workers' reports."""
+
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
+        """End a request."""
+
+
+class EngineWorker(Protocol):
+    """Calls of an engine to one worker in a step."""
+
+    def start_step(self, meta: ConnectorMeta) -> None:
+        """Begin transfers, before the forward pass."""
+
+    def queue_stores(self, meta: ConnectorMeta) -> None:
+        """Queue stores, after the forward pass."""
+
+    def get_finished(self) -> WorkerOutput:
+        """Report what has ended."""
+
+
+class Memory(Protocol[R_contra]):
+    """KV memory of an engine, which knows the right bytes."""
+
+    def learn(self, request: R_contra) -> None:
+        """Compute the right bytes of a request's new chunks."""
+
+    def garble(self, group: int, block_ids: Iterable[int], filling: int) -> None:
+        """Overwrite blocks that have a new owner."""
+
+    def verify(self, request: R_contra, group: int, table: Sequence[int], start: int, stop: int) -> None:
+        """Read tokens ``start`` to ``stop`` as attention would, and raise for a wrong byte."""
+
+    def compute(self, request: R_contra, group: int, table: Sequence[int], start: int, stop: int) -> None:
+        """Write tokens ``start`` to ``stop``, as a forward pass does."""
+
+
+class EngineObserver(Protocol[R]):
+    """Observer of the calls between an engine and what it drives."""
+
+    def answered(self, seat: EngineSequence[R], local: int, answer: int | None) -> None:
         """A lookup was answered."""
 
     def heard(self, report: LoadReport) -> None:
-        """The stack told of loads that ended."""
+        """Loads were reported as ended."""
 
     def aborted(self, request_id: str) -> None:
-        """A request ended while it was loaded."""
+        """A request was aborted during its load."""
 
 
-class SimEngine:
-    """Drives ``stack``; ``watch`` sees every word that passes between the two. ``pass_time``: the GPU computes.
+class BatchingEngine(Generic[R]):
+    """Drives ``stack`` with ``workers``; ``watch`` observes every answer.
+
+    Args:
+        setup: fixed properties.
+        stack: what it drives.
+        workers: one per rank.
+        memory: the KV memory, with the right bytes.
+        watch: the observer.
+        pass_time: called with the seconds that a forward pass takes.
 
     Attributes:
-        waiting, running, loading: seats, oldest first. orphans: aborted while a load still filled their blocks.
+        waiting, running, loading: sequences, oldest first. orphans: aborted while a load still filled their blocks.
         held: ended while stores still read their blocks.
-        finished: requests that came to their end, in order.
+        finished: requests that were computed to their end, in order. done: number of requests that ended, aborts
+            included.
+        tokens_computed, tokens_loaded, tokens_external: tokens run, loaded, and accepted for a load.
     """
 
     def __init__(
-        self, setup: RunSpec, stack: Stack, truth: Truth, watch: Monitor, pass_time: Callable[[float], None]
+        self,
+        setup: EngineSetup,
+        stack: Driven,
+        workers: Sequence[EngineWorker],
+        memory: Memory[R],
+        watch: EngineObserver[R],
+        pass_time: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self.waiting: list[EngineSequence] = []
-        self.running: list[EngineSequence] = []
-        self.loading: dict[str, EngineSequence] = {}
-        self.orphans: dict[str, EngineSequence] = {}
-        self.held: dict[str, EngineSequence] = {}
-        self.finished: list[SimRequest] = []
+        self.waiting: list[EngineSequence[R]] = []
+        self.running: list[EngineSequence[R]] = []
+        self.loading: dict[str, EngineSequence[R]] = {}
+        self.orphans: dict[str, EngineSequence[R]] = {}
+        self.held: dict[str, EngineSequence[R]] = {}
+        self.finished: list[R] = []
+        self.done = 0
         self.tokens_computed = 0
         self.tokens_loaded = 0
-        self.tables = TableKeeper(setup)
-        self.memory = KvMemory(setup.engine, truth, setup.gpu_blocks)
-        self.workers = workers_of(stack)
+        self.tokens_external = 0
+        self.tables: TableKeeper[R] = TableKeeper(setup)
+        self.memory = memory
+        self.workers = workers
         self._stack = stack
         self._setup = setup
-        self._truth = truth
         self._watch = watch
         self._windows = any(group.kind is not GroupKind.FULL_ATTENTION for group in setup.engine.groups)
         self._arrivals = 0
         self._pass_time = pass_time
-        for index, worker in enumerate(self.workers):
-            worker.register_kv_caches(self.memory.caches(index))
 
     @property
-    def seats(self) -> list[EngineSequence]:
+    def seats(self) -> list[EngineSequence[R]]:
         """All unfinished requests, oldest first."""
         return sorted([*self.waiting, *self.running, *self.loading.values()], key=lambda seat: seat.arrival)
 
-    def add(self, request: SimRequest, new_tokens: int, step: int) -> None:
+    def add(self, request: R, new_tokens: int, step: int = 0) -> None:
         """A request arrives that will generate ``new_tokens``."""
         self._arrivals += 1
-        self._truth.learn(request)
+        self.memory.learn(request)
         self.waiting.append(EngineSequence(request, new_tokens, self._arrivals, step))
         self._stack.on_new_request(request)
 
-    def abort(self, seat: EngineSequence) -> None:
+    def abort(self, seat: EngineSequence[R]) -> None:
         """End a request in whatever state it is."""
         if seat in self.waiting:
             self.waiting.remove(seat)
@@ -110,6 +193,7 @@ class SimEngine:
             self._finish(seat)
         else:
             del self.loading[seat.request.request_id]
+            self.done += 1
             self._watch.aborted(seat.request.request_id)
             self._stack.request_finished(seat.request, seat.tables)
             if self._setup.frees_early:
@@ -121,9 +205,10 @@ class SimEngine:
 
     def step(self, whims: EngineBehaviour) -> None:
         """Schedule, transfer, compute, report."""
-        scheduled: list[tuple[EngineSequence, int]] = []
+        scheduled: list[tuple[EngineSequence[R], int]] = []
         preempted = [self._preempt() for _ in range(min(whims.preempt, len(self.running)))]
-        budget = self._schedule_running(scheduled, preempted)
+        budget = self._setup.token_budget if whims.budget is None else whims.budget
+        budget = self._schedule_running(budget, scheduled, preempted)
         if not preempted:
             self._admit(whims, budget, scheduled)
         entries = tuple(self._entry(seat, count) for seat, count in scheduled)
@@ -150,8 +235,9 @@ class SimEngine:
         self._watch.heard(report)
         self._end_loads(report)
 
-    def _schedule_running(self, scheduled: list[tuple[EngineSequence, int]], preempted: list[EngineSequence]) -> int:
-        budget = self._setup.token_budget
+    def _schedule_running(
+        self, budget: int, scheduled: list[tuple[EngineSequence[R], int]], preempted: list[EngineSequence[R]]
+    ) -> int:
         for seat in list(self.running):
             count = min(budget, seat.request.num_tokens - seat.computed)
             if seat not in self.running or not count:
@@ -167,14 +253,14 @@ class SimEngine:
                 budget -= count
         return budget
 
-    def _preempt(self) -> EngineSequence:
+    def _preempt(self) -> EngineSequence[R]:
         seat = self.running.pop()
         self.tables.free(seat)
         seat.computed = 0
         _insert(self.waiting, seat)
         return seat
 
-    def _admit(self, whims: EngineBehaviour, budget: int, scheduled: list[tuple[EngineSequence, int]]) -> None:
+    def _admit(self, whims: EngineBehaviour, budget: int, scheduled: list[tuple[EngineSequence[R], int]]) -> None:
         shy = whims.shy
         for seat in self.waiting[: whims.asks]:
             if not budget or len(self.running) + len(self.loading) >= self._setup.running_max:
@@ -197,6 +283,7 @@ class SimEngine:
             self.waiting.remove(seat)
             seat.computed, seat.load_end = local, local + external
             self._stack.update_state_after_alloc(request, self.tables.views(seat), external)
+            self.tokens_external += external
             if external:
                 seat.fresh.clear()  # the load fills them
                 self.loading[request.request_id] = seat
@@ -211,15 +298,15 @@ class SimEngine:
         return 0 if self._windows else max(0, int(local + external * share) // align * align - local)
 
     @staticmethod
-    def _entry(seat: EngineSequence, count: int) -> ScheduledRequest:
-        ids = tuple(tuple(table[told:]) for table, told in zip(seat.tables, seat.told, strict=True))
-        first_time = not any(seat.told)
-        seat.told = [len(table) for table in seat.tables]
+    def _entry(seat: EngineSequence[R], count: int) -> ScheduledRequest:
+        ids = tuple(tuple(table[reported:]) for table, reported in zip(seat.tables, seat.reported, strict=True))
+        first_time = not any(seat.reported)
+        seat.reported = [len(table) for table in seat.tables]
         return ScheduledRequest(seat.request.request_id, seat.computed, count, ids, first_time)
 
     # -- compute -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, seat: EngineSequence, count: int, filling: int) -> None:
+    def _forward(self, seat: EngineSequence[R], count: int, filling: int) -> None:
         """Read every earlier token's bytes as attention would, and write those of the scheduled ones."""
         start, stop = seat.computed, seat.computed + count
         for group, block_id in seat.fresh:
@@ -232,7 +319,7 @@ class SimEngine:
         self.tokens_computed += count
         self.tables.register(seat, stop)
 
-    def _sample(self, seat: EngineSequence) -> None:
+    def _sample(self, seat: EngineSequence[R]) -> None:
         request = seat.request
         if seat.computed < request.num_tokens:
             return
@@ -241,14 +328,15 @@ class SimEngine:
             hashes = len(request.block_hashes)
             request.extend([request.next_token()])
             if len(request.block_hashes) > hashes:
-                self._truth.learn(request)
+                self.memory.learn(request)
             return
         self.running.remove(seat)
         self._finish(seat)
         self.finished.append(request)
 
-    def _finish(self, seat: EngineSequence) -> None:
+    def _finish(self, seat: EngineSequence[R]) -> None:
         """The request is over; its blocks are free at once, or when the stack says that its stores have ended."""
+        self.done += 1
         hold, _ = self._stack.request_finished(seat.request, seat.tables)
         if hold:
             demand(self._setup.engine.capabilities.delays_free_blocks, PROTOCOL, "blocks shall be held")
@@ -275,7 +363,7 @@ class SimEngine:
             _insert(self.running, seat)
 
 
-def _insert(seats: list[EngineSequence], seat: EngineSequence) -> None:
+def _insert(seats: list[EngineSequence[R]], seat: EngineSequence[R]) -> None:
     """Keep seats in order of arrival."""
     seats.append(seat)
     seats.sort(key=lambda other: other.arrival)

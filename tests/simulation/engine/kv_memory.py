@@ -39,6 +39,10 @@ class KvMemory:
         """What a worker registers."""
         return self._tensors[worker]
 
+    def learn(self, request: SimRequest) -> None:
+        """Compute the right bytes of a request's new chunks."""
+        self._truth.learn(request)
+
     def garble(self, group: int, block_ids: Iterable[int], filling: int) -> None:
         """These blocks have a new owner, who writes into them: nothing of what was there stays."""
         for block_id in block_ids:

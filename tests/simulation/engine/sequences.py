@@ -7,36 +7,53 @@ window has left is freed when the next step is scheduled, and may be handed out 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
-from simulation.drawing.run_spec import RunSpec
-from simulation.engine.expected_bytes import SimRequest
 from tierkv.reference.block_pool import Block, BlockPool
-from tierkv.types.engine import NULL_BLOCK_ID, GroupKind, GroupSpec
+from tierkv.types.engine import NULL_BLOCK_ID, EngineSpec, GroupKind, GroupSpec, Request
 from tierkv.types.geometry import cdiv
 
 
+class EngineRequest(Request, Protocol):
+    """A request that an engine computes."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append generated tokens."""
+
+    def next_token(self) -> int:
+        """The token that the model generates next."""
+
+
+R = TypeVar("R", bound=EngineRequest)
+
+
 @dataclass(eq=False, slots=True)
-class EngineSequence:
-    """One request in the engine.
+class EngineSequence(Generic[R]):
+    """One request in the engine."""
 
-    arrival: counts requests. born_step: when it came. tables: per group, its blocks. told: how many of them the stack
-    knows of. computed: tokens whose KV is there. load_end: end of the tokens being loaded. fresh: (group, block) handed
-    out since its last forward pass. deferred_since_s: since when its lookup is unanswered.
-    """
-
-    request: SimRequest
+    request: R
     new_tokens: int
+    """Number of tokens to generate."""
     arrival: int
+    """Number of the request, by arrival."""
     born_step: int
+    """Step in which it arrived."""
     tables: list[list[int]] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
+    """Per group, the ids of its blocks."""
+    reported: list[int] = field(default_factory=list)
+    """Per group, the number of blocks that the stack has been passed."""
     computed: int = 0
+    """Number of tokens whose KV is computed or loaded."""
     generated: int = 0
+    """Number of tokens generated."""
     load_end: int = 0
+    """End of the tokens being loaded."""
     fresh: list[tuple[int, int]] = field(default_factory=list)
+    """(group, block) handed out since its last forward pass."""
     deferred_since_s: float | None = None
+    """Time of the first question of a lookup that is not answered yet."""
 
 
 def first_attended(group: GroupSpec, position: int) -> int:
@@ -52,17 +69,33 @@ def first_attended(group: GroupSpec, position: int) -> int:
             return position // (group.window_tokens or 1) * (group.window_tokens or 1)
 
 
-class TableKeeper:
-    """Hands blocks to seats and takes them back."""
+class TableSetup(Protocol):
+    """Fixed properties of an engine's block tables."""
 
-    def __init__(self, setup: RunSpec) -> None:
+    @property
+    def engine(self) -> EngineSpec:
+        """Its groups and hash blocks."""
+
+    @property
+    def gpu_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+
+    @property
+    def caching(self) -> bool:
+        """Whether it finds computed blocks again."""
+
+
+class TableKeeper(Generic[R]):
+    """Hands blocks of one pool to sequences and takes them back."""
+
+    def __init__(self, setup: TableSetup) -> None:
         self.pool = BlockPool(setup.gpu_blocks)
         self.align_tokens = math.lcm(*(group.block_tokens for group in setup.engine.groups))
         self.groups = setup.engine.groups
         self._caching = setup.caching
         self._hash_block_tokens = setup.engine.hash_block_tokens
 
-    def local_prefix(self, request: SimRequest) -> tuple[list[list[int]], int]:
+    def local_prefix(self, request: R) -> tuple[list[list[int]], int]:
         """Blocks that the GPU still has, and the tokens after which a request can go on with them.
 
         At least one token is computed. Nothing is taken.
@@ -75,7 +108,7 @@ class TableKeeper:
             tokens -= self.align_tokens
         return [[] for _ in self.groups], 0
 
-    def _find(self, request: SimRequest, group: int, tokens: int) -> list[int] | None:
+    def _find(self, request: R, group: int, tokens: int) -> list[int] | None:
         size = self.groups[group].block_tokens
         first = self._first_block(group, tokens)
         table = [NULL_BLOCK_ID] * first
@@ -89,11 +122,11 @@ class TableKeeper:
     def _first_block(self, group: int, position: int) -> int:
         return first_attended(self.groups[group], position) // self.groups[group].block_tokens
 
-    def _block_hash(self, request: SimRequest, group: int, index: int) -> bytes:
+    def _block_hash(self, request: R, group: int, index: int) -> bytes:
         per_block = self.groups[group].block_tokens // self._hash_block_tokens
         return request.block_hashes[per_block * (index + 1) - 1]
 
-    def open(self, seat: EngineSequence, prefix: list[list[int]], start: int, tokens: int) -> bool:
+    def open(self, seat: EngineSequence[R], prefix: list[list[int]], start: int, tokens: int) -> bool:
         """Blocks for ``tokens`` tokens, for a seat that will go on from ``start``; False if there are too few.
 
         Those behind the prefix that was found, up to ``start``, will be filled by a load.
@@ -105,13 +138,13 @@ class TableKeeper:
             seat.tables.append([NULL_BLOCK_ID] * first + found[first:])
         for table in seat.tables:
             self.pool.hold(self._blocks(table))
-        seat.told = [0] * len(prefix)
+        seat.reported = [0] * len(prefix)
         if not self.extend(seat, tokens):
             self.free(seat)
             return False
         return True
 
-    def extend(self, seat: EngineSequence, tokens: int) -> bool:
+    def extend(self, seat: EngineSequence[R], tokens: int) -> bool:
         """More blocks, up to ``tokens`` tokens; False if there are too few, and then nothing is taken."""
         needs = [cdiv(tokens, spec.block_tokens) for spec in self.groups]
         missing = [max(0, need - len(table)) for need, table in zip(needs, seat.tables, strict=True)]
@@ -123,27 +156,27 @@ class TableKeeper:
             seat.fresh += [(group, block_id) for block_id in new]
         return True
 
-    def leave_behind(self, seat: EngineSequence) -> None:
+    def leave_behind(self, seat: EngineSequence[R]) -> None:
         """Free what windows have left, now that the next token is about to be computed."""
         for group, table in enumerate(seat.tables):
             for i in range(min(self._first_block(group, seat.computed), len(table))):
                 self.pool.release([self.pool[table[i]]])
                 table[i] = NULL_BLOCK_ID
 
-    def cut(self, seat: EngineSequence, tokens: int) -> None:
+    def cut(self, seat: EngineSequence[R], tokens: int) -> None:
         """Give back all blocks behind the first ``tokens``, the tail first."""
         for spec, table in zip(self.groups, seat.tables, strict=True):
             stop = cdiv(tokens, spec.block_tokens)
             self.pool.release(self._blocks(reversed(table[stop:])))
             del table[stop:]
 
-    def free(self, seat: EngineSequence) -> None:
+    def free(self, seat: EngineSequence[R]) -> None:
         """Give all blocks back."""
         if seat.tables:
             self.cut(seat, 0)
-        seat.tables, seat.told, seat.fresh = [], [], []
+        seat.tables, seat.reported, seat.fresh = [], [], []
 
-    def register(self, seat: EngineSequence, tokens: int) -> None:
+    def register(self, seat: EngineSequence[R], tokens: int) -> None:
         """Whole blocks within ``tokens`` may be found by others."""
         for group, table in enumerate(seat.tables):
             for i in range(tokens // self.groups[group].block_tokens):
@@ -151,18 +184,23 @@ class TableKeeper:
                 if not block.is_null and self._caching and self.pool.find(block_hash, group) is None:
                     self.pool.register(block, block_hash, group)
 
-    def views(self, seat: EngineSequence) -> list[list[Block]]:
+    def views(self, seat: EngineSequence[R]) -> list[list[Block]]:
         """The tables as tierkv sees them."""
         return [self._blocks(table) for table in seat.tables]
 
     def _blocks(self, table: Iterable[int]) -> list[Block]:
         return [self.pool[block_id] for block_id in table]
 
-    def usable_tokens(self, seat: EngineSequence, tokens: int, invalid: Collection[int]) -> int:
+    def usable_tokens(self, seat: EngineSequence[R], tokens: int, invalid: Collection[int]) -> int:
         """After how many of its first ``tokens`` a seat can go on, if some of its blocks are invalid."""
-        return next(end for end in range(tokens, -1, -1) if self._is_usable(seat, end, invalid))
+        ends = [tokens, *(end for end in range(tokens - 1, -1, -1) if self._has_states(end))]
+        return next(end for end in ends if self._is_usable(seat, end, invalid))
 
-    def _is_usable(self, seat: EngineSequence, tokens: int, invalid: Collection[int]) -> bool:
+    def _has_states(self, tokens: int) -> bool:
+        """Whether every state space group can go on there: a block has the state after its last token only."""
+        return not any(group.kind is GroupKind.SSM and tokens % group.block_tokens for group in self.groups)
+
+    def _is_usable(self, seat: EngineSequence[R], tokens: int, invalid: Collection[int]) -> bool:
         position = min(tokens, seat.request.num_tokens - 1)
         for group, table in enumerate(seat.tables):
             needed = table[self._first_block(group, position) : cdiv(tokens, self.groups[group].block_tokens)]

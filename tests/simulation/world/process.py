@@ -16,8 +16,9 @@ from simulation.checks.probe import Probe
 from simulation.checks.trace import Trace
 from simulation.drawing.features import key_at_hand
 from simulation.drawing.run_spec import RunSpec, codec_name
-from simulation.engine.engine import SimEngine
+from simulation.engine.engine import BatchingEngine
 from simulation.engine.expected_bytes import Truth
+from simulation.engine.kv_memory import KvMemory
 from simulation.world.backends import plugin_of, registry_of
 from simulation.world.executor import Executor
 from simulation.world.storage import Storage
@@ -98,7 +99,10 @@ class Process:
             place = places[tier.name]
             place.is_asked = False
             place.judge = partial(self.watch.judge, codec_name(tier))
-        self.engine = SimEngine(setup, self.stack, self.truth, self.watch, self.pass_time)
+        memory = KvMemory(setup.engine, self.truth, setup.gpu_blocks)
+        for rank, worker in enumerate(self.stack.workers):
+            worker.register_kv_caches(memory.caches(rank))
+        self.engine = BatchingEngine(setup, self.stack, self.stack.workers, memory, self.watch, self.pass_time)
         if setup.engine.capabilities.shows_free_blocks:
             self.stack.register_free_queue(self.engine.tables.pool.free_queue, setup.token_budget)
         self.checks = Checks(setup, self.probe, self.watch, self.engine, places)
