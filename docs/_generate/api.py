@@ -21,6 +21,7 @@ PUBLIC: dict[str, str] = {
     "tierkv.types": "Values that pass between an engine, tierkv and its plugins. Standard library only.",
     "tierkv.errors": "Every error that tierkv raises; [Errors](errors.md) draws the tree.",
     "tierkv.hookspecs": "Hooks of a plugin; [Hooks](hooks.md) has the contract of each.",
+    "tierkv.plugins": "Discovery of installed plugins.",
     "tierkv.testing": "The conformance kit and fault injection, for tests of plugins.",
     "tierkv.integrations.vllm": "Both seams into vLLM.",
     "tierkv.integrations.transformers": "A prefix cache for transformers.",
