@@ -15,9 +15,9 @@ import pytest
 
 from tierkv.config.loading import parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.vllm.spec_notes import StatesNote, read_states
-from tierkv.integrations.vllm.spec_shape import check_engine, chunked, offloading_engine, with_pages
-from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
+from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
+from tierkv.integrations.vllm.spec.shape import check_engine, chunked, offloading_engine, with_pages
+from tierkv.integrations.vllm.spec.worker import DeviceBlocks, SpecWorker
 from tierkv.stack.opening import open_staged_stack
 from tierkv.stack.staged import StagedStack
 from tierkv.types.engine import EngineSpec, GroupKind, GroupSpec
@@ -29,7 +29,7 @@ HIT, MISS = LookupResult.HIT, LookupResult.MISS
 
 NOTING = """
 import json, sys
-from tierkv.integrations.vllm.spec_notes import StatesNote
+from tierkv.integrations.vllm.spec.notes import StatesNote
 note = StatesNote(*json.loads(sys.stdin.readline()))
 print("noted", flush=True)
 sys.stdin.readline()

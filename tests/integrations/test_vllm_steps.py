@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tierkv.integrations.vllm.steps import step_output
+from tierkv.integrations.vllm.connector.steps import step_output
 from tierkv.types.engine import ScheduledRequest, StepOutput
 
 

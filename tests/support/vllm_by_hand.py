@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import torch
 
-from tierkv.integrations.vllm.connector_scheduler import ConnectorScheduler
-from tierkv.integrations.vllm.connector_worker import ConnectorWorker
+from tierkv.integrations.vllm.connector.scheduler import ConnectorScheduler
+from tierkv.integrations.vllm.connector.worker import ConnectorWorker
 from tierkv.integrations.vllm.pages import group_runs
 from tierkv.stack.opening import open_stack
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec

@@ -1,4 +1,4 @@
-"""Public names of an adapter, loaded on first use: importing its package loads neither the engine nor torch."""
+"""Public names of an adapter, loaded on first use, so that importing the package loads no engine and no torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import importlib
 from collections.abc import Mapping
 
 
-def load(package: str, homes: Mapping[str, str], name: str) -> object:
-    """For a package's ``__getattr__`` (PEP 562): what stands under a public name, after a look at the engine's version.
+def load(package: str, modules: Mapping[str, str], name: str) -> object:
+    """Return a public name of a package, after a check of the engine's version. For ``__getattr__`` (PEP 562).
 
     Args:
-        package: of the adapter; its module ``versions`` has a function ``check_installed``.
-        homes: public names, and the modules of the package that have them.
-        name: what is asked for.
+        package: name of the adapter's package. Its module ``versions`` has a function ``check_installed``.
+        modules: public names, and the modules of the package that define them.
+        name: the requested name.
 
     Raises:
-        AttributeError: there is no such name.
-        EngineVersionError: the engine's version is not served.
+        AttributeError: the package has no such name.
+        EngineVersionError: the adapter does not support the engine's version.
     """
-    if name not in homes:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
+    if name not in modules:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(modules))}")
     importlib.import_module(f"{package}.versions").check_installed()
-    found: object = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+    found: object = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
     return found

@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from tierkv.errors import ConfigError
-from tierkv.integrations.vllm.shape import check_hashes, engine_spec
+from tierkv.integrations.vllm.connector.shape import check_hashes, engine_spec
 from tierkv.types.engine import GroupKind
 
 BLOCKS = 8

@@ -45,7 +45,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from tierkv.errors import ConfigError
 from tierkv.integrations.vllm import TierKVSpec
-from tierkv.integrations.vllm.spec_manager import TierKVManager
+from tierkv.integrations.vllm.spec.manager import TierKVManager
 from tierkv.types.engine import GroupKind
 
 BLOCKS, PAGE, TOKENS = 16, 256, 32
@@ -241,7 +241,7 @@ def test_no_room_is_told_as_vllm_wants_it(sides: Sides) -> None:
 def test_every_method_of_vllms_interfaces_is_answered() -> None:
     """What this version of vLLM may call is ours, or a default that does the right thing for us."""
     defaults = {"lock", "on_reset_flushed", "config_info"}  # of 0.33; the first needs nothing, the others are there
-    module = importlib.import_module("tierkv.integrations.vllm.spec")
+    module = importlib.import_module("tierkv.integrations.vllm.spec.spec")
     for theirs, ours in ((OffloadingManager, TierKVManager), (OffloadingWorker, module.TierKVWorker)):
         for name, method in vars(theirs).items():
             if name.startswith("_") or name in defaults:

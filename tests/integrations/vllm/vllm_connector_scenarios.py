@@ -11,9 +11,9 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm_scenarios import serve
 from vllm_served import Json, ServedEngine
 
-from tierkv.integrations.vllm.connector_scheduler import ConnectorScheduler
-from tierkv.integrations.vllm.connector_worker import LoadResults
-from tierkv.integrations.vllm.shape import engine_spec
+from tierkv.integrations.vllm.connector.scheduler import ConnectorScheduler
+from tierkv.integrations.vllm.connector.shape import engine_spec
+from tierkv.integrations.vllm.connector.worker import LoadResults
 from tierkv.memory.arena import HostArena
 
 Prompts = Sequence[Sequence[int]]

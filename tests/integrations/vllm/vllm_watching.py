@@ -50,7 +50,7 @@ def labels_of(served: ServedEngine, name: str) -> list[dict[str, str]]:
 
 def count_expedited(served: ServedEngine) -> None:
     """Count from now on the loads that vLLM says it waits for."""
-    from tierkv.integrations.vllm.spec import TierKVWorker  # noqa: PLC0415  of one seam only
+    from tierkv.integrations.vllm.spec.spec import TierKVWorker  # noqa: PLC0415  of one seam only
 
     served.expedited = 0  # type: ignore[attr-defined]
     submit = TierKVWorker.submit_load

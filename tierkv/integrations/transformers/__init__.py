@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Prefix", "PrefixCache", "PromptReport", "TieredPrefixCache"]
 
-_HOMES = {
+_MODULES = {
     "Prefix": "results",
     "PrefixCache": "restored",
     "PromptReport": "results",
@@ -28,4 +28,4 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """See :func:`tierkv.integrations.first_use.load`."""
-    return load(__name__, _HOMES, name)
+    return load(__name__, _MODULES, name)

@@ -1,9 +1,25 @@
-"""tierkv inside vLLM, by either of its two seams. Importing this package loads neither vLLM nor torch.
+"""Adapters to vLLM, one for each of its two interfaces. Importing this package loads neither vLLM nor torch.
 
-``TierKVConnector`` (``kv_connector="TierKVConnector"``, ``kv_connector_module_path="tierkv.integrations.vllm"``) runs
-tierkv's own scheduler; ``TierKVSpec`` (``kv_connector="OffloadingConnector"``, ``spec_name`` and
-``spec_module_path`` in the extra configuration) runs its manager and worker under vLLM's. Both take the stack from
-``kv_connector_extra_config["tierkv"]``: the path of its description, or the description itself.
+- ``TierKVConnector`` (:mod:`~tierkv.integrations.vllm.connector`) runs tierkv's own scheduler. Select it with
+  ``kv_connector="TierKVConnector"`` and ``kv_connector_module_path="tierkv.integrations.vllm"``.
+- ``TierKVSpec`` (:mod:`~tierkv.integrations.vllm.spec`) runs tierkv's manager and worker under vLLM's scheduler. Select
+  it with ``kv_connector="OffloadingConnector"``, and ``spec_name`` and ``spec_module_path`` in the extra configuration.
+
+Both read the stack from ``kv_connector_extra_config["tierkv"]``: the path of a description, or the description itself
+(:mod:`~tierkv.integrations.vllm.options`).
+
+Common parts: supported versions (:mod:`~tierkv.integrations.vllm.versions`), the location of KV pages in vLLM's memory
+(:mod:`~tierkv.integrations.vllm.pages`), state layers (:mod:`~tierkv.integrations.vllm.states`), the device part of the
+namespace (:mod:`~tierkv.integrations.vllm.device`), metrics and KV events.
+
+Flow: vLLM creates one object for its scheduler and one per worker. The scheduler's object opens the stack. Each step,
+it sends instructions to the workers, which copy between vLLM's KV memory and the shared host tier and report back.
+
+Invariants:
+
+- Both sides derive the same shape from their own copy of vLLM's configuration.
+- Every setting that changes the meaning of KV bytes is part of the namespace.
+- vLLM never waits for a load without getting a result: a load that cannot start is reported as failed.
 """
 
 from __future__ import annotations
@@ -13,14 +29,14 @@ from typing import TYPE_CHECKING
 from tierkv.integrations.first_use import load
 
 if TYPE_CHECKING:
-    from tierkv.integrations.vllm.connector import TierKVConnector as TierKVConnector
-    from tierkv.integrations.vllm.spec import TierKVSpec as TierKVSpec
+    from tierkv.integrations.vllm.connector.connector import TierKVConnector as TierKVConnector
+    from tierkv.integrations.vllm.spec.spec import TierKVSpec as TierKVSpec
 
 __all__ = ["TierKVConnector", "TierKVSpec"]
 
-_HOMES = {"TierKVConnector": "connector", "TierKVSpec": "spec"}
+_MODULES = {"TierKVConnector": "connector.connector", "TierKVSpec": "spec.spec"}
 
 
 def __getattr__(name: str) -> object:
-    """See :func:`tierkv.integrations.first_use.load`."""
-    return load(__name__, _HOMES, name)
+    """Load a public name on first use."""
+    return load(__name__, _MODULES, name)

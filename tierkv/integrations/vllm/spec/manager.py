@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from tierkv.integrations.vllm.metrics import StatsFeed
-from tierkv.integrations.vllm.spec_shape import config_labels
+from tierkv.integrations.vllm.spec.shape import config_labels
 from tierkv.manager.contract import HOST
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.stack.staged import StagedStack, StagedTransfer

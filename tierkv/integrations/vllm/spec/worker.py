@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tierkv.errors import EngineProtocolError
-from tierkv.integrations.vllm.spec_shape import with_pages
+from tierkv.integrations.vllm.spec.shape import with_pages
 from tierkv.metrics.transfer_stats import LOAD, SIZE, STORE, TIME
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
 from tierkv.stack.staged import StagedTransfer

@@ -1,7 +1,7 @@
 """``TierKVConnector``: tierkv's own scheduler inside vLLM, as a KV connector of its version 1 interface.
 
 vLLM makes one object per role: one in the scheduler's process, one in each worker's. This module translates; what the
-two sides do stands in :mod:`.connector_scheduler` and :mod:`.connector_worker`.
+two sides do stands in :mod:`~.scheduler` and :mod:`~.worker`.
 
 Order within a step of the worker (vLLM 0.32, both of its model runners): ``handle_preemptions`` before anything is
 written, with or without a forward pass, so that is where flushed transfers are waited for and this step's loads begin;
@@ -25,13 +25,13 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from tierkv.config.resolving import ResolvedStack, resolve
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.vllm.connector_meta import StepMeta, WorkerMeta
-from tierkv.integrations.vllm.connector_scheduler import ConnectorScheduler
-from tierkv.integrations.vllm.connector_worker import ConnectorWorker
+from tierkv.integrations.vllm.connector.meta import StepMeta, WorkerMeta
+from tierkv.integrations.vllm.connector.scheduler import ConnectorScheduler
+from tierkv.integrations.vllm.connector.shape import check_hashes, engine_spec
+from tierkv.integrations.vllm.connector.worker import ConnectorWorker
 from tierkv.integrations.vllm.kv_events import KVEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import StatsFeed, build_kv_connector_stats, build_prom_metrics
 from tierkv.integrations.vllm.options import read_options
-from tierkv.integrations.vllm.shape import check_hashes, engine_spec
 from tierkv.plugins.loading import load_plugins
 from tierkv.stack.opening import open_stack
 from tierkv.types.transfers import WorkerOutput

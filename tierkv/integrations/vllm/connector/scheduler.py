@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tierkv.errors import EngineProtocolError
-from tierkv.integrations.vllm.requests import is_served, view_of
-from tierkv.integrations.vllm.steps import step_output
+from tierkv.integrations.vllm.connector.requests import is_served, view_of
+from tierkv.integrations.vllm.connector.steps import step_output
 from tierkv.stack.remote_worker import WorkerSetup
 from tierkv.stack.stack import Stack
 from tierkv.types.engine import BlockTables, LoadReport, StepOutput
@@ -24,7 +24,7 @@ LAST_STEPS_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """A step's message to the workers; fields as in :class:`~tierkv.integrations.vllm.connector_meta.StepMeta`."""
+    """A step's message to the workers; fields as in :class:`~tierkv.integrations.vllm.connector.meta.StepMeta`."""
 
     meta: ConnectorMeta
     setup: WorkerSetup | None

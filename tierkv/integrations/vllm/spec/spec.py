@@ -17,10 +17,10 @@ from tierkv.integrations.vllm.device import device_words
 from tierkv.integrations.vllm.kv_events import OffloadingEvents, localities, with_events
 from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
-from tierkv.integrations.vllm.spec_manager import TierKVManager, TierKVTransfer
-from tierkv.integrations.vllm.spec_notes import StatesNote, read_states
-from tierkv.integrations.vllm.spec_shape import VLLM_KEYS, check_engine, chunked, config_labels, offloading_engine
-from tierkv.integrations.vllm.spec_worker import DeviceBlocks, SpecWorker
+from tierkv.integrations.vllm.spec.manager import TierKVManager, TierKVTransfer
+from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
+from tierkv.integrations.vllm.spec.shape import VLLM_KEYS, check_engine, chunked, config_labels, offloading_engine
+from tierkv.integrations.vllm.spec.worker import DeviceBlocks, SpecWorker
 from tierkv.integrations.vllm.states import check_sizes, layer_states
 from tierkv.plugins.loading import load_plugins
 from tierkv.stack.opening import open_staged_stack
@@ -98,7 +98,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
 
 
 class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
-    """Transfers of one worker; see :mod:`.spec_worker` for what becomes of one that fails.
+    """Transfers of one worker; see :mod:`~.worker` for what becomes of one that fails.
 
     Args:
         pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.

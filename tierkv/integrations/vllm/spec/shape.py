@@ -3,7 +3,7 @@
 The scheduler's side is told the bytes of a block, not how they are spread over layers; and vLLM 0.32 does not tell what
 a group attends to. So each group has one page per block here, of all its bytes, and the workers, who see the tensors,
 fill it. What the pages mean is part of the namespace all the same: the model and its layers by group, the KV layout,
-the number format, what states are (which a worker tells: :mod:`.spec_notes`), the device, and how many workers share a
+the number format, what states are (which a worker tells: :mod:`~.notes`), the device, and how many workers share a
 block.
 """
 
@@ -32,8 +32,8 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
 
     Args:
         config: vLLM's ``OffloadingConfig``.
-        device: what else the bytes of a page depend on; see :func:`~.device.device_words`.
-        states: per group what its states are, in words; empty: it keeps none. See :mod:`.spec_notes`.
+        device: what else the bytes of a page depend on; see :func:`~tierkv.integrations.vllm.device.device_words`.
+        states: per group what its states are, in words; empty: it keeps none. See :mod:`~.notes`.
     """
     parallel = config.parallel
     words = ["offloading", f"kv={config.kv_cache_layout or 'unknown'}"]
