@@ -59,8 +59,8 @@ class FilledDirectory:
             limits = LowerTierLimits(capacity_bytes=None, write=WritePolicy.THROUGH, queue_chunks_max=1)
             lower = LowerTier(0, "disk", CAPABILITIES, limits, open_policy("lru", self.chunks))
             lower.load_index(result.entries)
-            if len(lower) != self.chunks:
-                raise RuntimeError(f"{len(lower)} chunks came back of {self.chunks} ({result.error})")
+            if len(lower.residency) != self.chunks:
+                raise RuntimeError(f"{len(lower.residency)} chunks came back of {self.chunks} ({result.error})")
             parts["plugin"].append(opened_s - began_s)
             parts["scan"].append(scanned_s - opened_s)
             parts["index"].append(time.perf_counter() - scanned_s)

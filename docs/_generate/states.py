@@ -16,14 +16,15 @@ from typing import Any
 
 from tierkv.dispatch import breaker
 from tierkv.manager.host import chunk_state
+from tierkv.manager.lower import tier_phase
 from tierkv.scheduler.load import stream_state
 from tierkv.scheduler.requests import request_state
 
 LEAD = """\
-Four state machines carry everything that tierkv remembers: one per chunk in the host tier, one per request, one per
-load that streams, one per circuit breaker of a tier. Each is one literal table in one module. An event that the table
-does not list raises `IllegalTransitionError` with the latest transitions of the item. A column is a state. An arrow
-leads from the state before to the state after.
+Five state machines carry everything that tierkv remembers: one per chunk in the host tier, one per request, one per
+load that streams, one per lower tier, one per circuit breaker of a tier. Each is one literal table in one module. An
+event that the table does not list raises `IllegalTransitionError` with the latest transitions of the item. A column is
+a state. An arrow leads from the state before to the state after.
 """
 
 Table = Mapping[Any, Enum]
@@ -114,5 +115,6 @@ def body() -> str:
     chunk = section("A chunk in the host tier", chunk_state, chunk_state.ChunkState, chunk_state.TRANSITIONS)
     request = section("A request", request_state, request_state.RequestState, request_state.TRANSITIONS)
     stream = section("A load that streams", stream_state, stream_state.StreamState, stream_state.STREAM_TRANSITIONS)
-    tier = section("The circuit breaker of a tier", breaker, breaker.State, breaker.TABLE)
-    return f"{LEAD}\n{chunk}\n{request}\n{stream}\n{tier}"
+    tier = section("A lower tier", tier_phase, tier_phase.TierPhase, tier_phase.TRANSITIONS)
+    circuit = section("The circuit breaker of a tier", breaker, breaker.State, breaker.TABLE)
+    return f"{LEAD}\n{chunk}\n{request}\n{stream}\n{tier}\n{circuit}"

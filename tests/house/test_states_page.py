@@ -11,6 +11,7 @@ import states
 
 from tierkv.dispatch import breaker
 from tierkv.manager.host import chunk_state
+from tierkv.manager.lower import tier_phase
 from tierkv.scheduler.load import stream_state
 from tierkv.scheduler.requests import request_state
 
@@ -43,6 +44,7 @@ def read_back(drawing: str) -> states.Arrows:
         (chunk_state.ChunkState, chunk_state.TRANSITIONS),
         (request_state.RequestState, request_state.TRANSITIONS),
         (stream_state.StreamState, stream_state.STREAM_TRANSITIONS),
+        (tier_phase.TierPhase, tier_phase.TRANSITIONS),
         (breaker.State, breaker.TABLE),
     ],
 )
@@ -58,6 +60,7 @@ def test_every_state_has_its_meaning() -> None:
         (chunk_state, chunk_state.ChunkState),
         (request_state, request_state.RequestState),
         (stream_state, stream_state.StreamState),
+        (tier_phase, tier_phase.TierPhase),
         (breaker, breaker.State),
     ]
     for module, enum in machines:

@@ -49,8 +49,8 @@ def test_nothing_is_written_back_to_a_tier_that_is_being_emptied() -> None:
     core.keep_below(run(100, 2 * EMPTIED_PER_STEP_MAX), tier=1)
     core.manager.reset_cache("all")
     core.begin()
-    assert not core.lower[0].emptying
-    assert core.lower[1].emptying
+    assert not core.lower[0].phase.emptying
+    assert core.lower[1].phase.emptying
     put(core, run(0, 16))
     ops = core.manager.take_ops()
     assert [op.tier for op in ops if op.verb is Verb.WRITE] == [0]
@@ -69,7 +69,7 @@ def test_a_tier_that_cannot_be_reached_is_not_asked_to_empty() -> None:
     core.begin()
     assert [op.verb for op in core.finish_all()] == [Verb.DELETE]
     core.begin()
-    assert not core.lower[0].emptying
+    assert not core.lower[0].phase.emptying
 
 
 def test_a_flush_writes_again_what_the_tier_has_lost_since() -> None:
@@ -81,10 +81,9 @@ def test_a_flush_writes_again_what_the_tier_has_lost_since() -> None:
     assert written(core) == run(0, 2)
     tier = core.lower[0]
     for key in run(0, 2):
-        tier.schedule_delete(key)
-        tier.deletions.append(key)
+        tier.residency.schedule_delete(key)
     core.finish_all()
-    assert not len(tier)
+    assert not len(tier.residency)
     core.manager.flush()
     assert written(core) == run(0, 2)
 
@@ -97,8 +96,7 @@ def test_a_chunk_used_again_is_written_again_if_the_tier_has_lost_it() -> None:
     load(core, run(0, 1))
     assert writes(core) == run(0, 1)
     tier = core.lower[0]
-    tier.schedule_delete(run(0, 1)[0])
-    tier.deletions.append(run(0, 1)[0])
+    tier.residency.schedule_delete(run(0, 1)[0])
     core.finish_all()
     load(core, run(0, 1))
     assert writes(core) == run(0, 1)
@@ -128,4 +126,4 @@ def test_a_write_that_is_late_keeps_no_chunk_from_being_written_elsewhere() -> N
     core.finish(op, OutcomeKind.TIMED_OUT)
     core.manager.forget(0)
     core.manager.validate()
-    assert len(other) * FRAME_BYTES == other.used_bytes
+    assert len(other.residency) * FRAME_BYTES == other.residency.used_bytes

@@ -36,7 +36,7 @@ def test_room_is_the_limit(tmp_path: Path, told: pytest.MonkeyPatch) -> None:
         serve(stack, [prompt for seed in range(3) for prompt in prompts_of(seed, 3, shared=0)])
         (tier,) = stack._core.wiring.manager._tiers
         assert tier.limits.capacity_bytes == ROOM
-        assert 0.5 * ROOM < tier.used_bytes <= ROOM
+        assert 0.5 * ROOM < tier.residency.used_bytes <= ROOM
         assert stack.metrics.counters.writes_failed["disk"] == 0
     told.undo()
     with opened(config(tmp_path), plugins=Faults().registry()) as stack:

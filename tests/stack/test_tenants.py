@@ -58,7 +58,7 @@ def disk(place: Path, **more: Any) -> dict[str, Any]:
 def held(stack: Stack, tier: int = 0) -> dict[bytes, int]:
     """Chunks per tenant in a lower tier, counted from its own table."""
     counts: dict[bytes, int] = {}
-    for key in stack._core.wiring.manager.tables[tier]:
+    for key in stack._core.wiring.manager.tables[tier].residency:
         counts[tenant_of(key)] = counts.get(tenant_of(key), 0) + 1
     return counts
 

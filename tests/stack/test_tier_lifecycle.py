@@ -281,7 +281,7 @@ def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
         (bad,) = stack._core.wiring.manager.tables
         share = bad.queue_chunks_max
         serve(stack, PROMPTS)
-        held = bad.num_writing
+        held = bad.residency.num_writing
         assert held
         stack.tiers.detach("bad", timeout_s=0.01)
         change = stack.tiers.attach(disk(tmp_path, "good"))

@@ -357,7 +357,7 @@ class Bed:
             if chunk.slot not in self.worker.damaged:
                 assert core.truth.is_good(chunk.key, self.memory[chunk.slot])
         for tier, store in self._lower:
-            assert tier.reserved_bytes == 0
+            assert tier.residency.reserved_bytes == 0
             assert tier.is_quiet
             if tier.capabilities.authoritative_index:
                 assert set(store.frames) <= set(tier), "bytes at rest that nobody accounts for"

@@ -13,8 +13,10 @@ from simulation.breaks import core_breaks
 from tierkv.dispatch.breaker import Breaker
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.residency import Residency
 from tierkv.manager.moves import tier_io as tier_traffic
 from tierkv.manager.moves.in_flight import InFlightOps
+from tierkv.manager.moves.write_through import Cascades
 from tierkv.scheduler.lookup.lookups import Lookups
 from tierkv.stack import tier_factory as tier_opening
 from tierkv.stack.stack import Stack
@@ -61,14 +63,16 @@ def nothing_is_verified(patch: Patch) -> None:
 
 @noticed_by("test_raising_reads_are_misses", "test_a_raising_verb_stops_nobody", "test_lies_are_misses")
 def what_failed_once_is_never_tried_again(patch: Patch) -> None:
-    patch.setattr(LowerTier, "mark_absent", lambda self, key, now: self._answers.put(key, float("inf"), present=False))
+    patch.setattr(
+        LowerTier, "mark_absent", lambda self, key, now: self.presence_cache.put(key, float("inf"), present=False)
+    )
     store = LowerTier.stored
 
     def stored(self: LowerTier, entries: Any, now: float) -> None:
-        suspects = [key for key, _ in entries if self._answers.get(key, now) is False]
+        suspects = [key for key, _ in entries if self.presence_cache.get(key, now) is False]
         store(self, entries, now)
         for key in suspects:
-            self._answers.put(key, float("inf"), present=False)
+            self.presence_cache.put(key, float("inf"), present=False)
 
     patch.setattr(LowerTier, "stored", stored)
 
@@ -146,7 +150,7 @@ def nothing_is_retried(patch: Patch) -> None:
 
 @noticed_by("test_a_full_place_is_evicted_from")
 def full_is_full(patch: Patch) -> None:
-    patch.setattr(LowerTier, "next_victim", lambda self: [])
+    patch.setattr(Cascades, "evict_one", lambda self, tier: None)
 
 
 @noticed_by("test_the_breaker_opens_and_heals_by_itself", "test_a_scan_that_fails_costs_its_tier_alone")
@@ -173,7 +177,7 @@ def writes_may_hold_every_slot(patch: Patch) -> None:
 
 @noticed_by("test_wedged_deletes_do_not_stop_stores")
 def there_is_always_room(patch: Patch) -> None:
-    patch.setattr(LowerTier, "has_room", lambda self, frame_bytes: True)
+    patch.setattr(Residency, "has_room", lambda self, frame_bytes: True)
 
 
 @noticed_by("test_a_late_read_touches_no_other_chunk")
@@ -183,9 +187,9 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
 
 @noticed_by("test_a_late_write_is_not_believed")
 def a_late_write_is_believed(patch: Patch) -> None:
-    def mark_uncertain(self: LowerTier, key: Any, frame_bytes: int) -> bool:
-        self._store([(key, frame_bytes)])
-        return True
+    def mark_uncertain(self: LowerTier, key: Any, frame_bytes: int) -> None:
+        self.residency.add([(key, frame_bytes)])
+        self.residency._deletions.append(key)
 
     patch.setattr(LowerTier, "mark_uncertain", mark_uncertain)
     patch.setattr(LowerTier, "deleted", lambda self, key, *, ok, now: False)
@@ -215,7 +219,7 @@ def batches_are_as_long_as_they_are(patch: Patch) -> None:
 
 @noticed_by("test_what_is_stored_is_not_written_again")
 def everything_is_wanted(patch: Patch) -> None:
-    patch.setattr(LowerTier, "wants", lambda self, key, now: not self.is_writing(key))
+    patch.setattr(LowerTier, "wants", lambda self, key, now: not self.residency.is_writing(key))
     patch.setattr(LowerTier, "missing", lambda self, chunks, now: [one for one in chunks if self.wants(one[1], now)])
 
 
@@ -231,10 +235,10 @@ def answers_are_forgotten(patch: Patch) -> None:
 
 @noticed_by("test_an_eviction_takes_what_is_needed")
 def evictions_are_generous(patch: Patch) -> None:
-    victims = LowerTier.victims
+    evict_for = Residency.evict_for
 
-    def generous(self: LowerTier, *args: Any) -> Any:
-        chosen = victims(self, *args)
-        return chosen + [key for _ in range(80 if chosen else 0) for key in self.next_victim()]
+    def generous(self: Residency, *args: Any) -> Any:
+        chosen = evict_for(self, *args)
+        return chosen + [key for _ in range(80 if chosen else 0) for key in self.evict(1)]
 
-    patch.setattr(LowerTier, "victims", generous)
+    patch.setattr(Residency, "evict_for", generous)

@@ -301,7 +301,7 @@ class OffloadManager:
         tail_first = keys[::-1]
         self._host.touch(tail_first)
         for tier in self._tiers:
-            tier.touch(tail_first)
+            tier.residency.touch(tail_first)
 
     # -- tiers that come and go --------------------------------------------------------------------------------------
 
@@ -380,7 +380,7 @@ class OffloadManager:
         """
         self.check_reset(scope)
         for tier in self._tiers if scope == "all" else ():
-            tier.emptying = True
+            tier.reset()
             self._events.cleared(tier.name)
             self._step.version += 1
         self._gathering.release_all()

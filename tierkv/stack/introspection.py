@@ -57,7 +57,10 @@ class StackIntrospection:
         """State of each lower tier in service, in the order in which they are searched."""
         return {
             tier.name: TierSnapshot(
-                tier.usable, tier.used_bytes, tier.reserved_bytes, self._dispatcher.pending_of(tier.index)
+                tier.phase.usable,
+                tier.residency.used_bytes,
+                tier.residency.reserved_bytes,
+                self._dispatcher.pending_of(tier.index),
             )
             for tier in self._manager.tables
         }

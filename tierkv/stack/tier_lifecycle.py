@@ -256,5 +256,5 @@ class TierChanges:
         self._share_host_slots()
 
     def _share_host_slots(self) -> None:
-        held = sum(leaving.table.num_writing for leaving in self._leaving.values())
+        held = sum(leaving.table.residency.num_writing for leaving in self._leaving.values())
         share_host_slots(self._manager.tables, self._num_slots, held)

@@ -143,31 +143,32 @@ class IdPool:
 
 
 class KeyTable:
-    """Numbers for keys that come and go. ``length``: every number is below it; columns beside need as many places."""
+    """Numbers for keys that are added and discarded. All are below ``length``, the size of columns beside it."""
 
-    __slots__ = ("_free", "_keys", "_shards", "length")
+    __slots__ = ("_free", "_keys", "length", "shards")
 
     def __init__(self) -> None:
         self.length = 0
-        self._shards = new_shards()
+        self.shards = new_shards()
+        """Key -> number, for hot loops that look up a key themselves."""
         self._keys = KeyColumn(0)
         self._free = IdPool(None)
 
     def __len__(self) -> int:
         """Keys that have a number."""
-        return sum(map(len, self._shards))
+        return sum(map(len, self.shards))
 
     def items(self) -> Iterator[tuple[Key, int]]:
         """Every key with its number, in no order."""
-        return chain.from_iterable(shard.items() for shard in self._shards)
+        return chain.from_iterable(shard.items() for shard in self.shards)
 
     def find(self, key: Key) -> int | None:
         """The number of a key."""
-        return self._shards[key[SHARD_BYTE]].get(key)
+        return self.shards[key[SHARD_BYTE]].get(key)
 
     def find_all(self, keys: Iterable[Key]) -> list[int | None]:
         """The number of each key."""
-        shards = self._shards
+        shards = self.shards
         return [shards[key[SHARD_BYTE]].get(key) for key in keys]
 
     def known(self, keys: Iterable[Key]) -> list[int]:
@@ -183,14 +184,14 @@ class KeyTable:
         number = self._free.take_one()
         self._grow(number + 1)
         self._keys[number] = key
-        self._shards[key[SHARD_BYTE]][key] = number
+        self.shards[key[SHARD_BYTE]][key] = number
         return number
 
     def numbers(self, keys: Sequence[Key]) -> list[int]:
         """The numbers of many keys; new ones for those that have none. ``keys`` may name one twice."""
         given = self._free.take(len(keys))
         self._grow(1 + max(given, default=-1))
-        shards, pages, numbers, used = self._shards, self._keys.pages, [], 0
+        shards, pages, numbers, used = self.shards, self._keys.pages, [], 0
         for key in keys:
             number = shards[key[SHARD_BYTE]].setdefault(key, given[used])
             if number == given[used]:
@@ -209,6 +210,6 @@ class KeyTable:
     def discard(self, number: int) -> None:
         """Take a key's number away."""
         key = self._keys[number]
-        del self._shards[key[SHARD_BYTE]][key]
+        del self.shards[key[SHARD_BYTE]][key]
         self._keys[number] = Key(b"")
         self._free.give_back([number])

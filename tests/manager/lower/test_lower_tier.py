@@ -39,15 +39,15 @@ def test_an_index_answers_at_once() -> None:
     tier = tier_of()
     tier.load_index([(A, 10)])
     assert [tier.presence(key, 0.0) for key in (A, B)] == [HIT, MISS]
-    assert tier.used_bytes == 10
+    assert tier.residency.used_bytes == 10
 
 
 def test_a_shared_tier_is_asked_and_believed_for_a_while() -> None:
     """A yes holds for 30 s, a no for one; then it is asked again."""
     tier = tier_of(OBJECTS)
     assert tier.presence(A, 0.0) is RETRY
-    tier.answered(A, 0.0, present=True)
-    tier.answered(B, 0.0, present=False)
+    tier.probed(A, 0.0, present=True)
+    tier.probed(B, 0.0, present=False)
     assert [tier.presence(key, 0.9) for key in (A, B)] == [HIT, MISS]
     assert [tier.presence(key, 1.0) for key in (A, B)] == [HIT, RETRY]
     assert tier.presence(A, 30.0) is RETRY
@@ -58,8 +58,8 @@ def test_an_answer_that_is_believed_for_no_time_holds_in_its_own_step() -> None:
     about, and each lookup would be deferred until its deadline."""
     limits = LowerTierLimits(None, WritePolicy.THROUGH, 100, presence_ttl_s=0.0, absence_ttl_s=0.0)
     tier = LowerTier(0, "tier", OBJECTS, limits, LruPolicy())
-    tier.answered(A, 5.0, present=True)
-    tier.answered(B, 5.0, present=False)
+    tier.probed(A, 5.0, present=True)
+    tier.probed(B, 5.0, present=False)
     assert [tier.presence(key, 5.0) for key in (A, B)] == [HIT, MISS]
     assert [tier.presence(key, 5.001) for key in (A, B)] == [RETRY, RETRY]
 
@@ -68,13 +68,13 @@ def test_a_scan_passes_over_what_is_being_deleted() -> None:
     """A frame whose write did not end well may be found again before its deletion is confirmed: taken onto the account,
     its bytes would count twice, and it would be a hit that is gone a moment later."""
     tier = tier_of()
-    assert tier.mark_uncertain(A, 10)
+    tier.mark_uncertain(A, 10)
     tier.load_index([(A, 10), (B, 10)])
     assert [tier.presence(key, 0.0) for key in (A, B)] == [MISS, HIT]
-    assert (tier.used_bytes, tier.reserved_bytes) == (10, 10)
+    assert (tier.residency.used_bytes, tier.residency.reserved_bytes) == (10, 10)
     tier.validate()
     assert not tier.deleted(A, ok=True, now=0.0)
-    assert tier.reserved_bytes == 0
+    assert tier.residency.reserved_bytes == 0
     tier.validate()
 
 
@@ -83,14 +83,14 @@ def test_one_probe_at_a_time_in_order() -> None:
     one: a slow tier is not flooded."""
     tier = tier_of(OBJECTS, probe_max=2)
     for key in (B, A, B, C):
-        tier.ask(key)
+        tier.probe_later(key)
     assert tier.take_probe() == (B, A), "over the bound the third waits for a later step"
-    tier.ask(A)
-    tier.ask(C)
+    tier.probe_later(A)
+    tier.probe_later(C)
     assert tier.take_probe() == ()
-    tier.answered(A, 0.0, present=True)
+    tier.probed(A, 0.0, present=True)
     assert tier.take_probe() == ()
-    tier.answered(B, 0.0, present=False)
+    tier.probed(B, 0.0, present=False)
     assert tier.take_probe() == (C,)
 
 
@@ -98,9 +98,9 @@ def test_an_unusable_tier_has_nothing() -> None:
     """While its breaker is open its chunks are misses; afterwards they are there again."""
     tier = tier_of()
     tier.load_index([(A, 10)])
-    tier.usable = False
+    tier.health_changed(usable=False)
     assert tier.presence(A, 0.0) is MISS
-    tier.usable = True
+    tier.health_changed(usable=True)
     assert tier.presence(A, 0.0) is HIT
 
 
@@ -120,18 +120,18 @@ def test_a_deletion_that_fails(capabilities: Capabilities) -> None:
     again, once per step, so it counts as absent for a while. What an index accounts for stays on account."""
     tier = tier_of(capabilities)
     tier.stored([(A, 10)], 0.0)
-    tier.schedule_delete(A)
+    tier.residency.schedule_delete(A)
     assert tier.presence(A, 0.0) is MISS
     tier.deleted(A, ok=False, now=0.0)
     assert tier.presence(A, 4.9) is MISS
-    assert tier.used_bytes == (10 if capabilities is DISK else 0)
+    assert tier.residency.used_bytes == (10 if capabilities is DISK else 0)
 
 
 def test_remembered_answers_are_bounded() -> None:
     """Oldest first: a shared tier can hold more chunks than we have memory for."""
     tier = tier_of(OBJECTS, keys_max=2)
     for key in (A, B, C):
-        tier.answered(key, 0.0, present=True)
+        tier.probed(key, 0.0, present=True)
     assert [tier.presence(key, 0.0) for key in (A, B, C)] == [RETRY, HIT, HIT]
 
 
@@ -139,12 +139,12 @@ def test_what_is_being_read_is_no_victim() -> None:
     """A promotion reads the oldest chunk: the next one is deleted instead. Two readers hold it until both are done."""
     tier = filled(2, FRAME_BYTES, FRAME_BYTES)
     old = make_key(b"old 0", 0)
-    tier.begin_read([old])
-    tier.begin_read([old])
-    tier.end_read([old])
-    assert old not in tier.victims(FRAME_BYTES)
-    tier.end_read([old])
-    assert tier.next_victim() == [old]
+    tier.residency.begin_read([old])
+    tier.residency.begin_read([old])
+    tier.residency.end_read([old])
+    assert old not in tier.residency.evict_for(FRAME_BYTES)
+    tier.residency.end_read([old])
+    assert tier.residency.evict(1) == [old]
 
 
 def test_what_is_being_written_is_no_victim() -> None:
@@ -154,12 +154,12 @@ def test_what_is_being_written_is_no_victim() -> None:
     old = make_key(b"old 0", 0)
     tier.mark_absent(old, 0.0)
     assert tier.wants(old, 0.0)
-    tier.begin_write([old], FRAME_BYTES)
-    assert old not in tier.victims(FRAME_BYTES)
-    assert tier.next_victim() == []
-    tier.end_write([old], FRAME_BYTES)
+    tier.residency.begin_write([old], FRAME_BYTES)
+    assert old not in tier.residency.evict_for(FRAME_BYTES)
+    assert tier.residency.evict(1) == []
+    tier.residency.end_write([old], FRAME_BYTES)
     tier.stored([(old, FRAME_BYTES)], 0.0)
-    assert tier.next_victim() == [old]
+    assert tier.residency.evict(1) == [old]
 
 
 @pytest.mark.parametrize("capabilities", [DISK, OBJECTS])
@@ -171,9 +171,9 @@ def test_a_batch_is_wanted_as_its_chunks_are(capabilities: Capabilities, hindere
     tier = tier_of(capabilities)
     stored, writing, deleting, reading, absent, mark_absent = keys = [make_key(b"chunk %d" % i, 0) for i in range(6)]
     tier.load_index([(key, FRAME_BYTES) for key in (stored, deleting, reading, mark_absent)])
-    tier.begin_write([writing], FRAME_BYTES)
-    tier.schedule_delete(deleting)
-    tier.begin_read([reading, absent])
+    tier.residency.begin_write([writing], FRAME_BYTES)
+    tier.residency.schedule_delete(deleting)
+    tier.residency.begin_read([reading, absent])
     if suspected:
         tier.mark_absent(mark_absent, 0.0)
     if hindered:
@@ -190,10 +190,10 @@ def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
     tier = filled(tenths / 10, *sizes)
     capacity = tier.limits.capacity_bytes
     assert capacity is not None
-    victims = tier.victims(FRAME_BYTES)
+    victims = tier.residency.evict_for(FRAME_BYTES)
     for key in victims:
         tier.deleted(key, ok=True, now=0.0)
-    assert tier.has_room(FRAME_BYTES) == (capacity >= FRAME_BYTES)
+    assert tier.residency.has_room(FRAME_BYTES) == (capacity >= FRAME_BYTES)
     if capacity < FRAME_BYTES:
         assert not victims
     tier.validate()
@@ -202,14 +202,14 @@ def test_room_can_always_be_made(tenths: int, sizes: list[int]) -> None:
 def test_victims_are_counted_until_they_are_gone() -> None:
     """Bytes of a deletion under way are neither free yet nor chosen twice."""
     tier = filled(4, *[FRAME_BYTES] * 4)
-    first = tier.victims(FRAME_BYTES)
+    first = tier.residency.evict_for(FRAME_BYTES)
     assert first
-    assert not tier.has_room(FRAME_BYTES)
-    assert tier.victims(FRAME_BYTES) == []
-    assert tier.may_get_room(FRAME_BYTES)
+    assert not tier.residency.has_room(FRAME_BYTES)
+    assert tier.residency.evict_for(FRAME_BYTES) == []
+    assert tier.residency.may_get_room(FRAME_BYTES)
     for key in first:
         tier.deleted(key, ok=True, now=0.0)
-    assert tier.has_room(FRAME_BYTES)
+    assert tier.residency.has_room(FRAME_BYTES)
 
 
 def test_a_replaced_frame_is_counted_once() -> None:
@@ -217,9 +217,9 @@ def test_a_replaced_frame_is_counted_once() -> None:
     tier = tier_of(frames=2)
     tier.stored([(A, 100)], 0.0)
     tier.stored([(A, 70)], 0.0)
-    assert tier.used_bytes == 70
+    assert tier.residency.used_bytes == 70
     assert tier.forget(A, 0.0)
-    assert tier.used_bytes == 0
+    assert tier.residency.used_bytes == 0
     assert not tier.forget(A, 0.0)
 
 
@@ -230,19 +230,19 @@ def test_a_replaced_frame_counts_for_its_tenant_as_it_is_now() -> None:
     tier = LowerTier(0, "tier", DISK, limits, tenants)
     tier.stored([(A, 100), (B, 10)], 0.0)
     tier.stored([(A, 70), (C, 5), (C, 6)], 0.0)
-    assert sum(tenants.usage().values()) == tier.used_bytes == 70 + 10 + 6
+    assert sum(tenants.usage().values()) == tier.residency.used_bytes == 70 + 10 + 6
     for key in (A, B, C):
         assert tier.forget(key, 0.0)
     assert not tenants.usage()
-    assert tier.used_bytes == 0
+    assert tier.residency.used_bytes == 0
 
 
 def test_a_chunk_that_vanishes_while_it_is_deleted() -> None:
     """A read finds nothing where a deletion is under way: its bytes leave the account once, not twice."""
     tier = filled(1, FRAME_BYTES)
-    (victim,) = tier.victims(FRAME_BYTES)
+    (victim,) = tier.residency.evict_for(FRAME_BYTES)
     assert tier.forget(victim, 0.0)
     tier.validate()
     assert not tier.deleted(victim, ok=True, now=0.0)
     tier.validate()
-    assert (tier.used_bytes, len(tier), tier.is_quiet) == (0, 0, True)
+    assert (tier.residency.used_bytes, len(tier.residency), tier.is_quiet) == (0, 0, True)

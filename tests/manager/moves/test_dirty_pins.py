@@ -310,7 +310,7 @@ def test_a_chunk_that_waits_twice_is_held_once() -> None:
     core.keep_below(run(2, 9))
     put_each(core, run(0, 2))
     write = begun(core)
-    queue = core.lower[0].cascades
+    queue = core.lower[0].write_queue
     queue.extend(queue.first(1))
     put_each(core, run(2, 4))
     assert dirty_pinned(core) == 1
@@ -321,6 +321,6 @@ def test_a_chunk_that_waits_twice_is_held_once() -> None:
 def test_who_is_sheltered_and_does_not_wait_is_found() -> None:
     """A hold that nobody ends is a slot that is lost: validate() says so."""
     core, _ = waiting_core()
-    core.lower[0].cascades.pop_front(3)
+    core.lower[0].write_queue.pop_front(3)
     with pytest.raises(InvariantError, match="nobody is to write it"):
         core.manager.validate()

@@ -37,7 +37,7 @@ def test_a_promotion_reaches_a_tier_written_back_to_when_it_leaves() -> None:
     for i in range(10, 10 + SLOTS):
         put(core, run(i, 1))
         core.finish_all()
-    assert set(run(0, 4)) < set(core.lower[0])
+    assert set(run(0, 4)) < set(core.lower[0].residency)
 
 
 def test_a_promotion_does_not_reach_a_read_only_tier() -> None:
@@ -67,7 +67,7 @@ def test_bytes_that_are_not_exact_are_not_spread(write: str) -> None:
     for i in range(10, 10 + SLOTS):
         put(core, run(i, 1))
         core.finish_all()
-    assert not set(run(0, 4)) & set(core.lower[0])
+    assert not set(run(0, 4)) & set(core.lower[0].residency)
     assert not set(run(0, 4)) & core.ready()
     assert not core.counters.demotions_dropped
 
@@ -103,7 +103,7 @@ def test_what_comes_from_a_bucket_is_not_uploaded_to_it_when_it_leaves() -> None
     """Its yes is forgotten after a while, but the chunk came from there."""
     core = make_core(slots=SLOTS, tiers=[objects(write="back")])
     for key in run(0, 4):
-        core.lower[0].answered(key, 0.0, present=True)
+        core.lower[0].probed(key, 0.0, present=True)
     load(core, run(0, 4))
     core.begin(1000.0)
     put(core, run(10, SLOTS - 4))

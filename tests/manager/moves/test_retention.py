@@ -107,5 +107,5 @@ def test_a_chunk_that_a_load_holds_outlives_its_time() -> None:
     core.finish_all()
     core.begin(4.0)
     assert core.host.slots.get(KEYS[0]) is None
-    assert not core.lower[0].holds(KEYS[0])
+    assert not core.lower[0].residency.has_bytes_of(KEYS[0])
     core.manager.validate()

@@ -55,7 +55,7 @@ def test_chunks_that_wait_for_a_tier_are_a_reason_to_step() -> None:
     assert tier.has_backlog
     for waiting in (2, 1, 0):
         write = only(core, Verb.WRITE)
-        assert len(tier.cascades) == waiting
+        assert len(tier.write_queue) == waiting
         assert tier.has_backlog is (waiting > 0)
         core.manager.on_completion(TierHealth(0, usable=False))
         assert not tier.has_backlog
@@ -152,7 +152,7 @@ def test_a_tier_that_does_not_keep_up_has_a_short_queue() -> None:
     for i in range(100):
         core.put(run(i, 1))
         core.manager.take_ops()
-    assert len(core.lower[0].cascades) <= 4
+    assert len(core.lower[0].write_queue) <= 4
     assert core.counters.cascades_dropped["disk"] >= 90
 
 
@@ -179,13 +179,13 @@ def test_a_write_that_fails(kind: OutcomeKind) -> None:
     keys = run(0, 2)
     core.put(keys)
     write = only(core, Verb.WRITE)
-    assert core.lower[0].reserved_bytes == 2 * FRAME_BYTES
+    assert core.lower[0].residency.reserved_bytes == 2 * FRAME_BYTES
     core.finish(write, [kind if key == keys[0] else OutcomeKind.OK for key in write.keys])
     assert [core.lower[0].presence(key, 0.0) for key in keys] == [LookupResult.MISS, LookupResult.HIT]
     assert core.counters.writes_failed == {"disk": 1}
     if kind is not OutcomeKind.REFUSED:  # it may lie there all the same: see the next test
         core.finish(only(core, Verb.DELETE))
-    assert core.lower[0].reserved_bytes == 0
+    assert core.lower[0].residency.reserved_bytes == 0
     assert core.host.room == core.host.num_slots
     assert core.ready() == set(keys)
 
@@ -248,7 +248,7 @@ def test_capacity_is_never_exceeded() -> None:
     core.finish(delete)
     core.finish(only(core, Verb.WRITE))
     core.manager.validate()
-    assert core.lower[0].used_bytes == 2 * FRAME_BYTES
+    assert core.lower[0].residency.used_bytes == 2 * FRAME_BYTES
 
 
 def test_compressed_frames_do_not_stop_a_small_tier() -> None:
@@ -292,7 +292,7 @@ def test_a_corrupt_frame_that_cannot_be_deleted() -> None:
     frozen = Capabilities(shared=True, read_only=True, bounded=False)
     core = make_core(tiers=[TierSpec("frozen", frozen, LowerTierLimits(None, WritePolicy.READ_ONLY, 1))])
     (key,) = run(0, 1)
-    core.lower[0].answered(key, 0.0, present=True)
+    core.lower[0].probed(key, 0.0, present=True)
     core.finish(read_one(core), OutcomeKind.CORRUPT)
     core.finish(only(core, Verb.DELETE), OutcomeKind.FAILED)
     assert core.manager.lookup(key, WHO) is LookupResult.MISS
@@ -307,7 +307,7 @@ def test_a_chunk_deleted_behind_our_back() -> None:
     core.keep_below([key])
     core.finish(read_one(core), OutcomeKind.ABSENT)
     assert core.manager.lookup(key, WHO) is LookupResult.MISS
-    assert core.lower[0].used_bytes == 0
+    assert core.lower[0].residency.used_bytes == 0
     assert CacheEvent(CacheEventKind.REMOVED, "disk", (key,)) in core.manager.take_events()
 
 
@@ -409,9 +409,9 @@ def test_a_chunk_that_waits_twice_is_written_once() -> None:
     (key,) = run(0, 1)
     core.put([key])
     (tier,) = core.manager.tables
-    tier.cascades.extend([tier.cascades.front()])
+    tier.write_queue.extend([tier.write_queue.front()])
     (write,) = core.manager.take_ops()
     assert write.keys == (key,)
     core.finish(write)
     core.manager.validate()
-    assert tier.reserved_bytes == 0
+    assert tier.residency.reserved_bytes == 0

@@ -55,7 +55,7 @@ def test_victims_are_written_ahead_of_need_and_leave_then() -> None:
     core.finish(write)
     assert core.host.free == KEPT_FREE
     assert core.ready() == set(run(KEPT_FREE, SLOTS - KEPT_FREE))
-    assert sorted(core.lower[0]) == run(0, KEPT_FREE)
+    assert sorted(core.lower[0].residency) == run(0, KEPT_FREE)
     assert [(e.kind, e.tier, list(e.keys)) for e in core.manager.take_events()] == [
         (CacheEventKind.STORED, "disk", run(0, KEPT_FREE)),
         (CacheEventKind.REMOVED, "host", run(0, KEPT_FREE)),
@@ -73,7 +73,7 @@ def test_all_of_a_stream_gets_down_if_the_tier_keeps_up() -> None:
         core.finish_all()
         put(core, run(i, 1))
     core.finish_all()
-    assert core.ready() | set(core.lower[0]) == set(run(0, 200))
+    assert core.ready() | set(core.lower[0].residency) == set(run(0, 200))
     assert core.counters.demotions_dropped == {}
 
 
@@ -119,7 +119,7 @@ def test_a_hung_tier_never_blocks_a_store() -> None:
         if i == 50:
             late(core, hung)
         core.manager.validate()
-    assert core.lower[0].num_writing <= 4
+    assert core.lower[0].residency.num_writing <= 4
     assert core.host.room >= SLOTS - 4
     assert core.counters.stores_refused == 0
     assert core.counters.demotions_dropped["disk"] > 80
@@ -267,7 +267,7 @@ def test_reset_while_chunks_leave() -> None:
     core.finish(write)
     core.manager.validate()
     assert core.host.free == SLOTS
-    assert sorted(core.lower[0]) == run(0, 2), "the bytes were good, and are there now"
+    assert sorted(core.lower[0].residency) == run(0, 2), "the bytes were good, and are there now"
 
 
 def test_a_chunk_that_turns_out_bad_while_it_leaves() -> None:
@@ -294,7 +294,7 @@ def test_hints_are_kept_on_eviction() -> None:
     put(core, run(4, SLOTS - 4))
     assert writes(core, tier=1) == []
     assert not core.ready() & {run(3, 1)[0], run(0, 1)[0]}
-    assert sorted(core.lower[0]) == run(0, 1)
+    assert sorted(core.lower[0].residency) == run(0, 1)
     put(core, run(20, 2))
     found = {(op.tier, key) for op in core.finish_all() if op.verb is Verb.WRITE for key in op.keys}
     assert found == {(0, run(1, 1)[0]), (0, run(2, 1)[0]), (1, run(2, 1)[0])}
@@ -364,7 +364,7 @@ def test_a_flush_goes_step_by_step() -> None:
         core.manager.flush()
         ops = core.manager.take_ops()
         assert core.manager.has_pending_changes
-        assert len(core.lower[0].cascades) <= FLUSHED_PER_STEP_MAX
+        assert len(core.lower[0].write_queue) <= FLUSHED_PER_STEP_MAX
         for op in ops:
             core.finish(op)
     core.finish_all()
@@ -407,7 +407,7 @@ def test_what_a_tenant_has_too_much_is_written_before_it_goes() -> None:
     assert core.ready() == set(run(0, 10)), "they are readable until they are at rest below"
     assert sorted(writes(core)) == run(4, 6)
     assert core.ready() == set(run(0, 4)), "the head of a prefix stays longest"
-    assert sorted(core.lower[0]) == run(4, 6)
+    assert sorted(core.lower[0].residency) == run(4, 6)
     assert core.counters.demotions_dropped == {}
     core.manager.validate()
 

@@ -67,7 +67,7 @@ def test_one_shot_prompts_are_never_written() -> None:
     for i in range(1000):
         put(core, head + run(10 + 10 * i, 8))
         written(core)
-    assert sorted(core.lower[0]) == sorted(head)
+    assert sorted(core.lower[0].residency) == sorted(head)
     assert core.counters.cascades == {"disk": 3}
     assert core.counters.cascades_dropped == {}
 
@@ -114,7 +114,7 @@ def test_a_chunk_that_waits_is_not_queued_twice() -> None:
     core.manager.take_ops()  # under way, and does not end
     for _ in range(50):
         load(core, run(0, 3))
-    assert len(core.lower[0].cascades) == 2
+    assert len(core.lower[0].write_queue) == 2
     assert core.counters.cascades_dropped == {}
 
 

@@ -257,7 +257,7 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
     core.finish(op)
     core.begin(5.1)
     assert not core.ready()
-    assert not len(core.lower[0])
+    assert not len(core.lower[0].residency)
     assert not core.manager._retention.any, "nothing is remembered of what is gone"
     core.scheduler.validate()
 
@@ -313,4 +313,4 @@ def test_a_deletion_that_fails_is_tried_again() -> None:
     core.begin(20.0)
     assert core.ask(core.arrive(16, "b")) == 0
     assert [op.verb for op in core.finish_all()] == [Verb.DELETE]
-    assert not len(core.lower[0])
+    assert not len(core.lower[0].residency)

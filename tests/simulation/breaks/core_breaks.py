@@ -16,7 +16,7 @@ from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.host.slot_table import SlotTable
 from tierkv.manager.lower.lower_tier import LowerTier
-from tierkv.manager.lower.residency import DELETING, WRITING
+from tierkv.manager.lower.residency import DELETING, WRITING, Residency
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.moves.dirty_pins import DirtyPins
 from tierkv.manager.moves.in_flight import InFlightOps
@@ -114,7 +114,7 @@ def a_late_read_gives_its_slot_back(patch: Patch) -> None:
         was_late = pending.announced_late
         late(self, tier, pending)
         if pending.op.verb is Verb.READ and not was_late:
-            tier.end_read(pending.op.keys)
+            tier.residency.end_read(pending.op.keys)
             self._host.failed(pending.slots)
             self._ops.pop(pending.op.op_id)
 
@@ -357,27 +357,28 @@ def deletions_below_are_not_told(patch: Patch) -> None:
 
 @breaks("calm", 20)
 def a_tier_takes_one_frame_too_many(patch: Patch) -> None:
-    has_room = LowerTier.has_room
-    patch.setattr(LowerTier, "has_room", lambda self, size: has_room(self, 0))
+    has_room = Residency.has_room
+    patch.setattr(Residency, "has_room", lambda self, size: has_room(self, 0))
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
 @breaks("cramped", 20)
 def room_is_free_before_the_deletion_has_ended(patch: Patch) -> None:
-    def has_room(self: LowerTier, size: int) -> bool:
-        capacity = self.limits.capacity_bytes
+    def has_room(self: Residency, size: int) -> bool:
+        capacity = self.capacity_bytes
         return capacity is None or self.used_bytes - self._deleting_bytes + self.reserved_bytes + size <= capacity
 
-    patch.setattr(LowerTier, "has_room", has_room)
+    patch.setattr(Residency, "has_room", has_room)
     patch.setattr(LowerTier, "validate", lambda self: None)
 
 
 @breaks("rotten", 40)
 def a_write_does_not_wait_for_the_deletion_of_its_key(patch: Patch) -> None:
     def wants(self: LowerTier, key: Any, now: float) -> bool:
-        if not self.limits.writes or self._flagged(key, WRITING):
+        flags = self.residency.flags_of(key)
+        if not self.limits.writes or flags & WRITING:
             return False
-        return self._flagged(key, DELETING) or self.presence(key, now) is not LookupResult.HIT
+        return bool(flags & DELETING) or self.presence(key, now) is not LookupResult.HIT
 
     patch.setattr(LowerTier, "wants", wants)
     patch.setattr(LowerTier, "validate", lambda self: None)

@@ -16,7 +16,9 @@ from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.residency import Residency
 from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.lower.tier_phase import TierEvent
 from tierkv.manager.manager import OffloadManager
 from tierkv.manager.moves.tier_io import TierIO
 from tierkv.policies.quotas import Quotas
@@ -76,7 +78,7 @@ def an_attached_tier_forgets_what_it_held(patch: Patch) -> None:
 
 @breaks("changes", 20)
 def deletions_in_a_detached_tier_are_told(patch: Patch) -> None:
-    patch.setattr(LowerTier, "emits_events", property(lambda self: not self.emptying))
+    patch.setattr(LowerTier, "emits_events", property(lambda self: not self.phase.emptying))
 
 
 # -- whole cache -----------------------------------------------------------------------------------------------------
@@ -90,14 +92,14 @@ def a_reset_of_all_leaves_lower_tiers_readable(patch: Patch) -> None:
 
 @breaks("resets", 20)
 def an_emptied_tier_is_in_use_before_it_is_empty(patch: Patch) -> None:
-    empty = LowerTier.empty
+    proceed = LowerTier.continue_reset
 
-    def hasty(self: LowerTier) -> list[Any]:
-        victims = empty(self)
-        self.emptying = False
-        return victims
+    def hasty(self: LowerTier) -> None:
+        proceed(self)
+        if self.phase.emptying:
+            self._apply(TierEvent.EMPTIED)
 
-    patch.setattr(LowerTier, "empty", hasty)
+    patch.setattr(LowerTier, "continue_reset", hasty)
 
 
 @breaks("resets", 20)
@@ -131,7 +133,7 @@ def quotas_are_not_kept_in_the_host_tier(patch: Patch) -> None:
 
 @breaks("tenants", 20)
 def quotas_are_not_kept_below(patch: Patch) -> None:
-    patch.setattr(LowerTier, "trim", lambda self: [])
+    patch.setattr(Residency, "evict_over_quota", lambda self: [])
 
 
 @breaks("tenants", 40)

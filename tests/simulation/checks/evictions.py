@@ -31,7 +31,7 @@ class EvictionChecks:
         """These ``victims`` have left; ``waited``: the slots of chunks that waited before."""
         lost = waited.intersection(victims)
         others = self._probe.idle_slots() - waited
-        being_written = sum(tier.num_writing for tier in self._probe.tiers().values())
+        being_written = sum(tier.residency.num_writing for tier in self._probe.tiers().values())
         bound = min(int(self._slots * SHELTERED_SHARE), int(self._slots * UNWRITTEN_SHARE) - being_written)
         if lost and others and len(self._probe.dirty_pinned()) < bound:
             self._broken = f"{len(lost)} chunks are lost for a tier, and {len(others)} others could have left"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tierkv.manager.contract import HOST
 from tierkv.manager.host.chunk import Evicted
 from tierkv.manager.lower.lower_tier import LowerTier
+from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.manager import OffloadManager
 from tierkv.memory.arena import HostArena
 from tierkv.scheduler.scheduler import OffloadScheduler
@@ -117,8 +118,8 @@ class Probe:
         return {
             lease[0]
             for tier in self.tiers().values()
-            if tier.usable and not tier.emptying
-            for lease in tier.cascades.first(len(tier.cascades))
+            if tier.phase is TierPhase.SERVING
+            for lease in tier.write_queue.first(len(tier.write_queue))
             if lease in ready and tier.wants(ready[lease], now)
         }
 
@@ -169,7 +170,7 @@ class Probe:
     def resident(self, tier: str) -> set[Key]:
         """What a tier with an index is thought to hold, and answers."""
         table = self.tiers()[tier]
-        return set() if table.emptying else set(table)
+        return set() if table.phase.emptying else set(table.residency)
 
     def is_known(self, tier: str, key: Key) -> bool:
         """Whether a tier with an index would be asked for ``key``."""
@@ -177,11 +178,11 @@ class Probe:
 
     def leaving(self, tier: str) -> set[Key]:
         """What is being deleted from a tier."""
-        return set(self.tiers()[tier].deleting())
+        return set(self.tiers()[tier].residency.deleting())
 
     def waiting_writes(self, tier: str) -> int:
         """Chunks that wait to be written to a tier."""
-        return len(self.tiers()[tier].cascades)
+        return len(self.tiers()[tier].write_queue)
 
     def evictable(self, tier: str) -> dict[Key, Kept]:
         """The chunks that a tier's policy knows."""
@@ -190,9 +191,7 @@ class Probe:
             ready = [chunk for chunk in host.slots.visible() if chunk.state.value == "ready"]
             idle = [chunk for chunk in ready if chunk.slot not in host.demoting]
             return {chunk.key: Kept(size, bool(chunk.holders), host.slots.generation(chunk.slot)) for chunk in idle}
-        table = self.tiers()[tier]
-        rows = [(key, row) for key, row in table._rows.items() if table._is_listed(row)]
-        return {key: Kept(table.frame_bytes_of(row), bool(table._uses[row])) for key, row in rows}
+        return {key: Kept(size, used) for key, size, used in self.tiers()[tier].residency.listed()}
 
     def tenant_usage(self) -> dict[str, dict[str, int]]:
         """See :meth:`Stack.tiers.usage`."""
@@ -248,11 +247,11 @@ class Probe:
         things["tiers that leave"] = [name for name in self.served() if name not in self.tiers()]
         for tier in manager._tiers.with_leaving:
             used = {
-                "reserved bytes": tier.reserved_bytes,
-                "being written": tier.num_writing,
-                "being deleted": len(list(tier.deleting())),
+                "reserved bytes": tier.residency.reserved_bytes,
+                "being written": tier.residency.num_writing,
+                "being deleted": len(list(tier.residency.deleting())),
                 "not quiet": not tier.is_quiet,
-                "being emptied": tier.emptying,
+                "being emptied": tier.phase.emptying,
             }
             things.update({f"{tier.name}: {name}": value for name, value in used.items()})
         return {name: value for name, value in things.items() if value}

@@ -261,7 +261,7 @@ class World:
             and not process.probe.leftovers()
             and not process.checks.quotas.over()
             and self._mover.is_idle
-            and all(tier.usable for tier in process.probe.tiers().values())
+            and all(tier.phase.usable for tier in process.probe.tiers().values())
         )
 
     def abandon(self) -> None:

@@ -1,47 +1,40 @@
-"""One lower tier as the manager sees it: what it holds, what is known about it, what is under way, and its room.
+"""One lower tier: its phase, the chunks in it, the answers about them, and the chunks that wait to be written.
 
-Two kinds, told apart by the capability record. Of a tier with an *authoritative index* we know every chunk: existence
-is answered at once, capacity is ours to keep. Of a *shared* tier we know only what we asked or wrote, for a while.
+Two kinds of tiers differ by the capability record. Of a tier with an *authoritative index* every chunk is known:
+existence is answered at once, and the manager keeps its capacity. Of a *shared* tier only recent answers and writes are
+known, each for a while.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
 
 from tierkv.abc import AdmissionPolicy, Capabilities, EvictionPolicy
-from tierkv.errors import require
 from tierkv.manager.lower.presence_cache import PresenceCache
-from tierkv.manager.lower.residency import DELETING, STORED, WRITING, TierTable
-from tierkv.structures.key_table import KEY_BYTES_MIN
+from tierkv.manager.lower.residency import DELETING, STORED, WRITING, Residency
+from tierkv.manager.lower.tier_phase import TIER_PHASES, TierEvent, TierPhase
 from tierkv.structures.lease_queue import LeaseQueue
 from tierkv.structures.seen_filter import SeenFilter
 from tierkv.types.keys import Key
 from tierkv.types.lookup import LookupResult
+from tierkv.types.state_machine import TRANSITIONS_KEPT, TransitionLog
 
 _SAME_STEP_S = 1e-6
-"""An answer is believed in the step in which it comes at least: or a request that waits for it would never see it."""
-
-_LOAD_KEYS = 4096
-"""Keys of an index that the policy is told of at once."""
+"""Shortest time for which an answer is kept: until the end of its step, so that a waiting request sees it."""
 
 EMPTIED_PER_STEP_MAX = 512
-"""Chunks that begin to be deleted in one step after a reset: a step stays short."""
-
-HEADROOM_FRAMES_MIN, HEADROOM_FRAMES_MAX = 8, 512
-"""Frames that a full tier makes room for at once: a few, so that the next write need not wait, or as many as wait."""
+"""Chunks whose deletion is scheduled per step after a reset, so that a step stays short."""
 
 
 class WritePolicy(StrEnum):
-    """When a chunk of the host tier is written to a tier below."""
+    """When a chunk of the host tier is written to a lower tier."""
 
     THROUGH = "through"
-    """As soon as the host tier has it."""
+    """As soon as it is readable in the host tier."""
     ON_REUSE = "on_reuse"
-    """When it is wanted a second time."""
+    """When it is used a second time."""
     BACK = "back"
     """When the host tier is about to evict it."""
     READ_ONLY = "read_only"
@@ -50,169 +43,238 @@ class WritePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LowerTierLimits:
-    """Bounds of one lower tier. Times in seconds on the stack's clock.
-
-    capacity_bytes: bytes at rest, or None where the place bounds itself. write: when chunks are written to it.
-    queue_chunks_max: chunks that may hold host slots while they are written to this tier.
-    probe_keys_max: keys per existence probe. presence_ttl_s, absence_ttl_s: how long a shared tier's yes and no are
-    believed. presence_keys_max: answers remembered. suspect_ttl_s: how long a chunk whose read failed counts as absent.
-    seen_keys_max: chunks that an edge that writes on reuse remembers as seen once. exact: whether bytes come back as
-    they were written; what comes from a tier where they do not is not spread to others.
-    """
+    """Bounds of one lower tier. Times in seconds on the stack's clock."""
 
     capacity_bytes: int | None
+    """Bytes at rest, or None if the tier limits itself."""
     write: WritePolicy
+    """When chunks are written to it."""
     queue_chunks_max: int
+    """Chunks that may hold host slots while they are written to this tier."""
     probe_deadline_s: float = 2.0
     read_deadline_s: float = 10.0
     write_deadline_s: float = 30.0
     probe_keys_max: int = 1024
+    """Keys per existence probe."""
     presence_ttl_s: float = 30.0
+    """How long a shared tier's answer that a chunk is present is kept."""
     absence_ttl_s: float = 1.0
+    """How long a shared tier's answer that a chunk is absent is kept."""
     presence_keys_max: int = 1_000_000
+    """Answers kept."""
     suspect_ttl_s: float = 5.0
+    """How long a chunk whose read failed counts as absent."""
     seen_keys_max: int = 1_000_000
+    """Chunks that a tier with ``ON_REUSE`` remembers as seen once."""
     exact: bool = True
+    """Whether bytes are read back as they were written. Chunks from an inexact tier are not written to others."""
 
     @property
     def writes(self) -> bool:
-        """Whether anything is ever written to it."""
+        """Whether chunks are written to it."""
         return self.write is not WritePolicy.READ_ONLY
 
 
-class LowerTier(TierTable):
+class LowerTier:
     """State of one lower tier. Sans-IO, single-threaded; O(1) amortised per key."""
 
     def __init__(
         self, index: int, name: str, capabilities: Capabilities, limits: LowerTierLimits, policy: EvictionPolicy
     ) -> None:
-        super().__init__(policy)
         self.index = index
         self.name = name
         self.capabilities = capabilities
         self.limits = limits
+        self.phase = TierPhase.SERVING
+        self.residency = Residency(name, policy, limits.capacity_bytes, limits.suspect_ttl_s)
+        """Chunks stored, written, read and deleted here, and the account of bytes."""
+        self.presence_cache = PresenceCache(limits.presence_keys_max)
+        """Recent answers about chunks, and chunks that count as absent for a while."""
+        self.write_queue = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
+        """Leases on chunks of the host tier that wait to be written here."""
+        self.seen = SeenFilter(limits.seen_keys_max) if limits.write is WritePolicy.ON_REUSE else None
+        """Chunks that were used once; None unless the tier writes on reuse."""
+        self.queue_chunks_max = limits.queue_chunks_max
+        """Share of ``limits.queue_chunks_max`` that the tier may use beside other tiers."""
+        self._transitions: TransitionLog[TierEvent, TierPhase] = TransitionLog(maxlen=TRANSITIONS_KEPT)
         self._present_s = max(limits.presence_ttl_s, _SAME_STEP_S)
         self._absent_s = max(limits.absence_ttl_s, _SAME_STEP_S)
-        self.usable = True
-        self.leaving = False  # was detached; what is under way has not ended
-        self.emptying = False  # was reset; not everything is deleted yet
-        self.queue_chunks_max = limits.queue_chunks_max
         self._gate = policy if isinstance(policy, AdmissionPolicy) else None
-        self.after_deletion: dict[Key, tuple[int, int]] = {}  # leases on chunks that are due when a bad frame is gone
-        self.changes_late = 0  # writes and deletions that run on behind their deadlines
-        self.cascades = LeaseQueue(unique=limits.write is not WritePolicy.THROUGH)
-        self.seen = SeenFilter(limits.seen_keys_max) if limits.write is WritePolicy.ON_REUSE else None
-        self.deletions: list[Key] = []
-        self.unknown_to_ask: dict[Key, None] = {}
-        self._answers = PresenceCache(limits.presence_keys_max)
-        self._asked: set[Key] = set()
-        self._doubtful: dict[Key, int] = {}  # bytes that stay reserved until the key's deletion is confirmed
-        self._overdue: deque[tuple[float, Key]] = deque()
+        self._deferred_writes: dict[Key, tuple[int, int]] = {}  # leases on chunks to write after a deletion
+        self._late_changes = 0  # writes and deletions that run on behind their deadlines
+        self._to_probe: dict[Key, None] = {}
+        self._probing: set[Key] = set()
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """Policy that decides the eviction order."""
+        return self.residency.policy
+
+    # -- phase -------------------------------------------------------------------------------------------------------
+
+    def _apply(self, event: TierEvent) -> None:
+        self.phase = TIER_PHASES.next(self.phase, event, self.name, self._transitions.describe)
+        self._transitions.append((event, self.phase))
+
+    def health_changed(self, *, usable: bool) -> None:
+        """Dispatch reports whether it can use the tier."""
+        self._apply(TierEvent.HEALTH_REGAINED if usable else TierEvent.HEALTH_LOST)
+
+    def reset(self) -> None:
+        """Begin to delete every chunk; :meth:`continue_reset` follows in every step."""
+        self._apply(TierEvent.RESET)
+
+    def detach(self) -> None:
+        """Take the tier out of service for good. Operations that are under way still end."""
+        self._apply(TierEvent.DETACHED)
+        self._to_probe.clear()
+
+    def continue_reset(self) -> None:
+        """Schedule some more deletions after a reset. With the last one confirmed the tier is in service again."""
+        residency = self.residency
+        if self.phase.usable and residency.evict(EMPTIED_PER_STEP_MAX):  # out of service it would refuse every step
+            return
+        if not (len(residency.policy) or residency.num_deleting or residency.num_writing):
+            self._apply(TierEvent.EMPTIED)
 
     @property
     def emits_events(self) -> bool:
-        """Whether events tell what comes and goes here: not once they have said that everything has left."""
-        return not (self.leaving or self.emptying)
+        """Whether cache events are reported for it. Not after an event has reported that everything was removed."""
+        return self.phase is not TierPhase.DETACHED and not self.phase.emptying
+
+    @property
+    def has_pending_changes(self) -> bool:
+        """Whether chunks wait for, or are in, a write to this tier, or are to be deleted after a reset.
+
+        A tier that is out of service deletes nothing, so its deletions do not count.
+        """
+        phase = self.phase
+        return bool(
+            self.residency.num_writing
+            or self.write_queue
+            or (phase.usable and (phase.emptying or self._deferred_writes))
+        )
 
     @property
     def has_backlog(self) -> bool:
         """Whether chunks wait for a later step to be written or deleted here.
 
-        Not while the tier is out of service, or is late with such a call: nobody knows for how long.
+        Not while the tier is out of service, or is late with such a call: the wait has no bound.
         """
-        waits = self.emptying or len(self.cascades) > 0 or len(self.after_deletion) > 0
-        return waits and self.usable and not self.changes_late
+        waits = self.phase.emptying or len(self.write_queue) > 0 or len(self._deferred_writes) > 0
+        return waits and self.phase.usable and not self._late_changes
+
+    def change_is_late(self) -> None:
+        """Count a write or deletion that missed its deadline and runs on."""
+        self._late_changes += 1
+
+    def late_change_ended(self) -> None:
+        """Undo :meth:`change_is_late`."""
+        self._late_changes -= 1
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is due or under way."""
+        return not (self.write_queue or self._probing) and self.residency.is_quiet
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
     def presence(self, key: Key, now: float) -> LookupResult:
-        """Whether ``key`` is here: HIT, MISS, or RETRY where a shared tier has to be asked first."""
-        row = self._rows.find(key)
-        return self._presence(key, 0 if row is None else self._flags[row], now)
+        """Whether ``key`` is here: HIT, MISS, or RETRY if a shared tier has to be probed first."""
+        return self._presence(key, self.residency.flags_of(key), now)
 
     def _presence(self, key: Key, flags: int, now: float) -> LookupResult:
-        if not self.usable or self.emptying or flags & DELETING:
+        if self.phase is not TierPhase.SERVING or flags & DELETING:
             return LookupResult.MISS
-        answer = self._answers.get(key, now) if self._answers.any else None
+        answer = self.presence_cache.get(key, now) if self.presence_cache.any else None
         if answer is not None:
             return LookupResult.HIT if answer else LookupResult.MISS
         if self.capabilities.authoritative_index:
             return LookupResult.HIT if flags & STORED else LookupResult.MISS
         return LookupResult.RETRY
 
-    def ask(self, key: Key) -> None:
-        """Queue an existence probe for ``key`` unless one is under way. Over the bound it waits for a later step."""
-        if key not in self._asked and len(self.unknown_to_ask) < self.limits.probe_keys_max:
-            self.unknown_to_ask[key] = None
+    def probe_later(self, key: Key) -> None:
+        """Queue an existence probe for ``key`` unless one is under way. Over the bound, a later step asks again."""
+        if key not in self._probing and len(self._to_probe) < self.limits.probe_keys_max:
+            self._to_probe[key] = None
 
     def take_probe(self) -> tuple[Key, ...]:
-        """The keys to probe now, in the order in which they were asked for."""
-        if not self.unknown_to_ask or self._asked:
+        """Take the keys to probe now, in the order in which they were asked for."""
+        if not self._to_probe or self._probing:
             return ()
-        keys = tuple(self.unknown_to_ask)
-        self.unknown_to_ask.clear()
-        self._asked.update(keys)
+        keys = tuple(self._to_probe)
+        self._to_probe.clear()
+        self._probing.update(keys)
         return keys
 
-    def answered(self, key: Key, now: float, *, present: bool) -> None:
-        """A probe ended. No answer in time counts as absent."""
-        self._asked.discard(key)
+    def probed(self, key: Key, now: float, *, present: bool) -> None:
+        """End the probe of one key. No answer in time counts as absent."""
+        self._probing.discard(key)
         ttl = self._present_s if present else self._absent_s
-        self._answers.put(key, now + ttl, present=present)
+        self.presence_cache.put(key, now + ttl, present=present)
 
     def mark_absent(self, key: Key, now: float) -> None:
-        """A read of ``key`` failed although it may be there: treat it as absent for a while."""
-        self._answers.put(key, now + self.limits.suspect_ttl_s, present=False)
+        """Count ``key`` as absent for a while, because a read of it failed."""
+        self.presence_cache.put(key, now + self.limits.suspect_ttl_s, present=False)
 
-    # -- residency ---------------------------------------------------------------------------------------------------
-
-    def load_index(self, entries: Iterable[tuple[Key, int]]) -> None:
-        """Take over what the backend found at rest, oldest first.
-
-        Passed over is what can be no key of ours, and what is just being deleted.
-        """
-        rest = iter(entries)
-        while batch := list(islice(rest, _LOAD_KEYS)):
-            usual = [(key, size) for key, size in batch if len(key) >= KEY_BYTES_MIN and size >= 0]
-            if self._num_deleting:
-                usual = [entry for entry in usual if not self._flagged(entry[0], DELETING)]
-            self._store(usual)
+    # -- stored and deleted ------------------------------------------------------------------------------------------
 
     def stored(self, entries: Sequence[tuple[Key, int]], now: float) -> None:
-        """Writes were acknowledged: keys, each with the bytes of its frame."""
+        """Record acknowledged writes: keys, each with the bytes of its frame."""
         if self.capabilities.authoritative_index:
-            if self._answers.any:
+            if self.presence_cache.any:
                 for key, _ in entries:
-                    self._answers.forget(key)
-            self._store(entries)
+                    self.presence_cache.forget(key)
+            self.residency.add(entries)
         else:
             for key, _ in entries:
-                self._answers.put(key, now + self._present_s, present=True)
+                self.presence_cache.put(key, now + self._present_s, present=True)
 
     def forget(self, key: Key, now: float) -> bool:
-        """``key`` is not here any more, or never was. Returns whether it was thought to be."""
+        """Record that ``key`` is not here. Returns whether it was known to be."""
         was_known = False
         if not self.capabilities.authoritative_index:
-            was_known = bool(self._answers.get(key, now))
-            self._answers.put(key, now + self._absent_s, present=False)
-        row = self._rows.find(key)
-        if row is not None and self._flags[row] & STORED:
-            if self._is_listed(row):
-                self._unlist(row)
-            else:
-                self._deleting_bytes -= self._frame_bytes[row]
-            self._flags[row] &= ~STORED
-            self.used_bytes -= self._frame_bytes[row]
-            self._leave(row)
-            was_known = True
-        return was_known
+            was_known = bool(self.presence_cache.get(key, now))
+            self.presence_cache.put(key, now + self._absent_s, present=False)
+        return self.residency.discard(key) or was_known
 
-    # -- room --------------------------------------------------------------------------------------------------------
+    def deleted(self, key: Key, *, ok: bool, now: float) -> bool:
+        """End a deletion. Returns whether the chunk was known to be here until now.
+
+        After a failed deletion the bytes stay on the account, because they are still at rest. The chunk counts as
+        absent for a while: its frame may be corrupt, and every deletion may be refused.
+        """
+        residency = self.residency
+        if key in residency.uncertain:
+            residency.end_uncertain(key, now, ok=ok)
+            return False
+        known = self.forget(key, now) if ok else False  # the policy does not know a chunk that is being deleted
+        if not ok:
+            self.mark_absent(key, now)
+        residency.end_deletion(key)
+        return known
+
+    def mark_uncertain(self, key: Key, frame_bytes: int) -> None:
+        """Schedule the deletion of a chunk whose write failed; see :meth:`Residency.mark_uncertain`.
+
+        Does nothing for a shared tier: its bytes are not accounted here.
+        """
+        if self.capabilities.authoritative_index:
+            self.residency.mark_uncertain(key, frame_bytes)
+
+    def may_delete(self, key: Key, now: float) -> bool:
+        """Whether ``key`` is here, and not being read, written or deleted."""
+        return self.residency.is_idle(key) and self.presence(key, now) is LookupResult.HIT
+
+    def load_index(self, entries: Iterable[tuple[Key, int]]) -> None:
+        """Take over the index of the backend; see :meth:`Residency.load_index`."""
+        self.residency.load_index(entries)
+
+    # -- writes ------------------------------------------------------------------------------------------------------
 
     def wants(self, key: Key, now: float) -> bool:
-        """Whether a chunk of that key should be written here: it takes writes, and neither has it nor is getting it."""
-        row = self._rows.find(key)
-        flags = 0 if row is None else self._flags[row]
+        """Whether a chunk should be written here: it is neither stored nor being written, and the tier takes writes."""
+        flags = self.residency.flags_of(key)
         if not self.limits.writes or flags & (WRITING | DELETING):
             return False
         return self._presence(key, flags, now) is not LookupResult.HIT
@@ -221,155 +283,36 @@ class LowerTier(TierTable):
         """Those of ``chunks``, each a slot and its key, that it wants; see :meth:`wants`."""
         if not self.limits.writes:
             return []
-        if self._answers.any or not (self.usable and self.capabilities.authoritative_index) or self.emptying:
+        indexed = self.phase is TierPhase.SERVING and self.capabilities.authoritative_index
+        if self.presence_cache.any or not indexed:
             return [chunk for chunk in chunks if self.wants(chunk[1], now)]
-        flags = self._flags
-        rows = self._rows.find_all([key for _, key in chunks])
-        return [chunk for chunk, row in zip(chunks, rows, strict=True) if row is None or not flags[row]]
+        return self.residency.without_flags(chunks)
 
     def refused(self, keys: Sequence[Key], frame_bytes: int) -> Collection[int]:
-        """Which of ``keys`` the policy does not let in, as positions. frame_bytes: what each takes at most."""
+        """Positions of those ``keys`` that the policy does not admit. frame_bytes: upper bound for each frame."""
         if self._gate is None:
             return ()
-        capacity = self.limits.capacity_bytes
-        if capacity is None:
+        if self.limits.capacity_bytes is None:
             return self._gate.refuse(keys, len(keys))
-        free = (capacity - self.used_bytes - self.reserved_bytes) // frame_bytes
-        return self._gate.refuse(keys, max(0, free - len(self.cascades)))
+        residency = self.residency
+        free = (self.limits.capacity_bytes - residency.used_bytes - residency.reserved_bytes) // frame_bytes
+        return self._gate.refuse(keys, max(0, free - len(self.write_queue)))
 
-    def may_get_room(self, frame_bytes: int) -> bool:
-        """Whether room for a frame of that size may come about by work that is under way here."""
-        capacity = self.limits.capacity_bytes
-        return capacity is None or (frame_bytes <= capacity and bool(self._num_deleting or self.reserved_bytes))
+    def write_after_deletion(self, key: Key, lease: tuple[int, int]) -> None:
+        """Remember a chunk that is due while its old frame is being deleted. lease: its slot and generation."""
+        self._deferred_writes[key] = lease
 
-    def has_room(self, frame_bytes: int) -> bool:
-        """Whether a frame of that size fits beside everything stored and being written."""
-        capacity = self.limits.capacity_bytes
-        return capacity is None or self.used_bytes + self.reserved_bytes + frame_bytes <= capacity
-
-    def frames_free(self, frame_bytes: int, frames_max: int) -> int:
-        """How many frames of that size fit, up to ``frames_max``."""
-        capacity = self.limits.capacity_bytes
-        free = frames_max if capacity is None else (capacity - self.used_bytes - self.reserved_bytes) // frame_bytes
-        return max(0, min(free, frames_max))
-
-    def victims(self, frame_bytes: int, waiting: int = 0) -> list[Key]:
-        """Chunks to delete so that room comes about for the ``waiting`` frames of that size, and a few more.
-
-        Never more than a quarter of the tier at once: what is evicted in one step should be needed soon.
-
-        Their bytes count as used until the deletion is confirmed by :meth:`deleted`.
-        """
-        capacity = self.limits.capacity_bytes
-        if capacity is None or frame_bytes > capacity:
-            return []
-        frames = min(max(waiting, HEADROOM_FRAMES_MIN), HEADROOM_FRAMES_MAX)
-        headroom = max(frame_bytes, min(capacity // 4, frames * frame_bytes))
-        missing = self.used_bytes + self.reserved_bytes + headroom - capacity - self._deleting_bytes
-        chosen: list[Key] = []
-        while missing > 0 and self._evictable:
-            # As many as are needed even if all of them are of the largest size.
-            before = self._deleting_bytes
-            victims = self._evict(max(1, missing // self._frame_bytes_max))
-            if not victims:
-                break
-            chosen += victims
-            missing -= self._deleting_bytes - before
-        return chosen
-
-    def empty(self) -> list[Key]:
-        """Some more chunks to delete after a reset; with the last one gone the tier is in use again."""
-        victims = self._evict(EMPTIED_PER_STEP_MAX) if self.usable else []  # it would refuse, in every step
-        self.emptying = bool(victims or len(self._policy) or self._num_deleting or self.num_writing)
-        return victims
-
-    def may_delete(self, key: Key, now: float) -> bool:
-        """Whether ``key`` is here and nobody reads, writes or deletes it."""
-        return self.is_idle(key) and self.presence(key, now) is LookupResult.HIT
-
-    def schedule_delete(self, key: Key) -> None:
-        """``key`` is about to be deleted for another reason than room (its frame is bad)."""
-        row = self._row(key)
-        if self._is_listed(row):
-            self._unlist(row)
-        if not self._flags[row] & DELETING:
-            self._begin_deletion(row)
-
-    def deleted(self, key: Key, *, ok: bool, now: float) -> bool:
-        """A deletion ended. Returns whether the chunk had been known until now.
-
-        A deletion that failed leaves the bytes on the tier's account: they are still there. They are not read again at
-        once: they may be bad, and refused for deletion every time.
-        """
-        if key in self._doubtful:
-            if ok:
-                self.reserved_bytes -= self._doubtful.pop(key)
-                self._end_deletion(self._row(key))
-            else:
-                self._overdue.append((now + self.limits.suspect_ttl_s, key))
-            return False
-        known = self.forget(key, now) if ok else False  # while it is being deleted, the policy does not know it
-        if not ok:
-            self.mark_absent(key, now)
-        self._end_deletion(self._row(key))
-        return known
-
-    def mark_uncertain(self, key: Key, frame_bytes: int) -> bool:
-        """A write of ``key`` did not end well, and may lie here all the same: too late, or only its reply was lost.
-
-        Its bytes, at most ``frame_bytes``, stay reserved until its deletion is confirmed. Nothing of it is read.
-
-        Returns:
-            Whether it has to be deleted: only where the account is ours.
-        """
-        if not self.capabilities.authoritative_index:
-            return False
-        if self._flagged(key, STORED):
-            self.schedule_delete(key)
-        else:
-            self._begin_deletion(self._row(key))
-            self.reserved_bytes += frame_bytes
-            self._doubtful[key] = frame_bytes
-        return True
-
-    def overdue(self, now: float) -> list[Key]:
-        """Deletions of doubtful chunks that failed a while ago, and are tried again."""
-        keys: list[Key] = []
-        while self._overdue and self._overdue[0][0] <= now:
-            keys.append(self._overdue.popleft()[1])
-        return keys
+    def take_deferred_writes(self, keys: Sequence[Key]) -> list[tuple[Key, tuple[int, int]]]:
+        """Take those of ``keys`` that are due since their deletion began, each with its lease."""
+        deferred = self._deferred_writes
+        return [(key, deferred.pop(key)) for key in keys if key in deferred] if deferred else []
 
     # -- check -------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nothing is under way or waits here."""
-        return not (self.cascades or self._num_deleting or self._asked or any(self._uses))
-
     def validate(self) -> None:
-        """Check the account and the policy against what is resident.
+        """Check the account of bytes and the policy; see :meth:`Residency.validate`.
 
         Raises:
-            InvariantError: one of it is not so.
+            InvariantError: they differ from the chunks.
         """
-        what = f"tier {self.name}"
-        rows = [row for _, row in self._rows.items()]
-        stored = [row for row in rows if self._flags[row] & STORED]
-        require(self.used_bytes == sum(self._frame_bytes[row] for row in stored), f"{what}: bytes are counted wrong")
-        doubted = sum(self._doubtful.values())
-        require(self.reserved_bytes >= doubted, f"{what}: {self.reserved_bytes} bytes are reserved, {doubted} doubtful")
-        require(all(self._flagged(key, DELETING) for key in self._doubtful), f"{what}: a doubtful chunk is forgotten")
-        require(all(self._flags[row] or self._uses[row] for row in rows), f"{what}: a row stands for nothing")
-        writing = sum(bool(self._flags[row] & WRITING) for row in rows)
-        require(writing == self.num_writing, f"{what}: {writing} chunks are written, {self.num_writing} are counted")
-        listed = [row for row in stored if self._is_listed(row)]
-        require(len(listed) == len(self._policy), f"{what}: {len(listed)} chunks, the policy has {len(self._policy)}")
-        idle = sum(not self._uses[row] for row in listed)
-        require(idle == self._evictable, f"{what}: {idle} chunks are evictable, {self._evictable} are counted")
-        deleting = sum(self._frame_bytes[row] for row in stored if not self._is_listed(row))
-        require(deleting == self._deleting_bytes, f"{what}: {deleting} bytes are deleted, not {self._deleting_bytes}")
-        capacity, total = self.limits.capacity_bytes, self.used_bytes + self.reserved_bytes
-        # A tier that was opened over its capacity (the user made it smaller) may be so until it has shrunk, but must
-        # not grow meanwhile.
-        fits = capacity is None or total <= capacity or not self.reserved_bytes
-        require(fits, f"{what} is over its capacity: {total} > {capacity}")
+        self.residency.validate()

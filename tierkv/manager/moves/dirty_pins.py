@@ -14,6 +14,7 @@ from tierkv.errors import require
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.lower.tier_phase import TierPhase
 
 SHELTERED_SHARE = 1 / 2
 """Share of the host slots that the shelter has at most."""
@@ -44,14 +45,14 @@ class DirtyPins:
     def pin(self) -> None:
         """Something is about to be evicted: shelter what waits, those first that have waited longest."""
         waits = self._waits
-        written = sum(tier.num_writing for tier in self._tiers.with_leaving)
+        written = sum(tier.residency.num_writing for tier in self._tiers.with_leaving)
         slots_max = min(self._slots_max, self._unwritten_max - written)
         for tier in self._tiers:
             # What waits for a tier that is written back to is written when it is evicted, if not before.
-            if tier.limits.write is WritePolicy.BACK or not tier.usable or tier.emptying:
+            if tier.limits.write is WritePolicy.BACK or tier.phase is not TierPhase.SERVING:
                 continue
             bit = 1 << tier.index
-            while len(waits) < slots_max and (leases := tier.cascades.take_aside(slots_max - len(waits))):
+            while len(waits) < slots_max and (leases := tier.write_queue.take_aside(slots_max - len(waits))):
                 waiting = dict.fromkeys(self._host.ready_slots(leases))
                 self._host.hold_to_write([slot for slot in waiting if slot not in waits])
                 for slot in waiting:
@@ -95,7 +96,7 @@ class DirtyPins:
     def unpin_tier(self, tier: LowerTier) -> None:
         """Those who wait for a tier do so without shelter, until they are taken in again."""
         self.unpin(tier, [(slot, self._host.slots.generation(slot)) for slot in self._waits])
-        tier.cascades.rejoin()
+        tier.write_queue.rejoin()
 
     def empty(self) -> None:
         """Nobody is sheltered any more."""
@@ -118,9 +119,11 @@ class DirtyPins:
         require(count <= self._slots_max, f"{count} chunks are sheltered, {self._slots_max} may be")
         if not count:
             return
-        queues = {1 << tier.index: set(tier.cascades.first(len(tier.cascades))) for tier in self._tiers.with_leaving}
-        for slot, tiers in self._waits.items():
+        queues = {
+            1 << tier.index: set(tier.write_queue.first(len(tier.write_queue))) for tier in self._tiers.with_leaving
+        }
+        for slot, bits in self._waits.items():
             lease = slot, self._host.slots.generation(slot)
             waiting = sum(bit for bit, queue in queues.items() if lease in queue)
-            require(tiers > 0 and not tiers & ~waiting, f"slot {slot} is sheltered, and nobody is to write it")
+            require(bits > 0 and not bits & ~waiting, f"slot {slot} is sheltered, and nobody is to write it")
             require(self._host.slots.is_written(slot), f"slot {slot} is sheltered, and not held")

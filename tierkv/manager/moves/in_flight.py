@@ -115,8 +115,8 @@ class InFlightOps:
         if isinstance(completion, TierHealth):
             self._step.version += 1
             tier = self._tiers[completion.tier]
-            tier.usable = completion.usable and not tier.leaving
-            if not tier.usable:
+            tier.health_changed(usable=completion.usable)
+            if not tier.phase.usable:
                 self._cascades.out_of_service(tier)
             return
         pending = self._ops.get(completion.op_id)
@@ -130,7 +130,8 @@ class InFlightOps:
             self._announce_late(tier, pending)
             return
         del self._ops[completion.op_id]
-        tier.changes_late -= pending.announced_late and pending.op.verb in _CHANGES
+        if pending.announced_late and pending.op.verb in _CHANGES:
+            tier.late_change_ended()
         self._ended[pending.op.verb](tier, pending, completion.outcomes)
 
     def _measure(self, pending: OpInFlight, completion: Completion) -> None:
@@ -147,10 +148,11 @@ class InFlightOps:
         if pending.announced_late:
             return
         pending.announced_late = True
-        tier.changes_late += pending.op.verb in _CHANGES
+        if pending.op.verb in _CHANGES:
+            tier.change_is_late()
         if pending.op.verb is Verb.PROBE:
             for key in pending.op.keys:
-                tier.answered(key, self._step.now, present=False)
+                tier.probed(key, self._step.now, present=False)
         elif pending.op.verb is Verb.READ:
             for key in pending.op.keys:
                 tier.mark_absent(key, self._step.now)
@@ -165,10 +167,10 @@ class InFlightOps:
         if pending.announced_late:
             return
         for key, outcome in zip(pending.op.keys, outcomes, strict=True):
-            tier.answered(key, self._step.now, present=outcome.kind is OutcomeKind.OK)
+            tier.probed(key, self._step.now, present=outcome.kind is OutcomeKind.OK)
 
     def _read_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
-        tier.end_read(pending.op.keys)
+        tier.residency.end_read(pending.op.keys)
         arrived: list[int] = []
         failed: list[int] = []
         for key, slot, outcome in zip(pending.op.keys, pending.slots, outcomes, strict=True):
@@ -191,11 +193,10 @@ class InFlightOps:
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
-            if tier.is_writing(key):  # it is being written anew: the deletion could hit the new frame
+            if tier.residency.is_writing(key):  # it is being written anew: the deletion could hit the new frame
                 tier.mark_absent(key, self._step.now)
             else:
-                tier.schedule_delete(key)
-                tier.deletions.append(key)
+                tier.residency.schedule_delete(key)
         else:
             self._counters.reads_failed[tier.name] += 1
             tier.mark_absent(key, self._step.now)
@@ -208,18 +209,18 @@ class InFlightOps:
             self._cascades.written(tier, len(stored))
             if tier.emits_events:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
-        tier.end_write(keys, self._sizes.frame_bounds(keys))
+        tier.residency.end_write(keys, self._sizes.frame_bounds(keys))
         if tier.capabilities.authoritative_index:  # of a shared tier nobody knows for long what it has: once is enough
-            tier.cascades.forget(pending.op.slots)
+            tier.write_queue.forget(pending.op.slots)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
             if outcome.kind is well:
                 continue
             self._counters.writes_failed[tier.name] += 1
-            tier.cascades.forget((ref,))
+            tier.write_queue.forget((ref,))
             if outcome.kind is OutcomeKind.NO_SPACE:
-                self._cascades.evict(tier, tier.next_victim())
-            elif outcome.kind in _PERHAPS_WRITTEN and tier.mark_uncertain(key, self._sizes.frame_bound(key)):
-                tier.deletions.append(key)
+                self._cascades.evict_one(tier)
+            elif outcome.kind in _PERHAPS_WRITTEN:
+                tier.mark_uncertain(key, self._sizes.frame_bound(key))
         self._demotions.left(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:

@@ -76,7 +76,7 @@ class TierIO:
             if here is LookupResult.HIT:
                 return here
             if here is LookupResult.RETRY:
-                tier.ask(key)
+                tier.probe_later(key)
                 answer = here
         return answer
 
@@ -115,8 +115,7 @@ class TierIO:
 
     def detach(self, tier: LowerTier) -> None:
         """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
-        tier.leaving, tier.usable, tier.emptying = True, False, False
-        tier.unknown_to_ask.clear()
+        tier.detach()
         self.cascades.out_of_service(tier)
         self._tiers.detach(tier)
         self._events.cleared(tier.name)
@@ -146,11 +145,10 @@ class TierIO:
             self._events.add(CacheEventKind.REMOVED, HOST, key)
         gone = True
         for tier in self._tiers:
-            if tier.holds(key):
+            if tier.residency.has_bytes_of(key):
                 gone = False
                 if tier.may_delete(key, self._step.now):
-                    tier.schedule_delete(key)
-                    tier.deletions.append(key)
+                    tier.residency.schedule_delete(key)
         return gone
 
     # -- host slots ----------------------------------------------------------------------------------------------------
@@ -167,7 +165,7 @@ class TierIO:
             return None
         slots = self.admissions.admit(keys, hints, tier)
         self._host.hold(slots)
-        tier.begin_read(keys)
+        tier.residency.begin_read(keys)
         self.speeds[tier.index].promised(self._sizes.raw(keys), self._step.now)
         self._promotions.setdefault(tier.index, []).extend(slots)
         return slots
@@ -204,8 +202,7 @@ class TierIO:
                 ops.append(issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
             writes = demotions.get(tier.index, [])
             writes += self.cascades.writable(tier, self._step.now, len(writes))
-            tier.deletions.extend(tier.overdue(self._step.now))
-            deletions, tier.deletions = tier.deletions, []
+            deletions = tier.residency.take_deletions(self._step.now)
             for keys in _batches(deletions, tier.capabilities.preferred_batch):
                 ops.append(issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
             for batch in _batches(writes, tier.capabilities.preferred_batch):
@@ -216,14 +213,11 @@ class TierIO:
 
     @property
     def has_pending_changes(self) -> bool:
-        """Whether chunks wait for, or are in, a write to a tier in service, or are to be deleted after a reset.
+        """Whether a flush is under way, or a tier in service has pending changes.
 
-        Not of a tier that leaves, which may hang for ever; and one that is out of service deletes nothing.
+        Detached tiers do not count: they may hang without a bound.
         """
-        return self._demotions.is_flushing or any(
-            tier.num_writing or tier.cascades or (tier.usable and (tier.emptying or tier.after_deletion))
-            for tier in self._tiers
-        )
+        return self._demotions.is_flushing or any(tier.has_pending_changes for tier in self._tiers)
 
     def flush(self) -> None:
         """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_changes`."""

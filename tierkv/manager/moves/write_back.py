@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from tierkv.manager.host.chunk_state import ChunkState
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
+from tierkv.manager.lower.tier_phase import TierPhase
 from tierkv.manager.moves.admission import Admissions
 from tierkv.manager.moves.write_through import Cascades
 from tierkv.types.keys import Key
@@ -60,11 +61,12 @@ class Demotions:
 
     def _takes(self, tier: LowerTier) -> int:
         """How many more chunks a tier can be given now. There, too, room is made ahead of need."""
-        if not tier.usable or tier.emptying:
+        if tier.phase is not TierPhase.SERVING:
             return 0
         size = self._cascades.sizes.frame_bound_max
         self._cascades.has_room(tier, size, self._free_wanted)
-        return min(tier.queue_chunks_max - tier.num_writing, tier.frames_free(size, LEAVING_PER_STEP_MAX))
+        residency = tier.residency
+        return min(tier.queue_chunks_max - residency.num_writing, residency.frames_free(size, LEAVING_PER_STEP_MAX))
 
     def _demote(self, back: Sequence[LowerTier], leaving: Sequence[int], now: float) -> dict[int, list[int]]:
         host = self._host
@@ -80,10 +82,10 @@ class Demotions:
 
     def _begin_write(self, tier: LowerTier, key: Key) -> bool:
         size = self._cascades.sizes.frame_bound(key)
-        takes = tier.usable and not tier.emptying and tier.num_writing < tier.queue_chunks_max
+        takes = tier.phase is TierPhase.SERVING and tier.residency.num_writing < tier.queue_chunks_max
         if not (takes and self._cascades.has_room(tier, size, 1)):
             return False
-        tier.begin_write((key,), size)
+        tier.residency.begin_write((key,), size)
         return True
 
     def left(self, slots: Sequence[int]) -> None:

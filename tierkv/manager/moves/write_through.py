@@ -20,7 +20,6 @@ from tierkv.types.keys import Key
 
 CASCADES_PER_STEP_MAX = 512
 """Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
-_NO_LEASE = -1, 0
 
 
 class Cascades:
@@ -95,21 +94,21 @@ class Cascades:
 
     def queue(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> None:
         """Those that are due wait for the tier from now on."""
-        generation, waiting = self._host.slots.generation, len(tier.cascades)
-        for slot, key in tier.being_deleted(chunks) if tier.usable else ():  # a write could be undone by the deletion
-            tier.after_deletion[key] = slot, generation(slot)
+        generation, waiting = self._host.slots.generation, len(tier.write_queue)
+        for slot, key in tier.residency.being_deleted(chunks) if tier.phase.usable else ():
+            tier.write_after_deletion(key, (slot, generation(slot)))  # the deletion could undo a write
         due = self.due(tier, chunks, now)
         if not due:
             return
-        tier.cascades.extend((slot, generation(slot)) for slot, _ in due)
+        tier.write_queue.extend((slot, generation(slot)) for slot, _ in due)
         # Not all that waits is held, so the queue itself needs a bound while a tier does not keep up.
-        over = len(tier.cascades) - (self._host.num_slots if tier.usable else waiting)
+        over = len(tier.write_queue) - (self._host.num_slots if tier.phase.usable else waiting)
         if over > 0:
             self._shorten(tier, over)
 
     def _shorten(self, tier: LowerTier, count: int) -> None:
         """Drop the oldest of a queue: but of those who are not gone, first those without shelter."""
-        cascades, left = tier.cascades, count
+        cascades, left = tier.write_queue, count
         while left and len(cascades) > cascades.num_behind and not self._dirty_pins.has(tier, *cascades.front()):
             cascades.drop_front()
             left -= 1
@@ -123,13 +122,12 @@ class Cascades:
         """A tier takes nothing for a while: what waits for it waits without shelter, until it is dropped."""
         self._dirty_pins.unpin_tier(tier)
 
-    def deletion_ended(self, tier: LowerTier, keys: Iterable[Key], now: float) -> None:
+    def deletion_ended(self, tier: LowerTier, keys: Sequence[Key], now: float) -> None:
         """Those that were stored again meanwhile are due now, if the host tier has them still."""
-        for key in keys if tier.after_deletion else ():
-            slot, generation = tier.after_deletion.pop(key, _NO_LEASE)
-            if slot < 0 or not self._host.slots.is_ready(slot, generation):
+        for key, (slot, generation) in tier.take_deferred_writes(keys):
+            if not self._host.slots.is_ready(slot, generation):
                 continue
-            if tier.being_deleted([(slot, key)]):  # it failed, and will be tried again some time
+            if tier.residency.being_deleted([(slot, key)]):  # it failed, and will be tried again some time
                 self.dropped(tier, 1)
             else:
                 self.queue(tier, [(slot, key)], now)
@@ -154,56 +152,63 @@ class Cascades:
         """
         batch: dict[int, Key] = {}
         batch_bytes = 0
-        host = self._host
-        for _ in range(min(len(tier.cascades), CASCADES_PER_STEP_MAX - written)):
-            if tier.num_writing + len(batch) >= tier.queue_chunks_max or tier.emptying:
+        host, residency = self._host, tier.residency
+        for _ in range(min(len(tier.write_queue), CASCADES_PER_STEP_MAX - written)):
+            if residency.num_writing + len(batch) >= tier.queue_chunks_max or tier.phase.emptying:
                 break
-            slot, generation = lease = tier.cascades.front()
+            slot, generation = lease = tier.write_queue.front()
             here = host.slots.is_ready(slot, generation)
-            if not (here and tier.usable):
+            if not (here and tier.phase.usable):
                 self._drop_front(tier, lease, here=here)
                 continue
             key = host.slots.key(slot)
             size = self.sizes.frame_bound(key)
             if slot in batch or not tier.wants(key, now):
-                tier.cascades.drop_front()
+                tier.write_queue.drop_front()
                 self._dirty_pins.unpin(tier, (lease,))
                 continue
             if not batch:  # with the first, for all that wait
-                self.evict(tier, tier.victims(size, len(tier.cascades)))
-            if tier.has_room(batch_bytes + size):
+                self.make_room(tier, size, len(tier.write_queue))
+            if residency.has_room(batch_bytes + size):
                 batch[slot] = key
                 batch_bytes += size
-                tier.cascades.pop_front()
-            elif batch or tier.may_get_room(size):
+                tier.write_queue.pop_front()
+            elif batch or residency.may_get_room(size):
                 break
             else:
                 self._drop_front(tier, lease, here=here)
         if batch:
-            tier.begin_write(list(batch.values()), batch_bytes)
+            residency.begin_write(list(batch.values()), batch_bytes)
             self._dirty_pins.begin_writes(tier, batch)
         return list(batch)
 
     def _drop_front(self, tier: LowerTier, lease: tuple[int, int], *, here: bool) -> None:
-        tier.cascades.drop_front()
+        tier.write_queue.drop_front()
         self._dirty_pins.unpin(tier, (lease,))
         if here or tier.limits.write is not WritePolicy.BACK:  # what left was written then, or was counted
             self.dropped(tier, 1)
 
-    def has_room(self, tier: LowerTier, size: int, waiting: int) -> bool:
-        """Whether a frame of that size fits into a tier now. If not, some is made, for so many that wait."""
-        self.evict(tier, tier.victims(size, waiting))
-        return tier.has_room(size)
+    def has_room(self, tier: LowerTier, frame_bytes: int, waiting: int) -> bool:
+        """Make room in a tier for ``waiting`` frames of that size. Returns whether one of them fits now."""
+        self.make_room(tier, frame_bytes, waiting)
+        return tier.residency.has_room(frame_bytes)
+
+    def make_room(self, tier: LowerTier, frame_bytes: int, waiting: int) -> None:
+        """Begin to make room in a tier for ``waiting`` frames of that size; see :meth:`Residency.evict_for`."""
+        self._count_evicted(tier, tier.residency.evict_for(frame_bytes, waiting))
+
+    def evict_one(self, tier: LowerTier) -> None:
+        """Evict one chunk from a tier whose backend reported that it is full."""
+        self._count_evicted(tier, tier.residency.evict(1))
 
     def trim(self) -> None:
-        """Let go of chunks of tenants that are over their quotas, below; and of all, after a reset."""
+        """Evict chunks of tenants that are over their quotas in lower tiers, and continue resets."""
         for tier in self._tiers:
-            self.evict(tier, tier.trim())
-            if tier.emptying:
-                tier.deletions.extend(tier.empty())
+            if victims := tier.residency.evict_over_quota():
+                self._count_evicted(tier, victims)
+            if tier.phase.emptying:
+                tier.continue_reset()
 
-    def evict(self, tier: LowerTier, victims: Sequence[Key]) -> None:
-        """A tier's policy has chosen: they are to be deleted there."""
+    def _count_evicted(self, tier: LowerTier, victims: Sequence[Key]) -> None:
         if victims:
             self.counters.evictions[tier.name] += len(victims)
-            tier.deletions.extend(victims)
