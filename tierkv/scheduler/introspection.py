@@ -62,7 +62,7 @@ def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int |
         if behind >= len(group.keys):
             reason = "all whole chunks of it" if tokens else "it has no whole chunk beyond what the engine has"
             return AnswerNote(reason + streams, record.wanted, ready)
-        reason = "the hit ends before the first missing chunk" if tokens else "its first chunk is not to be had"
+        reason = "the hit ends before the first missing chunk" if tokens else "no tier has its first chunk"
         return AnswerNote(reason + streams, record.wanted, ready, group.keys[behind])
     if record.has_jobs:
         return AnswerNote("its own transfers are still in flight")
@@ -70,7 +70,7 @@ def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int |
         return AnswerNote("a tier was asked whether it has its chunks")
     ready = manager.resident_prefix(record.gathered, 0, len(record.gathered))
     if ready < len(record.gathered):
-        return AnswerNote("its chunks are on their way into the host tier", record.gathered, ready)
+        return AnswerNote("its chunks are in flight to the host tier", record.gathered, ready)
     return AnswerNote("another request is loading some of its chunks, or is older", record.gathered, ready)
 
 
