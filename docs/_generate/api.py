@@ -32,6 +32,16 @@ PUBLIC: dict[str, str] = {
 MODULES = {"tierkv.testing": ("faults", "manual_clock")}
 """Modules of a package that are public beside what its ``__all__`` names."""
 
+GROUPS = {
+    "tierkv": {
+        "tierkv.stack.tiers": ("StackTiers",),
+        "tierkv.stack.tier_lifecycle": ("TierChange",),
+        "tierkv.stack.events": ("StackEvents",),
+        "tierkv.stack.measurements": ("StackMetrics",),
+    }
+}
+"""Package to the classes, by module, of the groups that its names have: ``stack.tiers`` and their like."""
+
 Definition = ast.ClassDef | ast.FunctionDef
 
 INTRODUCTION = """
@@ -105,6 +115,8 @@ def names_of(package: str) -> list[Name]:
     if path_of(package).name != "__init__.py":
         return list(definitions(package))
     found = list(exported(package)) + list(definitions(package) if package != "tierkv" else ())
+    for module, names in GROUPS.get(package, {}).items():
+        found += [name for name in definitions(module) if name.name in names]
     modules: tuple[str, ...] = MODULES.get(package, ())
     if package == "tierkv.types":
         modules = tuple(sorted(path.stem for path in path_of(package).parent.glob("[!_]*.py")))

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import tierkv
 from tierkv.metrics.gauges import gauges
 from tierkv.metrics.prometheus import StackCollector
-from tierkv.types.engine import EngineSpec, GroupSpec
+from tierkv import EngineSpec, GroupSpec
 
 engine = EngineSpec(
     model="my-model", dtype="float32", groups=(GroupSpec(block_tokens=16, page_bytes=(4096,)),), hash_block_tokens=16

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, assert_type
 
 import tierkv
+from tierkv import EngineSpec, GroupSpec, LoadReport, StepOutput, TierKVError
 from tierkv.abc import (
     AsyncBackend,
     Backend,
@@ -28,12 +29,11 @@ from tierkv.abc import (
     WriteRequest,
     WriteResult,
 )
-from tierkv.errors import BackendUnavailableError, TierKVError
+from tierkv.errors import BackendUnavailableError
 from tierkv.hookspecs import hookimpl
 from tierkv.types.account import RequestAccount
 from tierkv.types.block_events import BlockEvent
 from tierkv.types.cache_events import CacheEvent
-from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, StepOutput
 from tierkv.types.keys import Key, make_key, split_key
 from tierkv.types.observation import RequestObservation
 from tierkv.types.transfers import ConnectorMeta

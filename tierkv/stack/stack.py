@@ -22,6 +22,8 @@ from tierkv.stack.tiers import StackTiers
 from tierkv.stack.wiring import StackWiring
 from tierkv.types.account import RequestAccount
 from tierkv.types.engine import BlockTables, FreeBlockQueue, LoadReport, Request, StepOutput
+from tierkv.types.geometry import Geometry
+from tierkv.types.namespace import Namespace
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 from tierkv.worker.rank_reports import RankReports
 from tierkv.worker.worker import Worker
@@ -42,6 +44,21 @@ class Stack:
         sleep: waits on the engine's thread, in :meth:`flush` only.
     """
 
+    workers: tuple[Worker, ...]
+    """Workers of this process, by rank; empty where the workers are other processes."""
+    namespace: Namespace
+    """Identity of the engine's KV bytes: equal namespaces have interchangeable chunks."""
+    geometry: Geometry
+    """Sizes of groups and chunks."""
+    tiers: StackTiers
+    """Lower tiers: attach, detach, watch."""
+    events: StackEvents
+    """Cache events."""
+    metrics: StackMetrics
+    """Counters and histograms."""
+    introspection: StackIntrospection
+    """State of this stack, for tests and for debugging by hand."""
+
     def __init__(  # noqa: PLR0913, PLR0917 - the composition root hands everything in
         self,
         wiring: StackWiring,
@@ -54,21 +71,14 @@ class Stack:
         core = StackCore(wiring, scheduler.begin_step, scheduler.validate, journal, clock, sleep)
         stats = StackStats()
         self.workers = wiring.workers
-        """Workers of this process, by rank; empty where the workers are other processes."""
         self.namespace = wiring.namespace
-        """What makes the engine's KV bytes interchangeable."""
         self.geometry = wiring.geometry
-        """Sizes of groups and chunks."""
         self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes)
-        """Lower tiers: attach, detach, watch."""
-        self.events: StackEvents = core.events
-        """Cache events."""
+        self.events = core.events
         self.metrics = StackMetrics(
             wiring.counters, stats, wiring.dispatcher, wiring.changes, lambda: scheduler.prefill_tokens_per_s
         )
-        """Counters and histograms."""
         self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)
-        """State of this stack, for tests and for debugging by hand."""
         self._core = core
         self._scheduler = scheduler
         self._rank_reports = rank_reports

@@ -28,8 +28,10 @@ from tierkv.stack.measurements import StackMetrics
 from tierkv.stack.remote_worker import WorkerSetup, setup_of_rank
 from tierkv.stack.tiers import StackTiers
 from tierkv.stack.wiring import StackWiring
+from tierkv.types.geometry import Geometry
 from tierkv.types.keys import GROUP_BYTES, Key
 from tierkv.types.lookup import LookupResult
+from tierkv.types.namespace import Namespace
 from tierkv.types.transfers import SlotRef
 from tierkv.worker.completion_flags import CompletionFlags
 from tierkv.worker.staged_seals import StagedSeals
@@ -77,6 +79,19 @@ class StagedStack:
         sleep: waits on the engine's thread, in :meth:`flush` only.
     """
 
+    namespace: Namespace
+    """Identity of the engine's KV bytes: equal namespaces have interchangeable chunks."""
+    geometry: Geometry
+    """Sizes of groups and chunks."""
+    tiers: StackTiers
+    """Lower tiers: attach, detach, watch."""
+    events: StackEvents
+    """Cache events."""
+    metrics: StackMetrics
+    """Counters and histograms."""
+    introspection: StackIntrospection
+    """State of this stack, for tests and for debugging by hand."""
+
     def __init__(  # noqa: PLR0913 - the composition root hands everything in
         self,
         wiring: StackWiring,
@@ -92,17 +107,11 @@ class StagedStack:
     ) -> None:
         core = StackCore(wiring, self._begin_scheduling, self._check, NoJournal(), clock, sleep)
         self.namespace = wiring.namespace
-        """What makes the engine's KV bytes interchangeable."""
         self.geometry = wiring.geometry
-        """Sizes of groups and chunks."""
         self.tiers = StackTiers(wiring.manager, wiring.dispatcher, wiring.changes)
-        """Lower tiers: attach, detach, watch."""
-        self.events: StackEvents = core.events
-        """Cache events."""
+        self.events = core.events
         self.metrics = StackMetrics(wiring.counters, StackStats(), wiring.dispatcher, wiring.changes, lambda: None)
-        """Counters and histograms."""
         self.introspection = StackIntrospection(wiring.manager, wiring.dispatcher)
-        """State of this stack, for tests and for debugging by hand."""
         self._core = core
         self._manager = wiring.manager
         self._counters = wiring.counters
