@@ -184,7 +184,7 @@ class Bed:
         core = self.core
         core.truth.learn(request)
         store = self.tiers.stores[tier]
-        leaving = set(core.lower[tier].deleting())
+        leaving = set(core.lower[tier].residency.deleting())
         for group in core.geometry.groups:
             keys = core.truth.keys(request, group.index)
             for i, key in enumerate(keys):
@@ -360,8 +360,8 @@ class Bed:
             assert tier.residency.reserved_bytes == 0
             assert tier.is_quiet
             if tier.capabilities.authoritative_index:
-                assert set(store.frames) <= set(tier), "bytes at rest that nobody accounts for"
-                assert self.residents[tier.name] == set(tier)
+                assert set(store.frames) <= set(tier.residency), "bytes at rest that nobody accounts for"
+                assert self.residents[tier.name] == set(tier.residency)
 
     def states(self) -> Counter[RequestState]:
         """How many requests are in which state."""

@@ -399,7 +399,7 @@ def test_g16_the_disk_tier_tells_what_it_lost() -> None:
                 stored |= set(event.block_hashes)
         core.block_events.finish_ended_stores()
     assert removed
-    assert {key[:-4] for key in core.lower[0]} == stored - removed
+    assert {key[:-4] for key in core.lower[0].residency} == stored - removed
 
 
 def test_g16_an_object_tier_tells_what_it_lost() -> None:
