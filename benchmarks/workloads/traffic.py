@@ -8,62 +8,109 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import Settings
 from benchmarks.rows import Row, Target
-from benchmarks.workloads.small_engine import (
-    BLOCKS_PER_CHUNK,
-    CHUNK_TOKENS,
-    TENSORS,
-    Prompt,
-    Served,
-    SmallEngine,
-    engine_spec,
-)
 from tierkv.frames.frame import HEADER_BYTES
 from tierkv.stack.opening import open_stack
 from tierkv.stack.stack import Stack
+from tierkv.testing.engines.hand_engine import HandEngine, HandRequest, Prompt, engine_spec
+from tierkv.types.engine import StepOutput
 
 MIB = 1 << 20
+STEPS_MAX = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Result of serving some prompts."""
+
+    deferrals: int
+    """Lookups that were answered with "not known yet"."""
+    loaded_chunks: int
+    """Chunks that were loaded instead of computed."""
+    verified_bytes: int
+    """Bytes of loaded chunks, each compared with what was computed once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A disk tier, and the sizes that go with it."""
+    """Disk tier, with the sizes and the pace of the engine above it."""
 
     path: Path
-    page_bytes: int
+    payload_bytes: int
+    """Of a chunk."""
     step_s: float
-
-    @property
-    def slot_bytes(self) -> int:
-        """Of one chunk in the host tier."""
-        return HEADER_BYTES + self.page_bytes * BLOCKS_PER_CHUNK * TENSORS
+    """Duration of a forward pass."""
 
     def open(self, host_chunks: int) -> Stack:
-        """A stack with a host tier of so many chunks."""
+        """Stack with a host tier of ``host_chunks`` chunks."""
         disk = {"backend": "disk", "path": str(self.path), "capacity": 512 * MIB, "min_free_bytes": 0}
         config = {
-            "chunk": {"tokens": CHUNK_TOKENS},
-            "host": {"capacity": host_chunks * self.slot_bytes},
+            "host": {"capacity": host_chunks * (HEADER_BYTES + self.payload_bytes)},
             "tiers": [{**disk, "segment_bytes": 32 * MIB}],
         }
-        return open_stack(config, engine_spec(self.page_bytes))
+        return open_stack(config, engine_spec("benchmark", self.payload_bytes))
 
     def serve(self, stack: Stack, prompts: list[Prompt]) -> Served:
-        """With an engine that has room for all prompts at once."""
-        blocks = 1 + sum(len(prompt.block_hashes) for prompt in prompts)
-        return SmallEngine(stack, self.page_bytes, blocks, self.step_s).serve(prompts)
+        """Serve prompts from first token to last, all at once, with an engine that has blocks for all of them.
+
+        Raises:
+            RuntimeError: a load failed, or there is no end.
+            AssertionError: a loaded byte is not what was computed.
+        """
+        engine = HandEngine(stack, self.payload_bytes, 1 + sum(prompt.chunks + 1 for prompt in prompts))
+        waiting = [engine.arrive(prompt) for prompt in prompts]
+        loading: dict[str, tuple[HandRequest, int]] = {}
+        ready: list[tuple[HandRequest, int]] = []
+        deferrals = loaded_chunks = steps = 0
+        while waiting or loading or ready or stack.has_pending_work():
+            steps += 1
+            if steps > STEPS_MAX:
+                raise RuntimeError(f"no end after {steps} steps: {[request.request_id for request in waiting]} wait")
+            for request in list(waiting):
+                chunks = engine.ask(request)
+                if chunks is None:
+                    deferrals += 1
+                    continue
+                waiting.remove(request)
+                engine.allocate(request, chunks)
+                loaded_chunks += chunks
+                if chunks:
+                    loading[request.request_id] = (request, chunks)
+                else:
+                    ready.append((request, 0))
+            ready = [loading.pop(request_id) for request_id in sorted(self._step(engine, ready))]
+            for request, chunks in ready:
+                engine.check(request, chunks)
+        return Served(deferrals, loaded_chunks, loaded_chunks * self.payload_bytes)
+
+    def _step(self, engine: HandEngine, ready: list[tuple[HandRequest, int]]) -> frozenset[str]:
+        """Run one forward pass over the requests that are ready, and end them. Returns the loads that have ended."""
+
+        def forward() -> None:
+            for request, loaded in ready:
+                engine.compute(request, loaded)
+            time.sleep(self.step_s)
+
+        entries = tuple(engine.schedule(request, loaded) for request, loaded in ready)
+        report = engine.step(StepOutput(entries), forward)
+        if report.invalid_block_ids:
+            raise RuntimeError(f"blocks {sorted(report.invalid_block_ids)} could not be loaded")
+        for request, _ in ready:
+            engine.end(request)
+        return frozenset(report.finished)
 
 
 def run(settings: Settings) -> Iterator[Row]:
     """Deferrals, then bytes."""
     chunks = settings.pick(16, 4)
     with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
-        place = Place(Path(folder) / "disk", settings.pick(64 << 10, 4096), settings.pick(0.1, 0.02))
+        place = Place(Path(folder) / "disk", settings.pick(MIB, 16 * 4096), settings.pick(0.1, 0.02))
         yield _from_host(place, chunks)
         yield _from_disk(place, chunks)
         yield from _bytes(place, "host tier twice the prefix", 2 * chunks, [chunks])
@@ -74,30 +121,30 @@ def run(settings: Settings) -> Iterator[Row]:
 
 def _from_host(place: Place, chunks: int) -> Row:
     with place.open(2 * chunks) as stack:
-        place.serve(stack, [Prompt("first", "0", chunks)])
-        served = place.serve(stack, [Prompt("second", "0", chunks)])
+        place.serve(stack, [Prompt(0, chunks)])
+        served = place.serve(stack, [Prompt(0, chunks)])
     _require_all(served, chunks)
     return Row("prefix in the host tier", "deferrals", served.deferrals, target=Target("measured", "<=", 0))
 
 
 def _from_disk(place: Place, chunks: int) -> Row:
     with place.open(2 * chunks) as stack:
-        served = place.serve(stack, [Prompt("third", "0", chunks)])
+        served = place.serve(stack, [Prompt(0, chunks)])
     _require_all(served, chunks)
     return Row("prefix on disk", "deferrals", served.deferrals, target=Target("measured", "<=", 1))
 
 
 def _require_all(served: Served, chunks: int) -> None:
-    if served.loaded_tokens != chunks * CHUNK_TOKENS:
-        raise RuntimeError(f"{served.loaded_tokens} tokens were loaded of {chunks * CHUNK_TOKENS} that are stored")
+    if served.loaded_chunks != chunks:
+        raise RuntimeError(f"{served.loaded_chunks} chunks were loaded of {chunks} that are stored")
 
 
 def _bytes(place: Place, what: str, host_chunks: int, prompts: list[int]) -> Iterator[Row]:
     """Store the prompts through a large host tier, then serve them in a new process's stack."""
     with place.open(2 * sum(prompts)) as stack:
-        place.serve(stack, [Prompt(f"store-{i}", f"{i}", chunks) for i, chunks in enumerate(prompts)])
+        place.serve(stack, [Prompt(i, chunks) for i, chunks in enumerate(prompts)])
     with place.open(host_chunks) as stack:
-        served = place.serve(stack, [Prompt(f"load-{i}", f"{i}", chunks) for i, chunks in enumerate(prompts)])
+        served = place.serve(stack, [Prompt(i, chunks) for i, chunks in enumerate(prompts)])
         used, read = stack.worker.bytes_loaded, stack.tiers.stats()["disk"]["bytes_read"]
     yield Row(
         what,
@@ -107,7 +154,7 @@ def _bytes(place: Place, what: str, host_chunks: int, prompts: list[int]) -> Ite
         used / MIB,
         target=Target("ratio", "<=", 1.05),
         extra={
-            "of the prefixes answered, %": 100 * served.loaded_tokens / (sum(prompts) * CHUNK_TOKENS),
+            "of the prefixes answered, %": 100 * served.loaded_chunks / sum(prompts),
             "deferrals": served.deferrals,
             "verified, MiB": served.verified_bytes / MIB,
         },

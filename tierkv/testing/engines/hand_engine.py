@@ -1,7 +1,8 @@
-"""An engine driven by hand: real pages in numpy arrays, requests that compute or load, every byte checked.
+"""Hand engine: real pages in numpy arrays, and requests that the caller moves on call by call.
 
-It calls a stack as docs/how-to/drive-tierkv.md says. A prompt is a number and a length in chunks; what its pages must
-hold follows from both.
+Of the small engines, only this one lets its caller choose the order of single calls: the conformance suites and the
+benchmark of traffic use that. It calls a stack as docs/how-to/drive-tierkv.md says. A prompt is a number and a length
+in chunks; both determine the bytes of its pages, and every loaded byte is checked.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tierkv.reference.block_pool import Block, BlockPool
 from tierkv.stack.stack import Stack
 from tierkv.testing.frames import make_frame
 from tierkv.types.engine import EngineSpec, GroupSpec, LoadReport, ScheduledRequest, StepOutput
@@ -26,41 +28,45 @@ SLOT_BYTES = 32 * 1024
 """A chunk with its header page."""
 
 PATIENCE_S = 60.0
-"""How long real threads may take before a test fails. No verdict about speed."""
+"""Seconds that real threads may take before a test fails; not a limit of speed."""
 
 NUM_BLOCKS = 257
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """So many chunks of the text of that number."""
+    """The first ``chunks`` chunks of a text."""
 
     number: int
+    """Number of the text."""
     chunks: int = 4
+    """Length in chunks."""
 
     @property
     def hashes(self) -> list[bytes]:
-        """One per chunk, and chained in so far as the number is in each."""
+        """One hash per chunk; each contains the number of the text."""
         return [hashlib.blake2b(b"%d/%d" % (self.number, i), digest_size=32).digest() for i in range(self.chunks)]
 
     @property
     def keys(self) -> list[Key]:
-        """Its chunks' keys."""
+        """Keys of its chunks."""
         return [make_key(chunk_hash, 0) for chunk_hash in self.hashes]
 
     def first(self, chunks: int) -> Prompt:
-        """The beginning of it."""
+        """Prefix of ``chunks`` chunks."""
         return Prompt(self.number, chunks)
 
 
 @dataclass
 class HandRequest:
-    """What a stack reads of a request. One token more than its chunks have: that one is always computed."""
+    """Request of a prompt. It has one token more than its chunks: that token is always computed."""
 
     request_id: str
     prompt: Prompt
     kv_transfer_params: Mapping[str, Any] | None = None
     block_hashes: list[bytes] = field(init=False)
+    blocks: list[Block] = field(default_factory=list)
+    """Its blocks: one per chunk, and one for the last token."""
 
     def __post_init__(self) -> None:
         self.block_hashes = self.prompt.hashes
@@ -72,31 +78,32 @@ class HandRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The same: nothing is generated."""
+        """Length of the prompt; no token is generated."""
         return self.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class HandBlock:
-    """What a stack reads of a GPU block."""
-
-    block_id: int
-    block_hash: bytes | None = None
-    is_null: bool = False
-
-
 def engine_spec(model: str = "conformance", payload_bytes: int = PAYLOAD_BYTES) -> EngineSpec:
-    """One group of full attention, one tensor, a chunk per block."""
+    """Spec of one group of full attention with one tensor; a block holds one chunk of ``payload_bytes``."""
     return EngineSpec(model, "uint8", (GroupSpec(BLOCK_TOKENS, (payload_bytes,)),), BLOCK_TOKENS)
 
 
 class HandEngine:
-    """Drives ``stack``. One request at a time owns all blocks."""
+    """Drives ``stack``, whose engine is :func:`engine_spec`.
 
-    def __init__(self, stack: Stack, payload_bytes: int = PAYLOAD_BYTES) -> None:
+    Args:
+        stack: what it drives.
+        payload_bytes: of a chunk.
+        num_blocks: blocks of the pool, the null block included.
+
+    Raises:
+        ValueError: by every method that takes blocks, if the pool has too few.
+    """
+
+    def __init__(self, stack: Stack, payload_bytes: int = PAYLOAD_BYTES, num_blocks: int = NUM_BLOCKS) -> None:
         self.stack = stack
         self._payload_bytes = payload_bytes
-        self._pages = np.zeros((NUM_BLOCKS, payload_bytes), np.uint8)
+        self._pages = np.zeros((num_blocks, payload_bytes), np.uint8)
+        self._pool = BlockPool(num_blocks)
         self._ids = itertools.count()
         stack.worker.register_kv_caches([[self._pages]])
 
@@ -111,10 +118,10 @@ class HandEngine:
         return self.stack.update_connector_output(self.stack.worker.get_finished())
 
     def step_until(self, condition: Callable[[], object], what: str) -> None:
-        """Step until it is so.
+        """Step until a condition holds.
 
         Raises:
-            AssertionError: it does not come about.
+            AssertionError: it does not hold after :data:`PATIENCE_S`; names ``what``.
         """
         give_up_s = time.monotonic() + PATIENCE_S
         while not condition():
@@ -122,40 +129,75 @@ class HandEngine:
             time.sleep(0.001)
             self.step()
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # -- requests, call by call --------------------------------------------------------------------------------------
 
     def arrive(self, prompt: Prompt) -> HandRequest:
-        """A new request; end it with :meth:`end`."""
+        """Announce a new request; end it with :meth:`end`."""
         request = HandRequest(f"request-{next(self._ids)}", prompt)
         self.stack.on_new_request(request)
         return request
 
     def ask(self, request: HandRequest) -> int | None:
-        """One lookup: chunks that can be loaded, or None: not known yet."""
+        """Ask once for the number of chunks that can be loaded; None: not known yet."""
         tokens, is_asynchronous = self.stack.get_num_new_matched_tokens(request, 0)
         assert is_asynchronous == bool(tokens)
         return None if tokens is None else tokens // BLOCK_TOKENS
 
+    def allocate(self, request: HandRequest, chunks: int) -> None:
+        """Give a request its blocks, and accept the load of its first ``chunks`` chunks."""
+        request.blocks = self._pool.allocate(request.prompt.chunks + 1)
+        self._pages[self._block_ids(request)] = 0xDB
+        self.stack.update_state_after_alloc(request, [request.blocks], chunks * BLOCK_TOKENS)
+
+    def schedule(self, request: HandRequest, loaded: int) -> ScheduledRequest:
+        """Entry of a step that computes all but the first ``loaded`` chunks of a request."""
+        tokens = loaded * BLOCK_TOKENS
+        ids = (tuple(self._block_ids(request)),)
+        return ScheduledRequest(request.request_id, tokens, request.num_tokens - tokens, ids, replaces_table=True)
+
+    def compute(self, request: HandRequest, loaded: int) -> None:
+        """Write the right bytes of all but the first ``loaded`` chunks: the forward pass of that step."""
+        for block, chunk_hash in list(zip(request.blocks, request.block_hashes, strict=False))[loaded:]:
+            self._pages[block.block_id] = np.frombuffer(make_frame(chunk_hash, 0, self._payload_bytes), np.uint8)
+
+    def check(self, request: HandRequest, loaded: int, invalid: Container[int] = ()) -> int:
+        """Compare the first ``loaded`` chunks with the right bytes, up to the first of an ``invalid`` block.
+
+        Returns:
+            The number of chunks compared.
+
+        Raises:
+            AssertionError: a byte is wrong.
+        """
+        for number, (block, chunk_hash) in enumerate(zip(request.blocks[:loaded], request.block_hashes, strict=False)):
+            if block.block_id in invalid:
+                return number
+            right = make_frame(chunk_hash, 0, self._payload_bytes)
+            assert self._pages[block.block_id].tobytes() == right, f"wrong bytes: chunk {number} of {request.prompt}"
+        return loaded
+
     def end(self, request: HandRequest) -> None:
-        """The request is over, its blocks are free."""
-        self.stack.request_finished(request, [self._block_ids(request.prompt)])
+        """End a request; its blocks are free."""
+        self.stack.request_finished(request, [self._block_ids(request)])
+        self._pool.release(reversed(request.blocks))
+        request.blocks = []
+
+    # -- whole requests ----------------------------------------------------------------------------------------------
 
     def store(self, prompt: Prompt) -> None:
-        """Compute all of a prompt, whatever could be loaded of it, and let its chunks go to the host tier."""
+        """Compute all of a prompt, whatever could be loaded of it, and wait until its chunks are in the host tier."""
         request = self.arrive(prompt)
         self.lookup(request)
-        ids = self._block_ids(prompt)
-        self.stack.update_state_after_alloc(request, [[HandBlock(block_id) for block_id in ids]], 0)
-        scheduled = ScheduledRequest(request.request_id, 0, request.num_tokens, (tuple(ids),), replaces_table=True)
-        self.step(StepOutput((scheduled,)), lambda: self._compute(prompt))
+        self.allocate(request, 0)
+        self.step(StepOutput((self.schedule(request, 0),)), lambda: self.compute(request, 0))
         self.end(request)
         self.step_until(lambda: not self.stack.has_pending_work(), "the end of a store")
 
     def load(self, prompt: Prompt) -> int:
-        """Load what a lookup finds. Returns how many chunks came, from the front; each of them is checked.
+        """Load what a lookup offers. Returns the number of chunks loaded from the front; each of them is checked.
 
         Raises:
-            AssertionError: a chunk was said to have come, and its bytes are wrong.
+            AssertionError: a chunk was reported as loaded, and its bytes are wrong.
         """
         request = self.arrive(prompt)
         try:
@@ -164,10 +206,8 @@ class HandEngine:
             self.end(request)
 
     def load_for(self, request: HandRequest, chunks: int) -> int:
-        """The same for a request whose lookup was answered with ``chunks``."""
-        ids = self._block_ids(request.prompt)
-        self._pages[ids] = 0xDB
-        self.stack.update_state_after_alloc(request, [[HandBlock(block_id) for block_id in ids]], chunks * BLOCK_TOKENS)
+        """Load the ``chunks`` that the lookup of a request offered; returns and raises as :meth:`load`."""
+        self.allocate(request, chunks)
         if not chunks:
             return 0
         invalid: set[int] = set()
@@ -179,10 +219,10 @@ class HandEngine:
             finished |= report.finished
             invalid |= report.invalid_block_ids
             time.sleep(0.0005)
-        return self._check(request.prompt, ids[:chunks], invalid)
+        return self.check(request, chunks, invalid)
 
     def lookup(self, request: HandRequest) -> int:
-        """Ask until there is an answer, in chunks."""
+        """Ask until the answer is known, in chunks."""
         chunks: list[int] = []
 
         def answered() -> bool:
@@ -193,19 +233,6 @@ class HandEngine:
         self.step_until(answered, "the answer to a lookup")
         return chunks[0]
 
-    def _compute(self, prompt: Prompt) -> None:
-        for block_id, chunk_hash in zip(self._block_ids(prompt), prompt.hashes, strict=False):
-            self._pages[block_id] = np.frombuffer(make_frame(chunk_hash, 0, self._payload_bytes), np.uint8)
-
-    def _check(self, prompt: Prompt, ids: list[int], invalid: set[int]) -> int:
-        for number, (block_id, chunk_hash) in enumerate(zip(ids, prompt.hashes, strict=False)):
-            if block_id in invalid:
-                return number
-            right = make_frame(chunk_hash, 0, self._payload_bytes)
-            assert self._pages[block_id].tobytes() == right, f"wrong bytes: chunk {number} of {prompt}"
-        return len(ids)
-
     @staticmethod
-    def _block_ids(prompt: Prompt) -> list[int]:
-        """A block per chunk, and one for the token behind them."""
-        return list(range(1, prompt.chunks + 2))
+    def _block_ids(request: HandRequest) -> list[int]:
+        return [block.block_id for block in request.blocks]
