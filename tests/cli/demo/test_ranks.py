@@ -15,7 +15,7 @@ from tierkv.errors import EngineProtocolError
 torch = pytest.importorskip("torch")
 
 from tierkv.cli.demo.engines import engine_of  # noqa: E402
-from tierkv.cli.demo.processes import PhaseFailedError  # noqa: E402
+from tierkv.cli.demo.phases import PhaseFailedError  # noqa: E402
 from tierkv.cli.demo.ranks import RankProcess, rank_processes  # noqa: E402
 from tierkv.reference.kv_pool import kv_tensors  # noqa: E402
 from tierkv.stack.opening import open_stack  # noqa: E402 - after the check for torch

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tierkv.cli.demo.workload import Conversation
+from tierkv.errors import TierKVError
 from tierkv.reference.configs import EngineConfig
 from tierkv.types.cache_events import CacheEvent, CacheEventKind
 
 Progress = Callable[[int], None]
 """Called with the number of requests done so far."""
+
+
+class PhaseFailedError(TierKVError):
+    """A phase of the demo ended without a result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,8 @@ import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from tierkv.cli.demo.phases import Phase, PhaseResult
+from tierkv.cli.demo.phases import Phase, PhaseFailedError, PhaseResult
 from tierkv.errors import TierKVError
-
-
-class PhaseFailedError(TierKVError):
-    """A phase of the demo ended without a result."""
 
 
 def run_in_new_process(phase: Phase, progress: Callable[[int], None]) -> PhaseResult:

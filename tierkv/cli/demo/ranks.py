@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tierkv.cli.demo.processes import PhaseFailedError
+from tierkv.cli.demo.phases import PhaseFailedError
 from tierkv.errors import TierKVError
 from tierkv.stack.remote_worker import ProcessWorker, WorkerSetup, open_worker
 from tierkv.stack.stack import Stack
