@@ -1,7 +1,8 @@
-"""The shape of the tree: sizes of modules, and what each distribution must have."""
+"""The shape of the tree: sizes of modules, inheritance, and what each distribution must have."""
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -14,8 +15,23 @@ LINES_MAX = 400
 
 LONGER: dict[str, str] = {
     "tierkv/manager/host/host_tier.py": "one class: admission, holds and eviction change the same columns together",
+    "tierkv/manager/lower/residency.py": "one account: flags, bytes and the policy's list change together",
 }
 """Path of a module to the reason why it is not split."""
+
+INHERITS: dict[str, str] = {
+    "_Model": "configuration tables share one set of pydantic options",
+    "KitBase": "a conformance kit is inherited by definition: pytest collects the methods of its classes",
+    "StackKit": "fixtures of the kit for whole stacks, as KitBase",
+    "*Tests": "parts of BackendConformance, which a backend author inherits as one class",
+    "ProcessWorker": "being dissolved",
+    "_Rules": "being dissolved",
+    "HandEngine": "being dissolved",
+}
+"""Concrete class that others inherit from ("*" stands for any prefix), or one that inherits, to the reason."""
+
+INTERFACES = {"Protocol", "ABC", "Exception", "NamedTuple", "TypedDict", "Enum", "StrEnum", "IntEnum", "IntFlag"}
+"""Bases of classes without state of their own, and of errors and enumerations."""
 
 SOURCES = ("tierkv/**/*.py", "plugins/*/src/**/*.py", "noxfile.py")
 DISTRIBUTIONS = [
@@ -44,6 +60,49 @@ def test_reasons_for_long_modules_are_current() -> None:
     counts = line_counts()
     stale = [path for path in LONGER if counts.get(path, 0) <= LINES_MAX]
     assert not stale
+
+
+def base_names(node: ast.ClassDef) -> list[str]:
+    """Names of the bases of a class, without type arguments and modules."""
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    return [base.attr if isinstance(base, ast.Attribute) else ast.unparse(base) for base in bases]
+
+
+def class_bases() -> dict[str, list[str]]:
+    """Each class of the core with the names of its bases."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.glob("tierkv/**/*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return {node.name: base_names(node) for node in sorted(nodes, key=lambda node: len(node.bases))}
+
+
+def is_interface(name: str, bases: dict[str, list[str]]) -> bool:
+    """Whether a class is a Protocol, an ABC, an error or an enumeration."""
+    return any(base in INTERFACES or (name.endswith("Error") and is_interface(base, bases)) for base in bases[name])
+
+
+def concrete_inheritance() -> list[tuple[str, str]]:
+    """Pairs of a class of the core and a concrete class of the core that it inherits from."""
+    bases = class_bases()
+    pairs = [(name, base) for name, names in bases.items() for base in names if base in bases]
+    return [(name, base) for name, base in pairs if not is_interface(base, bases)]
+
+
+def excuse(name: str, base: str) -> str | None:
+    """The entry of INHERITS for a pair of classes."""
+    suffixed = [entry for entry in INHERITS if entry.startswith("*") and base.endswith(entry[1:])]
+    return next((entry for entry in (name, base, *suffixed) if entry in INHERITS), None)
+
+
+def test_no_core_class_inherits_from_a_concrete_class() -> None:
+    """A class that holds its parts is read part by part; one that inherits is read as a whole."""
+    found = {f"{name}({base})" for name, base in concrete_inheritance() if excuse(name, base) is None}
+    assert not found, f"hold an object instead of inheriting, or give the reason in INHERITS: {sorted(found)}"
+
+
+def test_reasons_for_inheritance_are_current() -> None:
+    """A reason whose class is gone would excuse the next class of that name."""
+    used = {excuse(name, base) for name, base in concrete_inheritance()}
+    assert set(INHERITS) == used - {None}
 
 
 @pytest.mark.parametrize("folder", DISTRIBUTIONS)
