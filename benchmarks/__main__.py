@@ -18,6 +18,7 @@ BENCHMARKS = {
     "lookup": "one lookup of 8,192 resident chunks, per key",
     "store_cycle": "storing into a full host tier, per key, for every policy",
     "engine_calls": "the worst single call on the engine's thread, at a million chunks with I/O threads busy",
+    "step_calls": "function calls on the engine's thread: per lookup, per store, per decode step",
     "cascade": "the share of stored chunks that reach a lower tier that is full",
     "vllm_manager": "store cycle and lookup beside vLLM's own manager, where vLLM is installed",
     "vllm_ab": "one workload through vLLM's own tiering and through both seams of tierkv, where vLLM is installed",
@@ -38,7 +39,7 @@ BENCHMARKS = {
 """Name of a benchmark -> what it measures. Each is a module of that name in one of the wings."""
 
 WINGS = {
-    "core": ("lookup", "store_cycle", "engine_calls", "cascade", "memory"),
+    "core": ("lookup", "store_cycle", "engine_calls", "step_calls", "cascade", "memory"),
     "models": ("codecs", "model_kv", "model_transformers", "model_vllm"),
     "side_by_side": ("vllm_manager", "vllm_ab"),
     "tiers": ("host_copies", "gpu_copies", "disk", "lmdb_tier", "object_store", "recovery"),

@@ -19,7 +19,7 @@ pytest.importorskip("obstore")
 
 NAMES = {
     *("lookup", "store_cycle", "engine_calls", "cascade", "memory", "traffic", "host_copies", "disk", "lmdb_tier"),
-    *("recovery", "codecs", "object_store", "replay"),
+    *("recovery", "codecs", "object_store", "replay", "step_calls"),
 }
 WITHOUT_LIMIT = {"prefix in the host tier", "prefix on disk", "reset_cache"}
 """Rows whose target is a number and needs nothing beside it."""

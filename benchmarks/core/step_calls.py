@@ -1,0 +1,231 @@
+"""Function calls on the engine's thread: per lookup, per store of a few chunks, per decode step of running requests.
+
+A count does not depend on the machine or its load: repeated runs give the same figures, so two versions of the code can
+be compared on a busy machine. Counted are the calls of Python functions (each time that a generator goes on is one) and
+of C functions, from the engine's own calls down, while ``sys.setprofile`` watches this one thread. I/O threads and copy
+threads are not watched. The limit is the number of calls that the engine itself makes into the stack.
+
+What would make counts vary is taken out: the paths are warm, Python's garbage collector is off, the engine states how
+fast it computes prompts, and while a tier or a copy thread has something in flight, the engine waits, unwatched, before
+it calls again. A round in which the tier was late all the same is taken again. ``TIERKV_VALIDATE`` must be unset, or
+the checks are counted, too; ``python -m benchmarks`` unsets it. Counts depend on the version of Python.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import tierkv
+from benchmarks.core.counted_calls import CHUNK_BYTES, CHUNK_TOKENS, ENGINE, SETTLE_S, Calls, CountedStack
+from benchmarks.core.rig import BLOCK_TOKENS, BenchRequest
+from benchmarks.measure import Settings
+from benchmarks.rows import Row
+from tierkv.types.engine import ScheduledRequest
+
+CHUNKS = 4
+"""Of a prompt that is looked up or stored."""
+RUNNING = 8
+"""Requests of a decode step."""
+STAGGER_TOKENS = 2
+"""Each running request is this far ahead of the one before it: in every second step, one of them needs a block."""
+WARM_UP_ROUNDS = 8
+"""After which the full host tier is full, the read speed of the disk is known and no path is new."""
+TRIES = 5
+"""How often a round is taken until the tier was not late; each time the engine waits longer."""
+STORED = 1
+"""Seed of the prompt that is stored."""
+
+
+Round = dict[str, Calls]
+"""Name of each part -> its calls."""
+
+
+def lookup_in_host(counted: CountedStack, seed: int) -> Round:
+    """The first question of a request whose chunks are all in the host tier."""
+    arrival, question = Calls(), Calls()
+    prompt = counted.new_prompt(CHUNKS, seed)
+    arrival.of(counted.stack.on_new_request, prompt)
+    tokens, _ = question.of(counted.stack.get_num_new_matched_tokens, prompt, 0)
+    _require(tokens)
+    counted.finish(prompt)
+    return {"the question": question, "on_new_request before it": arrival}
+
+
+def lookup_on_disk(counted: CountedStack, seed: int) -> Round | None:
+    """From the first question of a request whose chunks are all on disk, and not in the host tier, to its answer."""
+    counted.stack.reset_cache()
+    counted.step()
+    first, second = Calls(), Calls()
+    prompt = counted.new_prompt(CHUNKS, seed)
+    counted.stack.on_new_request(prompt)
+    tokens, _ = first.of(counted.stack.get_num_new_matched_tokens, prompt, 0)
+    if tokens is not None:
+        raise RuntimeError(f"the chunks are only on disk, and the first question was answered with {tokens} tokens")
+    step = counted.step()
+    counted.settle()
+    tokens, _ = second.of(counted.stack.get_num_new_matched_tokens, prompt, 0)
+    late = tokens is None
+    while tokens is None:
+        counted.step()
+        tokens, _ = counted.stack.get_num_new_matched_tokens(prompt, 0)
+    _require(tokens)
+    counted.finish(prompt)
+    return None if late else {"the first question": first, "the step": step, "the second question": second}
+
+
+def store(counted: CountedStack, seed: int | None = None) -> Round | None:
+    """From the step that computes a prompt to the one in which the stack learns that its chunks are on disk."""
+    prompt = counted.new_prompt(CHUNKS, seed)
+    counted.stack.on_new_request(prompt)
+    tokens, _ = counted.stack.get_num_new_matched_tokens(prompt, 0)
+    if tokens != 0:
+        raise RuntimeError(f"a prompt that was never stored was answered with {tokens} tokens")
+    counted.allocate(prompt, len(prompt.block_hashes), 0)
+    before = counted.keys_done()
+    offers = counted.step([counted.begin(prompt)])
+    copied = counted.step()
+    counted.settle()
+    written = counted.step()
+    late = counted.keys_done() != before + CHUNKS
+    counted.finish(prompt)
+    parts = {
+        "the step that offers them": offers,
+        "the step after which the host tier has them": copied,
+        "the step after which the disk has them": written,
+    }
+    return None if late else parts
+
+
+class Decoding:
+    """Requests that generate a token in every step, and complete no chunk while they are watched."""
+
+    def __init__(self, counted: CountedStack) -> None:
+        self._counted = counted
+        self._prompts: list[tuple[BenchRequest, list[bytes]]] = []
+        begin = [self._begin(number) for number in range(RUNNING)]
+        counted.step(begin)
+        for _ in range(2):
+            counted.step()
+            counted.settle()
+
+    def _begin(self, number: int) -> ScheduledRequest:
+        counted, tokens = self._counted, CHUNK_TOKENS + STAGGER_TOKENS * number
+        prompt = counted.new_prompt(2)
+        hashes = prompt.block_hashes
+        prompt.num_tokens = prompt.num_prompt_tokens = tokens
+        prompt.block_hashes = hashes[: tokens // BLOCK_TOKENS]
+        counted.stack.on_new_request(prompt)
+        counted.stack.get_num_new_matched_tokens(prompt, 0)
+        counted.allocate(prompt, -(-tokens // BLOCK_TOKENS), 0)
+        self._prompts.append((prompt, hashes))
+        return counted.begin(prompt)
+
+    def step(self) -> tuple[int, Calls]:
+        """How many requests got a block, and the calls of the step."""
+        counted, scheduled, blocks = self._counted, [], 0
+        for prompt, _ in self._prompts:
+            computed = prompt.num_tokens
+            prompt.num_tokens += 1  # what was sampled is computed now
+            new = (counted.grow(prompt),) if computed % BLOCK_TOKENS == 0 else ()
+            blocks += len(new)
+            scheduled.append(ScheduledRequest(prompt.request_id, computed, 1, (new,)))
+        calls = counted.step(scheduled)
+        for prompt, hashes in self._prompts:
+            prompt.block_hashes += hashes[len(prompt.block_hashes) : prompt.num_tokens // BLOCK_TOKENS]
+            if prompt.num_tokens >= 2 * CHUNK_TOKENS:
+                raise RuntimeError("a request completes a chunk: this is too long a run")
+        return blocks, calls
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Lookups, stores and decode steps; a count is the one of most rounds."""
+    if os.environ.get("TIERKV_VALIDATE") == "1":
+        raise RuntimeError("TIERKV_VALIDATE is set: the checks would be counted, too")
+    rounds = settings.pick(7, 1)
+    gc.collect()
+    gc.disable()
+    try:
+        with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
+            with _open(Path(folder) / "roomy", 1024) as stack:
+                yield from _rows_with_room(CountedStack(stack), rounds)
+            with _open(Path(folder) / "full", 4 * CHUNKS) as stack:
+                counted = CountedStack(stack)
+                yield _row(
+                    f"a store of {CHUNKS} chunks into a full host tier",
+                    _repeat(counted, lambda: store(counted), rounds),
+                )
+    finally:
+        gc.enable()
+
+
+def _rows_with_room(counted: CountedStack, rounds: int) -> Iterator[Row]:
+    store(counted, STORED)
+    in_host = _repeat(counted, lambda: lookup_in_host(counted, STORED), rounds)
+    yield _row(f"a lookup of {CHUNKS} chunks, all in the host tier", in_host, "the question")
+    on_disk = _repeat(counted, lambda: lookup_on_disk(counted, STORED), rounds)
+    yield _row(f"a lookup of {CHUNKS} chunks, all on disk", on_disk)
+    yield _row(f"a store of {CHUNKS} chunks", _repeat(counted, lambda: store(counted), rounds))
+    yield from _decode_rows(counted, rounds)
+
+
+def _decode_rows(counted: CountedStack, rounds: int) -> Iterator[Row]:
+    decoding = Decoding(counted)
+    for _ in range(BLOCK_TOKENS):  # until each has got its first new block
+        decoding.step()
+    by_blocks: dict[int, list[Round]] = {0: [], 1: []}
+    for _ in range(2 * rounds):
+        blocks, calls = decoding.step()
+        by_blocks[blocks].append({"the step": calls})
+    yield _row(f"a decode step of {RUNNING} requests, none of which gets a block", by_blocks[0])
+    yield _row(f"a decode step of {RUNNING} requests, one of which gets a block", by_blocks[1])
+
+
+def _open(path: Path, host_chunks: int) -> tierkv.Stack:
+    """Open a stack on a disk tier."""
+    disk = {"backend": "disk", "path": str(path), "capacity": 256 << 20, "min_free_bytes": 0, "segment_bytes": 32 << 20}
+    host = {"capacity": host_chunks * CHUNK_BYTES * 17 // 16}  # with room for their headers
+    return tierkv.open_stack({"chunk": {"tokens": CHUNK_TOKENS}, "host": host, "tiers": [disk]}, ENGINE)
+
+
+def _repeat(counted: CountedStack, work: Callable[[], Round | None], rounds: int) -> list[Round]:
+    """Rounds in which the tier was not late, after some that warm up."""
+    for _ in range(WARM_UP_ROUNDS):
+        work()
+    return [_in_time(counted, work) for _ in range(rounds)]
+
+
+def _in_time(counted: CountedStack, work: Callable[[], Round | None]) -> Round:
+    counted.settle_s = SETTLE_S
+    for _ in range(TRIES):
+        done = work()
+        if done is not None:
+            return done
+        counted.settle_s *= 2
+    raise RuntimeError(f"a tier needs more than {counted.settle_s / 2} s for {CHUNKS} chunks: nothing can be counted")
+
+
+def _require(tokens: int | None) -> None:
+    if tokens != CHUNKS * CHUNK_TOKENS:
+        raise RuntimeError(f"{CHUNKS * CHUNK_TOKENS} tokens are stored, and the answer was {tokens}")
+
+
+def _row(what: str, rounds: Sequence[Round], *counted: str) -> Row:
+    """The count of most rounds, of the named parts or of all; the parts themselves stand below it."""
+    names = counted or tuple(rounds[0])
+    totals = [sum(done[name].total for name in names) for done in rounds]
+    usual = statistics.mode(totals)
+    one: Mapping[str, Calls] = rounds[totals.index(usual)]
+    least = sum(one[name].engine for name in names)
+    extra = {
+        "Python functions": sum(one[name].python for name in names),
+        "C functions": sum(one[name].c for name in names),
+    }
+    if len(one) > 1:
+        extra |= {f"{name}, calls": part.total for name, part in one.items()}
+    extra |= {"rounds with another count": sum(total != usual for total in totals)}
+    return Row(what, "calls", usual, "calls that the engine itself makes", least, extra=extra)
