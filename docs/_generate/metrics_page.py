@@ -13,7 +13,6 @@ A stack counts and measures; it opens no port. Register its collector with the r
 from prometheus_client import CollectorRegistry, generate_latest
 
 import tierkv
-from tierkv.metrics.gauges import gauges
 from tierkv.metrics.prometheus import StackCollector
 from tierkv import EngineSpec, GroupSpec
 
@@ -22,16 +21,12 @@ engine = EngineSpec(
 )
 registry = CollectorRegistry()
 with tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine) as stack:
-    metrics = stack.metrics
-    labels = {"engine": "0"}
-    registry.register(
-        StackCollector(lambda: metrics.counters, stack.tiers.stats, labels, metrics.series, lambda: gauges(stack))
-    )
+    registry.register(StackCollector(stack, {"engine": "0"}))
     text = generate_latest(registry).decode()
 assert 'tierkv_lookups_total{engine="0"} 0.0' in text
 ```
 
-The first label of each sample is whatever constant labels you give (`engine` above). `tier` is the configured name of a
+The first label of each sample is the constant label that you pass (`engine` above). `tier` is the configured name of a
 tier, or `host`. Counters are exported with the ending `_total`; of a histogram `x` there are `x_bucket`, `x_sum` and
 `x_count`, and an observation that equals an edge counts below it.
 """

@@ -9,49 +9,12 @@ from dataclasses import fields
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from watched_stack import WatchedStack
 
 from tierkv.metrics.counters import CoreCounters
-from tierkv.metrics.definitions import CALL_BUCKETS, GAUGES, HISTOGRAMS, READ_SECONDS, WAIT_BUCKETS, counters
+from tierkv.metrics.definitions import CALL_BUCKETS, GAUGES, HISTOGRAMS, WAIT_BUCKETS, counters
 from tierkv.metrics.deltas import Delta, Deltas, empty_delta, merge, observations
 from tierkv.metrics.histogram import Histogram
-from tierkv.metrics.stack_stats import Series
-
-
-class WatchedTiers:
-    """Figures of a stack's tiers, set by a test."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, dict[str, int]] = {"disk": {"bytes_read": 0, "corrupt": 0}}
-        self.measured: dict[str, dict[str, float]] = {}
-
-    def stats(self) -> dict[str, dict[str, int]]:
-        """Return a copy of the counters per tier."""
-        return {tier: dict(stats) for tier, stats in self.counts.items()}
-
-    def speeds(self) -> dict[str, dict[str, float]]:
-        """Return the measured speeds per tier."""
-        return self.measured
-
-
-class WatchedMetrics:
-    """Measurements of a stack, set by a test."""
-
-    def __init__(self) -> None:
-        self.counters = CoreCounters()
-        self.prefill_tokens_per_s: float | None = None
-        self.reads = Histogram(WAIT_BUCKETS)
-
-    def series(self) -> list[Series]:
-        """Return one histogram: the reads of the disk."""
-        return [Series(READ_SECONDS, ("disk",), self.reads)]
-
-
-class Watched:
-    """Stack whose figures a test sets."""
-
-    def __init__(self) -> None:
-        self.tiers = WatchedTiers()
-        self.metrics = WatchedMetrics()
 
 
 def taken(deltas: Deltas) -> Delta:
@@ -63,7 +26,7 @@ def taken(deltas: Deltas) -> Delta:
 
 def test_the_first_message_begins_every_series_at_zero() -> None:
     """A counter that appears with its first increment hides that increment from every rate over it."""
-    first = taken(Deltas(Watched()))
+    first = taken(Deltas(WatchedStack()))
     assert first["counters"]["tierkv_lookups"] == {"": 0}
     assert first["counters"]["tierkv_tier_corrupt"] == {"disk": 0}
     assert first["histograms"] == {"tierkv_tier_read_seconds": {"disk": [0] * (len(WAIT_BUCKETS) + 1) + [0.0]}}
@@ -71,7 +34,7 @@ def test_the_first_message_begins_every_series_at_zero() -> None:
 
 def test_increments_and_then_nothing() -> None:
     """An idle step costs the front end no message, and no increment comes twice."""
-    watched = Watched()
+    watched = WatchedStack()
     deltas = Deltas(watched)
     taken(deltas)
     assert deltas.take() is None
@@ -91,7 +54,7 @@ def test_increments_and_then_nothing() -> None:
 
 def test_a_gauge_is_told_when_it_moves() -> None:
     """A speed that was not measured yet has no value, and is not zero."""
-    watched = Watched()
+    watched = WatchedStack()
     deltas = Deltas(watched)
     assert taken(deltas)["gauges"] == {}
     watched.tiers.measured["disk"] = {"latency_s": 0.01, "bytes_per_s": 2e9}
@@ -108,7 +71,7 @@ def test_a_gauge_is_told_when_it_moves() -> None:
 
 def test_a_tier_that_came_again_counts_from_zero() -> None:
     """Detached and attached again, its counters are smaller than before: a counter that is decreased is an error."""
-    watched = Watched()
+    watched = WatchedStack()
     watched.tiers.counts["disk"]["bytes_read"] = 100
     watched.metrics.reads.observe(0.2)
     deltas = Deltas(watched)
@@ -124,7 +87,7 @@ def test_a_tier_that_came_again_counts_from_zero() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.floats(0, 20), max_size=3)), max_size=8))
 def test_merged_intervals_are_the_whole(intervals: list[tuple[int, list[float]]]) -> None:
     """Whoever adds messages up, before or after they travelled, has the totals; a source stays as it was."""
-    watched = Watched()
+    watched = WatchedStack()
     deltas = Deltas(watched)
     whole, messages = empty_delta(), []
     for lookups, seconds in intervals:

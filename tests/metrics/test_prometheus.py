@@ -6,54 +6,56 @@ from collections import Counter
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, generate_latest
+from watched_stack import WatchedStack
 
 from tierkv.dispatch.stats import TierStats
 from tierkv.metrics.counters import CoreCounters
-from tierkv.metrics.definitions import COUNTERS, READ_LATENCY, READ_SECONDS, TIER_COUNTERS, counters
-from tierkv.metrics.gauges import Gauge
+from tierkv.metrics.definitions import COUNTERS, READ_SECONDS, TIER_COUNTERS, counters
 from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.prometheus import StackCollector
 from tierkv.metrics.stack_stats import Series
 
 
-def scrape(counters: CoreCounters, tiers: dict[str, dict[str, int]] | None = None) -> str:
-    """The text of a scrape."""
+def scrape(stack: WatchedStack) -> str:
+    """Return the text of a scrape."""
     registry = CollectorRegistry()
-    registry.register(StackCollector(lambda: counters, (lambda: tiers) if tiers else None, {"engine": "3"}))
+    registry.register(StackCollector(stack, {"engine": "3"}))
     return generate_latest(registry).decode()
 
 
 def test_every_counter_is_exported_with_a_help_text() -> None:
-    """A counter that somebody adds must not be missing from /metrics."""
-    text = scrape(CoreCounters())
+    """A new counter must not be missing from /metrics."""
+    text = scrape(WatchedStack())
     for field in fields(CoreCounters):
         assert f"# HELP tierkv_{field.name}_total" in text
 
 
 def test_counters_by_tier_carry_the_tier() -> None:
-    """Who watches one tier filters by its label; constant labels stand on every sample."""
-    counters = CoreCounters(deferrals=2)
-    counters.tokens_loaded["disk"] += 512
-    text = scrape(counters)
+    """Dashboards of one tier filter by its label; every sample has the constant labels."""
+    stack = WatchedStack()
+    stack.metrics.counters.deferrals = 2
+    stack.metrics.counters.tokens_loaded["disk"] += 512
+    text = scrape(stack)
     assert 'tierkv_tokens_loaded_total{engine="3",tier="disk"} 512.0' in text
     assert 'tierkv_deferrals_total{engine="3"} 2.0' in text
 
 
 def test_dispatch_counters_are_one_family_per_field() -> None:
     """Two tiers, one family: a second family of one name would break the scrape."""
-    text = scrape(CoreCounters(), {"disk": {"bytes_read": 7}, "s3": {"bytes_read": 9}})
+    stack = WatchedStack()
+    stack.tiers.counts = {"disk": {"bytes_read": 7}, "s3": {"bytes_read": 9}}
+    text = scrape(stack)
     assert text.count("# TYPE tierkv_tier_bytes_read_total counter") == 1
     assert 'tierkv_tier_bytes_read_total{engine="3",tier="s3"} 9.0' in text
 
 
 def test_histograms_carry_their_labels() -> None:
     """Two tiers are two series of one family; a scrape with two families of one name is refused."""
-    slow, fast = Histogram(READ_SECONDS.buckets), Histogram(READ_SECONDS.buckets)
+    slow = Histogram(READ_SECONDS.buckets)
     slow.observe(0.2)
-    series = [Series(READ_SECONDS, ("disk",), fast), Series(READ_SECONDS, ("s3",), slow)]
-    registry = CollectorRegistry()
-    registry.register(StackCollector(CoreCounters, None, {"engine": "3"}, lambda: series))
-    text = generate_latest(registry).decode()
+    stack = WatchedStack()
+    stack.metrics.more = [Series(READ_SECONDS, ("s3",), slow)]
+    text = scrape(stack)
     assert text.count("# TYPE tierkv_tier_read_seconds histogram") == 1
     assert 'tierkv_tier_read_seconds_bucket{engine="3",le="0.1",tier="s3"} 0.0' in text
     assert 'tierkv_tier_read_seconds_bucket{engine="3",le="0.5",tier="s3"} 1.0' in text
@@ -61,7 +63,7 @@ def test_histograms_carry_their_labels() -> None:
 
 
 def test_every_counter_has_its_meaning() -> None:
-    """A counter without a meaning would end a scrape; a meaning without a counter is a promise of nothing."""
+    """A counter without a meaning would fail a scrape; a meaning without a counter is stale."""
     assert set(COUNTERS) == {field.name for field in fields(CoreCounters)}
     assert set(TIER_COUNTERS) == {field.name for field in fields(TierStats)}
     by_tier = {field.name for field in fields(CoreCounters) if isinstance(getattr(CoreCounters(), field.name), Counter)}
@@ -70,12 +72,10 @@ def test_every_counter_has_its_meaning() -> None:
 
 
 def test_gauges_are_exported_once_known() -> None:
-    """A tier that was never read has no speed; zero would be a lie that an alert believes."""
-    known: list[Gauge] = []
-    registry = CollectorRegistry()
-    registry.register(StackCollector(CoreCounters, None, {"engine": "3"}, None, lambda: known))
-    assert "tierkv_tier_read_latency_seconds" not in generate_latest(registry).decode()
-    known += [Gauge(READ_LATENCY, ("disk",), 0.25), Gauge(READ_LATENCY, ("s3",), 0.5)]
-    text = generate_latest(registry).decode()
+    """A tier that was never read has no speed; a zero would trigger false alerts."""
+    stack = WatchedStack()
+    assert "tierkv_tier_read_latency_seconds" not in scrape(stack)
+    stack.tiers.measured = {"disk": {"latency_s": 0.25}, "s3": {"latency_s": 0.5}}
+    text = scrape(stack)
     assert text.count("# TYPE tierkv_tier_read_latency_seconds gauge") == 1
     assert 'tierkv_tier_read_latency_seconds{engine="3",tier="s3"} 0.5' in text

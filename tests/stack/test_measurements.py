@@ -29,9 +29,7 @@ def test_a_scrape_tells_what_was_moved(tmp_path: Path) -> None:
         assert stack.metrics.take_samples() is None
         found = {(series.metric.name, *series.label_values): series.histogram for series in stack.metrics.series()}
         registry = CollectorRegistry()
-        registry.register(
-            StackCollector(lambda: stack.metrics.counters, stack.tiers.stats, {"engine": "0"}, stack.metrics.series)
-        )
+        registry.register(StackCollector(stack, {"engine": "0"}))
         text = generate_latest(registry).decode()
         counters, worker = stack.metrics.counters, stack.worker
         ops = stack.tiers.stats()["disk"]["ops"]

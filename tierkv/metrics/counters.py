@@ -1,4 +1,4 @@
-"""What happened so far, as plain numbers. Written on the engine's thread only; read by anybody."""
+"""Counters of scheduler and manager, as plain numbers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class CoreCounters:
-    """Counters of scheduler and manager. They only grow.
+    """Counters of scheduler and manager. They only grow. Engine's thread writes them; any thread may read them.
 
-    lookups: answers given to the engine, deferrals among them. deferrals: answers "ask me again". deadlines_expired:
-    lookups ended by their deadline. tokens_loaded, chunks_hit: by the tier whose bytes were used. stores_refused: store
-    batches the host tier had no room for. chunks_not_stored: chunks that were never offered with success before their
-    request ended. cascades_dropped: chunks that a lower tier did not get because its queue was
-    full or it was unusable, by tier. demotions, demotions_dropped: the same for tiers that are written back to.
-    admissions_refused: chunks that a tier's policy did not let in. promotions,
-    cascades: chunks read from and written to a tier. chunks_corrupt: frames that failed their check, by tier.
-    evictions: by tier. reads_failed, writes_failed: by tier, for any other reason. probes: existence questions, by
-    tier. events_dropped: cache events that nobody took in time. events_undescribed: chunks in events without a payload,
-    where payloads were asked for. payloads_forgotten: payloads dropped because too many were remembered. loads_failed:
-    chunks a worker could not load. hints_ignored: hints of requests that could not be used. tokens_local: found in the
-    engine's own cache, once per request. tokens_stored: copied to the host tier. deferred_ms: time that lookups were
-    deferred for. policies_failed: policies that raised or chose what was held, and are asked no more, by tier.
-    observations_failed: policies that raised on one, by tier. hits_shortened: answers shorter than what was
-    there, because the rest was not worth loading; tokens_shortened: the tokens of it. entries_dropped: what the record
-    of the stack does not tell. loads_streamed: loads of several jobs, because the hit was longer than what can be
-    gathered at once; loads_given_up: those of them that ended early; tokens_given_up: what they did not bring.
+    :data:`tierkv.metrics.definitions.COUNTERS` holds the meaning of each field. A field that is a ``Counter`` counts by
+    tier name.
     """
 
     lookups: int = 0
@@ -69,11 +54,11 @@ class CoreCounters:
 
     @property
     def lost_below(self) -> int:
-        """Chunks that did not get to a tier below which should have had them, all tiers together."""
+        """Chunks that were not written to a tier that should have them, summed over all tiers."""
         ways = self.cascades_dropped, self.demotions_dropped, self.writes_failed
         return sum(sum(way.values()) for way in ways)
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
-        """A copy as plain JSON values. Any thread: each field is copied in one go."""
+        """Return a copy as plain JSON values. Any thread: each field is copied at once."""
         values = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values}

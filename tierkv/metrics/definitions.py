@@ -1,4 +1,4 @@
-"""Every metric under its name, with what it means: what is exported, and the text of docs/reference/metrics.md."""
+"""Definitions of all metrics: name, kind, meaning, labels and buckets. docs/reference/metrics.md is made from them."""
 
 from __future__ import annotations
 
@@ -14,72 +14,77 @@ WAIT_BUCKETS = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family. ``name`` is without the ending that a kind adds: a counter is exported as ``<name>_total``."""
+    """One family of series."""
 
     name: str
+    """Name without the ending that a kind adds: a counter is exported as ``<name>_total``."""
     kind: str
+    """``counter``, ``gauge`` or ``histogram``."""
     meaning: str
+    """Help text."""
     labels: tuple[str, ...] = ()
+    """Names of its own labels, beside the constant labels of a stack."""
     buckets: tuple[float, ...] = ()
+    """Upper edges of a histogram, rising."""
 
 
 COUNTERS = {
     "lookups": "Answers given to the engine, deferrals among them",
-    "deferrals": "Lookups answered: ask again next step",
+    "deferrals": "Lookups deferred to the next step",
     "deadlines_expired": "Lookups ended by their deadline",
     "tokens_loaded": "Tokens loaded, by the tier whose bytes were used",
     "chunks_hit": "Chunks loaded, by the tier whose bytes were used",
     "chunks_stored": "Chunks copied from the GPU to the host tier",
     "chunks_loaded": "Chunks copied from the host tier to the GPU",
-    "stores_refused": "Batches that the host tier had no room for",
-    "chunks_not_stored": "Chunks of requests that ended before the host tier had taken them or said that it has them",
+    "stores_refused": "Batches of stores that the host tier had no room for",
+    "chunks_not_stored": "Chunks of requests that ended before the host tier held the chunk",
     "stores_failed": "Chunks whose copy from the GPU failed",
     "loads_failed": "Chunks whose copy to the GPU failed or was refused",
     "promotions": "Chunks read from a tier into the host tier",
     "cascades": "Chunks written from the host tier to a tier",
-    "cascades_dropped": "Chunks a tier did not get because its queue was full or it was out of service",
-    "demotions": "Chunks written to a tier that is written back to",
-    "demotions_dropped": "Chunks evicted from the host tier before a tier that is written back to had taken them",
-    "admissions_refused": "Chunks that a tier's eviction policy did not let in",
-    "chunks_corrupt": "Frames that failed their check",
+    "cascades_dropped": "Chunks not written to a tier because its queue was full or it was out of service",
+    "demotions": "Chunks written back to a tier",
+    "demotions_dropped": "Dirty chunks evicted from the host tier before they were written back",
+    "admissions_refused": "Chunks that a tier's eviction policy refused",
+    "chunks_corrupt": "Frames that failed verification",
     "evictions": "Chunks evicted",
-    "reads_failed": "Reads that failed for another reason than corruption",
+    "reads_failed": "Reads that failed, corruption excepted",
     "writes_failed": "Writes that failed",
     "events_dropped": "Cache events dropped because the engine did not take them",
-    "events_undescribed": "Chunks in events that should carry their tokens and could not",
-    "payloads_forgotten": "Payloads of chunks forgotten because too many were remembered",
-    "probes": "Existence questions put to a tier",
+    "events_undescribed": "Chunks in events without a payload, where payloads are configured",
+    "payloads_forgotten": "Payloads of chunks dropped because the limit of stored payloads was reached",
+    "probes": "Existence probes sent to a tier",
     "hints_ignored": "Hints of requests that could not be used",
     "tokens_local": "Tokens that the engine found in its own cache, once per request",
     "tokens_stored": "Tokens copied from the GPU to the host tier",
-    "deferred_ms": "Milliseconds that lookups were deferred for",
-    "hits_shortened": "Hits cut short because loading the rest was expected to take longer than computing it",
-    "tokens_shortened": "Tokens cut off from hits for that reason",
-    "policies_failed": "Eviction policies that failed and are asked no more",
-    "observations_failed": "Policies that raised when told of a request, and are told no more",
-    "loads_streamed": "Loads of several jobs, of hits longer than what the host tier gathers at once",
-    "loads_given_up": "Those of them that ended early: a chunk was lost or late, or the request was aborted",
-    "tokens_given_up": "Tokens that those did not bring",
-    "entries_dropped": "Entries that the record of the stack lacks because the disk was too slow or failed",
+    "deferred_ms": "Milliseconds for which lookups were deferred",
+    "hits_shortened": "Hits shortened because loading the rest was expected to take longer than computing it",
+    "tokens_shortened": "Tokens cut from shortened hits",
+    "policies_failed": "Eviction policies that failed, and are no longer called",
+    "observations_failed": "Policies that raised when they observed a request, and observe no more",
+    "loads_streamed": "Loads in several jobs, of hits longer than the host tier can reserve at once",
+    "loads_given_up": "Streamed loads that ended early: a chunk was lost or late, or the request was aborted",
+    "tokens_given_up": "Tokens that were not loaded because a streamed load ended early",
+    "entries_dropped": "Entries missing from the record of the stack, because the disk was too slow or failed",
 }
-"""Of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
+"""Counters of scheduler and manager: field of :class:`~tierkv.metrics.counters.CoreCounters` -> meaning."""
 
 TIER_COUNTERS = {
     "ops": "Operations whose I/O has ended",
     "keys": "Keys of those operations",
-    "bytes_read": "Bytes of frames that the backend read, also where nobody waited for them any more",
+    "bytes_read": "Bytes of frames that the backend read, including reads whose deadline had passed",
     "bytes_written": "Bytes of frames that the backend wrote",
-    "bytes_verified": "Bytes of frames that were read, checked and accepted",
-    "corrupt": "Keys whose frame failed its check",
+    "bytes_verified": "Bytes of frames that were read and passed verification",
+    "corrupt": "Keys whose frame failed verification",
     "unreadable": "Keys whose frame is whole, but whose codec or key is missing here, or that holds an approximation",
     "failed": "Keys for which the backend failed",
-    "no_space": "Keys that the place had no room for",
+    "no_space": "Keys that the storage had no room for",
     "timed_out": "Keys whose deadline passed",
-    "refused": "Keys not tried: queue full, tier out of service, or the stack is closing",
-    "retries": "Further tries of a key",
-    "breaker_opens": "How often the tier was found unusable",
+    "refused": "Keys not attempted: queue full, tier out of service, or the stack is closing",
+    "retries": "Repeated attempts for a key",
+    "breaker_opens": "Times that the tier was taken out of service",
 }
-"""Of dispatch: field of :class:`~tierkv.dispatch.stats.TierStats` -> meaning."""
+"""Counters of dispatch: field of :class:`~tierkv.dispatch.stats.TierStats` -> meaning."""
 
 LOOKUP_SECONDS = Metric(
     "tierkv_lookup_seconds", "histogram", "Time of one lookup call on the engine's thread", buckets=CALL_BUCKETS
@@ -115,14 +120,14 @@ HISTOGRAMS = (LOOKUP_SECONDS, DEFERRED_SECONDS, READ_SECONDS, WRITE_SECONDS, TRA
 READ_LATENCY = Metric("tierkv_tier_read_latency_seconds", "gauge", "Measured latency of a tier's reads", ("tier",))
 READ_SPEED = Metric("tierkv_tier_read_bytes_per_second", "gauge", "Measured bandwidth of a tier's reads", ("tier",))
 PREFILL_SPEED = Metric(
-    "tierkv_prefill_tokens_per_second", "gauge", "How fast the engine computes prompts, as it says or as measured"
+    "tierkv_prefill_tokens_per_second", "gauge", "The engine's prefill rate, as stated or as measured"
 )
 GAUGES = (READ_LATENCY, READ_SPEED, PREFILL_SPEED)
-"""What decides whether loading is worth it; there once it is known."""
+"""Speeds that decide whether loading is worthwhile. Each appears when its value is known."""
 
 
 def counters() -> list[Metric]:
-    """Our counters, under the names that are exported."""
+    """Return all counters of tierkv, under their exported names."""
     by_tier = {
         *("tokens_loaded", "chunks_hit", "promotions", "cascades", "cascades_dropped", "chunks_corrupt", "evictions"),
         *("demotions", "demotions_dropped"),

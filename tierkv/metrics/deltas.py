@@ -1,43 +1,43 @@
-"""What a stack counted and measured since it was last asked: small plain dicts for an exporter in another process.
+"""Increments of a stack's metrics since the previous report: small plain dicts for an exporter in another process.
 
 A serving engine often exports metrics in another process than the one whose scheduler runs the stack. Cumulative
-values would have to be turned into increments there, across restarts and for several engines; so increments are made
-here. Whatever happened in between, the size of a message depends only on how many tiers there are: a histogram travels
-as its buckets.
+values would have to be turned into increments there, across restarts and for several engines. Increments are therefore
+made here. The size of a message depends only on the number of tiers: a histogram travels as its buckets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypedDict
 
-from tierkv.metrics.counters import CoreCounters
-from tierkv.metrics.gauges import PrefillSpeed, TierSpeeds, gauges
-from tierkv.metrics.stack_stats import Series
+from tierkv.metrics.gauges import gauges
+from tierkv.metrics.watched import Watched
 
 _PART_MIN = 1e-6
 """A value that equals an edge belongs to the bucket below it."""
 
 
 class Delta(TypedDict):
-    """Increments of counters and histograms, newest values of gauges: metric name -> value of its label -> what.
+    """Changes of metrics: metric name -> value of its label -> change. JSON, MessagePack and pickle carry it unchanged.
 
-    The label is ``""`` for a metric without one; none has two. A histogram is its buckets' counts, those above the last
-    edge too, and then the sum of what was observed. JSON, MessagePack and pickle carry it as it is.
+    The label is ``""`` for a metric without one; no metric has two.
     """
 
     counters: dict[str, dict[str, float]]
+    """Increments."""
     gauges: dict[str, dict[str, float]]
+    """Latest values."""
     histograms: dict[str, dict[str, list[float]]]
+    """Increments: the count of each bucket, the count above the last edge, and the sum of the observations."""
 
 
 def empty_delta() -> Delta:
-    """Nothing happened."""
+    """Return a delta without changes."""
     return {"counters": {}, "gauges": {}, "histograms": {}}
 
 
 def merge(into: Delta, other: Delta) -> None:
-    """Add what happened later; ``other`` stays as it is."""
+    """Add a later delta to ``into``; ``other`` is unchanged."""
     for name, counts in other["counters"].items():
         sums = into["counters"].setdefault(name, {})
         for label, count in counts.items():
@@ -50,40 +50,10 @@ def merge(into: Delta, other: Delta) -> None:
             mine[label] = [a + b for a, b in zip(mine[label], row, strict=True)] if label in mine else list(row)
 
 
-class WatchedTiers(TierSpeeds, Protocol):
-    """The part of ``stack.tiers`` that is read."""
-
-    def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """Counters of dispatch, per lower tier."""
-
-
-class WatchedMetrics(PrefillSpeed, Protocol):
-    """The part of ``stack.metrics`` that is read."""
-
-    counters: CoreCounters
-    """Counters of scheduler and manager."""
-
-    def series(self) -> Iterable[Series]:
-        """Histograms."""
-
-
-class Watched(Protocol):
-    """The part of :class:`tierkv.Stack` that is read."""
-
-    @property
-    def tiers(self) -> WatchedTiers:
-        """The lower tiers."""
-
-    @property
-    def metrics(self) -> WatchedMetrics:
-        """The measurements."""
-
-
 class Deltas:
-    """Remembers what was told last. On the engine's thread, once per step: some tens of microseconds.
+    """Differ between the current metrics of a stack and those of the previous report.
 
-    Args:
-        stack: what is watched.
+    Engine's thread, once per step: some tens of microseconds.
     """
 
     def __init__(self, stack: Watched) -> None:
@@ -94,13 +64,13 @@ class Deltas:
         self._rows: dict[tuple[str, str], tuple[float, ...]] = {}
 
     def take(self) -> Delta | None:
-        """What changed since the last call, or None. The first call tells zeros too: a series should begin at zero."""
+        """Return the changes since the last call, or None. The first one includes zeros: series begin at zero."""
         delta = empty_delta()
         counters = delta["counters"]
         core, tiers = self._stack.metrics.counters.as_dict(), self._stack.tiers.stats()
         for field, value in core.items():
-            told = self._core.get(field)
-            if value != told and (grown := _grown(_by_label(told), _by_label(value))):
+            reported = self._core.get(field)
+            if value != reported and (grown := _grown(_by_label(reported), _by_label(value))):
                 counters[f"tierkv_{field}"] = grown
         for tier, stats in tiers.items():
             for field, grown_by in _grown(self._tiers.get(tier, {}), stats).items():
@@ -128,7 +98,7 @@ def _by_label(value: int | Mapping[str, int] | None) -> Mapping[str, int]:
 
 
 def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, float]:
-    """Increments, without those of nothing. A tier that came under the name of one that left begins at zero again."""
+    """Return the increments above zero. A tier attached under the name of a detached one begins at zero again."""
     if now == before:
         return {}
     then = ((name, count, before.get(name)) for name, count in now.items())
@@ -142,10 +112,10 @@ def _row_grown(before: Sequence[float] | None, row: Sequence[float]) -> list[flo
 
 
 def observations(buckets: Sequence[float], row: Sequence[float]) -> Iterator[tuple[float, int]]:
-    """Values, each with how often, that fill a histogram of these edges exactly as the observations behind ``row`` did.
+    """Yield values with their frequencies that fill a histogram of these edges as the observations of ``row`` did.
 
-    For exporters that can only observe: the counts of the buckets and the sum come out right. Within a bucket all
-    values are equal, at the same part of the way from its lower to its upper edge.
+    For exporters that can only observe. Bucket counts and the sum are exact. All values within a bucket are equal, at
+    the same share of the way from its lower to its upper edge.
     """
     *counts, total = row
     lows = (0.0, *buckets)
@@ -153,7 +123,7 @@ def observations(buckets: Sequence[float], row: Sequence[float]) -> Iterator[tup
     above = int(counts[-1])
     room = sum((high - low) * count for low, high, count in filled)
     rest = total - above * lows[-1] - sum(low * count for low, _, count in filled)
-    # With observations above the last edge, which has no upper end, any part will do that leaves them above it.
+    # The last bucket has no upper edge: any share is right that keeps its observations above the last edge.
     part = min(0.5, rest / room / 2) if above and room else rest / room if room else 0.0
     part = min(max(part, _PART_MIN), 1.0)
     for low, high, count in filled:

@@ -1,4 +1,4 @@
-"""A histogram of plain numbers: fixed buckets, so that its memory does not grow."""
+"""Histogram of plain numbers. Its buckets are fixed, so that its memory does not grow."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from bisect import bisect_left
 
 
 class Histogram:
-    """Written on one thread; read by anybody, each bucket right, the sum perhaps one observation apart.
+    """Histogram that one thread writes and any thread may read.
+
+    A reader sees exact buckets; the sum may be one observation apart from them.
 
     Args:
-        buckets: upper edges, rising; an observation that equals an edge belongs to it.
+        buckets: upper edges, rising; an observation that equals an edge counts below it.
     """
 
     __slots__ = ("_counts", "buckets", "total")
@@ -17,26 +19,26 @@ class Histogram:
     def __init__(self, buckets: tuple[float, ...]) -> None:
         self.buckets = buckets
         self.total = 0.0
-        """Sum of what was observed."""
+        """Sum of all observations."""
         self._counts = [0] * (len(buckets) + 1)
 
     def observe(self, value: float) -> None:
-        """Take in one observation."""
+        """Add one observation."""
         self._counts[bisect_left(self.buckets, value)] += 1
         self.total += value
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Observations of each bucket by itself, those above the last edge last."""
+        """Observations per bucket, not cumulative; those above the last edge are last."""
         return tuple(self._counts)
 
     @property
     def count(self) -> int:
-        """Observations so far."""
+        """Number of observations."""
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """Per upper edge, as text, the observations up to it; "+Inf" last."""
+        """Return the cumulative count per upper edge, as text; "+Inf" is last."""
         running, rows = 0, []
         edges = [*(f"{edge:g}" for edge in self.buckets), "+Inf"]
         for edge, count in zip(edges, tuple(self._counts), strict=True):

@@ -1,4 +1,4 @@
-"""The metrics that dashboards of vLLM know, for one or several engines, fed with what stacks report of themselves."""
+"""Export of a stack's samples under the metric names of vLLM's dashboards, for one or several engines."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class LineageMetrics:
     """Exports :class:`~tierkv.metrics.stack_stats.ConnectorStats` under the names of :data:`definitions.LINEAGE`.
 
     Args:
-        registry: where they are registered; once.
-        label_names: labels of an engine.
+        registry: registry for all metrics; a second instance needs another one.
+        label_names: names of an engine's labels.
         engines: engine index -> values of those labels.
     """
 
@@ -58,10 +58,10 @@ class LineageMetrics:
                 )
 
     def observe(self, stats: ConnectorStats | Mapping[str, Any], engine: int = 0) -> None:
-        """Take in what a stack reported, as an object or as the dict that came from another process.
+        """Add the samples of a stack, as an object or as the dict that another process sent.
 
         Raises:
-            KeyError: the engine is not one of those given.
+            KeyError: ``engine`` is not an index in ``engines``.
         """
         if not isinstance(stats, ConnectorStats):
             stats = ConnectorStats.from_dict(stats)
@@ -74,7 +74,7 @@ class LineageMetrics:
         self._counter(names.ALLOCATION_FAILURE, engine).inc(stats.allocation_failures)
 
     def _transfers(self, engine: int, transfer_type: str) -> _Transfers:
-        """The series of an engine and a kind of transfer, made when they are first needed (S107)."""
+        """Return the series of an engine and a kind of transfer; created on first use (S107)."""
         children = self._children.get((engine, transfer_type))
         if children is None:
             flat = {

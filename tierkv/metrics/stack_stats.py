@@ -1,7 +1,7 @@
-"""What a stack measures of itself: delays of lookups, and transfers as workers report them.
+"""Measurements of a stack: delays of lookups, and transfers as workers report them.
 
-Twice: as histograms, for a scrape of this process; and as samples to be taken and sent to whoever exports for several
-engines. Samples that nobody takes are bounded, histograms do not grow.
+Each is kept twice: as a histogram, for a scrape of this process, and as samples, for an exporter of several engines in
+another process. Samples that no exporter takes are bounded; histograms do not grow.
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ from tierkv.metrics.histogram import Histogram
 from tierkv.metrics.transfer_stats import SIZE, TIME, Operations, TransferStats
 
 SAMPLES_MAX = 10_000
-"""Samples of each kind that are kept for taking; the oldest go first."""
+"""Samples of each kind kept until they are taken; the oldest are dropped first."""
 
 
 class Series(NamedTuple):
-    """One histogram, with the values of its metric's own labels."""
+    """One histogram with its labels."""
 
     metric: Metric
+    """Definition."""
     label_values: tuple[str, ...]
+    """Values of the metric's own labels."""
     histogram: Histogram
+    """Buckets and sum."""
 
 
 @dataclass(slots=True)
 class ConnectorStats:
-    """Samples since the last time they were taken.
-
-    transfers: between GPU and host. lookup_sync_s: seconds of each lookup call. lookup_async_s: seconds from a
-    request's first deferral to its answer or end. allocation_failures: store batches that found no room.
-    """
+    """Samples since they were last taken."""
 
     transfers: TransferStats = field(default_factory=lambda: TransferStats(operations_max=SAMPLES_MAX))
+    """Transfers between GPU and host."""
     lookup_sync_s: list[float] = field(default_factory=list)
+    """Seconds of each lookup call."""
     lookup_async_s: list[float] = field(default_factory=list)
+    """Seconds from a request's first deferral to its answer or end."""
     allocation_failures: int = 0
+    """Batches of stores that the host tier had no room for."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether there are no samples."""
         delays = self.lookup_sync_s or self.lookup_async_s
         return self.transfers.is_empty and not delays and not self.allocation_failures
 
     def aggregate(self, other: ConnectorStats) -> ConnectorStats:
-        """Add what ``other`` has, which stays as it is; returns this object."""
+        """Append the samples of ``other``, which is unchanged; return this object."""
         self.transfers.aggregate(other.transfers)
         self.lookup_sync_s = (self.lookup_sync_s + other.lookup_sync_s)[-SAMPLES_MAX:]
         self.lookup_async_s = (self.lookup_async_s + other.lookup_async_s)[-SAMPLES_MAX:]
@@ -60,7 +63,7 @@ class ConnectorStats:
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers, for another process; see :meth:`from_dict`."""
+        """Return plain dicts, lists and numbers, for :meth:`from_dict` in another process."""
         return {
             "transfers": {kind: [dict(one) for one in operations] for kind, operations in self.transfers.data.items()},
             "lookup_sync_s": list(self.lookup_sync_s),
@@ -70,7 +73,7 @@ class ConnectorStats:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ConnectorStats:
-        """What :meth:`as_dict` made; parts that are missing are empty."""
+        """Rebuild from the result of :meth:`as_dict`; missing parts are empty."""
         return cls(
             TransferStats(data.get("transfers"), operations_max=SAMPLES_MAX),
             list(data.get("lookup_sync_s", ())),
@@ -80,7 +83,7 @@ class ConnectorStats:
 
 
 class StackStats:
-    """Measurements of one stack; engine's thread."""
+    """Measurements of one stack. Engine's thread, unless a method says otherwise."""
 
     def __init__(self) -> None:
         self._samples = ConnectorStats()
@@ -91,7 +94,7 @@ class StackStats:
         self._allocation_failures = 0
 
     def looked_up(self, request_id: str, began_s: float, ended_s: float, *, answered: bool) -> None:
-        """A lookup call took from ``began_s`` to ``ended_s``, on the stack's clock; ``answered``: not deferred."""
+        """Record a lookup call from ``began_s`` to ``ended_s`` on the stack's clock. answered: it was not deferred."""
         self._sample(self._lookups, self._samples.lookup_sync_s, ended_s - began_s)
         if answered:
             self._end_wait(request_id, ended_s)
@@ -99,7 +102,7 @@ class StackStats:
             self._deferred_since.setdefault(request_id, ended_s)
 
     def finished(self, request_id: str, now_s: float) -> None:
-        """The request is over; it may have waited in vain."""
+        """End the wait of a request that ended before its lookup was answered."""
         if request_id in self._deferred_since:
             self._end_wait(request_id, now_s)
 
@@ -116,7 +119,7 @@ class StackStats:
             del samples[:-SAMPLES_MAX]
 
     def transferred(self, operations: Operations) -> None:
-        """Workers report operations."""
+        """Record the transfers that workers report."""
         whole = TransferStats(operations)
         self._samples.transfers.aggregate(whole)
         for transfer_type, done in whole.data.items():
@@ -128,7 +131,7 @@ class StackStats:
                 times.observe(one[TIME])
 
     def take(self, stores_refused: int) -> ConnectorStats | None:
-        """Samples since the last call, or None; ``stores_refused`` is the counter of that name."""
+        """Return the samples since the last call, or None. stores_refused: current value of that counter."""
         samples = self._samples
         samples.allocation_failures = stores_refused - self._allocation_failures
         self._allocation_failures = stores_refused
@@ -138,7 +141,7 @@ class StackStats:
         return samples
 
     def series(self) -> Iterator[Series]:
-        """All histograms. Any thread."""
+        """Yield all histograms. Any thread."""
         yield Series(LOOKUP_SECONDS, (), self._lookups)
         yield Series(DEFERRED_SECONDS, (), self._deferred)
         for transfer_type, (sizes, times) in list(self._transfers.items()):

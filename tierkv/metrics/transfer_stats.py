@@ -1,7 +1,6 @@
-"""How many bytes moved between GPU and host, operation by operation, and in what time (spec, section 15).
+"""Sizes and durations of transfers between GPU and host, one entry per operation (spec, section 15).
 
-Workers may be other processes, so what they send are plain dicts and lists. Who adds them up never keeps a list of
-somebody else's (D9).
+Workers may be other processes, so they send plain dicts and lists. Aggregation copies every list it takes over (D9).
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ Operations = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 class TransferStats:
-    """Operations since the last time they were taken.
+    """Operations since they were last taken.
 
     Args:
-        data: operations to begin with; copied. Entries that lack a size or a time are left out (S109).
-        operations_max: operations kept per type; the oldest go first. None: all.
+        data: first operations; copied. Entries that lack a size or a time are left out (S109).
+        operations_max: operations kept per type; the oldest are dropped first. None: all.
     """
 
     def __init__(self, data: Operations | None = None, *, operations_max: int | None = None) -> None:
@@ -35,12 +34,12 @@ class TransferStats:
         self._add(data or {})
 
     def record(self, transfer_type: str, size_bytes: int | None, time_s: float | None) -> None:
-        """Note one operation; one that moved nothing, or whose time nobody knows, is left out. 0 seconds are a time."""
+        """Add one operation, unless it moved no bytes or its time is None. 0 seconds are a valid time."""
         if size_bytes and time_s is not None:
             self._add({transfer_type: [{SIZE: size_bytes, TIME: time_s}]})
 
     def aggregate(self, other: TransferStats) -> Self:
-        """Append what ``other`` has, which stays as it is; returns this object."""
+        """Append the operations of ``other``, which is unchanged; return this object."""
         self._add(other.data)
         return self
 
@@ -54,7 +53,7 @@ class TransferStats:
                     del mine[: -self._operations_max]
 
     def reduce(self) -> dict[str, float]:
-        """Sums, for a line in a log: ``<type>_total_bytes`` and ``<type>_total_time`` (seconds)."""
+        """Return sums for a log line: ``<type>_total_bytes`` and ``<type>_total_time`` (seconds)."""
         sums: dict[str, float] = {}
         for transfer_type, operations in self.data.items():
             sums[f"{transfer_type}_total_bytes"] = sum(one[SIZE] for one in operations)
@@ -63,11 +62,11 @@ class TransferStats:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was noted."""
+        """Whether there are no operations."""
         return not self.data
 
     def drain(self) -> TransferStats | None:
-        """Everything so far, or None if there is nothing; what comes after is counted afresh."""
+        """Return all operations and begin anew; None if there are none."""
         if self.is_empty:
             return None
         taken = TransferStats(operations_max=self._operations_max)

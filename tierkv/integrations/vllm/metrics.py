@@ -34,8 +34,9 @@ from vllm.v1.kv_offload.base import (
 
 from tierkv.metrics import definitions as names
 from tierkv.metrics.definitions import Metric
-from tierkv.metrics.deltas import Delta, Deltas, Watched, empty_delta, merge, observations
+from tierkv.metrics.deltas import Delta, Deltas, empty_delta, merge, observations
 from tierkv.metrics.transfer_stats import LOAD, STORE
+from tierkv.metrics.watched import Watched
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
