@@ -18,7 +18,7 @@ class DiskOptions:
     path: str
     """Directory for this program alone; created if absent. Several namespaces, processes and ranks may share it."""
     durability: str = "batch"
-    """When bytes are forced to the device. Each value survives kill -9; they differ in what a power cut may take.
+    """Time of forcing bytes to the device. Each value survives kill -9; they differ in what a power cut may take.
 
     "batch": once per write call, before it is acknowledged. "always": after each frame of the call as well. "none":
     never; after a power cut, frames of the last seconds may be missing or damaged (a miss, never wrong data).

@@ -1,4 +1,9 @@
-"""A backend to learn from: frames as rows of an SQLite file. Everything that a tier of tierkv needs is on this page."""
+"""Example backend: frames as rows of an SQLite file. Everything that a tier of tierkv needs is on this page.
+
+A namespace is one database file with one table: key to frame. A batch of writes or deletes is one transaction, so it is
+stored whole and durably, or not at all. The exclusive lock of the file keeps a second process out. ``scan`` hands the
+stored keys to the framework, which keeps the index from then on.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +28,19 @@ from tierkv.hookspecs import hookimpl
 from tierkv.types.keys import Key
 
 TIERKV_SPI = 1
-"""The version of the plugin interface that this module was written for."""
+"""Version of the plugin interface that this module implements."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleOptions:
-    """What users may write in the tier's table. path: a directory for the database files, one per namespace."""
+    """Options of the tier, as written in its table."""
 
     path: str
+    """Directory of the database files, one per namespace."""
 
 
 class ExampleBackend:
-    """The five verbs and ``scan``. A batch is one transaction: SQLite makes it whole and durable, or undoes it."""
+    """The five verbs and ``scan``. May be called on any threads: one lock serialises the calls."""
 
     def __init__(self, context: BackendContext, options: ExampleOptions) -> None:
         self._lock = threading.Lock()
@@ -48,7 +54,7 @@ class ExampleBackend:
                 f" frames (key BLOB PRIMARY KEY, frame BLOB); COMMIT; PRAGMA max_page_count={pages or 2**32 - 2}"
             )
         except (OSError, sqlite3.Error) as error:
-            raise BackendError(f"{options.path}: {error}; give a writable directory that no other uses") from error
+            raise BackendError(f"{options.path}: {error}; give a writable directory of its own") from error
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key has a row."""
@@ -56,7 +62,7 @@ class ExampleBackend:
             return [bool(self._db.execute("SELECT 1 FROM frames WHERE key = ?", (key,)).fetchone()) for key in keys]
 
     def read_into(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
-        """Each frame into its caller's buffer; None where there is no such row."""
+        """Copy each frame to its caller's buffer; None if there is no row."""
         with self._lock:
             return [self._read(request) for request in requests]
 
@@ -68,11 +74,11 @@ class ExampleBackend:
         return len(row[0])
 
     def write(self, requests: Sequence[WriteRequest]) -> list[WriteResult]:
-        """All frames of the batch in one transaction."""
+        """Store all frames of the batch in one transaction."""
         return self._change("REPLACE INTO frames VALUES (?, ?)", [(item.key, item.frame) for item in requests])
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
-        """Absent keys are no error."""
+        """Delete all keys in one transaction; absent keys are no error."""
         return self._change("DELETE FROM frames WHERE key = ?", [(key,) for key in keys])
 
     def _change(self, statement: str, rows: Sequence[tuple[object, ...]]) -> list[WriteResult]:
@@ -81,19 +87,19 @@ class ExampleBackend:
                 self._db.execute("BEGIN")
                 self._db.executemany(statement, rows)
             except sqlite3.OperationalError as error:
-                self._db.rollback()  # "full" makes the framework evict, so nothing else may be called so
+                self._db.rollback()  # OutOfSpaceError makes the framework evict: report nothing else as such
                 kind = OutOfSpaceError if error.sqlite_errorcode == sqlite3.SQLITE_FULL else BackendError
                 return [kind(f"SQLite: {error}")] * len(rows)
         return [None] * len(rows)
 
     def scan(self) -> Iterable[Entry]:
-        """Everything stored, oldest first: the framework keeps the index from then on."""
+        """Everything stored, oldest first."""
         with self._lock:
             rows = self._db.execute("SELECT key, length(frame) FROM frames ORDER BY rowid").fetchall()
         return [Entry(Key(key), size) for key, size in rows]
 
     def close(self) -> None:
-        """Release the file and its lock. A call that was given up may still run: SQLite must not lose its file then."""
+        """Release the file and its lock, after any call that still runs: SQLite must not lose its file then."""
         with self._lock:
             self._db.close()
 
@@ -104,5 +110,5 @@ PLUGIN = BackendPlugin("example", "frames as rows of an SQLite file", ExampleOpt
 
 @hookimpl
 def tierkv_backends() -> list[BackendPlugin]:
-    """Register the backend: `backend = "example"` is enough from then on."""
+    """Register the backend ``example``."""
     return [PLUGIN]

@@ -135,7 +135,7 @@ class FsspecBackend:
         name = object_name(key)
         try:
             present = self._store.exists(name)
-        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+        except Exception as error:  # noqa: BLE001  any error of a storage library becomes this key's result
             return self._error_for("look for", key, error)
         if not present:
             self._absent.note_absent(name)
@@ -152,7 +152,7 @@ class FsspecBackend:
             return None
         except TooLongError as error:
             return BackendError(f"{self.object_url(request.key)}: {error}", tier=self._tier, key=request.key)
-        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+        except Exception as error:  # noqa: BLE001  any error of a storage library becomes this key's result
             return self._error_for("read", request.key, error)
 
     def _write(self, request: WriteRequest) -> WriteResult:
@@ -163,7 +163,7 @@ class FsspecBackend:
                 return None
             if not self._store.holds_same(name, request.frame):
                 self._store.write(name, request.frame)
-        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+        except Exception as error:  # noqa: BLE001  any error of a storage library becomes this key's result
             return self._error_for("write", request.key, error)
         return None
 
@@ -172,7 +172,7 @@ class FsspecBackend:
         self._listed.forget_name(name)
         try:
             self._store.delete(name)
-        except Exception as error:  # noqa: BLE001  whatever a storage library raises becomes this key's result
+        except Exception as error:  # noqa: BLE001  any error of a storage library becomes this key's result
             return self._error_for("delete", key, error)
         return None
 

@@ -70,7 +70,7 @@ def _check_access(choice: StoreChoice, location: Location, *, writes: bool) -> I
         except FileNotFoundError as error:
             if Failure.of(error).kind is FailureKind.NO_BUCKET:
                 raise
-    except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
+    except Exception as error:  # noqa: BLE001  the check reports any error of a storage library
         failure = Failure.of(error)
         yield CheckResult(
             "access", ok=False, detail=f"{failure.kind.value} ({failure.detail})", fix=FIXES[failure.kind]
@@ -86,7 +86,7 @@ def _check_write(store: Store) -> CheckResult:
     try:
         store.write(name, memoryview(b"tierkv check"))
         store.delete(name)
-    except Exception as error:  # noqa: BLE001  whatever a storage library raises is what the check is there to tell
+    except Exception as error:  # noqa: BLE001  the check reports any error of a storage library
         failure = Failure.of(error)
         fix = READ_ONLY_FIX if failure.kind is FailureKind.REFUSED else FIXES.get(failure.kind, "")
         return CheckResult("write", ok=False, detail=f"read-only: {failure.kind.value} ({failure.detail})", fix=fix)

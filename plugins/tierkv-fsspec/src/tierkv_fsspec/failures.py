@@ -24,8 +24,8 @@ class FailureKind(Enum):
     """Kind of a failure; the value is the text for messages."""
 
     ABSENT = "no such object"
-    TAKEN = "there is one already"
-    NOT_SERVED = "the server does not know this kind of request"
+    TAKEN = "the object exists already"
+    NOT_SERVED = "the server does not support this kind of request"
     NO_BUCKET = "no such bucket"
     REFUSED = "access is refused"
     NO_CREDENTIALS = "no credentials were found"
@@ -53,9 +53,9 @@ FIXES = {
     FailureKind.BUSY: "try again later",
     FailureKind.LATE: "check the server, or raise connect_timeout_s and read_timeout_s",
     FailureKind.FULL: "make room, or raise the quota",
-    FailureKind.TAKEN: "see the message",
-    FailureKind.NOT_SERVED: "see the message",
-    FailureKind.OTHER: "see the message",
+    FailureKind.TAKEN: "act on the cause that the message names",
+    FailureKind.NOT_SERVED: "act on the cause that the message names",
+    FailureKind.OTHER: "act on the cause that the message names",
 }
 
 _CODES = {

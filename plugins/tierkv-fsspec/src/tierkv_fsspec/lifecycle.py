@@ -20,14 +20,14 @@ NO_RULE = (
 def check_lifecycle(location: Location, options: FsspecOptions) -> CheckResult:
     """Report whether an enabled rule expires objects below ``location``. Never a failure: another program may do it.
 
-    The rules are queried through botocore, which comes with s3fs and boto3; obstore cannot query them.
+    The rules are queried through botocore, a dependency of s3fs and boto3; obstore cannot query them.
     """
     place = f"{location.bucket}/{location.prefix}"
     try:
         rules = _rules(location.bucket, options)
     except ImportError:
         return CheckResult("lifecycle", ok=True, detail="not known: install boto3 to have the bucket's rules checked")
-    except Exception as error:  # noqa: BLE001  whatever the library raises is what the check is there to tell
+    except Exception as error:  # noqa: BLE001  the check reports any error of the library
         failure = Failure.of(error)
         if "NoSuchLifecycleConfiguration" in failure.detail:
             return CheckResult("lifecycle", ok=True, detail=NO_RULE.format(place=place))

@@ -21,7 +21,7 @@ def claim_namespace(store: Store, namespace: Namespace, url: str, now: datetime)
     """Write the manifest, or compare with the existing one. Of concurrent writers, one writes it.
 
     Raises:
-        NamespaceMismatchError: it is another one, or cannot be read; says in what it differs.
+        NamespaceMismatchError: the manifest describes another namespace, or cannot be read; names the differences.
     """
     if compare_manifest(store, namespace, url):
         return
@@ -33,7 +33,7 @@ def compare_manifest(store: Store, namespace: Namespace, url: str) -> bool:
     """Whether a manifest exists.
 
     Raises:
-        NamespaceMismatchError: it is another one, or cannot be read; says in what it differs.
+        NamespaceMismatchError: the manifest describes another namespace, or cannot be read; names the differences.
     """
     try:
         text = store.read(MANIFEST)

@@ -101,7 +101,7 @@ def claim_root(root: Path) -> None:
     """Make ``root`` a tierkv-lmdb directory, or check that it is one.
 
     Raises:
-        NamespaceMismatchError: it holds something else, or a layout that this version does not know.
+        NamespaceMismatchError: it holds other files, or a layout that this version does not know.
         OSError: it cannot be created or written.
     """
     root.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def require_root(root: Path) -> None:
     """Check that ``root`` may be read: it is a tierkv-lmdb directory, or may become one. Changes nothing.
 
     Raises:
-        NamespaceMismatchError: it holds something else, or a layout that this version does not know.
+        NamespaceMismatchError: it holds other files, or a layout that this version does not know.
         OSError: it is not a directory, or cannot be read.
     """
     if not root.exists():
@@ -149,7 +149,7 @@ def claim_namespace(directory: Path, namespace: Namespace) -> None:
     """Write the manifest of the namespace, or compare with the existing one. The caller holds the lock.
 
     Raises:
-        NamespaceMismatchError: it is another one, or cannot be read.
+        NamespaceMismatchError: the manifest describes another namespace, or cannot be read.
     """
     manifest = directory / MANIFEST
     if manifest.exists():
@@ -162,7 +162,7 @@ def require_manifest(directory: Path, namespace: Namespace) -> None:
     """Check that a directory belongs to a namespace.
 
     Raises:
-        NamespaceMismatchError: it is another one, or cannot be read.
+        NamespaceMismatchError: the manifest describes another namespace, or cannot be read.
     """
     manifest, wanted = directory / MANIFEST, _description(namespace)
     found = _read_json(manifest)

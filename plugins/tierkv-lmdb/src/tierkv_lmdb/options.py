@@ -28,7 +28,7 @@ class LmdbOptions:
     """Directory of the tier on a local file system; created if absent, refused if it holds anything else. Each
     namespace gets a directory of its own in it."""
     durability: Literal["none", "batch", "always"] = "batch"
-    """When bytes are forced to the disk. Each value survives kill -9; they differ in what a power cut may take.
+    """Time of forcing bytes to the disk. Each value survives kill -9; they differ in what a power cut may take.
 
     "batch": once for each write call, before it is acknowledged; no acknowledged frame is lost. "always": in addition,
     each frame (or transaction of small frames) is on the disk before the next one begins. "none": never; after a crash

@@ -56,7 +56,7 @@ def check_directory(path: Path) -> None:
     if foreign and MARKER_NAME not in names and not marker.exists():
         raise NamespaceMismatchError(
             f"{path} holds {foreign[0]!r}{f' and {len(foreign) - 1} more' if foreign[1:] else ''} "
-            f"and no {MARKER_NAME}: not a {PROGRAM} directory, left untouched; give `path` an empty or new one"
+            f"and no {MARKER_NAME}: not a {PROGRAM} directory, left unchanged; give `path` an empty or new one"
         )
     if marker.exists():
         _check_document(marker, read_document(marker), MARKER_FORMAT)

@@ -138,7 +138,7 @@ class SharedDirectory:
                 if time.monotonic() >= deadline_s:
                     raise BackendUnavailableError(
                         f"{self.path / DIRECTORY_LOCK_NAME} was held by another process for {LOCK_WAIT_S:g} seconds: "
-                        "look for one that hangs, or is stopped"
+                        "look for a process that hangs, or is stopped"
                     ) from None
                 time.sleep(_POLL_S)
             else:

@@ -20,7 +20,7 @@ SEGMENTS_AIM = 128
 """Number of segments aimed at. Files stay open, and a process has about 1,024 descriptors: larger tiers use larger
 segments."""
 SEGMENTS_MAX = 512
-"""Most segments of a namespace. A file system that is often nearly full makes segments small, and so many."""
+"""Bound of the number of segments. A file system that is often nearly full makes segments small and numerous."""
 _NAME = re.compile(r"segment-(\d{5,10})\.dat")
 
 
