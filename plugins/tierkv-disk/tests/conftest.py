@@ -1,4 +1,4 @@
-"""Fixtures of the disk tier's tests: a place, and opening the tier there."""
+"""Fixtures of the disk tier's tests: a path, and opening the tier there."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tierkv_disk import DiskOptions
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The tier's path; nothing is there yet."""
+    """Path of the tier; nothing exists there yet."""
     return tmp_path / "disk"
 
 
 @pytest.fixture
 def directory(place: Path) -> Path:
-    """The directory of the tests' namespace."""
+    """Directory of the tests' namespace."""
     return place / make_namespace().fingerprint().hex()
 
 
 @pytest.fixture
 def open_disk(place: Path) -> Iterator[OpenDisk]:
-    """Opens the tier at ``place``: frames of up to 4 KiB in segments of 1 MiB unless told otherwise."""
+    """Open the tier at ``place``: frames of up to 4 KiB in segments of 1 MiB by default."""
     opened: list[Session] = []
 
     def open_(
@@ -55,7 +55,7 @@ def open_disk(place: Path) -> Iterator[OpenDisk]:
 
 @pytest.fixture
 def page_of(directory: Path) -> Callable[[Key], tuple[Path, int]]:
-    """Finds the segment file and the page of a key."""
+    """Find the segment file and the page of a key."""
 
     def find(key: Key) -> tuple[Path, int]:
         line = [line for line in read_log(directory / "index.log") if line.key == key][-1]

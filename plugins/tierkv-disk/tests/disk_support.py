@@ -17,7 +17,7 @@ OpenDisk = Callable[..., Session]
 
 
 def make_namespace(model: str = "disk-tests") -> Namespace:
-    """Any namespace."""
+    """Namespace of the tests."""
     return Namespace(
         model=model,
         revision="r1",
@@ -30,7 +30,7 @@ def make_namespace(model: str = "disk-tests") -> Namespace:
 
 
 class LogLine(NamedTuple):
-    """A record as docs/format.md describes it, read without the code under test."""
+    """Record as docs/format.md describes it, read without the code under test."""
 
     kind: int
     key: bytes
@@ -41,7 +41,7 @@ class LogLine(NamedTuple):
 
 
 def read_log(path: Path) -> list[LogLine]:
-    """The records of an undamaged log, checksums unseen, up to the zeros at its end."""
+    """Records of an undamaged log up to the zeros at its end; checksums are not verified."""
     data = path.read_bytes()[128:]
     lines = []
     for start in range(0, len(data) - 127, 128):
@@ -53,5 +53,5 @@ def read_log(path: Path) -> list[LogLine]:
 
 
 def frames(*numbers: int, version: int = 1, size: int = PAGE) -> dict[Key, bytes]:
-    """A frame of that many bytes for each numbered key."""
+    """Frame of ``size`` bytes for each numbered key."""
     return {make_key(number): make_frame(make_key(number), version, size) for number in numbers}

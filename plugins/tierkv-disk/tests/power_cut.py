@@ -1,7 +1,7 @@
-"""A disk without mercy: what was not synced may be gone after a power cut, sector by sector and name by name.
+"""Simulated power cuts: unsynced data may be lost, sector by sector and name by name.
 
-The tier runs on real files. Every call that changes or syncs something is watched; from what is synced, and what is
-merely written, :meth:`Platter.image` builds one of the many states in which a device may come back.
+The tier runs on real files. Every call that changes or syncs a file is watched. From synced and unsynced bytes,
+:meth:`Platter.image` builds one of the many possible states of the device after a cut.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SYNCS = ("fsync", "fdatasync")
 
 
 class Platter:
-    """Watches all files below ``root``. ``on_step`` runs before each change and each sync: the moments for a cut."""
+    """Watch all files below ``root``. ``on_step`` runs before each change and each sync: possible moments of a cut."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, on_step: Callable[[], None]) -> None:
         self._root = root
         self._on_step = on_step
         self._durable_bytes: dict[int, bytes] = {}
         self._durable_names: dict[Path, int] = {}
-        # An open descriptor keeps an inode's number from being given to another file.
+        # An open descriptor keeps an inode's number from being reused.
         self._held: dict[int, int] = {}
         for name in CHANGES:
             monkeypatch.setattr(os, name, self._watched(getattr(os, name)))
@@ -34,7 +34,7 @@ class Platter:
             monkeypatch.setattr(os, name, self._watched_sync(getattr(os, name)))
 
     def image(self, target: Path, rng: random.Random) -> None:
-        """Write into ``target`` what a power cut at this moment may leave."""
+        """Write a possible state after a power cut at this moment to ``target``."""
         names = self._names()
         for path in names.keys() | self._durable_names.keys():
             inode = rng.choice([names.get(path), self._durable_names.get(path)])
@@ -44,7 +44,7 @@ class Platter:
                 copy.write_bytes(self._content(inode, rng))
 
     def release(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for fd in self._held.values():
             os.close(fd)
 
@@ -53,7 +53,7 @@ class Platter:
         size = rng.choice([len(durable), len(current)])
         durable, current = durable.ljust(size, b"\0"), current.ljust(size, b"\0")
         sectors = range(0, size, SECTOR)
-        # Mostly, many sectors share a fate: with each of its own, whole frames would hardly ever arrive or get lost.
+        # Mostly, many sectors share a fate: otherwise whole frames would hardly ever survive or get lost.
         share = rng.choice([0.0, 0.5, 0.95, 1.0])
         return b"".join((current if rng.random() < share else durable)[at : at + SECTOR] for at in sectors)[:size]
 

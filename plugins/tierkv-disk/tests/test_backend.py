@@ -1,4 +1,4 @@
-"""The backend where the kit cannot look: errors of the device, readers in the way, calls that outlive the close."""
+"""Cases beyond the kit: device errors, reads beside deletes, calls that outlive the close."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = 60.0
 
 
 def fails_with(number: int) -> Callable[..., int]:
-    """A system call that always fails with this errno."""
+    """System call that always fails with this errno."""
 
     def fail(*arguments: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -34,7 +34,7 @@ def fails_with(number: int) -> Callable[..., int]:
 
 
 class Held:
-    """Holds calls of one method of SegmentFiles until let go."""
+    """Hold the calls of one method of SegmentFiles until released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
         self.entered, self.let_go = threading.Event(), threading.Event()
@@ -48,8 +48,8 @@ class Held:
         monkeypatch.setattr(SegmentFiles, method, held)
 
 
-def test_a_reader_keeps_its_slot(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame is deleted, and others are written, while it is being read: the reader gets its own bytes."""
+def test_pages_are_not_reused_during_a_read(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame is deleted, and others are written, during its read: the read returns its own bytes."""
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(0, 1, 2))
     held = Held(monkeypatch, "read_frame")
@@ -59,14 +59,14 @@ def test_a_reader_keeps_its_slot(open_disk: OpenDisk, monkeypatch: pytest.Monkey
         disk.forget([make_key(0)])
         assert disk.write(frames(3)) == [None]
         (full,) = disk.write(frames(4))
-        assert isinstance(full, OutOfSpaceError), "the slot of the reader was given away"
+        assert isinstance(full, OutOfSpaceError), "the pages were reused during the read"
         held.let_go.set()
         assert reading.result(WAIT_S) == frames(0)[make_key(0)]
-    assert disk.write(frames(4)) == [None], "the slot did not come back after the reader"
+    assert disk.write(frames(4)) == [None], "the pages did not become free after the read"
 
 
 def test_an_overwritten_frame_is_read_whole(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for a slot freed by an overwrite, with two readers."""
+    """Pages freed by an overwrite are not reused during two reads."""
     disk = open_disk(capacity_bytes=2 * PAGE)
     disk.put(frames(0))
     held = Held(monkeypatch, "read_frame")
@@ -86,7 +86,7 @@ def test_an_overwritten_frame_is_read_whole(open_disk: OpenDisk, monkeypatch: py
 def test_close_waits_for_calls_without_blocking(
     open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that hangs past the close must not end in a file that got its descriptor's number since."""
+    """A write that hangs past the close must not write to a file that reuses its descriptor's number."""
     disk = open_disk()
     disk.put(frames(0))
     held = Held(monkeypatch, "write_frame")
@@ -109,7 +109,7 @@ def test_close_waits_for_calls_without_blocking(
 @pytest.mark.parametrize("size", [1, 511, 4095, 4097, 3 * PAGE - 1, 3 * PAGE])
 @pytest.mark.parametrize("shift", [0, 1, 512])
 def test_unaligned_buffers_work_too(open_disk: OpenDisk, direct_io: str, size: int, shift: int) -> None:
-    """The framework aligns its buffers; a tool that does not must get its bytes all the same."""
+    """The framework aligns its buffers; a tool with unaligned buffers must get its bytes as well."""
     disk = open_disk(frame_bytes_max=3 * PAGE, direct_io=direct_io)
     key = make_key(size)
     frame = make_frame(key, 1, size)
@@ -121,8 +121,8 @@ def test_unaligned_buffers_work_too(open_disk: OpenDisk, direct_io: str, size: i
     assert bytes(target) == frame
 
 
-def test_what_does_not_fit_is_refused_by_key(open_disk: OpenDisk) -> None:
-    """A frame, key or buffer of the wrong size is that key's problem, with the sizes in the message."""
+def test_misfits_are_refused_by_key(open_disk: OpenDisk) -> None:
+    """A frame, key or buffer of the wrong size is an error of that key, with the sizes in the message."""
     disk = open_disk()
     long_key = Key(b"k" * 105)
     requests = [
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused_by_key(open_disk: OpenDisk) -> None:
 
 
 def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad sector must not turn the whole batch into errors, nor leave its slot pinned."""
+    """A bad sector must not turn the whole batch into errors, nor leave its pages pinned."""
     disk = open_disk()
     disk.put(frames(0, 1, 2))
     original, calls = os.preadv, iter(range(10))
@@ -169,7 +169,7 @@ def test_a_read_error_is_one_keys_error(open_disk: OpenDisk, monkeypatch: pytest
 
 
 def test_a_write_error_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that failed is not there, holds no slot, and can be tried again."""
+    """A failed store is not visible, takes no pages, and can be retried."""
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(9))
     for _ in range(5):
@@ -182,7 +182,7 @@ def test_a_write_error_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.M
 
 
 def test_data_that_cannot_be_synced_is_not_acknowledged(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old frame of the key stays; the log never hears of the new one; no slot is lost."""
+    """The previous frame of the key stays; the log has no record of the new one; no page is lost."""
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(0))
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_data_that_cannot_be_synced_is_not_acknowledged(open_disk: OpenDisk, mon
 
 
 def test_a_log_that_cannot_be_synced_stops_the_writes(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads go on; writes and deletes say what to do; a reopen finds one of the states that are possible."""
+    """Reads continue; writes and deletes name the remedy; a reopen finds one of the possible states."""
     disk = open_disk()
     disk.put(frames(0))
     original, calls = os.fdatasync, iter(range(10))
@@ -212,7 +212,7 @@ def test_a_log_that_cannot_be_synced_stops_the_writes(open_disk: OpenDisk, monke
     for result in (*disk.write(frames(2)), *disk.delete([make_key(0)])):
         assert isinstance(result, BackendError)
         assert "reopen the tier" in str(result)
-    assert disk.delete([make_key(77)]) == [None], "nothing to delete, nothing to fail"
+    assert disk.delete([make_key(77)]) == [None], "an absent key needs no record"
     assert disk.read([make_key(0), make_key(1)]) == [frames(0)[make_key(0)], None]
     disk.close()
     with open_disk() as again:
@@ -222,7 +222,7 @@ def test_a_log_that_cannot_be_synced_stops_the_writes(open_disk: OpenDisk, monke
 
 
 def test_min_free_bytes_stops_the_growth(open_disk: OpenDisk) -> None:
-    """A tier without a capacity must not fill the disk that the operating system lives on."""
+    """A tier without a capacity must not fill the disk of the operating system."""
     disk = open_disk(capacity_bytes=None, min_free_bytes=1 << 60)
     (result,) = disk.write(frames(0))
     assert isinstance(result, OutOfSpaceError)
@@ -252,7 +252,7 @@ with Session(tierkv_disk.PLUGIN, context, options) as disk:
 
 
 def test_a_disk_that_cannot_hold_a_segment(place: Path, directory: Path) -> None:
-    """The device (here the process's limit on file size) refuses a new segment: OutOfSpaceError, and no half file."""
+    """The device (here the process's limit on file size) refuses a segment: OutOfSpaceError, and no partial file."""
     path = [str(Path(__file__).parent), *sys.path]
     program = f"import sys; sys.path[:0] = {path!r}\n{FULL_DISK}"
     done = subprocess.run([sys.executable, "-I", "-c", program, place], capture_output=True, text=True, check=False)
@@ -261,7 +261,7 @@ def test_a_disk_that_cannot_hold_a_segment(place: Path, directory: Path) -> None
 
 
 def test_disk_is_taken_segment_by_segment(open_disk: OpenDisk, directory: Path) -> None:
-    """A tier of a terabyte does not write a terabyte at start; what it takes it takes whole, and within capacity."""
+    """A tier of a terabyte does not write a terabyte at start; it allocates whole segments, within the capacity."""
     disk = open_disk(capacity_bytes=(2 << 20) + PAGE + 100)
     assert not list(directory.glob("segment-*"))
     sizes = []
@@ -275,14 +275,14 @@ def test_disk_is_taken_segment_by_segment(open_disk: OpenDisk, directory: Path) 
 
 
 def test_segments_of_a_large_tier_are_few(open_disk: OpenDisk, directory: Path) -> None:
-    """Each open segment is a descriptor, of which a process has about a thousand."""
+    """Each open segment takes a descriptor, and a process has about a thousand."""
     disk = open_disk(capacity_bytes=1 << 30)
     disk.put(frames(0))
     assert (directory / "segment-00000.dat").stat().st_size == (1 << 30) // 128
 
 
 def test_always_syncs_each_frame_and_none_never(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the option says: a sync of data and one of the log per call, per frame, or not at all."""
+    """One sync of data and one of the log per call, per frame, or none, as the option states."""
     original, synced = os.fdatasync, []
 
     def count(fd: int) -> None:
@@ -303,23 +303,23 @@ def test_always_syncs_each_frame_and_none_never(open_disk: OpenDisk, monkeypatch
 
 
 def test_a_capacity_below_one_frame(open_disk: OpenDisk) -> None:
-    """It could never store anything: said at start, with the number that is needed."""
+    """Such a tier could store nothing: an error at open, with the required number."""
     with pytest.raises(ConfigError, match="capacity of 4095 bytes: one frame of this stack needs 4096"):
         open_disk(capacity_bytes=PAGE - 1)
 
 
 def test_direct_io_on_insists(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for it explicitly does not want the page cache instead; who asks for "auto" is told."""
+    """direct_io = "on" refuses the page cache; "auto" falls back to it with a warning."""
     monkeypatch.setattr("tierkv_disk.opening.supports_direct", lambda directory: False)
     with pytest.raises(BackendError, match=r"direct_io = 'on', but the file system of .* has no O_DIRECT"):
         open_disk(direct_io="on")
     open_disk(direct_io="off").close()
 
 
-def test_no_direct_io_is_said_once(
+def test_missing_direct_io_is_logged_once(
     open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The tier then works through the page cache, and the log says why it is slow."""
+    """The tier works through the page cache, and the log gives the reason for the lower speed."""
     monkeypatch.setattr("tierkv_disk.opening.supports_direct", lambda directory: False)
     disk = open_disk()
     disk.put(frames(0, 1))
@@ -338,7 +338,7 @@ def test_scan_is_oldest_first(open_disk: OpenDisk) -> None:
 
 
 def test_log_and_scan_agree(open_disk: OpenDisk, directory: Path) -> None:
-    """What docs/format.md promises to other readers: the log, read as described there, tells what is stored."""
+    """The log, read as docs/format.md describes it, lists the stored frames."""
     with open_disk() as disk:
         disk.put(frames(*range(8)))
         disk.forget([make_key(2), make_key(5)])

@@ -1,4 +1,4 @@
-"""The disk tier passes the conformance kit, in each of its ways to write."""
+"""Conformance of the disk tier, in each of its write modes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DiskPages:
         self.directory = directory
 
     def frames(self) -> dict[bytes, list[LogLine]]:
-        """The runs of each key that is there."""
+        """Runs of each stored key."""
         found: dict[bytes, list[LogLine]] = {}
         parts: dict[bytes, list[LogLine]] = {}
         for line in read_log(self.directory / "index.log"):
@@ -70,7 +70,7 @@ class TestDisk(BackendConformance):
 
 
 class TestDiskBuffered(TestDisk):
-    """Where the file system has no O_DIRECT."""
+    """File systems without O_DIRECT."""
 
     model_examples = 5
 
@@ -86,7 +86,7 @@ class TestDiskSyncsEachFrame(TestDisk):
 
 
 class TestDiskWithoutSync(TestDisk):
-    """kill -9 loses nothing without a sync either; and small segments, so that some tests need many."""
+    """kill -9 loses nothing without a sync either; small segments, so that some tests need many."""
 
     model_examples = 5
 

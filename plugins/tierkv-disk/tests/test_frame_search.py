@@ -1,4 +1,4 @@
-"""A log that is lost or damaged: what the segments still hold is found by reading them, and nothing else is."""
+"""Lost or damaged logs: frames that are still in the segments are found by reading them, and only those."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGES = FRAME // PAGE
 
 
 def sealed(number: int, *, version: int = 1, raw: int = RAW, model: str = "disk-tests") -> bytes:
-    """A real frame."""
+    """Frame sealed by the framework."""
     slot = bytearray(frame_bytes(raw))
     slot[HEADER_BYTES : HEADER_BYTES + raw] = make_frame(make_key(number), version, raw)
     FrameSealer(make_namespace(model).fingerprint()).seal(memoryview(slot), make_key(number), raw)
@@ -39,12 +39,12 @@ def sealed(number: int, *, version: int = 1, raw: int = RAW, model: str = "disk-
 
 
 def real(*numbers: int, version: int = 1, raw: int = RAW) -> dict[Key, bytes]:
-    """A real frame for each numbered key."""
+    """Frame sealed by the framework for each numbered key."""
     return {make_key(number): sealed(number, version=version, raw=raw) for number in numbers}
 
 
 def recovery_of(session: Session) -> RecoveryReport:
-    """What opening found."""
+    """Report of the open."""
     assert isinstance(session.backend, DiskBackend)
     return session.backend.recovery
 
@@ -58,7 +58,7 @@ def write_at(path: Path, offset: int, data: bytes) -> None:
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pages of each search that took place."""
+    """Pages of each search."""
     searches: list[int] = []
     original = FrameSearch.find_frames
 
@@ -71,17 +71,17 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def lose(log: Path) -> None:
-    """The file is gone."""
+    """Remove the file."""
     log.unlink()
 
 
 def empty(log: Path) -> None:
-    """The file has no bytes."""
+    """Truncate the file to zero bytes."""
     os.truncate(log, 0)
 
 
 def overwrite(log: Path) -> None:
-    """Header and records are somebody else's bytes."""
+    """Overwrite header and records with foreign bytes."""
     log.write_bytes(os.urandom(log.stat().st_size))
 
 
@@ -94,7 +94,7 @@ def test_without_a_log_every_frame_is_found(
     direct_io: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Frames of all lengths in several segments, more than one window: same keys, lengths and bytes; said once."""
+    """Frames of all lengths in several segments, more than one window: same keys, lengths and bytes; one warning."""
     held = real(*range(300)) | real(*range(300, 400), raw=5 * PAGE) | real(*range(400, 450), raw=PAGE + 1)
     terms = {"frame_bytes_max": 6 * PAGE, "capacity_bytes": 12 << 20, "direct_io": direct_io, "segment_bytes": 5 << 20}
     with open_disk(**terms) as disk:
@@ -110,26 +110,26 @@ def test_without_a_log_every_frame_is_found(
     assert caplog.text.count("450 frames were found again") == 1
     caplog.clear()
     with caplog.at_level(logging.WARNING), open_disk(**terms) as disk:
-        assert recovery_of(disk).lossless, "what was found was not written down"
+        assert recovery_of(disk).lossless, "the frames found were not written to the log"
         assert recovery_of(disk).pages_searched == 0
         assert disk.read(list(held)) == list(held.values())
     assert "found again" not in caplog.text
 
 
 def test_a_damaged_header_does_not_hide_the_records(open_disk: OpenDisk, directory: Path) -> None:
-    """The records are still good: they count, and the search comes on top."""
+    """The records are still good: they count, and the search adds to them."""
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(0, 1, 2))
         disk.put(real(1, version=2))
     write_at(directory / "index.log", 0, b"damage")
     with open_disk(frame_bytes_max=FRAME) as disk:
         assert recovery_of(disk).entries_found == 0
-        assert disk.get(make_key(1)) == sealed(1, version=2), "the old bytes of a key that is known were taken"
+        assert disk.get(make_key(1)) == sealed(1, version=2), "the previous bytes of a known key were taken"
         assert len(disk.scan()) == 3
 
 
-def test_a_record_lost_in_the_middle_is_made_good(open_disk: OpenDisk, directory: Path) -> None:
-    """The frame that the record named is found; what the log still knows keeps its place, and stays newer."""
+def test_the_frame_of_a_lost_record_is_found(open_disk: OpenDisk, directory: Path) -> None:
+    """The frame of the damaged record is found; frames known to the log keep their pages, and stay newer."""
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(*range(10)))
     write_at(directory / "index.log", 128 * 4 + 40, b"damage")
@@ -141,7 +141,7 @@ def test_a_record_lost_in_the_middle_is_made_good(open_disk: OpenDisk, directory
 
 
 def test_a_log_that_is_whole_costs_no_search(open_disk: OpenDisk, directory: Path, searched: list[int]) -> None:
-    """Neither after a close, nor with segments but no record yet, nor with the torn tail that a crash leaves."""
+    """No search after a close, with segments but no record yet, or with the torn tail of a crash."""
     log = directory / "index.log"
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(*range(10)))
@@ -163,7 +163,7 @@ def test_a_log_that_is_whole_costs_no_search(open_disk: OpenDisk, directory: Pat
 
 
 def test_only_what_the_log_does_not_name_is_searched(open_disk: OpenDisk, directory: Path, searched: list[int]) -> None:
-    """A damaged record in a tier that is full must not cost a reading of the whole tier."""
+    """A damaged record in a full tier must not cost a search of the whole tier."""
     with open_disk(frame_bytes_max=FRAME, capacity_bytes=30 * FRAME) as disk:
         disk.put(real(*range(30)))
     write_at(directory / "index.log", 128 * 4 + 40, b"damage")
@@ -173,7 +173,7 @@ def test_only_what_the_log_does_not_name_is_searched(open_disk: OpenDisk, direct
 
 
 def test_frames_of_another_namespace_are_not_taken(open_disk: OpenDisk, place: Path, directory: Path) -> None:
-    """A segment that somebody copied from another model's directory holds nothing for this one."""
+    """A segment copied from another model's directory holds nothing for this one."""
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(0))
     with open_disk(frame_bytes_max=FRAME, model="other") as disk:
@@ -186,7 +186,7 @@ def test_frames_of_another_namespace_are_not_taken(open_disk: OpenDisk, place: P
 
 
 def test_a_half_written_frame_is_a_miss(open_disk: OpenDisk, directory: Path, page_of: Where) -> None:
-    """Its header is there, its end is not: taken in, and refused by the checksum. Never wrong bytes."""
+    """The header is valid, the end is not: the frame is found, and its checksum refuses it. Never wrong bytes."""
     capacity = 8 * FRAME
     with open_disk(frame_bytes_max=FRAME, capacity_bytes=capacity) as disk:
         disk.put(real(0, 1))
@@ -203,7 +203,7 @@ def test_a_half_written_frame_is_a_miss(open_disk: OpenDisk, directory: Path, pa
 
 
 def test_a_frame_whose_end_is_overwritten_is_not_taken(open_disk: OpenDisk, directory: Path) -> None:
-    """Where another frame begins before this one ends, or the file ends, it cannot be whole."""
+    """If another frame begins before this one ends, or the file ends, it cannot be whole."""
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(*range(10)))
     segment = directory / "segment-00000.dat"
@@ -218,7 +218,7 @@ def test_a_frame_whose_end_is_overwritten_is_not_taken(open_disk: OpenDisk, dire
 
 
 def test_frames_that_could_not_be_stored_are_not_taken(open_disk: OpenDisk, directory: Path) -> None:
-    """Longer ones than fit a buffer would be errors at every read, and a longer key has no room in a record."""
+    """Frames longer than the buffers would fail at every read, and a longer key has no room in a record."""
     with open_disk(frame_bytes_max=2 * FRAME) as disk:
         disk.put(real(0, 1, 2))
         disk.put(real(3, raw=2 * RAW))
@@ -231,7 +231,7 @@ def test_frames_that_could_not_be_stored_are_not_taken(open_disk: OpenDisk, dire
 
 
 def test_a_frame_found_twice_counts_once(open_disk: OpenDisk, directory: Path) -> None:
-    """The later place wins, and the other one is free."""
+    """The frame at the higher address counts, and the other one's pages are free."""
     with open_disk(frame_bytes_max=FRAME, capacity_bytes=4 * FRAME) as disk:
         disk.put(real(0, 1, 2, 3))
     write_at(directory / "segment-00000.dat", 2 * FRAME, sealed(0, version=2))
@@ -244,8 +244,8 @@ def test_a_frame_found_twice_counts_once(open_disk: OpenDisk, directory: Path) -
         assert disk.read(list(held)) == list(held.values())
 
 
-def test_deleted_frames_come_back_only_where_no_record_is_left(open_disk: OpenDisk, directory: Path) -> None:
-    """A record of the deletion that survived is heard; without a log nobody knows of it."""
+def test_deleted_frames_reappear_only_without_a_record(open_disk: OpenDisk, directory: Path) -> None:
+    """A surviving record of the deletion counts; without a log the deletion is unknown."""
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(0, 1, 2, 3))
         disk.forget([make_key(1)])
@@ -259,7 +259,7 @@ def test_deleted_frames_come_back_only_where_no_record_is_left(open_disk: OpenDi
 
 
 def test_more_than_fits_is_dropped(open_disk: OpenDisk, directory: Path) -> None:
-    """The capacity of now holds for what is found, too; and the tier works on."""
+    """The current capacity limits recovered frames as well, and the tier works afterwards."""
     with open_disk(frame_bytes_max=FRAME, capacity_bytes=40 * FRAME) as disk:
         disk.put(real(*range(40)))
     (directory / "index.log").unlink()
@@ -277,8 +277,8 @@ def test_more_than_fits_is_dropped(open_disk: OpenDisk, directory: Path) -> None
         assert len(disk.scan()) == 10
 
 
-def test_quarantined_places_stay_out(open_disk: OpenDisk, directory: Path, page_of: Where) -> None:
-    """A bad frame is not dug up with its bad place, and no frame that says it goes on there is believed."""
+def test_quarantined_pages_stay_out_of_service(open_disk: OpenDisk, directory: Path, page_of: Where) -> None:
+    """Quarantined pages are not searched, and no frame that claims to extend into them is taken."""
     terms = {"frame_bytes_max": 2 * FRAME, "capacity_bytes": 4 * FRAME}
     with open_disk(**terms) as disk:
         disk.put(real(0, 1, 2, 3))
@@ -302,7 +302,7 @@ def test_quarantined_places_stay_out(open_disk: OpenDisk, directory: Path, page_
 def test_an_unreadable_page_costs_itself_alone(
     open_disk: OpenDisk, directory: Path, page_of: Where, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that lost its log may have lost more: what can be read is found, and the tier opens."""
+    """A disk that lost its log may have lost more: readable frames are found, and the tier opens."""
     with open_disk(frame_bytes_max=FRAME) as disk:
         disk.put(real(*range(20)))
         bad = page_of(make_key(7))[1] * PAGE
@@ -323,10 +323,10 @@ def test_an_unreadable_page_costs_itself_alone(
     assert disk.read(list(expected)) == list(expected.values())
 
 
-def test_what_is_found_is_forced_to_the_device_first(
+def test_frames_found_are_synced_before_their_records(
     open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its writer may have been killed before it synced: the new records would promise more than is durable."""
+    """Their writer may have been killed before its sync: the new records would promise more than is durable."""
     with open_disk(frame_bytes_max=FRAME, direct_io="off", durability="none") as disk:
         disk.put(real(0))
     log = directory / "index.log"

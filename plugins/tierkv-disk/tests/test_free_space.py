@@ -1,4 +1,4 @@
-"""Free space against a model: a set of pages."""
+"""Free space compared with a model: a set of pages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tierkv_disk.space.free_space import FreeSpace, Pins
 
 
 def pages_of(runs: tuple[Run, ...]) -> set[int]:
-    """Every page by itself."""
+    """Numbers of all pages in the runs."""
     return {run.address + number for run in runs for number in range(run.pages)}
 
 
 class FreeSpaceMachine(RuleBasedStateMachine):
-    """Whatever the order of takes and frees, no page has two owners, none is lost, and runs are as long as can be."""
+    """In any order of takes and frees, no page has two owners, none is lost, and free runs are as long as possible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FreeSpaceMachine(RuleBasedStateMachine):
         self.owned: list[tuple[Run, ...]] = []
 
     def longest(self) -> int:
-        """The longest free run of the model."""
+        """Length of the longest free run of the model."""
         best = length = 0
         previous = -2
         for page in sorted(self.free):
@@ -46,7 +46,7 @@ class FreeSpaceMachine(RuleBasedStateMachine):
     @rule(pages=st.integers(1, 6))
     def take(self, pages: int) -> None:
         run = self.space.take_run(pages)
-        assert (run is not None) == (self.longest() >= pages), "a run that is long enough was overlooked, or made up"
+        assert (run is not None) == (self.longest() >= pages), "a long enough run was missed or invented"
         if run is not None:
             assert run.pages == pages
             self.own((run,))
@@ -57,11 +57,11 @@ class FreeSpaceMachine(RuleBasedStateMachine):
         assert (runs is not None) == (len(self.free) >= pages)
         if runs is not None:
             assert sum(run.pages for run in runs) == pages
-            assert (len(runs) == 1) == (self.longest() >= pages), "a frame is in parts though a run would do"
+            assert (len(runs) == 1) == (self.longest() >= pages), "the frame is split although one run would do"
             self.own(runs)
 
     def own(self, runs: tuple[Run, ...]) -> None:
-        """They are taken: they must have been free, and once each."""
+        """Record taken pages: they must have been free, and each taken once."""
         pages = pages_of(runs)
         assert len(pages) == sum(run.pages for run in runs)
         assert pages <= self.free
@@ -86,7 +86,7 @@ TestFreeSpace = FreeSpaceMachine.TestCase
 
 
 def test_best_fit() -> None:
-    """The shortest run that is long enough: a long one is kept for who needs it."""
+    """The shortest sufficient run is taken: long runs are kept for long frames."""
     space = FreeSpace()
     for segment, pages in enumerate((9, 4, 6)):
         space.add_run(Run(address_at(segment, 0), pages))
@@ -96,8 +96,8 @@ def test_best_fit() -> None:
     assert space.take_run(3) is None
 
 
-def test_frames_of_one_length_never_splinter() -> None:
-    """Without a codec, after any history, each frame lies in one run."""
+def test_frames_of_one_length_never_fragment() -> None:
+    """Without a codec, after any history, each frame is in one run."""
     space, rng = FreeSpace(), random.Random(1)
     for segment in range(4):
         space.add_run(Run(address_at(segment, 0), 130))
@@ -109,8 +109,8 @@ def test_frames_of_one_length_never_splinter() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "parts_mean_max"), [(0.68, 0.71, 2.0), (0.4, 1.0, 4.0)])
-def test_frames_of_many_lengths_splinter_little(low: float, high: float, parts_mean_max: float) -> None:
-    """A full tier behind a codec, evicting at random with room for eight frames: all of it is used, in few parts."""
+def test_frames_of_many_lengths_fragment_little(low: float, high: float, parts_mean_max: float) -> None:
+    """A full tier behind a codec, with random evictions and room for eight frames: all pages are used, in few runs."""
     space, rng = FreeSpace(), random.Random(2)
     space.add_run(Run(address_at(0, 0), 513 * 200))
     held: list[tuple[Run, ...]] = []
@@ -128,7 +128,7 @@ def test_frames_of_many_lengths_splinter_little(low: float, high: float, parts_m
 
 
 def test_pins() -> None:
-    """What is freed while it is read becomes free with the last reader, whole."""
+    """Pages freed during a read become free with the last reader, as a whole."""
     pins = Pins()
     runs = (Run(PageAddress(5), 2), Run(PageAddress(90), 1))
     assert pins.free(runs) == runs

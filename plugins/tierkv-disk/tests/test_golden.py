@@ -1,7 +1,7 @@
-"""Directories that earlier versions wrote, and the one that this version writes, byte for byte.
+"""Golden directories of earlier versions, and of this one, byte for byte.
 
-``golden/directory-vN`` is what :func:`write_history` left under format N, without locks and without the unused space at
-the ends of files.
+``golden/directory-vN`` is the result of :func:`write_history` under format N, without locks and without the
+unused space at the ends of files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD = {number: make_frame(make_key(number), version, 2 * PAGE) for number, vers
 
 
 def write_history(disk: Session) -> None:
-    """Puts of both lengths, a delete whose place is used again, an overwrite."""
+    """Puts of both lengths, a delete whose pages are reused, an overwrite."""
     for number, size in ((0, 2 * PAGE), (1, PAGE), (2, 2 * PAGE)):
         disk.put({make_key(number): make_frame(make_key(number), 1, size)})
     disk.forget([make_key(1)])
@@ -34,7 +34,7 @@ def write_history(disk: Session) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_directory_of_that_version_is_read(open_disk: OpenDisk, place: Path, directory: Path, version: int) -> None:
-    """Whatever a release wrote, every later one reads, and goes on in it; so an upgrade loses nothing."""
+    """Every later release reads and continues directories of earlier ones, so an upgrade loses nothing."""
     shutil.copytree(GOLDEN / f"directory-v{version}", place)
     expected = {make_key(number): frame for number, frame in HELD.items()}
     for _ in range(2):
@@ -51,8 +51,8 @@ def test_a_directory_of_that_version_is_read(open_disk: OpenDisk, place: Path, d
     assert json.loads((directory / "namespace.json").read_text())["format"] == 2
 
 
-def test_an_upgrade_that_is_cut_short_goes_on(open_disk: OpenDisk, place: Path, directory: Path) -> None:
-    """Between the new log and the new namespace.json lies an instant: the log itself says how it is to be read."""
+def test_an_interrupted_upgrade_continues(open_disk: OpenDisk, place: Path, directory: Path) -> None:
+    """A kill between the new log and the new namespace.json: the log's own version decides how it is read."""
     shutil.copytree(GOLDEN / "directory-v1", place)
     old_manifest = (directory / "namespace.json").read_bytes()
     open_disk(frame_bytes_max=2 * PAGE).close()
@@ -62,7 +62,7 @@ def test_an_upgrade_that_is_cut_short_goes_on(open_disk: OpenDisk, place: Path, 
 
 
 def test_the_bytes_that_are_written_do_not_change(open_disk: OpenDisk, place: Path) -> None:
-    """The same history gives the same files; a change of them is a new format version, with a directory here."""
+    """A fixed history gives fixed files. A change of them is a new format version, with a new directory here."""
     with open_disk(frame_bytes_max=2 * PAGE) as disk:
         write_history(disk)
     golden = {path.relative_to(NEWEST): path.read_bytes() for path in NEWEST.rglob("*") if path.is_file()}
@@ -74,7 +74,7 @@ def test_the_bytes_that_are_written_do_not_change(open_disk: OpenDisk, place: Pa
     assert {path.name for path in extra} == {"lock", "directory.lock"}
 
 
-def test_the_golden_log_is_what_the_documentation_says() -> None:
+def test_the_golden_log_matches_the_documentation() -> None:
     """Read by the rules of docs/format.md, without the code under test."""
     (log,) = NEWEST.rglob("index.log")
     told = [(line.kind, line.key, line.part, line.page, line.frame_bytes) for line in read_log(log)]
@@ -90,7 +90,7 @@ def test_the_golden_log_is_what_the_documentation_says() -> None:
 
 @pytest.mark.parametrize("name", ["tierkv-disk.json", "namespace.json"])
 def test_a_newer_version_is_refused(open_disk: OpenDisk, place: Path, name: str) -> None:
-    """After a downgrade: named, with what to do, and nothing is touched."""
+    """After a downgrade: the error names file and remedy, and nothing is changed."""
     shutil.copytree(NEWEST, place)
     (path,) = place.rglob(name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))

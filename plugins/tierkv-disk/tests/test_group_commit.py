@@ -1,4 +1,4 @@
-"""One forced write for many callers: all is true only when it is durable, and what fails fails for whom it concerns."""
+"""One forced write for many callers: records apply only when durable, and a failure concerns its callers alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLERS = 6
 
 
 class HeldSync:
-    """``fdatasync`` that waits at its first call on a file until let go, and counts."""
+    """``fdatasync`` that waits at its first call on a file until released, and counts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, error: int = 0) -> None:
         self.entered, self.let_go, self.calls = threading.Event(), threading.Event(), 0
@@ -37,13 +37,13 @@ class HeldSync:
 
 
 def wait_for_callers(disk: object, count: int) -> None:
-    """Until so many calls have left their records."""
+    """Wait until ``count`` calls have queued their records."""
     while len(disk.backend._commits._pending) < count:  # type: ignore[attr-defined]
         pass
 
 
 def test_callers_that_wait_share_a_forced_write(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first waits for the device, five come; one more forced write serves them all."""
+    """While the first call waits for the device, five more arrive; one further forced write serves them all."""
     disk = open_disk()
     disk.put(frames(99))
     held = HeldSync(monkeypatch, "index.log")
@@ -62,8 +62,8 @@ def test_callers_that_wait_share_a_forced_write(open_disk: OpenDisk, monkeypatch
     assert disk.contains([make_key(number) for number in range(CALLERS)]) == [True] * CALLERS
 
 
-def test_what_cannot_be_forced_fails_for_all_who_wait(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is told that it is stored; nothing of it is visible; the device's error has its name."""
+def test_a_failed_forced_write_fails_all_waiting_callers(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No caller gets an acknowledgement, no record is visible, and the error names the device's error."""
     disk = open_disk()
     disk.put(frames(99))
     with monkeypatch.context() as patch:
@@ -81,7 +81,7 @@ def test_what_cannot_be_forced_fails_for_all_who_wait(open_disk: OpenDisk, monke
 
 
 def test_the_log_has_the_order_of_the_table(open_disk: OpenDisk) -> None:
-    """Many threads overwrite the same keys; what a reopen finds is what the table said at the end."""
+    """Many threads overwrite the same keys; a reopen finds the final state of the table."""
     versions = dict.fromkeys(range(4), 0)
 
     def overwrite(worker: int) -> None:

@@ -43,14 +43,14 @@ RECORDS = [
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[IndexLog]:
-    """An empty log."""
+    """Empty log."""
     log = IndexLog.create(tmp_path, IDENTITY, [], sync=True)
     yield log
     log.close()
 
 
 def read(path: Path, identity: LogIdentity = IDENTITY) -> tuple[list[Record], LogHealth]:
-    """What the code under test reads."""
+    """Records and health as read by the code under test."""
     fd, health = os.open(path, os.O_RDONLY), LogHealth()
     try:
         return [Record(*row) for row in read_records(fd, identity, health)], health
@@ -59,7 +59,7 @@ def read(path: Path, identity: LogIdentity = IDENTITY) -> tuple[list[Record], Lo
 
 
 def test_a_log_of_slots_is_read_in_pages() -> None:
-    """Version 1 counted slots of one size: their numbers become those of the pages where they begin."""
+    """Version 1 counted slots of one size: slot numbers become the numbers of their first pages."""
     fd, health = os.open(GOLDEN.with_name("index-v1.log"), os.O_RDONLY), LogHealth()
     try:
         rows = list(read_records(fd, IDENTITY, health, slot_bytes=2 << 20))
@@ -74,14 +74,14 @@ def test_a_log_of_slots_is_read_in_pages() -> None:
 
 
 def test_golden_file() -> None:
-    """A log written by one release is read by every later one: these bytes never change."""
+    """Every later release reads the log of an earlier one: these bytes never change."""
     records, health = read(GOLDEN)
     assert records == RECORDS
     assert health == LogHealth(records=len(RECORDS))
 
 
 def test_written_bytes_equal_the_golden_file(tmp_path: Path) -> None:
-    """What we write today is what that release wrote, but for the zeros that wait at the end."""
+    """This release writes the same bytes, except for the zeros in advance at the end."""
     IndexLog.create(tmp_path, IDENTITY, RECORDS[:2], sync=False).close()
     fd = os.open(tmp_path / "index.log", os.O_RDWR)
     log = IndexLog.resume(fd, IDENTITY, LogHealth(records=2), sync=False)
@@ -99,8 +99,8 @@ def test_written_bytes_equal_the_golden_file(tmp_path: Path) -> None:
     numbers=st.tuples(*[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 2**16 - 1)),
     kind=st.sampled_from(RecordKind),
 )
-def test_any_record_comes_back(key: bytes, numbers: tuple[int, int, int, int], kind: RecordKind) -> None:
-    """Also keys that end in zeros, as the padding does."""
+def test_any_record_round_trips(key: bytes, numbers: tuple[int, int, int, int], kind: RecordKind) -> None:
+    """Includes keys that end in zeros, like the padding."""
     record = Record(kind, Key(key), numbers[3], address_at(numbers[0], numbers[1]), numbers[2])
     fd = os.memfd_create("log")
     try:
@@ -111,7 +111,7 @@ def test_any_record_comes_back(key: bytes, numbers: tuple[int, int, int, int], k
 
 
 def test_tail_torn_at_every_byte(tmp_path: Path, log: IndexLog) -> None:
-    """A crash may cut the last append anywhere: the records before stay, and the next append follows them."""
+    """A crash may cut the last append anywhere: the previous records stay, and the next append follows them."""
     log.append(RECORDS)
     whole = (tmp_path / "index.log").read_bytes()[: RECORD_BYTES * (1 + len(RECORDS))]
     torn = tmp_path / "torn.log"
@@ -121,7 +121,7 @@ def test_tail_torn_at_every_byte(tmp_path: Path, log: IndexLog) -> None:
         assert records == RECORDS[: cut // RECORD_BYTES - 1]
         assert health.damaged == 0
         assert health.torn_bytes == cut % RECORD_BYTES
-        if cut % 19:  # going on after each cut would take long; 19 and 128 have no common divisor
+        if cut % 19:  # a resume after each cut would take long; 19 and 128 have no common divisor
             continue
         fd = os.open(torn, os.O_RDWR)
         resumed = IndexLog.resume(fd, IDENTITY, health, sync=False)
@@ -131,7 +131,7 @@ def test_tail_torn_at_every_byte(tmp_path: Path, log: IndexLog) -> None:
 
 
 def test_tail_of_garbage_before_the_zeros(tmp_path: Path, log: IndexLog) -> None:
-    """Where the file is zero-filled ahead, a torn append lies between good records and zeros."""
+    """If the file is zero-filled in advance, a torn append is between good records and zeros."""
     log.append(RECORDS[:2])
     path = tmp_path / "index.log"
     os.truncate(path, 8192)
@@ -147,7 +147,7 @@ def test_tail_of_garbage_before_the_zeros(tmp_path: Path, log: IndexLog) -> None
 
 @pytest.mark.parametrize("bad", range(4))
 def test_a_damaged_record_costs_itself_alone(tmp_path: Path, log: IndexLog, bad: int) -> None:
-    """Every single flipped byte is noticed, and what comes after is still read."""
+    """Every flipped byte is detected, and the records after it are still read."""
     records = [Record(RecordKind.PUT, make_key(number), 0, address_at(0, number), 4096) for number in range(5)]
     log.append(records)
     path = tmp_path / "index.log"
@@ -174,7 +174,7 @@ def test_a_lost_page_costs_its_records_alone(tmp_path: Path, log: IndexLog) -> N
 
 
 def test_records_of_another_namespace_never_pass(tmp_path: Path, log: IndexLog) -> None:
-    """A log copied from another namespace is noticed, header and every record."""
+    """A log copied from another namespace is detected by its header and by every record."""
     log.append(RECORDS)
     records, health = read(tmp_path / "index.log", LogIdentity(bytes(range(1, 17))))
     assert records == []
@@ -182,7 +182,7 @@ def test_records_of_another_namespace_never_pass(tmp_path: Path, log: IndexLog) 
 
 
 def test_growth_keeps_room_for_deletes(tmp_path: Path, log: IndexLog) -> None:
-    """The file grows before it is full: a delete must find room on a disk that has none left."""
+    """The file grows before it is full: a delete must find room on a full disk."""
     path = tmp_path / "index.log"
     batch = [RECORDS[0]] * 512
     for number in range(40):
@@ -215,9 +215,9 @@ print(stored)
 
 
 def test_full_disk(tmp_path: Path) -> None:
-    """An append that does not fit leaves nothing behind, a smaller one still goes in, and the log is whole.
+    """An append that does not fit changes nothing, a smaller one still succeeds, and the log is whole.
 
-    The limit on file size is the process's, so it runs in one of its own.
+    The limit on file size belongs to the process, so the test runs in a process of its own.
     """
     program = f"import sys; sys.path[:0] = {sys.path!r}\n{FULL_DISK}"
     done = subprocess.run([sys.executable, "-I", "-c", program, tmp_path], capture_output=True, text=True, check=False)
@@ -230,7 +230,7 @@ def test_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_failed_sync_stops_the_log(tmp_path: Path, log: IndexLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed sync nobody knows what the device holds: going on could contradict it."""
+    """After a failed sync the state of the device is unknown: a further record could contradict it."""
     log.append(RECORDS[:1])
 
     def fail(fd: int) -> None:
@@ -246,7 +246,7 @@ def test_a_failed_sync_stops_the_log(tmp_path: Path, log: IndexLog, monkeypatch:
 
 
 def test_replacing_is_all_or_nothing(tmp_path: Path, log: IndexLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rewrite that fails half-way leaves the old log as it was, and no temporary."""
+    """A rewrite that fails half-way keeps the old log, and no temporary file."""
     log.append(RECORDS)
     before = (tmp_path / "index.log").read_bytes()
 
@@ -262,7 +262,7 @@ def test_replacing_is_all_or_nothing(tmp_path: Path, log: IndexLog, monkeypatch:
 
 
 def test_a_replacement_that_may_not_last_stops_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new log is there, but its name is not durable: what is added now could vanish with it in a power cut."""
+    """The new log exists, but its name is not durable: records added now could be lost with it in a power cut."""
 
     def fail(directory: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")

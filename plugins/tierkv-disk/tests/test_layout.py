@@ -1,4 +1,4 @@
-"""Whose directory it is, who may be in it, and what is said to those who may not."""
+"""Ownership of the directory: who may use it, and the messages to those who may not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 
 def test_the_lock_names_the_process_that_holds_it(open_disk: OpenDisk, directory: Path) -> None:
-    """Two servers started on one path by mistake: the second one says which process is in its way."""
+    """Two servers started on one path by mistake: the error of the second names the process of the first."""
     open_disk().close()
     (directory / locks.LOCK_NAME).write_text("12345678901234\n")
     program = f"import sys; sys.path[:0] = {sys.path!r}\n{HOLD}"
@@ -42,7 +42,7 @@ def test_the_lock_names_the_process_that_holds_it(open_disk: OpenDisk, directory
 
 
 def test_two_namespaces_share_a_path(open_disk: OpenDisk, place: Path) -> None:
-    """Ranks and models of one machine share the disk; each has a directory, a lock and a log of its own."""
+    """Ranks and models of one machine share the disk; each has its own directory, lock and log."""
     one, two = open_disk(model="one"), open_disk(model="two")
     one.put({make_key(1): make_frame(make_key(1), 1, PAGE)})
     assert two.scan() == {}
@@ -50,7 +50,7 @@ def test_two_namespaces_share_a_path(open_disk: OpenDisk, place: Path) -> None:
 
 
 def test_many_processes_claim_one_path_at_once(place: Path) -> None:
-    """The ranks of a server start at the same instant on a path that does not exist yet."""
+    """The ranks of a server start at the same time on a path that does not exist yet."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: layout.claim_directory(place), range(64)))
     assert [path.name for path in place.iterdir()] == [layout.MARKER_NAME]
@@ -58,7 +58,7 @@ def test_many_processes_claim_one_path_at_once(place: Path) -> None:
 
 
 def test_a_new_file_system_is_not_foreign(open_disk: OpenDisk, place: Path) -> None:
-    """`path` is often the mount point of a disk of its own, where ext4 puts its lost+found."""
+    """`path` is often the mount point of a separate disk, where ext4 creates lost+found."""
     (place / "lost+found").mkdir(parents=True)
     open_disk().put({make_key(1): make_frame(make_key(1), 1, PAGE)})
     assert (place / "lost+found").is_dir()
@@ -77,7 +77,7 @@ def test_a_new_file_system_is_not_foreign(open_disk: OpenDisk, place: Path) -> N
     ],
 )
 def test_a_marker_that_is_not_ours(open_disk: OpenDisk, place: Path, marker: str, message: str) -> None:
-    """A later format, or another program's file of that name, is refused and left as it is."""
+    """A later format, or another program's file of that name, is refused and left unchanged."""
     place.mkdir()
     (place / layout.MARKER_NAME).write_text(marker)
     with pytest.raises(NamespaceMismatchError, match=message):
@@ -87,7 +87,7 @@ def test_a_marker_that_is_not_ours(open_disk: OpenDisk, place: Path, marker: str
 
 
 def test_foreign_files_are_named(open_disk: OpenDisk, place: Path) -> None:
-    """The message shows what was found, so that the reader recognises the directory."""
+    """The message names a file found there, so that the user recognises the directory."""
     place.mkdir()
     (place / "thesis.txt").write_text("the only copy")
     with pytest.raises(NamespaceMismatchError, match=rf"{place} holds 'thesis.txt' and no tierkv-disk.json"):
@@ -96,7 +96,7 @@ def test_foreign_files_are_named(open_disk: OpenDisk, place: Path) -> None:
 
 
 def test_a_namespace_of_another_name_is_refused(open_disk: OpenDisk, place: Path, directory: Path) -> None:
-    """A directory that was renamed or copied holds the bytes of another model."""
+    """A renamed or copied directory holds the bytes of another model."""
     with open_disk(model="other") as disk:
         disk.put({make_key(1): make_frame(make_key(1), 1, PAGE)})
     (other,) = (path for path in place.iterdir() if path.is_dir())
@@ -106,7 +106,7 @@ def test_a_namespace_of_another_name_is_refused(open_disk: OpenDisk, place: Path
 
 
 def test_segments_without_a_manifest_are_refused(open_disk: OpenDisk, directory: Path) -> None:
-    """Without namespace.json the slot size is a guess; a wrong one would read across frames."""
+    """Without namespace.json the slot size is unknown; a wrong one would read across frames."""
     with open_disk() as disk:
         disk.put({make_key(1): make_frame(make_key(1), 1, PAGE)})
     before = (directory / "segment-00000.dat").read_bytes()
@@ -117,7 +117,7 @@ def test_segments_without_a_manifest_are_refused(open_disk: OpenDisk, directory:
 
 
 def test_a_failed_open_leaves_the_lock_free(open_disk: OpenDisk, directory: Path) -> None:
-    """The user repairs what the message named and tries again, in the same process."""
+    """The user repairs the file that the message named and retries, in the same process."""
     open_disk().close()
     manifest = directory / layout.NAMESPACE_NAME
     good = manifest.read_text()
@@ -129,8 +129,8 @@ def test_a_failed_open_leaves_the_lock_free(open_disk: OpenDisk, directory: Path
     open_disk().close()
 
 
-def test_descriptors_are_given_back(open_disk: OpenDisk) -> None:
-    """Opening and closing many times, as tests and reconfiguration do, must not use up the process's files."""
+def test_descriptors_are_closed(open_disk: OpenDisk) -> None:
+    """Repeated opens and closes, as in tests and reconfiguration, must not exhaust the process's descriptors."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         with open_disk() as disk:

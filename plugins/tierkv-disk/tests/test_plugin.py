@@ -20,7 +20,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_entry_point() -> None:
-    """`pip install tierkv-disk`, write `backend = "disk"`: this line is what connects the two."""
+    """`pip install tierkv-disk` and `backend = "disk"` are connected by this entry point."""
     (point,) = entry_points(group="tierkv", name="disk")
     assert point.load() is tierkv_disk
     assert tierkv_disk.TIERKV_SPI == SPI_VERSION
@@ -42,14 +42,14 @@ def test_entry_point() -> None:
         ({"path": "x", "segment_bytes": 1000}, "segment_bytes = 1000 is below 1 MiB"),
     ],
 )
-def test_options_say_what_is_wrong(options: dict[str, str], message: str) -> None:
-    """The framework puts file and key path before this text; key, value and what is allowed come from here."""
+def test_bad_options_are_named_with_their_value(options: dict[str, str], message: str) -> None:
+    """The framework adds file and key path; key, value and allowed values come from here."""
     with pytest.raises(ValueError, match=message):
         DiskOptions(**options)
 
 
 def test_readme_lists_every_option_with_its_default(tmp_path: Path) -> None:
-    """The table is what users read; a default that changed in the code alone would be a lie."""
+    """Users read the table; a default changed in the code alone would make it wrong."""
     rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|required|none) \|", README, re.MULTILINE)
     options = {field.name: field for field in dataclasses.fields(DiskOptions)}
     assert [name for name, _ in rows] == list(options)

@@ -1,4 +1,4 @@
-"""Promise 5 beyond kill -9: what was acknowledged survives a power cut, and a record never speaks of half a frame."""
+"""Promise 5 beyond kill -9: acknowledged frames survive a power cut, and a record never describes half a frame."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ CONTEXT = BackendContext("disk", make_namespace(), 2 * PAGE, 12 * 2 * PAGE + PAG
 OPERATIONS = 30
 
 SIZES = (PAGE, 2 * PAGE)
-"""Short and long ones: some frames lie in several runs."""
+"""Short and long frames: some are in several runs."""
 
 
 def options(place: Path, durability: str) -> DiskOptions:
-    """Small segments, so that the run needs more than one growth."""
+    """Small segments, so that the run needs several growths."""
     return DiskOptions(str(place), durability=durability, min_free_bytes=0, segment_bytes=1 << 20)
 
 
 class Cutter:
-    """At some steps, takes an image of the disk, recovers from it, and asks the ledger."""
+    """At some steps, take an image of the disk, recover from it, and compare with the ledger."""
 
     def __init__(self, tmp_path: Path, seed: int) -> None:
         self.images = 0
@@ -57,7 +57,7 @@ class Cutter:
 
 @pytest.fixture
 def cutter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Cutter]:
-    """Watches the disk at ``tmp_path / "disk"``."""
+    """Cutter that watches the disk at ``tmp_path / "disk"``."""
     cutter = Cutter(tmp_path, request.param)
     (tmp_path / "disk").mkdir()
     cutter.platter = Platter(tmp_path / "disk", monkeypatch, cutter.step)
@@ -66,7 +66,7 @@ def cutter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 
 def play(cutter: Cutter, place: Path, durability: str, seed: int) -> None:
-    """Write, overwrite and delete under the cutter's eyes."""
+    """Write, overwrite and delete while the cutter watches."""
     ledger = Ledger(KEYS)
     with Session(tierkv_disk.PLUGIN, CONTEXT, options(place, durability)) as session:
         cutter.ledger = ledger
@@ -83,14 +83,14 @@ def play(cutter: Cutter, place: Path, durability: str, seed: int) -> None:
 @pytest.mark.parametrize("cutter", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("durability", ["batch", "always"])
 def test_acknowledged_frames_survive(cutter: Cutter, tmp_path: Path, durability: str) -> None:
-    """At any step, whatever sectors the device lost, recovery finds every key in a state that was promised, whole."""
+    """At any step and for any lost sectors, recovery finds every key in a promised state, whole."""
     play(cutter, tmp_path / "disk", durability, cutter.images)
     assert cutter.images > 20
 
 
 @pytest.mark.parametrize("cutter", [4, 5], indirect=True)
 def test_a_rewrite_of_the_log_survives(cutter: Cutter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same while the log is replaced by a shorter one every few operations."""
+    """Recovery is complete even while the log is replaced by a shorter one every few operations."""
     monkeypatch.setattr("tierkv_disk.recovery.recovery.COMPACT_RECORDS_MIN", 4)
     rewrites: list[Path] = []
     create = IndexLog.create.__func__  # type: ignore[attr-defined]
@@ -106,8 +106,8 @@ def test_a_rewrite_of_the_log_survives(cutter: Cutter, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("cutter", [1], indirect=True)
-def test_the_simulated_device_is_cruel_enough(cutter: Cutter, tmp_path: Path) -> None:
-    """Without syncs the same run must fail, or the test above proves nothing."""
+def test_the_simulated_device_loses_enough(cutter: Cutter, tmp_path: Path) -> None:
+    """Without syncs the same run must fail; otherwise the test above proves nothing."""
     with pytest.raises(AssertionError, match="possible"):
         play(cutter, tmp_path / "disk", "none", 0)
     cutter.ledger = None
@@ -115,7 +115,7 @@ def test_the_simulated_device_is_cruel_enough(cutter: Cutter, tmp_path: Path) ->
 
 @pytest.mark.parametrize("cutter", [6], indirect=True)
 def test_each_frame_of_a_batch_by_itself(cutter: Cutter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``"always"``: of a batch that a power cut interrupts, every frame before the one under way is there."""
+    """``"always"``: of a batch interrupted by a power cut, every frame before the current one is stored."""
     place = tmp_path / "disk"
     before: list[int] = []
     keys = [make_key(number) for number in range(4)]
@@ -123,7 +123,7 @@ def test_each_frame_of_a_batch_by_itself(cutter: Cutter, tmp_path: Path, monkeyp
     def look() -> None:
         if cutter.platter is None or not before:
             return
-        cutter._judging = True  # the steps of this look are no moments for a cut
+        cutter._judging = True  # the steps of this check are no moments for a cut
         cutter.platter.image(tmp_path / "image", random.Random(cutter.images))
         cutter.images += 1
         with Session(tierkv_disk.PLUGIN, CONTEXT, options(tmp_path / "image", "none")) as recovered:

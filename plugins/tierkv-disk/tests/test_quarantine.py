@@ -1,4 +1,4 @@
-"""Places that gave a bad frame once: out of service, listed, bounded, also after a restart."""
+"""Pages of bad frames: out of service, listed, bounded, also after a restart."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Where = Callable[[Key], tuple[Path, int]]
 
 
 def quarantine(disk: Session, key: Key) -> None:
-    """What the framework says when a frame did not check out."""
+    """Report a frame that failed verification, as the framework does."""
     assert isinstance(disk.backend, DiskBackend)
     disk.backend.quarantine(key, "stored checksum differs")
 
 
 def listed(directory: Path) -> list[dict[str, object]]:
-    """The file, as a person reads it."""
+    """Entries of the file, as a user reads them."""
     return [json.loads(line) for line in (directory / "quarantine.jsonl").read_text().splitlines()]
 
 
-def test_a_bad_place_is_not_used_again(open_disk: OpenDisk, directory: Path, page_of: Where) -> None:
-    """Also not after a restart; its bytes stay, it is listed, and the capacity is as large as before."""
+def test_bad_pages_are_not_reused(open_disk: OpenDisk, directory: Path, page_of: Where) -> None:
+    """They stay out of service after a restart; their bytes stay, they are listed, and the capacity is unchanged."""
     capacity = 4 * PAGE
     with open_disk(capacity_bytes=capacity) as disk:
         disk.put(frames(0, 1, 2, 3))
         path, page = page_of(make_key(1))
         quarantine(disk, make_key(1))
-        assert disk.get(make_key(1)) == frames(1)[make_key(1)], "it is there until it is deleted"
+        assert disk.get(make_key(1)) == frames(1)[make_key(1)], "it is stored until it is deleted"
         disk.forget([make_key(1)])
         disk.put(frames(4))
         assert page_of(make_key(4)) != (path, page)
@@ -59,8 +59,8 @@ def test_a_bad_place_is_not_used_again(open_disk: OpenDisk, directory: Path, pag
     assert path.read_bytes()[page * PAGE :][:PAGE] == frames(1)[make_key(1)]
 
 
-def test_an_overwritten_frame_stays_with_its_new_place(open_disk: OpenDisk, page_of: Where) -> None:
-    """The chunk is stored anew instead of deleted: the old place leaves service all the same."""
+def test_an_overwritten_frame_keeps_its_new_pages(open_disk: OpenDisk, page_of: Where) -> None:
+    """The chunk is stored again instead of deleted: the old pages leave service all the same."""
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(0, 1))
     bad = page_of(make_key(1))
@@ -72,7 +72,7 @@ def test_an_overwritten_frame_stays_with_its_new_place(open_disk: OpenDisk, page
 
 
 def test_the_list_is_bounded(open_disk: OpenDisk, directory: Path) -> None:
-    """A dying disk must not eat the tier: over the bound, the oldest places return to service."""
+    """A dying disk must not consume the tier: beyond the bound, the oldest entries return to service."""
     with open_disk(capacity_bytes=8 * PAGE, quarantine_bytes_max=2 * PAGE) as disk:
         for number in range(20):
             disk.put(frames(number))
@@ -85,14 +85,14 @@ def test_the_list_is_bounded(open_disk: OpenDisk, directory: Path) -> None:
         assert sum(path.stat().st_size for path in directory.glob("segment-*")) <= (8 + 2) * PAGE
     with open_disk(capacity_bytes=8 * PAGE, quarantine_bytes_max=0) as disk:
         assert listed(directory) == []
-        assert len(disk.scan()) >= 6, "more went than lay above the capacity"
+        assert len(disk.scan()) >= 6, "more frames were dropped than were above the capacity"
         assert sum(path.stat().st_size for path in directory.glob("segment-*")) == 8 * PAGE
 
 
-def test_a_place_that_cannot_be_read_or_written(
+def test_pages_that_cannot_be_read_or_written(
     open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device's own word: no need to wait for a checksum."""
+    """After an error of the device no failed checksum is needed."""
     disk = open_disk(capacity_bytes=4 * PAGE)
     disk.put(frames(0))
 
@@ -113,8 +113,8 @@ def test_a_place_that_cannot_be_read_or_written(
     assert disk.read([make_key(number) for number in (0, 2, 3, 4)]) == list(frames(0, 2, 3, 4).values())
 
 
-def test_a_list_that_is_not_true_any_more(open_disk: OpenDisk, directory: Path) -> None:
-    """Edited, damaged, or of places that hold good frames: no open fails, no frame is lost, nonsense is struck off."""
+def test_an_outdated_list(open_disk: OpenDisk, directory: Path) -> None:
+    """Edited, damaged, or naming good frames: no open fails, no frame is lost, bad lines are removed."""
     with open_disk() as disk:
         disk.put(frames(0, 1))
     lines = [
@@ -130,4 +130,4 @@ def test_a_list_that_is_not_true_any_more(open_disk: OpenDisk, directory: Path) 
         assert disk.read([make_key(0), make_key(1)]) == list(frames(0, 1).values())
         assert [line["reason"] for line in listed(directory)] == ["good"]
         disk.put(frames(*range(2, 256)))
-        assert len(disk.scan()) == 256, "the two pages came on top"
+        assert len(disk.scan()) == 256, "the two pages count on top of the capacity"

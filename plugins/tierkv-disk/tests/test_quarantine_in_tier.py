@@ -1,4 +1,4 @@
-"""The whole way of a bad frame: damaged on the disk, refused by the framework, its place out of service."""
+"""The path of a bad frame: damaged on the disk, refused by the framework, its pages out of service."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from tierkv.types.transfers import SlotRef
 from tierkv_disk import CAPABILITIES
 
 
-def test_a_frame_that_rotted(open_disk: OpenDisk, directory: Path, page_of: Callable[[Key], tuple[Path, int]]) -> None:
-    """A flipped bit is a miss, the deletion frees nothing, and the chunk is stored anew elsewhere."""
+def test_a_bad_frame_is_stored_elsewhere(
+    open_disk: OpenDisk, directory: Path, page_of: Callable[[Key], tuple[Path, int]]
+) -> None:
+    """A flipped bit is a miss, the deletion frees no page, and the chunk is stored again elsewhere."""
     session = open_disk(frame_bytes_max=2 * PAGE, capacity_bytes=8 * PAGE)
     arena, key = HostArena(2 * 2 * PAGE, PAGE), make_key(1)
     sealer = FrameSealer(make_namespace().fingerprint())

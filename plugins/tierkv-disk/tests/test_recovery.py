@@ -1,4 +1,4 @@
-"""Opening what a crash, a careless hand or a dying disk left."""
+"""Opening a directory after a crash, a user's mistake or a disk failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tierkv_disk.recovery.recovery import COMPACT_RECORDS_MIN, RecoveryReport
 
 
 def recovery_of(session: Session) -> RecoveryReport:
-    """What opening found."""
+    """Report of the open."""
     assert isinstance(session.backend, DiskBackend)
     return session.backend.recovery
 
@@ -27,7 +27,7 @@ def recovery_of(session: Session) -> RecoveryReport:
 def test_a_missing_segment_costs_its_own_frames(
     open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody removed a file: what lay in it is a miss, the rest is whole, and it is said once."""
+    """A segment file was removed: its frames are misses, all others are whole, and one warning reports it."""
     everything = frames(*range(300))
     with open_disk(capacity_bytes=2 << 20) as disk:
         disk.put(everything)
@@ -43,13 +43,13 @@ def test_a_missing_segment_costs_its_own_frames(
     assert f"{len(lost)} frames" in caplog.text
     caplog.clear()
     with open_disk(capacity_bytes=2 << 20) as disk:
-        assert recovery_of(disk).lossless, "the loss was not written down: it is counted again"
+        assert recovery_of(disk).lossless, "the loss was not written to the log: it is counted again"
         assert len(disk.scan()) == 300 - len(lost) + 40
     assert not caplog.records
 
 
 def test_a_shortened_segment_costs_what_was_cut_off(open_disk: OpenDisk, directory: Path) -> None:
-    """A file that ends early, met at open."""
+    """A truncated file, found at open."""
     with open_disk() as disk:
         disk.put(frames(*range(10)))
     os.truncate(directory / "segment-00000.dat", 6 * PAGE + 100)
@@ -64,7 +64,7 @@ def test_a_shortened_segment_costs_what_was_cut_off(open_disk: OpenDisk, directo
 def test_a_segment_shortened_while_open_is_a_corrupt_frame(
     open_disk: OpenDisk, directory: Path, direct_io: str
 ) -> None:
-    """The buffer then holds some old bytes: the answer must be an error, never a number of bytes."""
+    """The buffer then holds some old bytes: the result must be an error, never a number of bytes."""
     disk = open_disk(direct_io=direct_io)
     disk.put(frames(0, 1))
     os.truncate(directory / "segment-00000.dat", PAGE + 100)
@@ -74,16 +74,16 @@ def test_a_segment_shortened_while_open_is_a_corrupt_frame(
     assert result.key == make_key(1)
 
 
-def test_a_slot_belongs_to_its_last_writer(
+def test_pages_belong_to_their_last_writer(
     open_disk: OpenDisk, directory: Path, page_of: Callable[[Key], tuple[Path, int]]
 ) -> None:
-    """A lost delete record brings its key back; not if its slot holds another frame by now."""
+    """A lost delete record restores its key, unless its pages hold another frame by now."""
     with open_disk() as disk:
         disk.put(frames(0))
         place = page_of(make_key(0))
         disk.forget([make_key(0)])
         disk.put(frames(1))
-        assert page_of(make_key(1)) == place, "the test needs the page to be used again"
+        assert page_of(make_key(1)) == place, "the test needs the page to be reused"
     with (directory / "index.log").open("r+b") as file:
         file.seek(2 * 128 + 40)
         file.write(b"damage")
@@ -95,7 +95,7 @@ def test_a_slot_belongs_to_its_last_writer(
 
 
 def test_a_damaged_header_costs_nothing(open_disk: OpenDisk, directory: Path) -> None:
-    """All that it says is known from elsewhere; the log is rewritten with a good one."""
+    """The header holds only known values; the log is rewritten with a good one."""
     with open_disk() as disk:
         disk.put(frames(0, 1))
     with (directory / "index.log").open("r+b") as file:
@@ -107,8 +107,8 @@ def test_a_damaged_header_costs_nothing(open_disk: OpenDisk, directory: Path) ->
         assert recovery_of(disk).lossless
 
 
-def test_a_missing_log_is_said(open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it nothing can be found again, but the space is there and the tier works."""
+def test_a_missing_log_is_reported(open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Frames that the framework does not recognise are lost, but the space is free and the tier works."""
     with open_disk() as disk:
         disk.put(frames(*range(200)))
     (directory / "index.log").unlink()
@@ -138,7 +138,7 @@ def test_a_log_of_dead_records_is_rewritten_at_open(open_disk: OpenDisk, directo
 
 
 def test_a_log_of_dead_records_is_rewritten_while_open(open_disk: OpenDisk, directory: Path) -> None:
-    """A server that runs for a year must not fill the disk with its own history."""
+    """A server that runs for a year must not fill the disk with its log."""
     with open_disk(durability="none") as disk:
         disk.put(frames(*range(20)))
         for version in range(3 * COMPACT_RECORDS_MIN):
@@ -153,7 +153,7 @@ def test_a_log_of_dead_records_is_rewritten_while_open(open_disk: OpenDisk, dire
 def test_a_failed_rewrite_changes_nothing(
     open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the shorter log cannot be written, the long one goes on to serve, and it is said once."""
+    """If the shorter log cannot be written, the long one continues to serve, and one warning reports it."""
     with open_disk(durability="none") as disk:
         (directory / "index.log.tmp").mkdir()
         with caplog.at_level(logging.WARNING):
@@ -166,8 +166,8 @@ def test_a_failed_rewrite_changes_nothing(
         assert disk.get(make_key(1)) == make_frame(make_key(1), 2 * COMPACT_RECORDS_MIN - 1, PAGE)
 
 
-def test_leftovers_are_swept(open_disk: OpenDisk, place: Path, directory: Path) -> None:
-    """A process killed between writing a temporary file and renaming it leaves no litter for ever."""
+def test_temporary_files_are_removed(open_disk: OpenDisk, place: Path, directory: Path) -> None:
+    """Temporary files of a process killed before the rename are removed."""
     with open_disk() as disk:
         disk.put(frames(1))
     litter = [place / ".tierkv-disk.x.1.tmp", directory / ".tierkv-disk.y.2.tmp", directory / "index.log.tmp"]
@@ -178,10 +178,10 @@ def test_leftovers_are_swept(open_disk: OpenDisk, place: Path, directory: Path) 
     assert not [path for path in litter if path.exists()]
 
 
-def test_a_smaller_capacity_lets_go_of_disk(
+def test_a_smaller_capacity_releases_disk(
     open_disk: OpenDisk, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit holds from the open on: free space goes first, then frames, those of old segments before others."""
+    """A limit applies from the open: free space goes first, then frames, oldest segments first."""
 
     def held() -> int:
         return sum(path.stat().st_size for path in directory.glob("segment-*.dat"))
@@ -192,7 +192,7 @@ def test_a_smaller_capacity_lets_go_of_disk(
         assert held() == 4 << 20
         disk.forget([make_key(number) for number in range(850, 1024)])
     with open_disk(capacity_bytes=850 * PAGE) as disk:
-        assert recovery_of(disk).entries_dropped == 0, "there was free space enough to give back"
+        assert recovery_of(disk).entries_dropped == 0, "there was enough free space to release"
         assert held() == 850 * PAGE
         assert len(disk.scan()) == 850
     with caplog.at_level(logging.WARNING), open_disk(capacity_bytes=(2 << 20) + 7 * PAGE) as disk:
@@ -205,7 +205,7 @@ def test_a_smaller_capacity_lets_go_of_disk(
         assert isinstance(disk.write(frames(5000))[0], OutOfSpaceError)
     assert f"{850 - 512 - 7} frames exceeded the limit" in caplog.text
     with open_disk(capacity_bytes=(2 << 20) + 7 * PAGE) as disk:
-        assert recovery_of(disk).lossless, "the drop was not written down: it is told again"
+        assert recovery_of(disk).lossless, "the drop was not written to the log: it is reported again"
         assert disk.scan() == left
 
 
@@ -219,7 +219,7 @@ def test_a_larger_capacity_is_used(open_disk: OpenDisk) -> None:
 
 
 def test_frames_may_become_longer(open_disk: OpenDisk) -> None:
-    """Pages know no frame size: an engine with other chunks goes on in the same directory."""
+    """Pages have no frame size: an engine with other chunks continues in the same directory."""
     held = {}
     for size in (2 * PAGE, PAGE, 3 * PAGE):
         with open_disk(frame_bytes_max=size) as disk:

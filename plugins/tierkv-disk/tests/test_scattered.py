@@ -1,4 +1,4 @@
-"""Frames that a codec made shorter: they take what they need, and the account of the framework is that of the disk."""
+"""Frames shortened by a codec: they take only their pages, and the framework's count matches the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGES = 60
 
 
 def frame(number: int, pages: int, version: int = 1) -> bytes:
-    """So many pages."""
+    """Frame of ``pages`` pages."""
     return make_frame(make_key(number), version, pages * PAGE)
 
 
@@ -31,12 +31,12 @@ def splinter(disk: Session) -> dict[Key, bytes]:
 
 
 def segment_bytes(directory: Path) -> int:
-    """What the segments take on the disk."""
+    """Bytes that the segments take on the disk."""
     return sum(path.stat().st_blocks * 512 for path in directory.glob("segment-*"))
 
 
 def test_every_page_of_the_capacity_can_be_used(open_disk: OpenDisk, directory: Path) -> None:
-    """The framework counts bytes of frames. As long as its count fits, nothing is refused, whatever the lengths."""
+    """The framework counts bytes of frames. While its count fits, no write is refused, whatever the lengths."""
     capacity = PAGES * PAGE
     disk = open_disk(frame_bytes_max=8 * PAGE, capacity_bytes=capacity)
     rng = random.Random(3)
@@ -47,13 +47,13 @@ def test_every_page_of_the_capacity_can_be_used(open_disk: OpenDisk, directory: 
             gone = rng.choice(list(held))
             disk.forget([gone])
             del held[gone]
-        assert disk.write({make_key(number): new}) == [None], "refused, though the account has room"
+        assert disk.write({make_key(number): new}) == [None], "refused, though the count has room"
         held[make_key(number)] = new
         assert segment_bytes(directory) <= capacity
         if number % 50 == 0:
             assert disk.read(list(held)) == list(held.values())
     assert disk.scan() == {key: len(data) for key, data in held.items()}
-    assert any(line.part for line in read_log(directory / "index.log")), "no frame was ever in parts: too easy"
+    assert any(line.part for line in read_log(directory / "index.log")), "no frame was ever split: too easy"
     disk.close()
     with open_disk(frame_bytes_max=8 * PAGE, capacity_bytes=capacity) as again:
         assert isinstance(again.backend, DiskBackend)
@@ -67,8 +67,8 @@ def test_every_page_of_the_capacity_can_be_used(open_disk: OpenDisk, directory: 
 
 @pytest.mark.parametrize("direct_io", ["auto", "off"])
 @pytest.mark.parametrize("size", [6 * PAGE, 5 * PAGE + 17, 4 * PAGE + 4095])
-def test_a_frame_in_parts_comes_back(open_disk: OpenDisk, direct_io: str, size: int) -> None:
-    """Laid into three runs, read, overwritten, read after a reopen, deleted: as any other."""
+def test_a_scattered_frame_round_trips(open_disk: OpenDisk, direct_io: str, size: int) -> None:
+    """A frame in three runs is read, overwritten, read after a reopen and deleted like any other."""
     options = {"frame_bytes_max": 8 * PAGE, "capacity_bytes": PAGES * PAGE, "direct_io": direct_io}
     key = make_key(77)
     with open_disk(**options) as disk:
@@ -83,13 +83,13 @@ def test_a_frame_in_parts_comes_back(open_disk: OpenDisk, direct_io: str, size: 
         disk.forget([key])
         assert disk.get(key) is None
         again = {make_key(200 + number): frame(200 + number, 2) for number in range(15)}
-        assert disk.write(again) == [None] * 15, "its parts did not become free"
+        assert disk.write(again) == [None] * 15, "its runs did not become free"
         assert disk.read(list(held)) == list(held.values())
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_frame_that_misses_a_part_is_gone(open_disk: OpenDisk, directory: Path, lost: int) -> None:
-    """The medium lost the record of one part: the others alone must never be taken for a frame."""
+def test_a_frame_without_one_part_is_dropped(open_disk: OpenDisk, directory: Path, lost: int) -> None:
+    """The medium lost the record of one part: the other parts must never be taken for a frame."""
     options = {"frame_bytes_max": 8 * PAGE, "capacity_bytes": PAGES * PAGE}
     key, after = make_key(77), make_key(78)
     with open_disk(**options) as disk:
@@ -110,7 +110,7 @@ def test_a_frame_that_misses_a_part_is_gone(open_disk: OpenDisk, directory: Path
 
 
 def test_a_part_that_is_cut_off_is_a_corrupt_frame(open_disk: OpenDisk, directory: Path) -> None:
-    """The last part lies beyond the end of its file by now: an error, never a number of bytes."""
+    """The last part is beyond the end of its file: an error, never a number of bytes."""
     disk = open_disk(frame_bytes_max=8 * PAGE, capacity_bytes=PAGES * PAGE)
     splinter(disk)
     key = make_key(77)

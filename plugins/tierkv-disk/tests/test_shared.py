@@ -1,4 +1,4 @@
-"""Several namespaces, stacks and processes in one directory: limits hold for all of them together, for ever."""
+"""Several namespaces, stacks and processes in one directory: limits hold for all of them together, at all times."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SHARED = {
 
 
 def home_of(place: Path, model: str) -> Path:
-    """The directory of a model's namespace."""
+    """Directory of a model's namespace."""
     return place / make_namespace(model).fingerprint().hex()
 
 
 def fill(disk: Session, count: int = 2000) -> int:
-    """Write so many frames, or until the first refusal. Returns how many were stored."""
+    """Write up to ``count`` frames, or until the first refusal. Returns how many were stored."""
     for number in range(count):
         (result,) = disk.write(frames(number, size=SIZE))
         if result is not None:
@@ -51,13 +51,13 @@ def fill(disk: Session, count: int = 2000) -> int:
 
 
 def age(directory: Path, seconds: float) -> None:
-    """Make it look as if the namespace was last used so long ago."""
+    """Set the time of last use of the namespace to ``seconds`` seconds ago."""
     then = time.time() - seconds
     os.utime(directory / "lock", (then, then))
 
 
 def test_the_limit_counts_all_namespaces(open_disk: OpenDisk, place: Path) -> None:
-    """Two models at once: what one has taken, the other cannot have; a restart changes nothing about that."""
+    """Two models share one limit, also after a restart."""
     one, two = open_disk(model="one", **SHARED), open_disk(model="two", **SHARED)
     in_one, in_two = fill(one, 300), fill(two)
     assert in_one == 300
@@ -67,7 +67,7 @@ def test_the_limit_counts_all_namespaces(open_disk: OpenDisk, place: Path) -> No
     with open_disk(model="one", **SHARED) as again:
         assert len(again.scan()) == in_one
         again.forget([make_key(0)])
-        assert again.write(frames(0, size=SIZE)) == [None], "its own pages it may use again"
+        assert again.write(frames(0, size=SIZE)) == [None], "it may reuse its own pages"
     assert used_bytes(place) <= HIGH * LIMIT
 
 
@@ -97,7 +97,7 @@ def start(place: Path, model: str, limit: int, count: int) -> subprocess.Popen[s
 
 
 def test_the_limit_counts_all_processes(place: Path) -> None:
-    """Three processes grow at the same time: together they stay within the limit, and each keeps what it was told."""
+    """Three processes grow at once: together they stay within the limit, and each keeps its acknowledged frames."""
     processes = [start(place, f"model {number}", LIMIT, 400) for number in range(3)]
     total = 0
     try:
@@ -105,7 +105,7 @@ def test_the_limit_counts_all_processes(place: Path) -> None:
             assert process.stdout is not None
             stored = process.stdout.readline()
             total += int(stored)
-        assert 400 < total < 3 * 400, "the limit stopped nobody: the test is too small"
+        assert 400 < total < 3 * 400, "the limit stopped no process: the test is too small"
         assert used_bytes(place) <= LIMIT
     finally:
         for process in processes:
@@ -116,7 +116,7 @@ def test_the_limit_counts_all_processes(place: Path) -> None:
 def test_unused_namespaces_make_room_oldest_first(
     open_disk: OpenDisk, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An old epoch's chunks are of use to nobody; one that is open is never touched."""
+    """The chunks of an unused epoch are removed; an open namespace is never removed."""
     options = {**SHARED, "capacity_bytes": 10 * MIB, "low_watermark": 0.75}
     for days, model in enumerate(("younger", "older", "open")):
         with open_disk(model=model, **options) as disk:
@@ -125,16 +125,16 @@ def test_unused_namespaces_make_room_oldest_first(
     held = open_disk(model="open", **options)
     with caplog.at_level(logging.WARNING), open_disk(model="new", **options) as disk:
         disk.put(frames(*range(128), size=SIZE))
-        assert not home_of(place, "older").exists(), "the one unused for longest should have gone"
-        assert home_of(place, "younger").exists(), "more was removed than the low watermark asks for"
+        assert not home_of(place, "older").exists(), "the least recently used namespace must go first"
+        assert home_of(place, "younger").exists(), "more was removed than the low watermark requires"
         assert held.read([make_key(5)]) == [frames(5, size=SIZE)[make_key(5)]]
     assert caplog.text.count("removed the namespace") == 1
     assert home_of(place, "older").name in caplog.text
     assert used_bytes(place) <= LIMIT
 
 
-def test_unused_namespaces_stay_if_the_user_says_so(open_disk: OpenDisk, place: Path) -> None:
-    """``reclaim_unused = false``: then growth is refused instead."""
+def test_unused_namespaces_stay_if_configured(open_disk: OpenDisk, place: Path) -> None:
+    """``reclaim_unused = false``: growth is refused instead."""
     options = {**SHARED, "reclaim_unused": False}
     with open_disk(model="old", **options) as disk:
         stored = fill(disk)
@@ -148,7 +148,7 @@ def test_unused_namespaces_stay_if_the_user_says_so(open_disk: OpenDisk, place: 
 def test_unused_namespaces_make_room_on_a_full_file_system(
     open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``min_free_bytes`` counts too, without any limit for the directory."""
+    """``min_free_bytes`` applies as well, without any limit for the directory."""
     with open_disk(model="old") as disk:
         disk.put(frames(*range(10)))
 
@@ -169,8 +169,8 @@ def test_unused_namespaces_make_room_on_a_full_file_system(
             assert isinstance(other.write(frames(0))[0], OutOfSpaceError)
 
 
-def test_a_smaller_limit_holds_from_the_open_on(open_disk: OpenDisk, place: Path) -> None:
-    """The user makes the limit smaller and restarts: the directory is below it before the first write."""
+def test_a_smaller_limit_applies_from_the_open(open_disk: OpenDisk, place: Path) -> None:
+    """The user lowers the limit and restarts: the directory is below it before the first write."""
     everything = frames(*range(800), size=SIZE)
     with open_disk(**{**SHARED, "directory_bytes_max": None, "capacity_bytes": 60 * MIB}) as disk:
         disk.put(everything)
@@ -178,19 +178,19 @@ def test_a_smaller_limit_holds_from_the_open_on(open_disk: OpenDisk, place: Path
     with open_disk(**SHARED) as disk:
         left = disk.scan()
         assert 500 < len(left) < 800
-        assert {make_key(number) for number in range(500, 800)} <= left.keys(), "others than the oldest were dropped"
+        assert {make_key(number) for number in range(500, 800)} <= left.keys(), "newer frames were dropped"
         assert disk.read(list(left)) == [everything[key] for key in left]
         assert used_bytes(place) <= LIMIT
 
 
 def test_a_limit_below_one_frame(open_disk: OpenDisk) -> None:
-    """It could never store anything: said at start."""
+    """Such a tier could store nothing: an error at open."""
     with pytest.raises(ConfigError, match="directory_bytes_max = 1048576: one frame of this stack needs 2097152 bytes"):
         open_disk(frame_bytes_max=2 * MIB, capacity_bytes=None, directory_bytes_max=MIB)
 
 
 def test_a_process_that_hangs_with_the_lock(open_disk: OpenDisk, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process must not stop the others for ever: an error that says where to look."""
+    """A stopped process must not block the others for ever: an error names the file to inspect."""
     monkeypatch.setattr(shared_module, "LOCK_WAIT_S", 0.05)
     disk = open_disk()
     shared = SharedDirectory(place, SharedLimits(None, 1.0, 1.0, 0, reclaim=True), "other")
@@ -198,13 +198,13 @@ def test_a_process_that_hangs_with_the_lock(open_disk: OpenDisk, place: Path, mo
         (result,) = disk.write(frames(0))
         assert isinstance(result, OSError)
         assert DIRECTORY_LOCK_NAME in str(result)
-        with pytest.raises(BackendUnavailableError, match="look for one that hangs"):
+        with pytest.raises(BackendUnavailableError, match="look for a process that hangs"):
             open_disk(model="another")
     disk.put(frames(0))
 
 
-def test_removal_and_opening_do_not_meet(open_disk: OpenDisk, place: Path) -> None:
-    """A namespace that is opened while others make room is opened whole or made anew, never half."""
+def test_removal_and_opening_exclude_each_other(open_disk: OpenDisk, place: Path) -> None:
+    """A namespace opened while others make room is opened whole or created again, never partially."""
     options = {"directory_bytes_max": 20 * MIB, "capacity_bytes": 4 * MIB, "durability": "none"}
 
     def cycle(worker: int) -> None:
@@ -221,8 +221,8 @@ def test_removal_and_opening_do_not_meet(open_disk: OpenDisk, place: Path) -> No
     assert not [path for path in place.iterdir() if path.name.endswith(".tmp")]
 
 
-def test_what_a_killed_removal_left_is_swept(open_disk: OpenDisk, place: Path) -> None:
-    """A namespace on its way out has a temporary name already; the next open finishes the work."""
+def test_remains_of_a_killed_removal_are_removed(open_disk: OpenDisk, place: Path) -> None:
+    """A namespace under removal already has a temporary name; the next open finishes the removal."""
     open_disk().close()
     half = place / ".tierkv-disk.0123.1-2.tmp"
     half.mkdir()

@@ -334,7 +334,7 @@ def test_listing_answers_the_first_question(server: ObjectServer, url: str, opti
     backend.close()
 
 
-def test_check_of_a_good_place(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
+def test_check_of_a_good_path(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
     """All is good, it says who serves the URL, and it leaves nothing behind."""
     found = check(url, **options)
     assert all(finding.ok for finding in found.values()), found

@@ -1,4 +1,4 @@
-"""Makes ``lmdb_support`` importable: pytest's importlib mode does not see siblings."""
+"""Make ``lmdb_support`` importable: pytest's importlib mode does not see siblings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of this plugin share."""
+"""Helpers shared by the tests of this plugin."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ CHILD_TIMEOUT_S = 60
 
 
 def namespace(model: str = "tests") -> Namespace:
-    """A namespace; another model makes another one."""
+    """Namespace of a model; another model has another one."""
     return Namespace(model, "r1", "bfloat16", "page", ((16, (4096,), "full_attention", None),), 4, 16)
 
 
 def context(
     capacity_bytes: int | None = 16 * MIB, frame_bytes_max: int = 64 * KIB, model: str = "tests"
 ) -> BackendContext:
-    """What the framework would say at open."""
+    """Context that the framework would pass at open."""
     return BackendContext("cold", namespace(model), frame_bytes_max, capacity_bytes)
 
 
 def open_at(place: Path, ctx: BackendContext | None = None, **options: Any) -> Any:
-    """The backend, through the plugin, as the framework opens it."""
+    """Open the backend through the plugin, as the framework does."""
     return tierkv_lmdb.PLUGIN.open(ctx or context(), LmdbOptions(path=str(place), **options))
 
 
 def directory(place: Path, model: str = "tests") -> Path:
-    """The namespace's directory."""
+    """Directory of the namespace."""
     return place / namespace(model).fingerprint().hex()
 
 
 def key(number: int) -> Key:
-    """The ``number``-th key, 36 bytes."""
+    """Key number ``number``, 36 bytes."""
     return Key(number.to_bytes(36, "big"))
 
 
@@ -55,7 +55,7 @@ def put(backend: Any, frames: dict[Key, bytes]) -> list[WriteResult]:
 
 
 def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * KIB) -> list[bytes | ReadResult]:
-    """Read a batch: bytes, or what was answered instead."""
+    """Read a batch: bytes, or the result without bytes."""
     requests = [ReadRequest(k, memoryview(bytearray(buffer_bytes))) for k in keys]
     results = backend.read_into(requests)
     return [
@@ -65,12 +65,12 @@ def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * KIB) -> list[bytes | 
 
 
 def run_child(code: str, *arguments: object) -> str:
-    """Run Python code that may import this module in a process of its own; its output. A crash fails the test."""
+    """Run Python code that may import this module in another process. Returns its output; a crash fails the test."""
     return _run([sys.executable, "-c", code, *map(str, arguments)])
 
 
 def run_on_small_disk(code: str, mount_point: Path, *, mib: int) -> None:
-    """The same with a place on a file system of so many MiB, mounted at ``mount_point`` for that process alone."""
+    """Run Python code with a file system of ``mib`` MiB mounted at ``mount_point``, for that process alone."""
     alone = ["unshare", "--map-root-user", "--mount"]
     mount = f'mount -t tmpfs -o size={mib}m tmpfs "$0"'
     allowed = subprocess.run([*alone, "sh", "-c", mount, mount_point], capture_output=True, check=False)
@@ -91,7 +91,7 @@ def _run(command: list[str]) -> str:
 
 @contextmanager
 def killed_at_end(code: str, *arguments: object) -> Iterator[int]:
-    """Run Python code in a process that prints "ready" and is killed (-9) at the end of the block; its pid."""
+    """Run Python code in a process that prints "ready" and is killed (-9) at the end of the block. Yields its pid."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     with subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True) as child:
         try:

@@ -1,4 +1,4 @@
-"""What LMDB adds to the contract: order of a scan, transactions, closing under a call."""
+"""LMDB's additions to the contract: order of a scan, transactions, closing during a call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tierkv.errors import BackendError, TierKVError
 from tierkv.types.keys import Key
 
 
-def test_scan_tells_the_oldest_first(tmp_path: Path) -> None:
-    """The framework rebuilds its order of eviction from the scan: what was stored, or stored again, last is newest."""
+def test_scan_yields_the_oldest_first(tmp_path: Path) -> None:
+    """The framework rebuilds its eviction order from the scan: the frame stored last is the newest."""
     backend = open_at(tmp_path)
     order = [3, 1, 4, 0, 5, 9, 2, 6]
     for number in order:
@@ -28,8 +28,8 @@ def test_scan_tells_the_oldest_first(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_scan_is_no_open_transaction(tmp_path: Path) -> None:
-    """A framework that takes its time over the entries must not stop pages from being reused meanwhile."""
+def test_scan_holds_no_transaction(tmp_path: Path) -> None:
+    """A framework that iterates slowly over the entries must not stop pages from being reused meanwhile."""
     backend = open_at(tmp_path, context(2 * MIB))
     put(backend, {key(number): bytes(60 * KIB) for number in range(8)})
     entries = backend.scan()
@@ -40,7 +40,7 @@ def test_scan_is_no_open_transaction(tmp_path: Path) -> None:
 
 
 def test_index_and_frames_never_disagree(tmp_path: Path) -> None:
-    """Existence is answered from the index and bytes from the frames, so both change in one transaction."""
+    """Lookups are answered from the index and bytes from the frames, so both change in one transaction."""
     backend = open_at(tmp_path)
     rest = {key(number): b"x" * 100 for number in range(10)}
     put(backend, rest)
@@ -56,7 +56,7 @@ def test_index_and_frames_never_disagree(tmp_path: Path) -> None:
 
 
 def test_frame_longer_than_the_buffer_is_an_error(tmp_path: Path) -> None:
-    """A frame of another configuration must not be cut to fit, and not a byte of it may be placed."""
+    """A frame of another configuration must not be truncated, and no byte of it may be copied."""
     backend = open_at(tmp_path, context(frame_bytes_max=4096))
     put(backend, {key(1): b"x" * 4097, key(2): b"y" * 4096})
     too_long, fits = get(backend, key(1), key(2), buffer_bytes=4096)
@@ -68,9 +68,9 @@ def test_frame_longer_than_the_buffer_is_an_error(tmp_path: Path) -> None:
 
 
 def test_close_under_a_call(tmp_path: Path) -> None:
-    """A call that was given up may still read the map at close: unmapping it then would kill the process.
+    """An abandoned call may still read the map at close: unmapping it then would kill the process.
 
-    The map, and the right to open it, end with the last call.
+    The map, and the owner lock, end with the last call.
     """
     backend = open_at(tmp_path)
     put(backend, {key(1): b"frame"})
@@ -98,7 +98,7 @@ def test_close_under_a_call(tmp_path: Path) -> None:
 
 
 def test_reads_and_writes_race_a_close(tmp_path: Path) -> None:
-    """Shutdown in the middle of traffic: every call gives its bytes or says that the backend is closed."""
+    """Shutdown during traffic: every call returns its bytes or an error that names the closed backend."""
     backend = open_at(tmp_path)
     frame = bytes(range(256)) * 240
     put(backend, {key(number): frame for number in range(16)})
@@ -131,7 +131,7 @@ def test_reads_and_writes_race_a_close(tmp_path: Path) -> None:
 
 
 class FailingSync:
-    """An environment whose syncs are counted, and fail while ``broken``: what a dying disk does at the worst time."""
+    """Environment whose syncs are counted, and fail while ``broken``, as on a dying disk."""
 
     def __init__(self, env: lmdb.Environment) -> None:
         self.env = env
@@ -142,7 +142,7 @@ class FailingSync:
         return getattr(self.env, name)
 
     def sync(self, force: bool) -> None:
-        """Fail, or do it."""
+        """Sync, or fail while ``broken``."""
         self.syncs += 1
         if self.broken:
             raise lmdb.Error("mdb_env_sync: Input/output error")
@@ -151,9 +151,9 @@ class FailingSync:
 
 @pytest.mark.parametrize(("durability", "syncs"), [("batch", 1), ("always", 0), ("none", 0)])
 def test_write_syncs_before_it_answers(tmp_path: Path, durability: str, syncs: int) -> None:
-    """What is acknowledged as durable is on the disk: one sync for each call, and none where the user chose so.
+    """Acknowledged frames are on the disk: one sync for each call, or none with durability "none".
 
-    With "always" LMDB does it itself, in each transaction.
+    With "always" LMDB itself syncs, in each transaction.
     """
     backend = open_at(tmp_path, durability=durability)
     flags = backend._env._env.flags()
@@ -166,7 +166,7 @@ def test_write_syncs_before_it_answers(tmp_path: Path, durability: str, syncs: i
 
 
 def test_failed_sync_is_a_failed_write(tmp_path: Path) -> None:
-    """A store that cannot be promised leaves no key, and the tier works again when the disk does."""
+    """A store whose sync failed leaves no key, and the tier works again when the disk does."""
     backend = open_at(tmp_path)
     backend._env._env = disk = FailingSync(backend._env._env)
     put(backend, {key(1): b"before"})

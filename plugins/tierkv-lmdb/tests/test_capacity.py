@@ -1,4 +1,4 @@
-"""What happens at the tier's capacity and at the end of the disk."""
+"""Behaviour at the tier's capacity and on a full disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tierkv_lmdb.options import LmdbOptions, Sizes
 
 
 def used_bytes(place: Path) -> int:
-    """All files of the namespace, by their length: more than they take on the disk."""
+    """Length of all files of the namespace: more than their size on the disk."""
     return sum(path.stat().st_size for path in directory(place).iterdir())
 
 
 def churn(backend: Any, resident: dict[Key, int], sizes: Iterator[int], victim: Callable[[list[Key]], Key]) -> int:
-    """Store frames as the framework does: within the room that it was told, and with an eviction for each refusal."""
+    """Store frames as the framework does: within the reported room, and with an eviction for each refusal."""
     refusals = 0
     for number, size in enumerate(sizes, 1000 * len(resident)):
         victims = []
@@ -45,10 +45,10 @@ def churn(backend: Any, resident: dict[Key, int], sizes: Iterator[int], victim: 
 @pytest.mark.parametrize("order", ["oldest first", "any"])
 @pytest.mark.parametrize("shortest", [1.0, 0.4], ids=["one length", "lengths vary"])
 def test_directory_stays_within_the_capacity(tmp_path: Path, shortest: float, order: str) -> None:
-    """The capacity is what the user gives away of the disk: trees, free pages and holes are in it, for ever.
+    """The capacity bounds the whole directory: trees, free pages and holes count, at all times.
 
-    A codec makes frames of any length, and LMDB wants each in one run of pages; even so, the room that the framework
-    was told is there but for a rare refusal. A reopen changes nothing.
+    A codec makes frames of any length, and LMDB needs each in one run of pages. The reported room must still be
+    available, but for a rare refusal. A reopen changes nothing.
     """
     rng, capacity, frame_max = random.Random(5), 16 * MIB, 64 * KIB
     resident: dict[Key, int] = {}
@@ -68,8 +68,8 @@ def test_directory_stays_within_the_capacity(tmp_path: Path, shortest: float, or
     assert refusals <= 14, "more than one of a hundred"
 
 
-def test_small_capacity_is_kept_too(tmp_path: Path) -> None:
-    """With little room every page counts; what is refused is refused by key, and what is stored is whole."""
+def test_small_capacity_is_kept(tmp_path: Path) -> None:
+    """With little room every page counts; refusals are by key, and stored frames are whole."""
     capacity = 2 * MIB
     backend = open_at(tmp_path, context(capacity))
     for number in range(200):
@@ -84,7 +84,7 @@ def test_small_capacity_is_kept_too(tmp_path: Path) -> None:
 
 
 def test_capacity_without_room_for_a_frame(tmp_path: Path) -> None:
-    """A tier that refuses every store would go unnoticed; the message says how much it takes."""
+    """A tier that refuses every store would go unnoticed; the message names the required capacity."""
     with pytest.raises(BackendError, match=r"give at least (\d+)$") as refused:
         open_at(tmp_path, context(1 * MIB, frame_bytes_max=8 * MIB))
     needed = int(str(refused.value).split()[-1])
@@ -95,7 +95,7 @@ def test_capacity_without_room_for_a_frame(tmp_path: Path) -> None:
 
 
 def test_full_refuses_by_key_and_delete_makes_room(tmp_path: Path) -> None:
-    """A delete needs pages too: a map filled to the brim by writes could never be emptied again."""
+    """A delete needs pages too: a map filled completely by writes could never be emptied again."""
     backend = open_at(tmp_path, context(2 * MIB), map_headroom=0.0)
     stored, refused = [], None
     for number in range(1000):
@@ -114,7 +114,7 @@ def test_full_refuses_by_key_and_delete_makes_room(tmp_path: Path) -> None:
 
 
 def test_map_filled_to_its_last_page(tmp_path: Path) -> None:
-    """Whatever the account says, LMDB's own "map full" is a refusal by key, deletes work, and room comes back."""
+    """Independent of this plugin's count, LMDB's own "map full" is a refusal by key, deletes work, and room returns."""
     backend = open_at(tmp_path, context(4 * MIB))
     backend._sizes = replace(backend._sizes, pages_bytes_max=1 << 40)
     stored = []
@@ -133,8 +133,8 @@ def test_map_filled_to_its_last_page(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_capacity_made_smaller(tmp_path: Path) -> None:
-    """After an edit of the configuration the tier holds more than it may; it must open, and let itself be emptied."""
+def test_smaller_capacity_after_an_edit(tmp_path: Path) -> None:
+    """After an edit of the configuration the tier holds more than allowed; it must open, and allow deletes."""
     backend = open_at(tmp_path, context(16 * MIB))
     keys = [key(number) for number in range(150)]
     assert all(put(backend, {k: bytes(64 * KIB)}) == [None] for k in keys)
@@ -149,7 +149,7 @@ def test_capacity_made_smaller(tmp_path: Path) -> None:
 
 
 def test_two_writers_at_a_full_map(tmp_path: Path) -> None:
-    """One thread's transaction is undone while another waits for its turn: the binding 2.1.1 hangs there for ever."""
+    """A transaction is aborted while another thread waits to write: the binding 2.1.1 hangs there for ever."""
     backend = open_at(tmp_path, context(4 * MIB), durability="none")
     backend._sizes = replace(backend._sizes, pages_bytes_max=1 << 40)
     refused: list[object] = []
@@ -169,7 +169,7 @@ def test_two_writers_at_a_full_map(tmp_path: Path) -> None:
 
 
 def test_one_refusal_does_not_refuse_the_batch(tmp_path: Path) -> None:
-    """Short frames share a transaction, and one that cannot be stored must not undo its neighbours."""
+    """Short frames share a transaction, and a frame that cannot be stored must not undo the others."""
     backend = open_at(tmp_path)
     good, long_key, empty_key = key(1), Key(b"k" * 512), Key(b"")
     results = put(backend, {good: b"one", long_key: b"two", empty_key: b"three", key(2): b"four"})
@@ -216,15 +216,15 @@ assert len(list(backend.scan())) == len(kept) + 1
 
 
 def test_disk_full(tmp_path: Path) -> None:
-    """Below the capacity the disk may be full all the same.
+    """The disk may be full below the capacity.
 
-    Its refusal is an error by key, nothing stored is lost, deletes work, and so do writes as soon as there is room.
+    The refusal is an error by key, no stored frame is lost, deletes work, and so do writes as soon as there is room.
     """
     run_on_small_disk(DISK_FULL, tmp_path, mib=5)
 
 
 def test_without_capacity_the_disk_is_the_limit(tmp_path: Path) -> None:
-    """No capacity means as much as the disk has, whatever is free at this moment."""
+    """Without a capacity the size of the disk is the limit, independent of its free space."""
     backend = open_at(tmp_path, context(None))
     assert put(backend, {key(1): b"frame"}) == [None]
     disk = os.statvfs(tmp_path)
@@ -234,7 +234,7 @@ def test_without_capacity_the_disk_is_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file_mib", [0, 5000])
 def test_map_covers_what_is_there(file_mib: int) -> None:
-    """A map smaller than the file cannot be worked in; one larger than the capacity would break it."""
+    """A map smaller than the file cannot be used; a map larger than the capacity would exceed it."""
     sizes = Sizes.of(
         LmdbOptions(path="x"), 1000 * MIB, frame_bytes_max=2 * MIB, file_bytes=file_mib * MIB, page_bytes=4 * KIB
     )

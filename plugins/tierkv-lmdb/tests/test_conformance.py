@@ -1,4 +1,4 @@
-"""The published contract, on LMDB."""
+"""Conformance of the LMDB tier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv_lmdb import LmdbOptions, LmdbReaderOptions
 
 
 class LmdbValues:
-    """Values through LMDB itself; bytes of a value's own length past LMDB too, as a failing disk changes them."""
+    """Values through LMDB itself; changes of equal length past LMDB, as a failing disk makes them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -57,7 +57,7 @@ class LmdbValues:
 
 
 class LmdbConformance(BackendConformance):
-    """What all durabilities share."""
+    """Settings shared by all durabilities."""
 
     plugin = tierkv_lmdb.PLUGIN
 
@@ -66,14 +66,14 @@ class LmdbConformance(BackendConformance):
 
 
 class TestLmdb(LmdbConformance):
-    """Each write call synced."""
+    """Each write call is synced."""
 
     def make_options(self, place: Path) -> LmdbOptions:
         return LmdbOptions(path=str(place))
 
 
 class TestLmdbUnsynced(LmdbConformance):
-    """Syncing left to the operating system: the same promises while the machine stays up."""
+    """Syncing is up to the operating system: all guarantees hold while the machine stays up."""
 
     crash_rounds = 2
 
@@ -82,7 +82,7 @@ class TestLmdbUnsynced(LmdbConformance):
 
 
 class TestLmdbAlways(LmdbConformance):
-    """Every transaction synced, data and meta page."""
+    """Every transaction is synced, data and meta page."""
 
     crash_rounds = 2
     model_examples = 5
@@ -92,7 +92,7 @@ class TestLmdbAlways(LmdbConformance):
 
 
 class TestLmdbReader(BackendConformance):
-    """The plugin that only reads."""
+    """The read-only sibling."""
 
     plugin = tierkv_lmdb.READ_ONLY_PLUGIN
 

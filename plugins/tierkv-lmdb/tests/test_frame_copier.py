@@ -1,4 +1,4 @@
-"""Frames that are not in memory come from the file: the same bytes, and a dying disk is an error of the frame."""
+"""Frames that are not in memory are read from the file: equal bytes, and a dying disk is an error of the frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tierkv_lmdb.frame_copier import FrameCopier
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Nothing counts as cached; the lengths that were read from the file."""
+    """Treat no page as cached. Lengths of the frames read from the file."""
     lengths: list[int] = []
     inner = os.preadv
 
@@ -33,7 +33,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_cold_frames_are_read_from_the_file(tmp_path: Path, cold: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any length, before and after the map has moved, with the header before each that proves its place."""
+    """Of any length, before and after the map has moved; the header before each frame proves its position."""
     monkeypatch.setattr(options, "MAP_BYTES_AT_OPEN", MIB)
     backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=2 * MIB))
     frames = {
@@ -51,7 +51,7 @@ def test_cold_frames_are_read_from_the_file(tmp_path: Path, cold: list[int], mon
 
 
 def test_a_real_cold_read(tmp_path: Path) -> None:
-    """The same with a file that is truly not in memory, where the file system can be told to forget it."""
+    """A cold read of a file that is truly not in memory, if the file system supports dropping it from the cache."""
     frames = {key(n): os.urandom(200_000) for n in range(20)}
     backend = open_at(tmp_path, context(64 * MIB, frame_bytes_max=MIB))
     assert put(backend, frames) == [None] * 20
@@ -67,10 +67,10 @@ def test_a_real_cold_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("off_by", [-4096, 4096, 2 * 4096, 1 << 40])
-def test_a_wrong_place_is_noticed(tmp_path: Path, cold: list[int], off_by: int) -> None:
-    """The address of the map is the system's word. Were it wrong, a good frame would be thrown away as damaged.
+def test_a_wrong_map_address_is_detected(tmp_path: Path, cold: list[int], off_by: int) -> None:
+    """The address of the map is reported by the system. If it were wrong, a good frame would be discarded as damaged.
 
-    So what LMDB writes before a value has to be there.
+    The header that LMDB writes before a value must therefore match.
     """
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     frames = {key(n): os.urandom(100_000) for n in range(9)}
@@ -82,8 +82,8 @@ def test_a_wrong_place_is_noticed(tmp_path: Path, cold: list[int], off_by: int) 
     backend.close()
 
 
-def test_without_proc_all_comes_from_the_map(tmp_path: Path, cold: list[int]) -> None:
-    """Some containers have no /proc; then it is only slower."""
+def test_without_proc_all_frames_come_from_the_map(tmp_path: Path, cold: list[int]) -> None:
+    """Some containers have no /proc; reads are only slower then."""
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     put(backend, {key(1): b"x" * 100_000})
     backend._env._copier._base = None
@@ -93,7 +93,7 @@ def test_without_proc_all_comes_from_the_map(tmp_path: Path, cold: list[int]) ->
 
 
 def test_a_block_that_cannot_be_read_is_an_error_of_its_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the map it would be a SIGBUS, which no program survives."""
+    """Through the map it would be a SIGBUS, which ends the process."""
     backend = open_at(tmp_path, context(frame_bytes_max=100_000))
     put(backend, {key(1): b"x" * 100_000, key(2): b"y" * 1000})
 
@@ -133,12 +133,12 @@ except CutShortError as error:
 
 
 def test_a_file_cut_short_under_the_map(tmp_path: Path) -> None:
-    """Somebody truncates the file while it is open; a frame beyond its end is an error, not the end of the engine."""
+    """The file is truncated while it is open: a frame beyond its end is an error, not a crash of the engine."""
     assert "ends 81920 bytes before the frame" in run_child(CUT_SHORT, tmp_path / "data")
 
 
-def test_fetcher_finds_no_map_where_there_is_none(tmp_path: Path) -> None:
-    """A file that is not mapped has no address: nothing may be computed from one."""
+def test_copier_finds_no_map_of_an_unmapped_file(tmp_path: Path) -> None:
+    """A file that is not mapped has no address: no offset may be computed from one."""
     (tmp_path / "data").write_bytes(bytes(8192))
     fetcher = FrameCopier(tmp_path / "data", 4096)
     assert fetcher._base is None

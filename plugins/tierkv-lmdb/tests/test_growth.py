@@ -1,4 +1,4 @@
-"""The map grows when it is full, follows another process, and no transaction of ours is left open."""
+"""The map grows when it is full, follows another process, and no transaction of this plugin stays open."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tierkv_lmdb.gate import EnvironmentGate
 
 @pytest.fixture
 def small_map(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Environments open with a map of 1 MiB."""
+    """Open environments with a map of 1 MiB."""
     monkeypatch.setattr(options, "MAP_BYTES_AT_OPEN", MIB)
     return MIB
 
 
 def test_map_grows_up_to_the_capacity(tmp_path: Path, small_map: int) -> None:
-    """A map of the final size would ask for address space that a process may not have, long before it is needed."""
+    """A map of the final size would need address space that a process may lack, long before it is used."""
     backend = open_at(tmp_path, context(16 * MIB))
     assert backend._env.map_bytes == small_map
     frames = {key(number): bytes([number]) * 60 * KIB for number in range(180)}
@@ -48,7 +48,7 @@ def test_one_frame_longer_than_the_map(tmp_path: Path, small_map: int) -> None:
 
 
 def test_map_grows_under_traffic(tmp_path: Path, small_map: int) -> None:
-    """The map moves while other threads read: none of them may see a byte of the old place, or fail."""
+    """The map moves while other threads read: no read may see a byte of the old map, or fail."""
     backend = open_at(tmp_path, context(48 * MIB), durability="none")
     first = {key(number): bytes([number]) * 60 * KIB for number in range(8)}
     put(backend, first)
@@ -100,9 +100,9 @@ print("alive")
 
 
 def test_growth_without_address_space_is_a_refusal(tmp_path: Path) -> None:
-    """LMDB gives its old map up before it asks for the new one, and the next access would be the end of the process.
+    """LMDB drops its old map before it requests the new one, and the next access would crash the process.
 
-    So the growth is not begun where a limit on virtual memory forbids it: the tier is full.
+    Growth is therefore not started if a limit on virtual memory prevents it: the tier is full.
     """
     assert run_child(GROW_WITHOUT_ADDRESS_SPACE, tmp_path) == "alive\n"
 
@@ -119,12 +119,12 @@ except BackendError as error:
 
 
 def test_not_even_the_first_map_fits(tmp_path: Path) -> None:
-    """A limit on virtual memory, as containers and batch systems set it, is named with its fix."""
+    """A limit on virtual memory, as in containers and batch systems, is named with its fix."""
     assert "ulimit -v" in run_child(NO_ADDRESS_SPACE, tmp_path)
 
 
 def test_hung_reader_does_not_hang_the_growth(tmp_path: Path, small_map: int) -> None:
-    """A read that never comes back (a dying disk) keeps the map where it is; the write is refused within a bound."""
+    """A read that hangs (on a dying disk) keeps the map in place; the write is refused within a bound."""
     backend = open_at(tmp_path, context(16 * MIB))
     backend._env._gate._exclusive_timeout_s = 0.05
     put(backend, {key(number): bytes(60 * KIB) for number in range(8)})
@@ -132,13 +132,13 @@ def test_hung_reader_does_not_hang_the_growth(tmp_path: Path, small_map: int) ->
         results = [put(backend, {key(100 + number): bytes(60 * KIB)})[0] for number in range(16)]
         assert any(isinstance(result, OutOfSpaceError) for result in results)
         assert backend._env.map_bytes == small_map
-        assert get(backend, key(1)) == [bytes(60 * KIB)], "others are served as before"
+        assert get(backend, key(1)) == [bytes(60 * KIB)], "other readers are served as before"
     assert put(backend, {key(200 + number): bytes(60 * KIB) for number in range(40)}) == [None] * 40
     backend.close()
 
 
-def test_gate_lets_nobody_in_beside_one_who_is_exclusive() -> None:
-    """The map is moved in there."""
+def test_exclusive_use_excludes_all_others() -> None:
+    """The map moves during exclusive use."""
     released = []
     gate = EnvironmentGate("tier", lambda: released.append(True))
     order: list[str] = []
@@ -174,8 +174,8 @@ time.sleep(600)
 """
 
 
-def test_no_transaction_of_ours_stops_pages_from_being_used_again(tmp_path: Path) -> None:
-    """Every verb ends its transaction: also a scan not read to its end, a miss, and a frame that is too long."""
+def test_no_own_transaction_prevents_reuse_of_pages(tmp_path: Path) -> None:
+    """Every verb ends its transaction: also an unfinished scan, a miss, and a frame that is too long."""
     backend = open_at(tmp_path, context(2 * MIB))
     put(backend, {key(number): bytes(60 * KIB) for number in range(8)})
     scan = backend.scan()
@@ -193,7 +193,7 @@ def test_no_transaction_of_ours_stops_pages_from_being_used_again(tmp_path: Path
 
 
 def test_reader_that_hangs_fills_the_tier_and_is_named(tmp_path: Path) -> None:
-    """A foreign transaction keeps every page that is freed after it; LMDB has no way round that.
+    """A foreign transaction keeps every page freed after its start; LMDB offers no way around that.
 
     The tier is full meanwhile, says whose fault it is, loses nothing, and goes on as soon as that process is gone, also
     where it was killed in the middle.
@@ -214,8 +214,8 @@ def test_reader_that_hangs_fills_the_tier_and_is_named(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_environment_follows_a_map_that_another_process_made_larger(tmp_path: Path, small_map: int) -> None:
-    """A tool that writes into the same environment may have given it a larger map: we make ours larger, too."""
+def test_environment_follows_a_map_enlarged_by_another_process(tmp_path: Path, small_map: int) -> None:
+    """A tool that writes into the environment may have enlarged its map: this process follows."""
     backend = open_at(tmp_path, context(16 * MIB))
     put(backend, {key(1): b"ours"})
     run_child(WRITE_BESIDE, directory(tmp_path))
@@ -238,7 +238,7 @@ env.close()
 def test_map_that_cannot_be_followed_is_an_error(
     tmp_path: Path, small_map: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no address space for it, the answer is an error, not a loop, and not the end of the process."""
+    """Without address space for it, the result is an error, neither a loop nor a crash."""
     backend = open_at(tmp_path, context(16 * MIB))
     put(backend, {key(1): b"ours"})
     run_child(WRITE_BESIDE, directory(tmp_path))

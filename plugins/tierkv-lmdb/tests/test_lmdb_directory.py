@@ -1,4 +1,4 @@
-"""Whose directory it is, who may write, and what happens to data that cannot be trusted."""
+"""Ownership of the directory, its one writer, and data that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ time.sleep(600)
 """
 
 
-def test_second_process_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
-    """Two writers would ruin each other's index; the message must say which process to stop.
+def test_error_of_a_second_process_names_the_pid_of_the_first(tmp_path: Path) -> None:
+    """Two writers would corrupt each other's index; the message must name the process to stop.
 
-    A killed owner holds nothing, and what it acknowledged is there.
+    A killed owner holds no lock, and its acknowledged frames are stored.
     """
     with killed_at_end(OWNER, tmp_path) as pid:
         with pytest.raises(BackendUnavailableError, match=rf"process {pid}\b") as refused:
@@ -40,7 +40,7 @@ def test_second_process_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
 
 
 def test_open_waits_out_a_check(tmp_path: Path) -> None:
-    """`tierkv check` takes the lock for an instant; a service that starts right then must not fail."""
+    """`tierkv check` takes the lock for an instant; a service that starts then must not fail."""
     open_at(tmp_path).close()
     lock = directory(tmp_path) / layout.LOCK
     held = os.open(lock, os.O_RDONLY)
@@ -60,8 +60,8 @@ def test_open_waits_out_a_check(tmp_path: Path) -> None:
     "content",
     ["{}", '{"format": "tierkv-lmdb", "version": 2}', '{"format": "tierkv-disk", "version": 1}', "\x00not json"],
 )
-def test_foreign_marker_is_refused_and_kept(tmp_path: Path, content: str) -> None:
-    """A directory of another program, or of a later version, is not ours to write in."""
+def test_foreign_marker_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
+    """A directory of another program, or of a later version, must not be written."""
     marker = tmp_path / "tierkv-lmdb.json"
     marker.write_text(content)
     with pytest.raises(NamespaceMismatchError, match="another path") as refused:
@@ -73,7 +73,7 @@ def test_foreign_marker_is_refused_and_kept(tmp_path: Path, content: str) -> Non
 
 @pytest.mark.parametrize("damage", ["another model", "broken"])
 def test_manifest_of_another_namespace_is_refused(tmp_path: Path, damage: str) -> None:
-    """A directory renamed or copied by hand must not lend its bytes to another model."""
+    """A directory renamed or copied by hand must not serve its bytes to another model."""
     backend = open_at(tmp_path)
     put(backend, {key(1): b"frame"})
     backend.close()
@@ -86,8 +86,8 @@ def test_manifest_of_another_namespace_is_refused(tmp_path: Path, damage: str) -
     assert (directory(tmp_path) / "data.mdb").exists()
 
 
-def test_manifest_says_what_the_fingerprint_stands_for(tmp_path: Path) -> None:
-    """A person who looks at a directory of hexadecimal names must find out which model it belongs to."""
+def test_manifest_describes_the_namespace(tmp_path: Path) -> None:
+    """A user who looks at a directory of hexadecimal names must find out which model it belongs to."""
     open_at(tmp_path).close()
     manifest = json.loads((directory(tmp_path) / "namespace.json").read_text())
     assert manifest["namespace"] == json.loads(json.dumps(context().namespace.describe()))
@@ -103,9 +103,9 @@ os._exit(0)
 
 
 def test_unsynced_data_of_another_boot_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without syncs, a crash of the machine may leave a tree that LMDB does not survive reading.
+    """Without syncs, a crash of the machine may leave a tree that crashes LMDB on reading.
 
-    Such data goes, with a warning. The crash of the process alone loses nothing.
+    Such data is dropped, with a warning. A crash of the process alone loses nothing.
     """
     run_child(CRASHED_MACHINE, tmp_path)
     marker = directory(tmp_path) / "unsynced"
@@ -123,8 +123,8 @@ def test_unsynced_data_of_another_boot_is_dropped(tmp_path: Path, caplog: pytest
     backend.close()
 
 
-def test_unsynced_data_of_this_boot_is_taken_over(tmp_path: Path) -> None:
-    """Switching durability on must not throw away, and from then on must not distrust, what is there."""
+def test_unsynced_data_of_this_boot_is_kept(tmp_path: Path) -> None:
+    """Switching durability on must keep the existing data, and trust it from then on."""
     run_child(CRASHED_MACHINE, tmp_path)
     backend = open_at(tmp_path, durability="batch")
     assert not (directory(tmp_path) / "unsynced").exists()
@@ -134,7 +134,7 @@ def test_unsynced_data_of_this_boot_is_taken_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"\x00" * 8192, b"no database" * 1000, b"short"])
 def test_garbage_instead_of_data(tmp_path: Path, content: bytes) -> None:
-    """Whatever the data file holds, the answer is an error that says what to remove."""
+    """For any content of the data file, the result is an error that names the directory to remove."""
     open_at(tmp_path).close()
     (directory(tmp_path) / "data.mdb").write_bytes(content)
     with pytest.raises(BackendError, match="remove this directory") as refused:
@@ -162,10 +162,10 @@ backend.close()
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5, 0.1])
-def test_data_cut_short_is_no_crash(tmp_path: Path, kept: float) -> None:
-    """Reading the map past the end of the file is a SIGBUS, the end of the engine: it must be misses or errors.
+def test_truncated_data_is_no_crash(tmp_path: Path, kept: float) -> None:
+    """Reading the map past the end of the file is a SIGBUS, which ends the engine: it must be misses or errors.
 
-    A file loses its end by a copy that was interrupted, or by a damaged file system.
+    An interrupted copy or a damaged file system can truncate a file.
     """
     backend = open_at(tmp_path)
     for number in range(64):
@@ -188,7 +188,7 @@ time.sleep(600)
 def test_readers_that_died_are_cleared(tmp_path: Path) -> None:
     """One dead reader stops LMDB from reusing any page until the map is full.
 
-    The table of readers is only made anew when nobody has the environment open, and a monitoring tool may have.
+    The table of readers is reset only when no process has the environment open, and a monitoring tool may have.
     """
     open_at(tmp_path).close()
     where = directory(tmp_path)

@@ -1,4 +1,4 @@
-"""The face towards users: options, `tierkv check`, discovery."""
+"""The plugin as users see it: options, `tierkv check`, discovery."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tierkv_lmdb import LmdbOptions
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], name: str) -> None:
-    """A typing error in the configuration must stop the start, with the option's name and what is allowed."""
+    """A typing error in the configuration must stop the start, with the option's name and the allowed values."""
     with pytest.raises(ValueError, match=f"^{name} = .*: (give|allowed)"):
         LmdbOptions(**options)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_home_directory_is_expanded() -> None:
-    """People write ~ in paths; a directory of that name would surprise them."""
+    """Users write ~ in paths; a directory of that name would surprise them."""
     assert LmdbOptions(path="~/cache").root == Path.home() / "cache"
 
 
 def test_entry_point_leads_to_the_plugin() -> None:
-    """`pip install tierkv-lmdb` and `backend = "lmdb"` must be all that it takes."""
+    """`pip install tierkv-lmdb` and `backend = "lmdb"` must be sufficient."""
     (entry_point,) = importlib.metadata.entry_points(group="tierkv", name="lmdb")
     module = entry_point.load()
     assert module.TIERKV_SPI == 1
@@ -46,7 +46,7 @@ def test_entry_point_leads_to_the_plugin() -> None:
 
 
 def test_imports_nothing_of_tierkv_but_the_plugin_interface() -> None:
-    """A plugin that reaches into the core breaks with the next version of it."""
+    """A plugin that imports the core breaks with the next version of it."""
     allowed = {"tierkv.abc", "tierkv.types", "tierkv.errors", "tierkv.hookspecs"}
     for file in Path(tierkv_lmdb.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -67,7 +67,7 @@ for finding in tierkv_lmdb.PLUGIN.check(tierkv_lmdb.LmdbOptions(path="/usr/tierk
 
 
 def check(path: Path, capacity_bytes: int | None = 16 * MIB) -> dict[str, CheckResult]:
-    """Findings by subject; and nothing at the place changed."""
+    """Results by subject; the path is unchanged."""
     place = path if path.exists() else path.parent
     before = sorted((file, file.stat().st_mtime_ns) for file in place.rglob("*"))
     findings = list(tierkv_lmdb.PLUGIN.check(LmdbOptions(path=str(path)), capacity_bytes))  # type: ignore[misc]
@@ -76,8 +76,8 @@ def check(path: Path, capacity_bytes: int | None = 16 * MIB) -> dict[str, CheckR
     return {finding.subject: finding for finding in findings}
 
 
-def test_check_of_a_good_place(tmp_path: Path) -> None:
-    """Before the first start and between two, all is good, and the check creates nothing."""
+def test_check_of_a_good_path(tmp_path: Path) -> None:
+    """Before the first start and between two starts, all results are good, and the check creates nothing."""
     new = tmp_path / "deep" / "new"
     assert all(finding.ok for finding in check(new).values())
     assert "will be created" in check(new)["path"].detail
@@ -87,14 +87,14 @@ def test_check_of_a_good_place(tmp_path: Path) -> None:
 
 
 def test_check_names_the_process_that_has_it_open(tmp_path: Path) -> None:
-    """The question why a service cannot start is answered by a pid."""
+    """The pid explains why a second service cannot start."""
     backend = open_at(tmp_path)
     assert f"process {os.getpid()}" in check(tmp_path)["lock"].detail
     backend.close()
 
 
-def test_check_of_a_bad_place(tmp_path: Path) -> None:
-    """Each thing that would fail at open is found before, with its fix."""
+def test_check_of_a_bad_path(tmp_path: Path) -> None:
+    """Everything that would fail at open is found before, with its fix."""
     (tmp_path / "file").write_text("x")
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "thesis.txt").write_text("x")
@@ -106,7 +106,7 @@ def test_check_of_a_bad_place(tmp_path: Path) -> None:
 
 
 def test_check_compares_capacity_and_disk(tmp_path: Path) -> None:
-    """A capacity that the disk does not have is found at the desk, not at night; the headroom counts."""
+    """A capacity larger than the disk is found before the start; the headroom counts."""
     assert not check(tmp_path, 1 << 60)["space"].ok
     assert check(tmp_path, None)["space"].ok
     disk = os.statvfs(tmp_path)

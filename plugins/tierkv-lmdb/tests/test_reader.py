@@ -1,4 +1,4 @@
-"""Processes that read beside the one that writes, and see what it stored after they opened."""
+"""Processes that read beside the writer, and see frames stored after they opened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tierkv_lmdb import LmdbReaderOptions
 
 
 def open_reader(place: Path, model: str = "tests") -> Any:
-    """A reader of the place, through the plugin."""
+    """Open a reader at ``place`` through the plugin."""
     return tierkv_lmdb.READ_ONLY_PLUGIN.open(context(None, model=model), LmdbReaderOptions(path=str(place)))
 
 
@@ -53,7 +53,7 @@ for line in sys.stdin:
 
 @contextmanager
 def writer(place: Path, map_bytes: object = "-") -> Iterator[Any]:
-    """A process that does what it is told, one order at a time."""
+    """Process that executes orders, one at a time."""
     command = [sys.executable, "-c", WRITER, str(place), str(map_bytes)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=Path(__file__).parent, text=True, **pipes) as child:  # type: ignore[call-overload]  # ty of ** is lost
@@ -71,7 +71,7 @@ def writer(place: Path, map_bytes: object = "-") -> Iterator[Any]:
 
 
 def test_reader_sees_what_is_stored_after_it_opened(tmp_path: Path) -> None:
-    """The reason to have readers: one engine fills the tier, others on the machine profit at once."""
+    """The purpose of readers: one engine fills the tier, and others on the machine benefit at once."""
     reader = open_reader(tmp_path)
     assert reader.contains([key(1)]) == [False]
     assert get(reader, key(1)) == [None]
@@ -86,14 +86,14 @@ def test_reader_sees_what_is_stored_after_it_opened(tmp_path: Path) -> None:
         assert get(reader, key(3)) == [b"\x03" * 60 * KIB]
         order("delete", 1)
         assert get(reader, key(1)) == [None]
-    assert get(reader, key(3)) == [b"\x03" * 60 * KIB], "the writer is gone, its chunks are not"
+    assert get(reader, key(3)) == [b"\x03" * 60 * KIB], "the chunks outlive the writer"
     reader.close()
 
 
 def test_reader_follows_when_the_writer_fills_more_than_its_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader's map is as large as the file was: pages beyond it are an error of LMDB until the map grows."""
+    """The reader's map has the size of the file at open: pages beyond it are an LMDB error until the map grows."""
     monkeypatch.setattr("tierkv_lmdb.reader.MAP_BYTES_MIN", MIB)
     with writer(tmp_path, MIB) as order:
         order("open")
@@ -109,7 +109,7 @@ def test_reader_follows_when_the_writer_fills_more_than_its_map(
 
 
 def test_readers_race_the_writer(tmp_path: Path) -> None:
-    """Chunks are replaced and deleted under the reader: each answer is a whole frame of that key, or nothing."""
+    """Chunks are replaced and deleted during reads: each result is a whole frame of that key, or a miss."""
     with writer(tmp_path) as order:
         order("open")
         reader = open_reader(tmp_path)
@@ -137,8 +137,8 @@ def test_readers_race_the_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked_meanwhile", [True, False])
-def test_reader_follows_a_writer_that_begins_anew(tmp_path: Path, *, asked_meanwhile: bool) -> None:
-    """A user who empties the tier removes its directory: what the reader has open then is a file without a name."""
+def test_reader_follows_a_new_data_file(tmp_path: Path, *, asked_meanwhile: bool) -> None:
+    """A user who empties the tier removes its directory: the reader then has a file without a name open."""
     reader = open_reader(tmp_path)
     with writer(tmp_path) as order:
         order("open")
@@ -166,8 +166,8 @@ while True:
 """
 
 
-def test_readers_do_not_stop_pages_from_being_used_again(tmp_path: Path) -> None:
-    """Each read is a transaction of its own; one that is killed in the middle of it is forgotten."""
+def test_readers_do_not_prevent_reuse_of_pages(tmp_path: Path) -> None:
+    """Each read is a transaction of its own; the slot of a reader killed within one is cleared."""
     backend = open_at(tmp_path, context(4 * MIB), durability="none")
     put(backend, {key(1): b"x" * 60 * KIB})
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_readers_do_not_stop_pages_from_being_used_again(tmp_path: Path) -> None
 
 
 def test_reader_changes_nothing(tmp_path: Path) -> None:
-    """It refuses to write, and leaves no file where nobody wrote yet."""
+    """A reader refuses to write, and creates no file in a directory without a writer."""
     place = tmp_path / "not" / "there"
     reader = open_reader(place)
     assert not place.parent.exists()
@@ -194,7 +194,7 @@ def test_reader_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_reader_reads_no_other_namespace(tmp_path: Path) -> None:
-    """A directory renamed or copied by hand must not lend its bytes to another model."""
+    """A directory renamed or copied by hand must not serve its bytes to another model."""
     with writer(tmp_path) as order:
         order("open")
         order("put", 1, 1000)
@@ -203,8 +203,8 @@ def test_reader_reads_no_other_namespace(tmp_path: Path) -> None:
         open_reader(tmp_path, model="other")
 
 
-def test_reader_of_a_wrong_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A typing error in the path: said, and where there is something else, refused."""
+def test_reader_of_a_wrong_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A typing error in the path is logged; a path with other files is refused."""
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "thesis.txt").write_text("x")
     with pytest.raises(NamespaceMismatchError, match=r"thesis.txt"):
@@ -216,8 +216,8 @@ def test_reader_of_a_wrong_place(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert "typing-error" in caplog.text
 
 
-def test_reader_keeps_off_data_of_a_crashed_machine(tmp_path: Path) -> None:
-    """What was never synced may crash whoever reads it; the next writer drops it, and until then it is not there."""
+def test_reader_ignores_data_of_a_crashed_machine(tmp_path: Path) -> None:
+    """Unsynced data may crash a reader; the next writer drops it, and until then it counts as absent."""
     with writer(tmp_path) as order:
         order("open")
         order("put", 1, 1000)
@@ -231,9 +231,9 @@ def test_reader_keeps_off_data_of_a_crashed_machine(tmp_path: Path) -> None:
 
 
 def test_data_that_cannot_be_read_yet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A writer that is just starting, or whose data is damaged: the stack starts, and each call says what is wrong.
+    """A writer that is just starting, or damaged data: the stack starts, and each call reports the error.
 
-    So the breaker finds the tier well again as soon as it can be read.
+    The breaker therefore finds the tier healthy as soon as it can be read.
     """
     with writer(tmp_path) as order:
         order("open")
@@ -254,8 +254,8 @@ def test_data_that_cannot_be_read_yet(tmp_path: Path, caplog: pytest.LogCaptureF
     reader.close()
 
 
-def test_configuration_asks_for_read_only() -> None:
-    """The record of the plugin says shared and read_only, so the stack asks before it believes, and never writes."""
+def test_configuration_requires_read_only() -> None:
+    """The capabilities are shared and read_only, so the stack checks presence and never writes."""
     tier = {"backend": "lmdb-read-only", "path": "/x"}
     with pytest.raises(ConfigError, match="read_only"):
         resolve(parse_config({"host": {"capacity": "1MiB"}, "tiers": [tier]}), load_plugins())
@@ -263,7 +263,7 @@ def test_configuration_asks_for_read_only() -> None:
 
 
 def test_check_of_a_reader(tmp_path: Path) -> None:
-    """Before the first start: is it the right place, may this user read it, is anybody writing?"""
+    """Before the first start: the path, the permission to read, and the writer."""
     check = tierkv_lmdb.READ_ONLY_PLUGIN.check
     assert check is not None
 
