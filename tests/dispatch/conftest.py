@@ -13,7 +13,7 @@ from tier_bench import Bench, make_bench
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A bench over blocking files."""
+    """Bench over blocking files."""
     bench = make_bench(tmp_path)
     yield bench
     bench.files.close()
@@ -22,7 +22,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def async_bench(tmp_path: Path) -> Iterator[Bench]:
-    """A bench over async files."""
+    """Bench over async files."""
     bench = make_bench(tmp_path, AsyncPlainFiles)
     yield bench
     bench.arena.close()
@@ -30,7 +30,7 @@ def async_bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def gate() -> Iterator[Event]:
-    """What hanging calls wait for; open at the end of the test, so that no thread outlives it."""
+    """Event that hanging calls wait for. It is set at the end of the test, so that no thread outlives it."""
     gate = Event()
     yield gate
     gate.set()

@@ -1,4 +1,4 @@
-"""The breaker: its table, and a tier that is left alone and comes back by itself."""
+"""Breaker: its table, and a tier that is left alone and recovers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATES = {
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, Happened)))
 def test_every_cell_of_the_table(state: State, event: Happened) -> None:
-    """What the table lists leads where it says; what it does not list raises with the story log."""
+    """Each event leads to the state in the table. An event that the table lacks raises."""
     breaker = Breaker("disk", 10, 1.0)
     for past in STATES[state]:
         breaker._on(past, 0.0)
@@ -43,7 +43,7 @@ def test_every_cell_of_the_table(state: State, event: Happened) -> None:
 
 
 def test_an_illegal_transition_shows_the_log() -> None:
-    """An illegal transition is a bug of ours, and hard to find without its past."""
+    """An illegal transition is a bug of the framework, and hard to find without the previous transitions."""
     breaker = Breaker("disk", 1, 0.0)
     breaker.failed(1.0)
     breaker.trial_began(2.0)
@@ -56,7 +56,7 @@ def test_an_illegal_transition_shows_the_log() -> None:
 
 @given(st.lists(st.sampled_from(["ok", "bad", "wait"]), max_size=60))
 def test_it_opens_exactly_after_failures_in_a_row(story: list[str]) -> None:
-    """Against a model that counts: never early, never late, and not usable again without a trial."""
+    """The breaker agrees with a counting model: never early, never late, and not usable again without a trial."""
     breaker, in_a_row, opened_s, now_s = Breaker("disk", 3, 5.0), 0, None, 0.0
     for word in story:
         if word == "wait":
@@ -74,7 +74,7 @@ def test_it_opens_exactly_after_failures_in_a_row(story: list[str]) -> None:
 
 
 def test_it_starts_counting_anew() -> None:
-    """Failures from before the trial must not open it at the first hiccup after it."""
+    """Failures from before the trial must not open it at the first failure after it."""
     breaker = Breaker("disk", 3, 0.0)
     for now_s in range(3):
         breaker.failed(now_s)
@@ -88,8 +88,8 @@ def test_it_starts_counting_anew() -> None:
     assert not breaker.usable
 
 
-def test_it_opens_is_told_once_and_recovers_alone(bench: Bench) -> None:
-    """A dead tier must not cost a deadline per request; and it must come back without anybody asking for it."""
+def test_it_opens_is_reported_once_and_recovers(bench: Bench) -> None:
+    """A dead tier must not cost a deadline per request, and must recover without intervention."""
     rule = bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")))
     with dispatching(bench, limits=LIMITS) as dispatch:
         assert dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)]) == [FAILED] * 3
@@ -118,7 +118,7 @@ def test_it_opens_is_told_once_and_recovers_alone(bench: Bench) -> None:
 
 
 def test_a_success_in_between_keeps_it_closed(bench: Bench) -> None:
-    """A tier that fails now and then still serves."""
+    """A tier that fails occasionally stays usable."""
     with dispatching(bench, limits=LIMITS) as dispatch:
         for _ in range(5):
             bench.backend.add("contains", faults.raise_error(lambda: OSError("hiccup")), times=2)
@@ -129,7 +129,7 @@ def test_a_success_in_between_keeps_it_closed(bench: Bench) -> None:
 
 
 def test_misses_damage_and_fullness_are_answers(bench: Bench) -> None:
-    """A tier that says no works. Opening over corrupt chunks would turn damage to one file into loss of the tier."""
+    """A tier that answers works. Opening on corrupt chunks would turn damage to one file into loss of the tier."""
     with dispatching(bench, limits=LIMITS) as dispatch:
         dispatch.wait(dispatch.write(0, 0))
         bench.file(KEYS[0]).write_bytes(b"damaged")
@@ -142,7 +142,7 @@ def test_misses_damage_and_fullness_are_answers(bench: Bench) -> None:
 
 
 def test_one_answered_key_is_an_answer(bench: Bench) -> None:
-    """One poisoned key in every batch must not close a tier for all others."""
+    """One bad key in every batch must not make a tier unusable for all others."""
     bench.backend.add("contains", faults.return_error(lambda: OSError("bad key"), index=0))
     with dispatching(bench, limits=LIMITS) as dispatch:
         for _ in range(6):
@@ -151,7 +151,7 @@ def test_one_answered_key_is_an_answer(bench: Bench) -> None:
 
 
 def test_missed_deadlines_open_it_and_a_hung_trial_keeps_it_open(bench: Bench, gate: Event) -> None:
-    """The usual death of a mount or a bucket is silence, also towards the trial."""
+    """A dead mount or bucket usually does not answer at all, trials included."""
     bench.backend.add("read_into", faults.hang_until(gate))
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench, limits=LIMITS) as dispatch:
@@ -176,7 +176,7 @@ def test_missed_deadlines_open_it_and_a_hung_trial_keeps_it_open(bench: Bench, g
 
 
 def test_trials_of_a_dead_tier_do_not_pile_up(bench: Bench, gate: Event) -> None:
-    """Promise 6: hung for a week, with a trial every few seconds, and the queue is still bounded."""
+    """Promise 6: with a trial every few seconds for a week, the queue of a hung tier stays bounded."""
     bench.backend.add("contains", faults.hang_until(gate))
     limits = TierLimits(queue_ops_max=4, breaker_failures=1, breaker_cooldown_s=1.0, trial_deadline_s=1.0)
     tier = bench.tier(capabilities=Capabilities(preferred_concurrency=1))
@@ -200,7 +200,7 @@ def test_trials_of_a_dead_tier_do_not_pile_up(bench: Bench, gate: Event) -> None
 
 
 def test_late_stragglers_do_not_close_it(bench: Bench, gate: Event) -> None:
-    """A call that began before the trouble says nothing about now; only a trial does."""
+    """A call that began before the breaker opened proves nothing. Only a trial closes it."""
     with dispatching(bench, limits=LIMITS) as dispatch:
         dispatch.wait(dispatch.write(0, 0))
         bench.fill(0, KEYS[0], compressible(0))

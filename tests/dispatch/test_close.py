@@ -1,4 +1,4 @@
-"""Shutdown: writes are kept, backends are closed once, and nothing that hangs keeps a process alive."""
+"""Shutdown: writes are kept, backends are closed once, and no hanging call keeps a process alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.types.tier_ops import Completion, OutcomeKind, Verb
 
 
 def test_close_finishes_writes_and_closes_backends(bench: Bench) -> None:
-    """What was queued for a durable tier when the server is stopped is what the next start will want."""
+    """Writes that are queued for a durable tier at shutdown are hits after the next start."""
     with dispatching(bench) as dispatch:
         writes = [dispatch.write(number, number % 8, deadline_s=1e9) for number in range(8)]
         assert dispatch.dispatcher.close(PATIENCE_S) == 0
@@ -27,8 +27,8 @@ def test_close_finishes_writes_and_closes_backends(bench: Bench) -> None:
         assert dispatch.dispatcher.close_errors == []
 
 
-def test_close_is_idempotent_and_refuses_what_comes_after(bench: Bench) -> None:
-    """Shutdown runs on error paths too, and an engine may have one more step in it."""
+def test_close_is_idempotent_and_refuses_later_operations(bench: Bench) -> None:
+    """Shutdown runs on error paths too, and an engine may run one more step in it."""
     with dispatching(bench) as dispatch:
         assert [dispatch.dispatcher.close(PATIENCE_S) for _ in range(3)] == [0, 0, 0]
         assert bench.backend.calls == ["close"]
@@ -38,8 +38,8 @@ def test_close_is_idempotent_and_refuses_what_comes_after(bench: Bench) -> None:
         assert dispatch.dispatcher.pending() == 0
 
 
-def test_close_gives_up_what_hangs_and_says_so(bench: Bench, tmp_path: Path, gate: Event) -> None:
-    """A hung mount must not keep the server from stopping; the other tier's writes are finished all the same."""
+def test_close_abandons_hanging_calls_and_counts_them(bench: Bench, tmp_path: Path, gate: Event) -> None:
+    """A hung mount must not block the shutdown of a server. The writes of the other tier are finished."""
     other = make_bench(tmp_path / "other", beside=bench)
     hang = bench.backend.add("write", faults.hang_until(gate))
     one = Capabilities(preferred_concurrency=1)
@@ -63,7 +63,7 @@ def test_close_gives_up_what_hangs_and_says_so(bench: Bench, tmp_path: Path, gat
 
 
 def test_close_survives_a_backend_that_hangs_or_raises_in_close(bench: Bench, tmp_path: Path, gate: Event) -> None:
-    """The last call of a plugin is a call like any other (promise 3)."""
+    """Closing is a call of a plugin like any other (promise 3)."""
     other = make_bench(tmp_path / "other", beside=bench)
     bench.backend.add("close", faults.hang_until(gate))
     other.backend.add("close", faults.raise_error(lambda: SystemExit("not now")))
@@ -74,8 +74,8 @@ def test_close_survives_a_backend_that_hangs_or_raises_in_close(bench: Bench, tm
     other.files.close()  # type: ignore[unused-coroutine]  # the blocking kind
 
 
-def test_close_with_a_clock_that_stands_still(bench: Bench, gate: Event) -> None:
-    """Tests and simulations own the clock; a close that waits for it alone would never return."""
+def test_close_ends_with_a_stopped_clock(bench: Bench, gate: Event) -> None:
+    """Tests and simulations control the clock. A close that waits for the clock alone would never return."""
     bench.backend.add("write", faults.hang_until(gate))
     with dispatching(bench) as dispatch:
         dispatch.write(0, 0, deadline_s=1e9)
@@ -88,8 +88,8 @@ def test_close_with_a_clock_that_stands_still(bench: Bench, gate: Event) -> None
         gate.set()
 
 
-def test_every_operation_is_told_of_at_close(bench: Bench, gate: Event) -> None:
-    """The manager counts on a word about each operation, or its slots are lost in a stack that is only reset."""
+def test_every_operation_is_reported_at_close(bench: Bench, gate: Event) -> None:
+    """Without a completion of each operation, the manager would leak slots in a stack that is only reset."""
     bench.backend.add("read_into", faults.hang_until(gate), times=1)
     with dispatching(bench) as dispatch:
         ops = [dispatch.submit(Verb.READ, [number], [number % 8], deadline_s=1e9) for number in range(40)]
@@ -142,8 +142,8 @@ print("leaving")
 """
 
 
-def leave(tmp_path: Path, *arguments: str) -> str:
-    """Run a process in which a call hangs for ever, and return what it printed before it was gone."""
+def run_hanging_process(tmp_path: Path, *arguments: str) -> str:
+    """Run a process in which a call hangs forever. Returns its output before it ended."""
     paths = [path for path in sys.path if path.endswith(("tests/support", "tests/testing"))]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(paths=paths), str(tmp_path), *arguments],
@@ -157,12 +157,12 @@ def leave(tmp_path: Path, *arguments: str) -> str:
 
 
 def test_an_interpreter_exits_although_a_plugin_hangs(tmp_path: Path) -> None:
-    """Promise 3: no hung thread, hung loop, or thread that an async plugin borrowed is joined at exit."""
+    """Promise 3: no hung thread, hung loop, or thread borrowed by an async plugin is joined at exit."""
     for kind in ("threads", "async thread", "async loop", "copies"):
-        assert leave(tmp_path / kind, kind) == "leaving\n"
+        assert run_hanging_process(tmp_path / kind, kind) == "leaving\n"
 
 
 def test_it_also_exits_after_a_close(tmp_path: Path) -> None:
-    """The same with an orderly shutdown before it."""
-    assert leave(tmp_path / "a", "threads", "close") == "abandoned 1\nleaving\n"
-    assert leave(tmp_path / "b", "async loop", "close") == "abandoned 2\nleaving\n"
+    """The process also exits after an orderly shutdown."""
+    assert run_hanging_process(tmp_path / "a", "threads", "close") == "abandoned 1\nleaving\n"
+    assert run_hanging_process(tmp_path / "b", "async loop", "close") == "abandoned 2\nleaving\n"

@@ -1,4 +1,4 @@
-"""The pool for host copies: results, errors, bounds, and an end."""
+"""Pool for host copies: results, errors, bounds and shutdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.testing.manual_clock import ManualClock, Stepper
 
 
 def test_results_and_errors_come_through_futures() -> None:
-    """A copy that fails must not end its thread, nor be lost."""
+    """A failed copy must neither end its thread nor be lost."""
     pool = CopyPool()
 
     def broken() -> int:
@@ -29,7 +29,7 @@ def test_results_and_errors_come_through_futures() -> None:
 
 
 def test_one_thread_keeps_the_order() -> None:
-    """Copies of one worker are submitted in the order in which they must happen."""
+    """Copies of one worker are submitted in the order in which they must run."""
     pool, seen = CopyPool(), list[int]()
     futures = [pool.submit(lambda number=number: seen.append(number)) for number in range(200)]  # type: ignore[misc]
     futures[-1].result(PATIENCE_S)
@@ -38,7 +38,7 @@ def test_one_thread_keeps_the_order() -> None:
 
 
 def test_threads_are_few_named_and_daemons(gate: Event) -> None:
-    """As many as were asked for, and none that keeps a process alive."""
+    """The number of threads is bounded, and no thread keeps a process alive."""
     pool = CopyPool(3)
     futures = [pool.submit(gate.wait) for _ in range(10)]
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("tierkv-copy")]
@@ -50,7 +50,7 @@ def test_threads_are_few_named_and_daemons(gate: Event) -> None:
 
 
 def test_the_queue_is_bounded(gate: Event) -> None:
-    """Promise 6; and submit never blocks or raises on the engine's thread."""
+    """Promise 6. And submit never blocks or raises on the engine's thread."""
     pool = CopyPool(jobs_max=5)
     running = pool.submit(gate.wait)
     wait_for(running.running, "the first job")
@@ -63,8 +63,8 @@ def test_the_queue_is_bounded(gate: Event) -> None:
     pool.close(PATIENCE_S)
 
 
-def test_close_cancels_what_waits_and_counts_what_hangs(gate: Event) -> None:
-    """A hung copy is given up; a job that comes later is told so."""
+def test_close_cancels_waiting_jobs_and_counts_hanging_ones(gate: Event) -> None:
+    """A hung copy is abandoned. Later jobs fail with an error."""
     pool = CopyPool()
     hung = pool.submit(gate.wait)
     wait_for(hung.running, "the first job")
@@ -78,7 +78,7 @@ def test_close_cancels_what_waits_and_counts_what_hangs(gate: Event) -> None:
 
 
 def test_a_failed_job_keeps_nothing_alive() -> None:
-    """A traceback refers to frames: a failed copy must not hold a view of the arena until the garbage is collected."""
+    """A traceback refers to frames. A failed copy must not hold a view of the arena until a garbage collection."""
 
     class Arena:
         pass
@@ -105,7 +105,7 @@ def test_a_failed_job_keeps_nothing_alive() -> None:
 
 
 def test_it_runs_without_threads() -> None:
-    """A simulation owns the moments at which copies happen."""
+    """A simulation chooses the times at which copies run."""
     stepper = Stepper(ManualClock())
     pool = CopyPool(spawn=stepper)
     futures = [pool.submit(lambda: 1), pool.submit(lambda: 2)]
@@ -118,7 +118,7 @@ def test_it_runs_without_threads() -> None:
 
 
 @pytest.mark.parametrize(("threads", "jobs_max"), [(0, 1), (1, 0)])
-def test_bounds_that_cannot_be_are_refused(threads: int, jobs_max: int) -> None:
-    """A pool of no threads would be a copy that never ends."""
+def test_invalid_bounds_are_refused(threads: int, jobs_max: int) -> None:
+    """In a pool without threads no copy would ever end."""
     with pytest.raises(ValueError, match="1 or more"):
         CopyPool(threads, jobs_max=jobs_max)

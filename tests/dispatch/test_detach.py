@@ -1,4 +1,4 @@
-"""A tier leaves while others go on: it takes nothing more, its backend is closed once, and its number is free last."""
+"""Detach of a tier: it takes no new operations, its backend is closed once, and its number is released last."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tierkv.testing import faults
 from tierkv.types.tier_ops import OutcomeKind, Verb
 
 
-def left(dispatch: DispatchBench) -> list[int]:
-    """The tiers that have left, once one has."""
-    gone: list[int] = []
+def detached(dispatch: DispatchBench) -> list[int]:
+    """Drain until a detach has completed. Returns the detached tiers."""
+    taken: list[int] = []
 
     def some() -> bool:
         dispatch.drain()
-        gone.extend(dispatch.dispatcher.take_detached())
-        return bool(gone)
+        taken.extend(dispatch.dispatcher.take_detached())
+        return bool(taken)
 
     wait_for(some, "a tier to leave")
-    return gone
+    return taken
 
 
 def test_a_detached_tier_takes_nothing_and_is_closed_once(bench: Bench, tmp_path: Path) -> None:
-    """Its lock and its threads must be free for whoever repairs the disk, while the other tier works on."""
+    """Its lock and its threads are released, so that its disk can be repaired while the other tier works."""
     other = make_bench(tmp_path / "other", beside=bench)
     with dispatching(bench, bench.tier(), other.tier()) as dispatch:
         dispatch.dispatcher.detach(0, PATIENCE_S)
         late = dispatch.write(1, 1, deadline_s=1e9)
         fine = dispatch.write(2, 2, deadline_s=1e9, tier=1)
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]
         assert dispatch.kinds(late) == [OutcomeKind.REFUSED]
         assert dispatch.wait(fine) == [[OutcomeKind.OK]]
         assert bench.backend.calls == ["close"]
@@ -48,8 +48,8 @@ def test_a_detached_tier_takes_nothing_and_is_closed_once(bench: Bench, tmp_path
     assert bench.backend.calls == ["close"], "closing the stack closed a backend that was closed before"
 
 
-def test_what_runs_may_end_and_what_waits_is_refused(bench: Bench, gate: Event) -> None:
-    """An acknowledged write is stored; nobody waits for work that will not be done."""
+def test_running_calls_may_end_and_waiting_operations_are_refused(bench: Bench, gate: Event) -> None:
+    """An acknowledged write is stored. A waiting operation fails at once."""
     bench.backend.add("write", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
         running = dispatch.write(0, 0, deadline_s=1e9)
@@ -60,14 +60,14 @@ def test_what_runs_may_end_and_what_waits_is_refused(bench: Bench, gate: Event) 
         assert dispatch.kinds(waiting) == [OutcomeKind.REFUSED]
         assert dispatch.dispatcher.take_detached() == []
         gate.set()
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]
         assert dispatch.kinds(running) == [OutcomeKind.OK]
         assert bench.file(KEYS[0]).exists()
         assert bench.backend.calls == ["write", "close"]
 
 
-def test_a_call_that_hangs_is_closed_over_but_not_forgotten(bench: Bench, gate: Event) -> None:
-    """After its time the backend is closed under it; the tier has left only when its slots are safe."""
+def test_a_hanging_call_delays_the_end_of_the_detach(bench: Bench, gate: Event) -> None:
+    """The backend is closed after the timeout. The detach completes only when the slots of the call are safe."""
     bench.backend.add("write", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=Capabilities(preferred_concurrency=1))) as dispatch:
         hung = dispatch.write(0, 0, deadline_s=1e9)
@@ -80,7 +80,7 @@ def test_a_call_that_hangs_is_closed_over_but_not_forgotten(bench: Bench, gate: 
         wait_for(lambda: bench.backend.calls == ["write", "close"], "the close")
         assert dispatch.dispatcher.take_detached() == []
         gate.set()
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]
         assert len(dispatch.completions(hung)) == 1
 
 
@@ -98,23 +98,26 @@ def test_a_full_queue_is_refused_over_several_steps(bench: Bench, gate: Event) -
         dispatch.drain(count)
         assert all(dispatch.kinds(op) == [OutcomeKind.REFUSED] for op in ops[1:])
         gate.set()
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]
         assert len(dispatch.completions(ops[0])) == 1
 
 
-def test_an_async_tier_leaves_its_loop_to_the_others(async_bench: Bench, tmp_path: Path) -> None:
-    """Async tiers share a loop: one that goes must not stop it."""
+def test_detaching_an_async_tier_keeps_the_loop_running(async_bench: Bench, tmp_path: Path) -> None:
+    """Async tiers share a loop, which must not stop with one of them."""
     other = make_bench(tmp_path / "other", AsyncPlainFiles, beside=async_bench)
     with dispatching(async_bench, async_bench.tier(asynchronous=True), other.tier(asynchronous=True)) as dispatch:
         assert dispatch.wait(dispatch.write(1, 1, deadline_s=1e9)) == [[OutcomeKind.OK]]
         dispatch.dispatcher.detach(0, PATIENCE_S)
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]
         assert dispatch.wait(dispatch.write(2, 2, deadline_s=1e9, tier=1)) == [[OutcomeKind.OK]]
 
 
-def test_a_read_of_an_async_tier_that_leaves_is_not_cancelled(async_bench: Bench, gate: Event) -> None:
-    """Promise 1: a library that goes on in a thread of its own after a cancellation would fill a slot that by then has
-    another chunk. The call has its time, and the slot stays leased until it has truly ended."""
+def test_a_read_of_a_detaching_async_tier_is_not_cancelled(async_bench: Bench, gate: Event) -> None:
+    """Promise 1:
+
+    a library may continue in a thread of its own after a cancellation, and fill a slot with another chunk. The call
+    keeps its time, and the slot stays leased until it has ended.
+    """
     inside, ended = Event(), Event()
     inner = async_bench.files.read_into
 
@@ -139,28 +142,28 @@ def test_a_read_of_an_async_tier_that_leaves_is_not_cancelled(async_bench: Bench
             time.sleep(0.002)
         assert not dispatch.completions(read), "its slot would be free while the library may still write to it"
         gate.set()
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]
         assert ended.is_set()
         assert dispatch.kinds(read) == [OutcomeKind.OK]
         assert async_bench.payload(3, KEYS[0]) == compressible(0)
 
 
-def test_a_tier_that_leaves_is_not_tried_again(bench: Bench) -> None:
-    """A breaker's trial of a closed backend would call it after its close."""
+def test_a_detaching_tier_gets_no_trial(bench: Bench) -> None:
+    """A trial would call a backend after its close."""
     with dispatching(bench, limits=TierLimits(breaker_failures=1, breaker_cooldown_s=1.0)) as dispatch:
-        bench.backend.add("contains", faults.raise_error(lambda: OSError("gone")), times=1)
+        bench.backend.add("contains", faults.raise_error(lambda: OSError("taken")), times=1)
         dispatch.wait(dispatch.submit(Verb.PROBE, [1], deadline_s=1e9))
         dispatch.wait_health(False)
         dispatch.dispatcher.detach(0, PATIENCE_S)
         bench.clock.advance(100.0)
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]
         assert [call for call in bench.backend.calls if call != "contains"] == ["close"]
         assert bench.backend.calls.count("contains") <= 3, "a trial was sent"
         assert dispatch.dispatcher.pending() == 0
 
 
 def test_a_tier_attached_later_is_served(bench: Bench, tmp_path: Path) -> None:
-    """Numbers need not be without gaps: a tier that could not be put in service has used one up."""
+    """Numbers may have gaps: a tier that failed to open has used one."""
     other = make_bench(tmp_path / "other", beside=bench)
     with dispatching(bench) as dispatch:
         dispatch.dispatcher.attach(7, other.tier(), TierLimits())
@@ -169,8 +172,8 @@ def test_a_tier_attached_later_is_served(bench: Bench, tmp_path: Path) -> None:
         assert dispatch.dispatcher.stats.tiers[7].keys == 1
 
 
-def test_a_scan_that_hangs_is_a_call_that_runs(bench: Bench, gate: Event) -> None:
-    """Asked at open and never answered, it still reads the files that somebody else would take for free."""
+def test_a_hanging_scan_is_a_running_call(bench: Bench, gate: Event) -> None:
+    """A scan that never ended still reads the files of the tier."""
     bench.backend.add("scan", faults.hang_until(gate))
     scan = Capabilities(scan=True, authoritative_index=True)
     with dispatching(bench, bench.tier(capabilities=scan)) as dispatch:
@@ -185,4 +188,4 @@ def test_a_scan_that_hangs_is_a_call_that_runs(bench: Bench, gate: Event) -> Non
         wait_for(lambda: bench.backend.calls == ["scan", "close"] and not line.lane.is_closing(), "the close")
         assert dispatch.dispatcher.take_detached() == []
         gate.set()
-        assert left(dispatch) == [0]
+        assert detached(dispatch) == [0]

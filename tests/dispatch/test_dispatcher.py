@@ -1,4 +1,4 @@
-"""The dispatcher with real threads and real files: outcomes, order, bounds, deadlines."""
+"""Dispatcher with real threads and real files: outcomes, order, bounds, deadlines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_THREAD = Capabilities(preferred_batch=4, preferred_concurrency=1)
 
 
 def test_every_verb_comes_back(bench: Bench) -> None:
-    """The main job: operations go down, outcomes come up, and the counters say what was done."""
+    """Operations go down, outcomes return, and the counters match."""
     with dispatching(bench) as dispatch:
         written = [dispatch.write(number, number) for number in range(3)]
         assert dispatch.wait(*written) == [[OK]] * 3
@@ -42,8 +42,8 @@ def test_every_verb_comes_back(bench: Bench) -> None:
         assert all(len(dispatch.completions(op_id)) == 1 for op_id in range(6))
 
 
-def test_elapsed_is_told_on_the_stacks_clock(bench: Bench, gate: Event) -> None:
-    """Load-or-recompute decisions are made of this number."""
+def test_elapsed_time_is_on_the_stacks_clock(bench: Bench, gate: Event) -> None:
+    """Load-or-recompute decisions use this number."""
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench) as dispatch:
         probe = dispatch.submit(Verb.PROBE, [1])
@@ -53,9 +53,12 @@ def test_elapsed_is_told_on_the_stacks_clock(bench: Bench, gate: Event) -> None:
         assert dispatch.completions(probe)[0].elapsed_s == 2.5
 
 
-def test_an_engine_that_computes_does_not_make_a_tier_slow(bench: Bench) -> None:
-    """A step of prefill may last a second. A read that ended in its first milliseconds has taken milliseconds, or every
-    tier would look slower than computing just where computing is slow."""
+def test_time_of_the_engine_is_not_counted_as_the_tiers(bench: Bench) -> None:
+    """A prefill step may last a second.
+
+    A read that ended in its first milliseconds took milliseconds. Otherwise every tier would seem slower than computing
+    exactly when computing is slow.
+    """
     with dispatching(bench) as dispatch:
         dispatch.wait(dispatch.write(1, 1))
         read = dispatch.submit(Verb.READ, [1], [2])
@@ -65,8 +68,8 @@ def test_an_engine_that_computes_does_not_make_a_tier_slow(bench: Bench) -> None
         assert dispatch.completions(read)[0].elapsed_s == 0.0
 
 
-def test_a_wedged_backend_is_never_in_the_way(bench: Bench, gate: Event) -> None:
-    """Promise 2: with every call hung, submit and drain return, for as long as the engine likes to call them."""
+def test_a_wedged_backend_delays_neither_submit_nor_drain(bench: Bench, gate: Event) -> None:
+    """Promise 2: with every call hung, submit and drain return, however often the engine calls them."""
     for verb in ("contains", "read_into", "write", "delete"):
         bench.backend.add(verb, faults.hang_until(gate))  # type: ignore[arg-type]  # literal names
     with dispatching(bench, limits=TierLimits(queue_ops_max=10, breaker_failures=1000)) as dispatch:
@@ -92,7 +95,7 @@ def test_a_wedged_backend_is_never_in_the_way(bench: Bench, gate: Event) -> None
 
 
 def test_one_wedged_tier_does_not_hold_up_another(bench: Bench, tmp_path: Any, gate: Event) -> None:
-    """Each tier has threads of its own: a dead object store must not cost the local disk."""
+    """Each tier has its own threads: a dead object store must not delay the local disk."""
     other = make_bench(tmp_path / "other", beside=bench)
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench, bench.tier(), other.tier()) as dispatch:
@@ -104,7 +107,7 @@ def test_one_wedged_tier_does_not_hold_up_another(bench: Bench, tmp_path: Any, g
 
 
 def test_late_data_is_never_accepted(bench: Bench, gate: Event) -> None:
-    """A missed deadline is told at once; the slot is given back only when the call has ended; its data is dropped."""
+    """A missed deadline is reported at once. The slot is released when the call has ended, and its data is dropped."""
     with dispatching(bench) as dispatch:
         dispatch.wait(dispatch.write(0, 0))
         bench.backend.add("read_into", faults.hang_until(gate))
@@ -127,8 +130,8 @@ def test_late_data_is_never_accepted(bench: Bench, gate: Event) -> None:
         assert stats.bytes_read == stats.bytes_written > 0
 
 
-def test_what_has_not_begun_is_cancelled_at_its_deadline(bench: Bench, gate: Event) -> None:
-    """Its slots are free at once, and the backend never hears of it."""
+def test_a_waiting_operation_is_cancelled_at_its_deadline(bench: Bench, gate: Event) -> None:
+    """Its slots are free at once, and the backend is never called."""
     bench.backend.add("write", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=ONE_THREAD)) as dispatch:
         running, waiting = dispatch.write(0, 0, deadline_s=50.0), dispatch.write(1, 1, deadline_s=5.0)
@@ -143,8 +146,8 @@ def test_what_has_not_begun_is_cancelled_at_its_deadline(bench: Bench, gate: Eve
         assert not bench.file(KEYS[1]).exists()
 
 
-def test_the_queue_is_bounded_also_by_the_cancelled(bench: Bench, gate: Event) -> None:
-    """Promise 6: a tier that hangs for ever gathers queue_ops_max operations and no more, however many time out."""
+def test_cancelled_operations_count_against_the_queue(bench: Bench, gate: Event) -> None:
+    """Promise 6: queue_ops_max bounds the queue of a hanging tier, however many operations time out."""
     bench.backend.add("contains", faults.hang_until(gate))
     limits = TierLimits(queue_ops_max=3, breaker_failures=1000)
     with dispatching(bench, bench.tier(capabilities=ONE_THREAD), limits=limits) as dispatch:
@@ -164,7 +167,7 @@ def test_the_queue_is_bounded_also_by_the_cancelled(bench: Bench, gate: Event) -
 
 
 def test_loads_overtake_stores(bench: Bench, gate: Event) -> None:
-    """A request waits for a load; nobody waits for a store. First come first served among equals."""
+    """Requests wait for loads, not for stores. Operations of one verb keep their order."""
     order: list[bytes] = []
 
     def note(batch: Any, inner: Callable[[Any], Any]) -> object:
@@ -193,7 +196,7 @@ def test_loads_overtake_stores(bench: Bench, gate: Event) -> None:
 
 
 def test_drain_gives_no_more_than_asked(bench: Bench) -> None:
-    """The engine's step has a budget; the rest waits for the next step, in order."""
+    """The engine's step has a budget. Further completions wait for the next step, in order."""
     with dispatching(bench) as dispatch:
         dispatch.dispatcher.close(PATIENCE_S)
         ops = [dispatch.submit(Verb.PROBE, [1]) for _ in range(10)]
@@ -202,8 +205,8 @@ def test_drain_gives_no_more_than_asked(bench: Bench) -> None:
         assert [said.op_id for said in dispatch.completion] == ops  # type: ignore[union-attr]  # completions only
 
 
-def test_missed_deadlines_are_told_within_the_limit_too(bench: Bench, gate: Event) -> None:
-    """A thousand operations that expire at once must not make one step long."""
+def test_reports_of_missed_deadlines_keep_the_limit(bench: Bench, gate: Event) -> None:
+    """A thousand operations that expire together must not make one step long."""
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench, limits=TierLimits(breaker_failures=1000)) as dispatch:
         for _ in range(100):
@@ -215,8 +218,8 @@ def test_missed_deadlines_are_told_within_the_limit_too(bench: Bench, gate: Even
         gate.set()
 
 
-def test_what_ended_in_time_is_accepted_however_late_the_step(bench: Bench) -> None:
-    """An engine may pause for seconds; what was read meanwhile is good, and reading it again would cost the same."""
+def test_a_result_in_time_is_accepted_in_a_late_step(bench: Bench) -> None:
+    """An engine may pause for seconds. Data read meanwhile is valid, and reading it again would cost as much."""
     with dispatching(bench) as dispatch:
         probes = [dispatch.submit(Verb.PROBE, [1]) for _ in range(5)]
         wait_for(lambda: len(dispatch.dispatcher._done) == 5, "the calls to end")
@@ -227,10 +230,11 @@ def test_what_ended_in_time_is_accepted_however_late_the_step(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(("io_threads", "preferred", "expected"), [(None, 3, 3), (2, 3, 2), (5, 3, 3)])
-def test_threads_are_ours_named_daemons_and_few(
-    bench: Bench, io_threads: int | None, preferred: int, expected: int
-) -> None:
-    """preferred_concurrency is a promise to the backend's author; names are for people; daemons let a process exit."""
+def test_threads_are_named_daemons_and_few(bench: Bench, io_threads: int | None, preferred: int, expected: int) -> None:
+    """preferred_concurrency is a promise to the backend's author.
+
+    Names help to read stack dumps. Daemons let a process exit.
+    """
     tier = bench.tier(capabilities=Capabilities(preferred_concurrency=preferred))
     with dispatching(bench, tier, limits=TierLimits(io_threads=io_threads)):
         ours = sorted((t for t in threading.enumerate() if t.name.startswith("tierkv-files")), key=lambda t: t.name)
@@ -240,7 +244,7 @@ def test_threads_are_ours_named_daemons_and_few(
 
 
 def test_no_more_calls_at_once_than_preferred(bench: Bench) -> None:
-    """Some libraries break when they are entered too often."""
+    """Some libraries fail with too many concurrent calls."""
     inside, most, lock = [0], [0], threading.Lock()
 
     def gauge(batch: Any, inner: Callable[[Any], Any]) -> object:
@@ -262,7 +266,7 @@ def test_no_more_calls_at_once_than_preferred(bench: Bench) -> None:
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
 def test_an_exit_in_a_plugin_ends_neither_thread_nor_operation(bench: Bench, error: type[BaseException]) -> None:
-    """Promise 3: a thread that dies in silence would leave its tier without answers for ever."""
+    """Promise 3: a thread that ends silently would leave its tier without answers."""
     bench.backend.add("contains", faults.raise_error(error), times=4)
     with dispatching(bench, limits=TierLimits(breaker_failures=1000)) as dispatch:
         failed = [dispatch.submit(Verb.PROBE, [1]) for _ in range(4)]
@@ -270,8 +274,8 @@ def test_an_exit_in_a_plugin_ends_neither_thread_nor_operation(bench: Bench, err
         assert dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(4)]) == [[ABSENT]] * 4
 
 
-def test_an_operation_that_makes_no_sense_fails(bench: Bench) -> None:
-    """A slot beyond the arena is a bug of ours; the thread must survive it, and the bug be named."""
+def test_an_invalid_operation_fails(bench: Bench) -> None:
+    """A slot outside the arena is a bug of the framework. The thread must survive it, and the error must name it."""
     with dispatching(bench) as dispatch:
         read = dispatch.submit(Verb.READ, [1], [10**6])
         dispatch.wait(read)
@@ -281,7 +285,7 @@ def test_an_operation_that_makes_no_sense_fails(bench: Bench) -> None:
 
 
 def test_outcomes_and_retries_are_counted(bench: Bench) -> None:
-    """An operator must see each kind of trouble apart."""
+    """Operators must be able to distinguish the kinds of failures."""
     timing = Timing(bench.clock, sleep=lambda _: None)
     with dispatching(bench, bench.tier(retry=RetryLimits(3), timing=timing)) as dispatch:
         dispatch.wait(dispatch.write(0, 0), dispatch.write(1, 1))
@@ -299,7 +303,7 @@ def test_outcomes_and_retries_are_counted(bench: Bench) -> None:
 
 
 def test_the_deadline_heap_stays_small(bench: Bench) -> None:
-    """Deadlines are far away and operations short: what has ended must not be kept until its deadline."""
+    """Deadlines are far away and operations short: ended tickets must not stay until their deadline."""
     with dispatching(bench) as dispatch:
         for _ in range(40):
             dispatch.wait(*[dispatch.submit(Verb.PROBE, [1], deadline_s=1e9) for _ in range(20)])
@@ -307,7 +311,7 @@ def test_the_deadline_heap_stays_small(bench: Bench) -> None:
 
 
 def test_flush_waits_for_writes_only(bench: Bench, gate: Event) -> None:
-    """Shutdown must know whether what was to be kept is kept; a hung probe is no reason to wait."""
+    """A flush waits for pending stores. A hung probe is no reason to wait."""
     bench.backend.add("contains", faults.hang_until(gate))
     with dispatching(bench) as dispatch:
         dispatch.submit(Verb.PROBE, [1], deadline_s=1e9)
@@ -323,13 +327,13 @@ def test_flush_waits_for_writes_only(bench: Bench, gate: Event) -> None:
 
 
 def test_limits_are_one_per_tier(bench: Bench) -> None:
-    """A tier without bounds would be one without promise 6."""
+    """A tier without bounds would break promise 6."""
     with pytest.raises(ValueError, match="1 tiers came with 0 limits"):
         Dispatcher([bench.tier()], [], bench.clock)
 
 
 def test_tier_and_dispatcher_read_one_clock(bench: Bench) -> None:
-    """With two, every deadline would have passed before its operation began, or would never pass."""
+    """With two clocks, every deadline would have passed before its operation began, or would never pass."""
     with pytest.raises(ValueError, match="tier 'files' reads another clock"):
         Dispatcher([bench.tier()], [TierLimits()], time.monotonic)
 
@@ -344,14 +348,14 @@ def test_tier_and_dispatcher_read_one_clock(bench: Bench) -> None:
         {"trial_deadline_s": 0},
     ],
 )
-def test_limits_that_cannot_be_are_refused(limits: dict[str, Any]) -> None:
-    """Zero threads would be a tier that never answers."""
+def test_invalid_limits_are_refused(limits: dict[str, Any]) -> None:
+    """A tier with zero threads would never answer."""
     with pytest.raises(ValueError, match="must be"):
         TierLimits(**limits)
 
 
 def test_a_duplicate_op_is_just_another_op(bench: Bench) -> None:
-    """Operation numbers are the manager's; dispatch keeps no book by them that could be confused."""
+    """The manager chooses operation ids. Dispatch keeps no index by them."""
     with dispatching(bench) as dispatch:
         op = TierOp(7, 0, Verb.PROBE, (KEYS[0],), (), 1e9)
         dispatch.dispatcher.submit(op)
@@ -360,9 +364,11 @@ def test_a_duplicate_op_is_just_another_op(bench: Bench) -> None:
         wait_for(lambda: dispatch.drain() == [] and len(dispatch.completions(7)) == 2, "both completions")
 
 
-def test_deletions_that_go_well_do_not_excuse_writes_that_fail(bench: Bench) -> None:
-    """Each failed write has a deletion behind it. If those counted as good news, a disk that takes no data would never
-    be left alone."""
+def test_successful_deletions_do_not_hide_failed_writes(bench: Bench) -> None:
+    """Each failed write is followed by a deletion.
+
+    If those counted as successes, the breaker of a full disk would never open.
+    """
     tier = bench.tier(retry=RetryLimits(1))
     with dispatching(bench, tier, limits=TierLimits(breaker_failures=3)) as dispatch:
         bench.backend.add("write", faults.raise_error(lambda: OSError("no route to disk")))

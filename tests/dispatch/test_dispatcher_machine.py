@@ -1,6 +1,6 @@
-"""Random histories of the dispatcher without threads: every operation gets its words, whatever happens and when.
+"""Random histories of the dispatcher without threads: every operation gets its completions.
 
-Each example is replayed exactly: the test owns the clock, the moments at which I/O threads run, and the faults.
+Each example is replayed exactly: the test owns the clock, the times at which I/O threads run, and the faults.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ LIMITS = TierLimits(queue_ops_max=4, breaker_failures=3, breaker_cooldown_s=5.0,
 
 
 @dataclass
-class Asked:
-    """What the manager would remember of an operation."""
+class SubmittedOp:
+    """Record of one operation, as the manager would keep it."""
 
     op: TierOp
-    announced: bool = False
+    deadline_reported: bool = False
     ended: bool = False
 
 
-class Stories(RuleBasedStateMachine):
-    """The manager's slots hang on these words: one too few leaks a slot, one too many frees it twice."""
+class DispatcherMachine(RuleBasedStateMachine):
+    """State machine of two tiers. One missing completion leaks a slot, one too many frees it twice."""
 
     @initialize()
     def open(self) -> None:
@@ -53,7 +53,7 @@ class Stories(RuleBasedStateMachine):
         )
         for handle, name in zip(self.stepper.handles, ("a0", "a1", "b0", "b1"), strict=True):
             handle.name = name
-        self.asked: dict[int, Asked] = {}
+        self.submitted: dict[int, SubmittedOp] = {}
         self.usable = [True, True]
 
     @rule(
@@ -69,8 +69,8 @@ class Stories(RuleBasedStateMachine):
         elif verb is Verb.READ:
             slots = tuple(SlotRef(number, 1) for number in numbers)
         keys = tuple(KEYS[number] for number in numbers)
-        op = TierOp(len(self.asked), tier, verb, keys, slots, self.bench.clock() + deadline_s)
-        self.asked[op.op_id] = Asked(op)
+        op = TierOp(len(self.submitted), tier, verb, keys, slots, self.bench.clock() + deadline_s)
+        self.submitted[op.op_id] = SubmittedOp(op)
         self.dispatcher.submit(op)
 
     @rule(name=st.sampled_from(["a0", "a1", "b0", "b1"]))
@@ -82,58 +82,58 @@ class Stories(RuleBasedStateMachine):
         self.bench.clock.advance(seconds)
 
     @rule(tier=st.integers(0, 1), verb=st.sampled_from(["contains", "read_into", "write", "delete"]))
-    def something_breaks(self, tier: int, verb: str) -> None:
+    def inject_fault(self, tier: int, verb: str) -> None:
         fault = faults.raise_error(lambda: OSError("gone"))
         self.benches[tier].backend.add(verb, fault, times=3)  # type: ignore[arg-type]  # literal names
 
     @rule(limit=st.integers(1, 5))
     def drain(self, limit: int) -> None:
-        completion = self.dispatcher.drain(limit)
-        assert len(completion) <= limit
-        for said in completion:
-            if isinstance(said, TierHealth):
-                assert said.usable != self.usable[said.tier], "health was told twice"
-                self.usable[said.tier] = said.usable
+        reports = self.dispatcher.drain(limit)
+        assert len(reports) <= limit
+        for report in reports:
+            if isinstance(report, TierHealth):
+                assert report.usable != self.usable[report.tier], "health was reported twice"
+                self.usable[report.tier] = report.usable
             else:
-                self.hear(said)
+                self.check_completion(report)
 
-    def hear(self, said: Completion) -> None:
-        asked = self.asked[said.op_id]
-        kinds = {outcome.kind for outcome in said.outcomes}
-        assert len(said.outcomes) == len(asked.op.keys)
-        assert not asked.ended, "a word after the last"
-        if said.ended:
-            assert not asked.announced or kinds == {OutcomeKind.TIMED_OUT}, "late data was accepted"
-            asked.ended = True
+    def check_completion(self, completion: Completion) -> None:
+        submitted = self.submitted[completion.op_id]
+        kinds = {outcome.kind for outcome in completion.outcomes}
+        assert len(completion.outcomes) == len(submitted.op.keys)
+        assert not submitted.ended, "a completion after the last"
+        if completion.ended:
+            assert not submitted.deadline_reported or kinds == {OutcomeKind.TIMED_OUT}, "late data was accepted"
+            submitted.ended = True
         else:
-            assert not asked.announced, "the deadline was told twice"
+            assert not submitted.deadline_reported, "the deadline was reported twice"
             assert kinds == {OutcomeKind.TIMED_OUT}
-            assert said.elapsed_s >= 0.5
-            asked.announced = True
+            assert completion.elapsed_s >= 0.5
+            submitted.deadline_reported = True
 
     @invariant()
     def in_flight_is_bounded(self) -> None:
-        """Two tiers with two threads each, none of which is inside a call between steps, and four waiting each."""
+        """Two tiers with two threads each, no running call between steps, and up to four waiting operations each."""
         if hasattr(self, "dispatcher"):
             assert self.dispatcher.pending() <= 2 * LIMITS.queue_ops_max + len(self.dispatcher._done)
 
     def teardown(self) -> None:
-        """When everybody runs and time passes, every operation comes to its end."""
+        """Every operation ends when all threads run and time passes."""
         if hasattr(self, "dispatcher"):
             try:
-                self.come_to_an_end()
+                self.run_to_end()
             finally:
                 for bench in self.benches:
                     bench.files.close()  # type: ignore[unused-coroutine]  # the blocking kind
                 self.bench.arena.close()
                 shutil.rmtree(self.place)
 
-    def come_to_an_end(self) -> None:
-        """Let all run."""
+    def run_to_end(self) -> None:
+        """Run all threads until no operation is in flight."""
         for _ in range(200):
             self.stepper.step_all()
             self.drain(limit=5)
-        unanswered = [number for number, asked in self.asked.items() if not asked.ended]
+        unanswered = [number for number, submitted in self.submitted.items() if not submitted.ended]
         assert unanswered == []
         assert self.dispatcher.pending() == 0
         for _ in range(20):
@@ -143,10 +143,12 @@ class Stories(RuleBasedStateMachine):
             self.drain(limit=5)
         assert self.usable == [True, True], "a tier did not recover although it works"
         stats = self.dispatcher.stats.tiers
-        keys = sum(len(asked.op.keys) for asked in self.asked.values())
+        keys = sum(len(submitted.op.keys) for submitted in self.submitted.values())
         assert sum(tier.keys + tier.refused for tier in stats.values()) == keys
         assert self.dispatcher.close(1.0) == 0
 
 
-TestStories = Stories.TestCase
-TestStories.settings = settings(max_examples=int(os.environ.get("TIERKV_STORIES", "30")), stateful_step_count=40)
+TestDispatcherMachine = DispatcherMachine.TestCase
+TestDispatcherMachine.settings = settings(
+    max_examples=int(os.environ.get("TIERKV_STORIES", "30")), stateful_step_count=40
+)

@@ -1,4 +1,4 @@
-"""What runs on threads can be run in halves, so that a simulation can let time pass in between."""
+"""Runners in two halves, between which a simulation lets time pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tierkv.testing.manual_clock import ManualClock, Stepper
 from tierkv.types.tier_ops import TierOp, Verb
 
 
-def test_an_operation_is_under_way_between_its_halves(bench: Bench) -> None:
-    """What was begun is claimed, so nobody can cancel it, and its result comes with the second half only."""
+def test_an_operation_is_claimed_between_its_halves(bench: Bench) -> None:
+    """A begun operation is claimed and cannot be cancelled. Its result is set in the second half only."""
     tickets, tokens, done = TicketQueue(4), queue.SimpleQueue[bool](), deque[Ticket]()
     worker = IoWorker(bench.tier(), tickets, tokens, done)
     assert isinstance(worker, SplitRunner)
@@ -40,7 +40,7 @@ def test_an_operation_is_under_way_between_its_halves(bench: Bench) -> None:
 
 
 def test_a_copy_runs_in_its_second_half() -> None:
-    """A copy that was begun has not happened yet."""
+    """Beginning a copy moves no bytes."""
     stepper = Stepper(ManualClock())
     pool, seen = CopyPool(spawn=stepper), list[int]()
     future = pool.submit(lambda: seen.append(1))
@@ -54,9 +54,8 @@ def test_a_copy_runs_in_its_second_half() -> None:
     assert future.done()
 
 
-def test_a_loop_that_ends_leaves_no_task_behind() -> None:
-    """A call that was cancelled at the end needs more than one turn to end; else asyncio complains on a user's
-    terminal."""
+def test_no_task_remains_when_a_loop_ends() -> None:
+    """A call that is cancelled at the end needs more than one turn. Otherwise asyncio prints a warning for the user."""
 
     async def slow_goodbye() -> None:
         try:

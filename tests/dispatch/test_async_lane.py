@@ -1,4 +1,4 @@
-"""Async backends: the same outcomes, bounds and deadlines on one event loop."""
+"""Async lane: the same outcomes, bounds and deadlines as on threads, on one event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO = Capabilities(preferred_batch=4, preferred_concurrency=2)
 
 
 def spoil(bench: Bench, verb: str, fault: Callable[[Any], Awaitable[Any]]) -> Callable[[], None]:
-    """Do something else before a verb of the async files; returns what undoes it."""
+    """Replace a verb of the async files; returns a function that restores it."""
     inner = getattr(bench.files, verb)
 
     async def spoiled(batch: Sequence[Any]) -> object:
@@ -35,7 +35,7 @@ def spoil(bench: Bench, verb: str, fault: Callable[[Any], Awaitable[Any]]) -> Ca
 
 
 class Hang:
-    """Calls wait in here until they are let go; counts them, and those that were cancelled."""
+    """Gate in which calls wait until it opens. Counts the calls, and those that were cancelled."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -56,8 +56,8 @@ class Hang:
             self.inside -= 1
 
 
-def test_an_engine_that_computes_does_not_make_a_tier_slow(async_bench: Bench) -> None:
-    """What a read has taken is known on the loop, however long the engine's step takes that asks for it."""
+def test_time_of_the_engine_is_not_counted_as_the_tiers(async_bench: Bench) -> None:
+    """The duration of a read ends with its I/O on the loop, however long the engine's step takes."""
     with dispatching(async_bench, async_bench.tier(asynchronous=True)) as dispatch:
         dispatch.wait(dispatch.write(1, 1))
         read = dispatch.submit(Verb.READ, [1], [2])
@@ -68,7 +68,7 @@ def test_an_engine_that_computes_does_not_make_a_tier_slow(async_bench: Bench) -
 
 
 def test_every_verb_comes_back(async_bench: Bench) -> None:
-    """The main job, on the loop."""
+    """Every verb completes on the loop."""
     with dispatching(async_bench, async_bench.tier("zstd", asynchronous=True)) as dispatch:
         written = [dispatch.write(number, number) for number in range(3)]
         assert dispatch.wait(*written) == [[OK]] * 3
@@ -80,7 +80,7 @@ def test_every_verb_comes_back(async_bench: Bench) -> None:
 
 
 def test_calls_at_once_are_bounded(async_bench: Bench) -> None:
-    """preferred_concurrency is a promise to the backend's author; on a loop nothing else would hold it."""
+    """preferred_concurrency is a promise to the backend's author. On a loop, only the lane enforces it."""
     hang = Hang()
     spoil(async_bench, "contains", hang)
     with dispatching(async_bench, async_bench.tier(asynchronous=True, capabilities=TWO)) as dispatch:
@@ -92,7 +92,7 @@ def test_calls_at_once_are_bounded(async_bench: Bench) -> None:
 
 
 def test_loads_overtake_stores(async_bench: Bench) -> None:
-    """The same order as on threads."""
+    """The priorities are those of the threads."""
     hang, order = Hang(), list[str]()
 
     def note(verb: str) -> Callable[[Any], Awaitable[None]]:
@@ -121,7 +121,7 @@ def test_loads_overtake_stores(async_bench: Bench) -> None:
 
 
 def test_late_data_is_never_accepted(async_bench: Bench) -> None:
-    """A read that missed its deadline is not cancelled, and keeps its slot until it has ended; its data is dropped."""
+    """A late read is not cancelled. It keeps its slot until it has ended, and its data is dropped."""
     hang = Hang()
     with dispatching(async_bench, async_bench.tier(asynchronous=True)) as dispatch:
         dispatch.wait(dispatch.write(0, 0))
@@ -139,8 +139,8 @@ def test_late_data_is_never_accepted(async_bench: Bench) -> None:
         assert (hang.cancelled, dispatch.dispatcher.stats.tiers[0].bytes_verified) == (0, 0)
 
 
-def test_what_touches_no_slot_is_cancelled_at_its_deadline(async_bench: Bench) -> None:
-    """A hung probe would hold one of few places for ever; ending it harms nobody."""
+def test_probes_are_cancelled_at_their_deadline(async_bench: Bench) -> None:
+    """A hung probe would occupy one of few calls forever. Its cancellation endangers no slot."""
     hang = Hang()
     spoil(async_bench, "contains", hang)
     with dispatching(async_bench, async_bench.tier(asynchronous=True)) as dispatch:
@@ -153,8 +153,8 @@ def test_what_touches_no_slot_is_cancelled_at_its_deadline(async_bench: Bench) -
         assert hang.cancelled == 1
 
 
-def test_a_tier_that_was_silent_recovers_alone(async_bench: Bench) -> None:
-    """Breaker and trial are the dispatcher's, not the threads'."""
+def test_a_silent_tier_recovers_by_itself(async_bench: Bench) -> None:
+    """Breaker and trial belong to the dispatcher, not to the threads."""
     hang = Hang()
     spoil(async_bench, "contains", hang)
     limits = TierLimits(breaker_failures=2, breaker_cooldown_s=10.0, trial_deadline_s=2.0)
@@ -176,8 +176,8 @@ def test_a_tier_that_was_silent_recovers_alone(async_bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("x"), SystemExit("x"), KeyboardInterrupt("x"), asyncio.CancelledError("x")])
-def test_what_a_plugin_raises_neither_ends_loop_nor_operation(async_bench: Bench, error: BaseException) -> None:
-    """Asyncio lets SystemExit out of its loop: one plugin's exit would silence every async tier."""
+def test_an_error_of_a_plugin_ends_neither_loop_nor_operation(async_bench: Bench, error: BaseException) -> None:
+    """Asyncio lets SystemExit pass through its loop: the exit of one plugin would stop every async tier."""
 
     async def broken(batch: Any) -> None:
         raise error
@@ -211,7 +211,7 @@ def test_an_exit_in_a_stray_task_does_not_end_the_loop(async_bench: Bench) -> No
         assert isinstance(tasks[0].exception(), SystemExit)
 
 
-def test_a_blocked_loop_is_never_in_the_way(async_bench: Bench, gate: threading.Event) -> None:
+def test_a_blocked_loop_delays_neither_submit_nor_drain(async_bench: Bench, gate: threading.Event) -> None:
     """A plugin that blocks in a coroutine stops all async tiers, but neither submit nor drain (promise 2)."""
 
     async def block(batch: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_blocked_loop_is_never_in_the_way(async_bench: Bench, gate: threading.
 
 
 def test_tiers_share_one_loop(async_bench: Bench, tmp_path: Path) -> None:
-    """One thread for all of them, whatever their number."""
+    """All async tiers use one thread, whatever their number."""
     other = make_bench(tmp_path / "other", AsyncPlainFiles, beside=async_bench)
     tiers = [async_bench.tier(asynchronous=True), other.tier(asynchronous=True)]
     with dispatching(async_bench, *tiers) as dispatch:
@@ -253,7 +253,7 @@ def test_tiers_share_one_loop(async_bench: Bench, tmp_path: Path) -> None:
 
 
 def test_close_finishes_writes_then_cancels_then_closes(async_bench: Bench) -> None:
-    """What can be ended is ended, so that the backend is closed with nobody inside."""
+    """Running calls end or are cancelled first, so that no call is in the backend when it is closed."""
     hang, closed_with = Hang(), list[int]()
     spoil(async_bench, "read_into", hang)
     inner = async_bench.files.close
@@ -274,8 +274,8 @@ def test_close_finishes_writes_then_cancels_then_closes(async_bench: Bench) -> N
         assert (hang.cancelled, closed_with) == (1, [0])
 
 
-def test_close_gives_up_what_ignores_cancellation(async_bench: Bench) -> None:
-    """A coroutine that catches everything must not keep a server from stopping."""
+def test_close_abandons_calls_that_ignore_cancellation(async_bench: Bench) -> None:
+    """A coroutine that catches every exception must not block the shutdown of a server."""
     ignored = [0]
 
     async def stubborn(batch: Any) -> None:
@@ -293,26 +293,26 @@ def test_close_gives_up_what_ignores_cancellation(async_bench: Bench) -> None:
         assert ignored[0] >= 1
 
 
-def said_of(dispatch: DispatchBench) -> list[int]:
-    """Operations that were told of, in order."""
+def completed_ops(dispatch: DispatchBench) -> list[int]:
+    """Operations with a completion, in order."""
     return [said.op_id for said in dispatch.completion if isinstance(said, Completion)]
 
 
-def test_every_operation_is_told_of_at_close(async_bench: Bench) -> None:
-    """As for threads: no operation without a word."""
+def test_every_operation_is_reported_at_close(async_bench: Bench) -> None:
+    """As with threads, every operation gets a completion."""
     hang = Hang()
     spoil(async_bench, "contains", hang)
     with dispatching(async_bench, async_bench.tier(asynchronous=True, capabilities=TWO)) as dispatch:
         ops = [dispatch.submit(Verb.PROBE, [1], deadline_s=1e9) for _ in range(30)]
         dispatch.dispatcher.close(0.05)
         dispatch.drain()
-        assert sorted(said_of(dispatch)) == ops
+        assert sorted(completed_ops(dispatch)) == ops
         assert all(dispatch.completions(op_id)[0].ended for op_id in ops)
         assert dispatch.dispatcher.pending() == 0
 
 
 def test_calls_are_cancelled_in_the_order_in_which_they_began(async_bench: Bench) -> None:
-    """A simulation plays the same seed twice: what ends first must not hang on where objects lie in memory."""
+    """A simulation replays a seed exactly: the order of the ends must not depend on memory addresses."""
     begun: list[int] = []
     cancelled: list[int] = []
 

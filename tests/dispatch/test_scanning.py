@@ -1,4 +1,4 @@
-"""What tiers hold is asked once, at open: entries, or a reason, within a bound."""
+"""Scan of a tier at open: entries, or an error, within a time limit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tierkv.types.tier_ops import OutcomeKind, Verb
 SCAN = Capabilities(scan=True, authoritative_index=True)
 
 
-def test_entries_of_every_tier_that_can_tell(bench: Bench, tmp_path: Path) -> None:
-    """The manager's index after a restart is made of this; tiers that cannot be scanned are left out."""
+def test_entries_of_every_tier_that_supports_scans(bench: Bench, tmp_path: Path) -> None:
+    """The manager rebuilds its index from these entries after a restart. Tiers without scan are skipped."""
     other = make_bench(tmp_path / "other", beside=bench)
     with dispatching(bench, other.tier(), bench.tier(capabilities=SCAN)) as dispatch:
         dispatch.wait(*[dispatch.write(number, number, tier=1) for number in range(5)])
@@ -32,21 +32,21 @@ def test_entries_of_every_tier_that_can_tell(bench: Bench, tmp_path: Path) -> No
 
 
 def test_an_async_backend_is_scanned_too(async_bench: Bench) -> None:
-    """Its scan is an ordinary function; it must not run on the loop, where it would block every other tier."""
+    """Its scan is an ordinary function. On the loop it would block every other tier."""
     with dispatching(async_bench, async_bench.tier(asynchronous=True, capabilities=SCAN)) as dispatch:
         dispatch.wait(dispatch.write(3, 3))
         (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
         assert [key for key, _ in result.entries] == [KEYS[3]]
 
 
-def broken_in_the_middle() -> Iterator[object]:
-    """An index whose second half cannot be read."""
+def failing_halfway() -> Iterator[object]:
+    """Yield the first half of an index, then raise."""
     yield Entry(KEYS[0], 4096)
     raise OSError("bad sector")
 
 
 @pytest.mark.parametrize(
-    ("told", "error"),
+    ("entries", "error"),
     [
         (None, "TypeError"),
         ([Entry(KEYS[0], 1), "entry"], "invalid entry 'entry'"),
@@ -58,9 +58,9 @@ def broken_in_the_middle() -> Iterator[object]:
         ("generator", "OSError: bad sector"),
     ],
 )
-def test_a_scan_that_fails_or_lies_leaves_the_tier_out(bench: Bench, told: Any, error: str) -> None:
-    """Half an index is no index: a chunk that is taken for absent would be written twice, or evicted never."""
-    bench.backend.add("scan", faults.lie(lambda _: broken_in_the_middle() if told == "generator" else told))
+def test_a_tier_whose_scan_fails_is_unusable(bench: Bench, entries: Any, error: str) -> None:
+    """A partial index is useless: a chunk missing in it would be written twice, or never be evicted."""
+    bench.backend.add("scan", faults.lie(lambda _: failing_halfway() if entries == "generator" else entries))
     with dispatching(bench, bench.tier(capabilities=SCAN)) as dispatch:
         (result,) = dispatch.dispatcher.scan_all(PATIENCE_S)
         assert error in result.error
@@ -72,8 +72,8 @@ def test_a_scan_that_fails_or_lies_leaves_the_tier_out(bench: Bench, told: Any, 
         dispatch.wait_health(False, True)
 
 
-def test_a_scan_that_hangs_is_given_up(bench: Bench, tmp_path: Path, gate: Event) -> None:
-    """A stack must open although one of its tiers does not answer; what comes later is dropped."""
+def test_a_hanging_scan_is_abandoned(bench: Bench, tmp_path: Path, gate: Event) -> None:
+    """A stack must open although one of its tiers does not answer. A late result is dropped."""
     other = make_bench(tmp_path / "other", beside=bench)
     bench.backend.add("scan", faults.hang_until(gate))
     with dispatching(bench, bench.tier(capabilities=SCAN), other.tier(capabilities=SCAN)) as dispatch:
