@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from tierkv.recording.entries import matches, short_key
-from tierkv.recording.reading import nearest
+from tierkv.recording.reading import similar_names
 from tierkv.types.keys import make_key
 
 Run = Callable[..., Result]
@@ -160,5 +160,5 @@ def test_a_key_is_found_however_it_is_given(hash_bytes: int) -> None:
 
 def test_nearest_names_begin_alike() -> None:
     """What is offered must look like what was typed."""
-    assert nearest("request-44", ["chat-4", "request-4", "request-5"]) == ["request-4", "request-5"]
-    assert nearest("qwxz", ["request-1"]) == []
+    assert similar_names("request-44", ["chat-4", "request-4", "request-5"]) == ["request-4", "request-5"]
+    assert similar_names("qwxz", ["request-1"]) == []

@@ -13,7 +13,7 @@ from stack_bed import Faults, opened, prompts_of, serve, stack_config
 
 from tierkv.cli.main import cli
 from tierkv.recording.entries import short_key
-from tierkv.recording.reading import read
+from tierkv.recording.reading import read_entries
 from tierkv.recording.recorder import Recorder
 from tierkv.stack.journal import NoJournal
 from tierkv.testing.faults import corrupt, raise_error
@@ -59,7 +59,7 @@ def test_the_record_replays_to_what_lies_where(tmp_path: Path) -> None:
         on_disk = len(stack._core.wiring.manager._tiers[0])
         assert stack.metrics.counters.entries_dropped == 0
     assert answers == serve(None, prompts)
-    entries = list(read(tmp_path / "run.jsonl"))
+    entries = list(read_entries(tmp_path / "run.jsonl"))
     held: dict[str, set[str]] = {"host": set(), "disk": set()}
     for entry in entries:
         if entry["is"] == "chunks":
@@ -119,7 +119,7 @@ def test_eviction_is_told_as_such(tmp_path: Path) -> None:
     with opened(recorded(tmp_path, host_slots=12)) as stack:
         serve(stack, prompts_of(24, 6))
         stack.flush()
-    chunks = [entry for entry in read(tmp_path / "run.jsonl") if entry["is"] == "chunks"]
+    chunks = [entry for entry in read_entries(tmp_path / "run.jsonl") if entry["is"] == "chunks"]
     on_disk = {key for entry in chunks if entry["tier"] == "disk" for key in entry["keys"]}
     gone = next(key for entry in chunks if entry["event"] == "removed" for key in entry["keys"] if key in on_disk)
     told = explain(tmp_path, "--key", gone)

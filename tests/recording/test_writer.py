@@ -16,7 +16,7 @@ from tierkv.dispatch.spawn import Runner
 from tierkv.errors import ConfigError
 from tierkv.recording import reading
 from tierkv.recording.entries import Entry
-from tierkv.recording.reading import files_of, follow, read
+from tierkv.recording.reading import files_of, follow_entries, read_entries
 from tierkv.recording.writer import RecordWriter, line_of
 from tierkv.types.keys import make_key
 
@@ -62,7 +62,7 @@ def test_what_was_put_is_read(tmp_path: Path) -> None:
     writer.put([line(1), {"is": "chunks", "step": 1, "t": 1.0, "keys": [key]}])
     writer.put([line(2)])
     writer.close(10)
-    entries = list(read(tmp_path / "run.jsonl"))
+    entries = list(read_entries(tmp_path / "run.jsonl"))
     assert entries[0] == HEAD
     assert entries[2]["keys"] == [bytes(range(16)).hex() + ".3"]
     assert steps_in(iter(entries)) == [1, 2]
@@ -79,7 +79,7 @@ def test_files_are_bounded_and_the_newest_are_kept(tmp_path: Path) -> None:
     files = files_of(path)
     assert [file.name for file in files] == ["run.jsonl.2", "run.jsonl.1", "run.jsonl"]
     assert all(file.stat().st_size <= 1000 for file in files)
-    kept = steps_in(read(path))
+    kept = steps_in(read_entries(path))
     assert kept == list(range(kept[0], 300))
     assert len(kept) > 30
     assert all(json.loads(file.read_text().partition("\n")[0]) == HEAD for file in files)
@@ -93,7 +93,7 @@ def test_without_older_files(tmp_path: Path) -> None:
         writer.put([line(number)])
     writer.close(10)
     assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
-    assert steps_in(read(path))[-1] == 99
+    assert steps_in(read_entries(path))[-1] == 99
 
 
 def test_a_slow_disk_costs_entries_and_the_record_says_so(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_slow_disk_costs_entries_and_the_record_says_so(tmp_path: Path) -> Non
     thread.runner.step()
     writer.put([line(13)])
     writer.close(10)
-    entries = list(read(path))
+    entries = list(read_entries(path))
     assert steps_in(iter(entries)) == [*range(8), 13]
     (lost,) = [entry for entry in entries if entry["is"] == "lost"]
     assert (lost["entries"], lost["step"]) == (5, 13)
@@ -131,7 +131,7 @@ def test_a_failing_disk_costs_entries_and_nothing_else(tmp_path: Path, caplog: p
     folder.mkdir()
     thread.runner.step()
     writer.close(10)
-    assert steps_in(read(path)) == [6]
+    assert steps_in(read_entries(path)) == [6]
 
 
 def test_a_disk_that_fills_up_in_the_middle_of_a_line(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     writer.put([line(2)])
     writer.close(10)
-    assert steps_in(read(path)) == [0, 2]
+    assert steps_in(read_entries(path)) == [0, 2]
     assert writer.dropped == 1
 
 
@@ -168,25 +168,25 @@ def test_a_cut_line_is_skipped_and_the_next_process_goes_on(tmp_path: Path) -> N
     writer.put([line(1), line(2)])
     writer.close(10)
     path.write_bytes(path.read_bytes()[:-7])
-    assert steps_in(read(path)) == [1]
+    assert steps_in(read_entries(path)) == [1]
     again = writer_of(path)
     again.put([line(3)])
     again.close(10)
-    assert steps_in(read(path)) == [1, 3]
-    assert [entry["is"] for entry in read(path)].count("record") == 2
+    assert steps_in(read_entries(path)) == [1, 3]
+    assert [entry["is"] for entry in read_entries(path)].count("record") == 2
 
 
 def test_reading_beside_a_writer_sees_whole_lines_only(tmp_path: Path) -> None:
     """`tierkv explain` is asked while the server runs."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(b'{"is":"reset","step":1,"t":0}\n{"is":"reset","st')
-    assert steps_in(read(path)) == [1]
+    assert steps_in(read_entries(path)) == [1]
 
 
 def test_no_such_record_is_told(tmp_path: Path) -> None:
     """With the name of the setting that says where it is."""
     with pytest.raises(ConfigError, match=r"no such record.*record\.path"):
-        list(read(tmp_path / "run.jsonl"))
+        list(read_entries(tmp_path / "run.jsonl"))
 
 
 class Over(Exception):  # noqa: N818 - it ends a test, nothing failed
@@ -203,7 +203,7 @@ def followed(path: Path, naps: list[Callable[[], object]]) -> list[int]:
         naps.pop(0)()
 
     def read_on() -> None:
-        for entry in follow(path, engine_sleep):
+        for entry in follow_entries(path, engine_sleep):
             if entry["is"] == "reset":
                 seen.append(entry["step"])
 

@@ -13,17 +13,17 @@ import click
 from tierkv.cli.output import print_json
 from tierkv.recording.entries import Entry, matches
 from tierkv.recording.reading import (
-    Story,
-    StoryOfFailures,
-    StoryOfKey,
-    StoryOfRequest,
-    follow,
-    last,
-    nearest,
-    read,
-    told,
+    EntryFilter,
+    FailureFilter,
+    KeyFilter,
+    RequestFilter,
+    filter_entries,
+    follow_entries,
+    last_entries,
+    read_entries,
+    similar_names,
 )
-from tierkv.recording.rendering import in_words, why_lost
+from tierkv.recording.rendering import entry_line, explain_losses
 
 KEY_DIGITS_MIN = 4
 LINES = 200
@@ -76,26 +76,26 @@ def explain(  # noqa: PLR0913 - one parameter per option
     if follows:
         _follow(path, story, mine, as_json=as_json)
         return
-    entries = last(read(path), story, ENTRIES_MAX)
+    entries = last_entries(read_entries(path), story, ENTRIES_MAX)
     unknown = _unknown(story)
     if unknown:
         click.echo(unknown, err=True)
         ctx.exit(1)
-    summary = list(why_lost(entries, mine)) if isinstance(story, StoryOfKey) else []
+    summary = list(explain_losses(entries, mine)) if isinstance(story, KeyFilter) else []
     if as_json:
         print_json({"record": str(path), "entries": entries[-lines:], "summary": summary})
         return
     if len(entries) > lines:
         click.echo(f"({len(entries) - lines} earlier lines are left out: --lines)")
     for entry in entries[-lines:]:
-        click.echo(in_words(entry, mine))
+        click.echo(entry_line(entry, mine))
     for line in summary:
         click.echo(line)
     if not entries:
         click.echo("Nothing went wrong, as far as the record tells.")
 
 
-def _story(key: str | None, request_id: str | None) -> tuple[Story, Callable[[str], bool]]:
+def _story(key: str | None, request_id: str | None) -> tuple[EntryFilter, Callable[[str], bool]]:
     if key is not None:
         wanted = key.strip().lower()
         if not re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS_MIN},}}(\.\d+)?", wanted):
@@ -104,27 +104,27 @@ def _story(key: str | None, request_id: str | None) -> tuple[Story, Callable[[st
                 "5bb0ec31 or 5bb0ec31.0",
                 param_hint="--key",
             )
-        return StoryOfKey(wanted), lambda short: matches(short, wanted)
+        return KeyFilter(wanted), lambda short: matches(short, wanted)
     if request_id is not None:
-        return StoryOfRequest(request_id), lambda _: False
-    return StoryOfFailures(), lambda _: False
+        return RequestFilter(request_id), lambda _: False
+    return FailureFilter(), lambda _: False
 
 
-def _unknown(story: Story) -> str:
+def _unknown(story: EntryFilter) -> str:
     """What to say where the record does not know what was asked about, or knows too many of them; else nothing."""
-    if isinstance(story, StoryOfKey):
+    if isinstance(story, KeyFilter):
         hashes = sorted({short.partition(".")[0] for short in story.found})
         if len(hashes) > 1:
             return f"{len(hashes)} chunks begin with {story.key}: {_some(hashes)}. Give more digits."
         if not hashes:
             return _nothing_of("chunk", story.key, story.known)
-    if isinstance(story, StoryOfRequest) and not story.is_known:
+    if isinstance(story, RequestFilter) and not story.is_known:
         return _nothing_of("request", story.request_id, story.known)
     return ""
 
 
 def _nothing_of(what: str, name: str, known: dict[str, None]) -> str:
-    near = nearest(name, known)
+    near = similar_names(name, known)
     like = f" Nearest: {_some(near)}." if near else ""
     return f"The record knows nothing of {what} {name}; it knows {len(known)} others.{like}"
 
@@ -133,13 +133,13 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")  # noqa: PLR2004 - as many as fit a line
 
 
-def _follow(path: Path, story: Story, mine: Callable[[str], bool], *, as_json: bool) -> None:
+def _follow(path: Path, story: EntryFilter, mine: Callable[[str], bool], *, as_json: bool) -> None:
     try:
-        for entry in told(follow(path, time.sleep), story):
+        for entry in filter_entries(follow_entries(path, time.sleep), story):
             click.echo(_line(entry, mine, as_json=as_json))
     except KeyboardInterrupt:
         return
 
 
 def _line(entry: Entry, mine: Callable[[str], bool], *, as_json: bool) -> str:
-    return json.dumps(entry) if as_json else in_words(entry, mine)
+    return json.dumps(entry) if as_json else entry_line(entry, mine)

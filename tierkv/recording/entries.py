@@ -1,22 +1,22 @@
-"""What a line of a record says. One JSON object per line; every line has ``is``, ``step`` and ``t``.
+"""Entries of a record. Each line is a JSON object with ``is``, ``step`` and ``t``.
 
-``t`` is in seconds since the stack was opened. Keys are written short: at most 16 bytes of the chunk's hash, a dot, the
+``t`` is in seconds since the stack was opened. Keys are shortened: at most 16 bytes of the chunk's hash, a dot, the
 group. ``is`` is one of
 
 ::
 
     record     a stack was opened: its tiers, the wall clock
     request    a request changed its state: r, event, before, after
-    answer     what a lookup was answered: r, local and offered tokens (null: ask again), why, wanted chunks, ready ones
+    answer     a lookup was answered: r, local and offered tokens (null: deferred), why, wanted and ready chunks
     job        a transfer between GPU and host begins: r, job, store, keys
-    job end    ... has ended: job, r, failed keys
-    op         a tier is asked to do something: op, tier, verb, keys
-    op end     ... has done it, or its deadline passed (late): op, tier, verb, ok, bad (key -> why)
-    chunks     chunks came or went: tier, event, keys
-    health     a tier is used again, or not any more: tier, usable, why
-    finished   a request is over: r, and its account
+    job end    a transfer has ended: job, r, failed keys
+    op         an operation of a tier begins: op, tier, verb, keys
+    op end     it has ended, or its deadline has passed (late): op, tier, verb, ok, bad (key -> why)
+    chunks     chunks became available or were removed: tier, event, keys
+    health     a tier went out of service or back into it: tier, usable, why
+    finished   a request has ended: r, and its account
     reset      the host tier was emptied
-    lost       so many entries could not be written in time
+    lost       entries could not be written in time: their number
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tierkv.types.keys import Key, split_key
 Entry = dict[str, Any]
 
 KEYS_PER_LINE = 32
-"""Keys in one line; more make several lines."""
+"""Keys in one line at most; more keys take several lines."""
 
 _HASH_BYTES_MAX = 16
 
 
 def short_key(key: bytes) -> str:
-    """A key as it is written in a record."""
+    """Return a key as a record has it."""
     try:
         chunk_hash, group = split_key(key)
     except ValueError:
@@ -44,16 +44,16 @@ def short_key(key: bytes) -> str:
 
 
 def runs(keys: Sequence[Key]) -> list[Sequence[Key]]:
-    """Keys, cut into pieces that fit a line; at least one piece."""
+    """Cut keys into pieces that fit a line; at least one piece, perhaps empty."""
     return [keys[i : i + KEYS_PER_LINE] for i in range(0, len(keys), KEYS_PER_LINE)] or [()]
 
 
 def matches(short: str, wanted: str) -> bool:
-    """Whether a short key is meant by ``wanted``: a short key, the whole key in hex, or the beginning of its hash."""
+    """Whether a short key matches ``wanted``: a short key, the whole key in hex, or the beginning of its hash."""
     digits, dot, group = wanted.partition(".")
     known, _, known_group = short.partition(".")
     if dot and group != known_group:
         return False
-    if len(digits) >= len(known):  # the hash, perhaps longer than what is written, or the whole key with its group
+    if len(digits) >= len(known):  # the whole hash, or the whole key with its group
         return digits.startswith(known)
     return known.startswith(digits)

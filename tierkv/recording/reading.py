@@ -1,4 +1,4 @@
-"""Reads a record, also one that is still being written."""
+"""Reading of a record, including one that is still being written: all entries, or those about one subject."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tierkv.errors import ConfigError
 from tierkv.recording.entries import Entry, matches
 
 POLL_S = 0.2
-"""How often a record that is followed is looked at."""
+"""Seconds between two looks at a followed record."""
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a record, oldest first.
+    """Return the files of a record, oldest first.
 
     Raises:
         ConfigError: there is none.
@@ -39,8 +39,8 @@ def files_of(path: Path) -> list[Path]:
     return found
 
 
-def read(path: Path) -> Iterator[Entry]:
-    """All entries so far, oldest first. Lines that are not whole are left out.
+def read_entries(path: Path) -> Iterator[Entry]:
+    """Yield all entries so far, oldest first. Incomplete lines are skipped.
 
     Raises:
         ConfigError: there is no such record, or it cannot be read.
@@ -55,8 +55,8 @@ def read(path: Path) -> Iterator[Entry]:
             raise ConfigError(f"{file}: the record cannot be read: {error.strerror or error}") from error
 
 
-def follow(path: Path, pause: Callable[[float], None]) -> Iterator[Entry]:
-    """All entries so far, then those that come, for ever. Follows the record from file to file.
+def follow_entries(path: Path, sleep: Callable[[float], None]) -> Iterator[Entry]:
+    """Yield all entries so far, then new ones, without end. Follows the record from file to file.
 
     Raises:
         ConfigError: there is no such record.
@@ -67,20 +67,20 @@ def follow(path: Path, pause: Callable[[float], None]) -> Iterator[Entry]:
         behind = _files_behind(path, known)
         try:
             lines = behind[0].open("rb")
-        except (IndexError, FileNotFoundError):  # between two files, or renamed since we looked
-            pause(POLL_S)
+        except (IndexError, FileNotFoundError):  # between two files, or renamed since the last look
+            sleep(POLL_S)
             continue
         with lines:
             known = os.fstat(lines.fileno())
             yield from _entries(lines)
             while not _files_behind(path, known):
-                pause(POLL_S)
+                sleep(POLL_S)
                 yield from _entries(lines)
-            yield from _entries(lines)  # what came between the last look and the change of files
+            yield from _entries(lines)  # entries between the last look and the change of files
 
 
 def _files_behind(path: Path, known: os.stat_result | None) -> list[Path]:
-    """The files that came after a known one, oldest first; all, if it is not among them any more."""
+    """Return the files newer than a known one, oldest first; all files, if the known one was deleted."""
     try:
         files = files_of(path)
     except ConfigError:
@@ -95,7 +95,7 @@ def _files_behind(path: Path, known: os.stat_result | None) -> list[Path]:
 
 
 def _entries(lines: BinaryIO) -> Iterator[Entry]:
-    """Whole lines from where the file stands; it is left standing before a line that is still being written."""
+    """Yield whole lines from the current position; stop before a line that is still being written."""
     while line := lines.readline():
         if not line.endswith(b"\n"):
             lines.seek(-len(line), 1)
@@ -109,18 +109,18 @@ def _entries(lines: BinaryIO) -> Iterator[Entry]:
 
 
 NAMES_COMPARED_MAX = 20_000
-"""Names that are looked at to find the nearest."""
+"""Names compared in the search for similar ones."""
 
 
-class Story(Protocol):
-    """Chooses entries, one after the other, in the order of the record."""
+class EntryFilter(Protocol):
+    """Selection of entries. It is asked about each entry of a record once, in order."""
 
-    def concerns(self, entry: Entry) -> bool:
-        """Whether the entry belongs to the story."""
+    def includes(self, entry: Entry) -> bool:
+        """Whether the entry is selected."""
 
 
-class StoryOfKey:
-    """Everything that names the key, and the ends of operations and transfers that do."""
+class KeyFilter:
+    """Entries that name a key, and the ends of operations and transfers that do."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -130,8 +130,8 @@ class StoryOfKey:
         self._jobs: set[int] = set()
         self._tiers: set[str] = set()
 
-    def concerns(self, entry: Entry) -> bool:
-        """Whether the entry belongs to the story."""
+    def includes(self, entry: Entry) -> bool:
+        """Whether the entry is selected."""
         named = self._named(entry)
         kind = entry["is"]
         if kind == "record":
@@ -169,8 +169,8 @@ class StoryOfKey:
         return bool(mine)
 
 
-class StoryOfRequest:
-    """What the request asked and was given; and what tiers did with the chunks that it waited for."""
+class RequestFilter:
+    """Entries of a request, and the operations of tiers on chunks that it waited for."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -179,14 +179,14 @@ class StoryOfRequest:
         self._wanted: set[str] = set()
         self._ops: dict[int, list[str]] = {}
 
-    def concerns(self, entry: Entry) -> bool:
-        """Whether the entry belongs to the story."""
+    def includes(self, entry: Entry) -> bool:
+        """Whether the entry is selected."""
         if "r" in entry:
             self.known[entry["r"]] = None
             if entry["r"] != self.request_id:
                 return False
             self.is_known = True
-            if entry["is"] == "answer":  # what is not ready when a hit is offered comes while it is loaded
+            if entry["is"] == "answer":  # a streamed hit is offered before all of its chunks are ready
                 is_complete = entry["tokens"] is not None and entry["ready"] == entry["chunks"]
                 self._wanted = set() if is_complete else set(entry["wanted"])
             elif entry["is"] == "request" and entry["before"] == "loading":
@@ -196,7 +196,7 @@ class StoryOfRequest:
         if kind == "op":
             self._ops.setdefault(entry["op"], []).extend(entry["keys"])
             return not self._wanted.isdisjoint(entry["keys"])
-        if kind == "op end":  # perhaps of one that began before this request wanted what it brings
+        if kind == "op end":  # the operation may have begun before this request wanted its chunks
             keys = self._ops.get(entry["op"], []) if entry["late"] else self._ops.pop(entry["op"], [])
             return not self._wanted.isdisjoint(keys)
         if kind == "record":
@@ -206,11 +206,11 @@ class StoryOfRequest:
         return bool(self._wanted) and kind in {"health", "reset"}
 
 
-class StoryOfFailures:
-    """What went wrong."""
+class FailureFilter:
+    """Entries about failures: operations, transfers, tiers, and lost entries."""
 
-    def concerns(self, entry: Entry) -> bool:
-        """Whether the entry belongs to the story."""
+    def includes(self, entry: Entry) -> bool:
+        """Whether the entry is selected."""
         match entry["is"]:
             case "op end":
                 harmless = entry["verb"] == "probe" and all(why == "absent" for why in entry["bad"].values())
@@ -222,27 +222,27 @@ class StoryOfFailures:
         return False
 
 
-def told(entries: Iterable[Entry], story: Story) -> Iterator[Entry]:
-    """The entries of a story, and before the first one of each process the line that says which process it was."""
+def filter_entries(entries: Iterable[Entry], wanted: EntryFilter) -> Iterator[Entry]:
+    """Yield the selected entries; before the first one of each process, the line that identifies the process."""
     opened: Entry | None = None
     for entry in entries:
-        concerns = story.concerns(entry)
+        is_wanted = wanted.includes(entry)
         if entry["is"] == "record":
             opened = entry
-        elif concerns:
+        elif is_wanted:
             if opened is not None:
                 yield opened
                 opened = None
             yield entry
 
 
-def last(entries: Iterable[Entry], story: Story, count: int) -> list[Entry]:
-    """The last ``count`` entries of a story."""
-    return list(deque(told(entries, story), maxlen=count))
+def last_entries(entries: Iterable[Entry], wanted: EntryFilter, count: int) -> list[Entry]:
+    """Return the last ``count`` selected entries."""
+    return list(deque(filter_entries(entries, wanted), maxlen=count))
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Names that are most like ``name``: the same beginning, or else alike."""
+def similar_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the names most similar to ``name``: those with the same beginning, otherwise close matches."""
     names = list(known)[-NAMES_COMPARED_MAX:]
     beginning = name[: max(2, len(name) // 2)]
     same = [other for other in names if other.startswith(beginning)]

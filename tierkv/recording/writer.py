@@ -1,7 +1,7 @@
-"""Writes a record: off the engine's thread, bounded in memory and on disk, and never in anybody's way.
+"""Writer of a record: on a thread of its own, bounded in memory and on disk. The engine never waits for it.
 
-The newest file has the configured name; older ones end in ``.1``, ``.2``, ... A line is whole or, at the very end of a
-file whose process was killed, cut short; readers skip such a line.
+The newest file has the configured name; older ones end in ``.1``, ``.2``, ... Only the last line of a file whose
+process was killed may be incomplete; readers skip it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tierkv.recording.entries import Entry, short_key
 _log = logging.getLogger(__name__)
 
 ENTRIES_MAX = 65_536
-"""Entries that may wait for a slow disk; more are dropped and counted."""
+"""Pending entries at most, where the disk is slow; further ones are dropped and counted."""
 
 
 class RecordWriter:
-    """``put`` and ``close`` belong to one thread; files to another.
+    """Queue of entries and the thread that writes them. ``put`` and ``close`` belong to the engine's thread.
 
     Args:
         path: the newest file. Its folder must exist.
-        head: the first line of every file: what the record is about.
+        head: first line of every file; identifies stack and process.
         bytes_max: size at which a new file is begun.
         keep: older files kept.
-        clock, pause: for :meth:`close`.
-        entries_max: entries that may wait.
+        clock, engine_sleep: for :meth:`close`.
+        entries_max: pending entries at most.
         spawn: starts the thread.
 
     Raises:
@@ -56,15 +56,15 @@ class RecordWriter:
         spawn: Spawn = start_thread,
     ) -> None:
         self.dropped = 0
-        """Entries that were not written, for whatever reason."""
+        """Entries that were not written, for any reason."""
         self._path = path
         self._head = head
         self._bytes_max = bytes_max
         self._keep = keep
         self._clock = clock
-        self._pause = engine_sleep
+        self._engine_sleep = engine_sleep
         self._entries_max = entries_max
-        self._put = self._taken = self._lost = self._untold = self._failed = 0
+        self._put = self._taken = self._lost = self._unnoted = self._failed = 0
         self._batches: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
         self._file: BinaryIO | None = None
         self._warned = False
@@ -81,38 +81,38 @@ class RecordWriter:
     # -- engine's thread ---------------------------------------------------------------------------------------------
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Take entries over. Never waits; what there is no room for is dropped, and the record will say so."""
+        """Take over entries without waiting. Entries beyond the bound are dropped; the record notes their number."""
         self.dropped = self._lost + self._failed
         waiting = self._put - self._taken
         if not entries or self.done:
             return
         if waiting + len(entries) > self._entries_max:
             self._lost += len(entries)
-            self._untold += len(entries)
+            self._unnoted += len(entries)
             self.dropped += len(entries)
             return
-        if self._untold:
+        if self._unnoted:
             first = entries[0]
-            lost = {"is": "lost", "step": first.get("step", 0), "t": first.get("t", 0), "entries": self._untold}
-            entries, self._untold = [lost, *entries], 0
+            lost = {"is": "lost", "step": first.get("step", 0), "t": first.get("t", 0), "entries": self._unnoted}
+            entries, self._unnoted = [lost, *entries], 0
         self._put += len(entries)
         self._batches.put(entries)
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, within a bound. Idempotent."""
+        """Write pending entries, within ``timeout_s``. Idempotent."""
         self._batches.put(None)
-        wait_until(lambda: not self._handle.is_alive(), timeout_s, self._clock, self._pause)
+        wait_until(lambda: not self._handle.is_alive(), timeout_s, self._clock, self._engine_sleep)
         self.dropped = self._lost + self._failed
 
     # -- the writer's thread -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Write until closed."""
+        """Write batches until closed."""
         while self._write_next(self._batches.get()):
             pass
 
     def step(self) -> bool:
-        """Write one batch if one waits."""
+        """Write one batch, if one is pending. Returns whether it did."""
         with contextlib.suppress(queue.Empty):
             self._write_next(self._batches.get_nowait())
             return True
@@ -148,7 +148,7 @@ class RecordWriter:
         self._file = file
         size = file.seek(0, os.SEEK_END)
         if size and not _ends_line(self._path, size):
-            file.write(b"\n")  # a process was killed while it wrote
+            file.write(b"\n")  # a killed process has left an incomplete line
         file.write(line_of(self._head))
         return file
 
@@ -169,7 +169,7 @@ class RecordWriter:
 
 
 def line_of(entry: Entry) -> bytes:
-    """One line. Keys in it may still be bytes."""
+    """Return an entry as a line. Its keys may be bytes."""
     return json.dumps(entry, separators=(",", ":"), default=_plain).encode() + b"\n"
 
 
