@@ -184,8 +184,8 @@ def test_steps_that_overlap() -> None:
         )
         hand.start()
         assert hand.scheduler.reset_cache()
-        output, begun, told = heard
-        hand.scheduler.take_in(output, begun, told.finished)
+        output, started_workers, told = heard
+        hand.scheduler.process_output(output, started_workers, told.finished)
         assert told.finished == set()
         assert torch.equal(hand.blocks(0, 0, SECOND[0]), before), "the bytes came; they are of the past all the same"
         assert hand.hear().finished == set()
@@ -291,10 +291,10 @@ def test_a_worker_needs_its_setup_and_its_memory() -> None:
         made = hand.scheduler.build(scheduler_output())
         bare = ConnectorWorker(CacheConfig(), 0)
         with pytest.raises(EngineProtocolError, match="KV tensors"):
-            bare.start_step(made.meta, made.setup, made.voided, None)
+            bare.start_step(made.meta, made.setup, made.failed_loads, None)
         bare.register_kv_caches(CacheConfig().memory())
         with pytest.raises(EngineProtocolError, match="its setup"):
-            bare.start_step(made.meta, None, made.voided, None)
+            bare.start_step(made.meta, None, made.failed_loads, None)
 
 
 def test_a_worker_whose_memory_is_another_says_so() -> None:
@@ -304,7 +304,7 @@ def test_a_worker_whose_memory_is_another_says_so() -> None:
         other = ConnectorWorker(CacheConfig(1), 0)
         other.register_kv_caches(CacheConfig(1).memory())
         with pytest.raises(EngineProtocolError, match="caches of 1 groups were registered, the spec has 2"):
-            other.start_step(made.meta, made.setup, made.voided, None)
+            other.start_step(made.meta, made.setup, made.failed_loads, None)
         other.shutdown()
 
 

@@ -117,7 +117,7 @@ def test_any_layer_leads_to_the_whole_block() -> None:
     [
         (Config(4, [], [Group(["a"])]), "layers without memory"),
         (Config(4, [], [Group([])]), "no layer"),
-        (Config(4, [Tensor(["a"], 4 * 16 + 8, 16)], [Group(["a"])]), "does not know this KV cache layout"),
+        (Config(4, [Tensor(["a"], 4 * 16 + 8, 16)], [Group(["a"])]), "does not support this KV cache layout"),
     ],
 )
 def test_an_unknown_layout_is_refused(config: Config, words: str) -> None:

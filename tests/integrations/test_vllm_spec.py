@@ -16,7 +16,7 @@ import pytest
 from tierkv.config.loading import parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
 from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
-from tierkv.integrations.vllm.spec.shape import check_engine, chunked, offloading_engine, with_pages
+from tierkv.integrations.vllm.spec.shape import check_engine, offloading_engine, with_pages, with_stack_chunks
 from tierkv.integrations.vllm.spec.worker import DeviceBlocks, SpecWorker
 from tierkv.stack.opening import open_staged_stack
 from tierkv.stack.staged import StagedStack
@@ -98,8 +98,8 @@ def stack_of(**chunk: int) -> Any:
 
 def test_the_stack_says_how_large_a_chunk_is() -> None:
     """In blocks or in tokens, and vLLM's scheduler reads it from the spec."""
-    assert chunked(Config(), stack_of(blocks=4)).cache.blocks_per_chunk == 4
-    assert chunked(Config(), stack_of(tokens=64)).cache.blocks_per_chunk == 2
+    assert with_stack_chunks(Config(), stack_of(blocks=4)).cache.blocks_per_chunk == 4
+    assert with_stack_chunks(Config(), stack_of(tokens=64)).cache.blocks_per_chunk == 2
 
 
 @pytest.mark.parametrize(("key", "value"), [("blocks_per_chunk", 2), ("block_size", 64)])
@@ -107,21 +107,21 @@ def test_two_chunk_sizes_are_an_error(key: str, value: int) -> None:
     """VLLM's own key and the stack differ: named, both of them. If they agree, all is well."""
     config = Config(extra_config={key: value}, cache=Cache(blocks_per_chunk=2))
     with pytest.raises(ConfigError, match=rf"{key} = {value} is 2 blocks per chunk, but the stack's chunk has 4"):
-        chunked(config, stack_of(blocks=4))
-    assert chunked(config, stack_of(blocks=2)).cache.blocks_per_chunk == 2
+        with_stack_chunks(config, stack_of(blocks=4))
+    assert with_stack_chunks(config, stack_of(blocks=2)).cache.blocks_per_chunk == 2
 
 
 def test_two_ways_to_store_prompts_only_are_an_error() -> None:
     """``offload_prompt_only`` is vLLM's key for ``store.prompt_only``."""
     with pytest.raises(ConfigError, match=r"offload_prompt_only = True, but the stack's store\.prompt_only is False"):
-        chunked(Config(extra_config={"offload_prompt_only": True}), stack_of())
+        with_stack_chunks(Config(extra_config={"offload_prompt_only": True}), stack_of())
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (32, 1), (33, 4), (128, 4), (500, 4), (512, 2), (513, 8)])
 def test_windows_are_told_in_chunks_of_the_stack(tokens: int, blocks: int) -> None:
     """VLLM 0.33 counts a window in chunks of the size that it was told (one block): as many as cover it in ours."""
     told = Config(groups=(Group(), Group(group_id=1, sliding_window_size_in_chunks=-(-tokens // 32))))
-    rescaled = chunked(told, stack_of(blocks=blocks))
+    rescaled = with_stack_chunks(told, stack_of(blocks=blocks))
     assert rescaled.groups[0].sliding_window_size_in_chunks is None
     assert rescaled.groups[1].sliding_window_size_in_chunks == -(-tokens // (32 * blocks))
     window = offloading_engine(rescaled, "cpu", ["", ""]).groups[1]
@@ -160,7 +160,7 @@ def test_a_group_that_keeps_a_state_is_no_attention() -> None:
 def test_a_note_is_found_by_the_id_of_its_engine() -> None:
     """A worker says what states it keeps, in whatever process it is; when it has gone, nothing is left of it."""
     states = ["", "mamba2 [[3, 160]]"]
-    with pytest.raises(ConfigError, match=r"noted what 0 of 2 KV cache groups hold.*TierKVConnector"):
+    with pytest.raises(ConfigError, match=r"described 0 of 2 KV cache groups.*TierKVConnector"):
         read_states("some engine", 2)
     worker = subprocess.Popen([sys.executable, "-c", NOTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with worker:
@@ -170,10 +170,10 @@ def test_a_note_is_found_by_the_id_of_its_engine() -> None:
         worker.stdin.flush()
         assert worker.stdout.readline() == "noted\n"
         assert read_states("some engine", 2) == tuple(states)
-        with pytest.raises(ConfigError, match="noted what 0 of 2"):
+        with pytest.raises(ConfigError, match="described 0 of 2"):
             read_states("other engine", 2)
         worker.kill()
-    with pytest.raises(ConfigError, match="noted what 0 of 2"):
+    with pytest.raises(ConfigError, match="described 0 of 2"):
         read_states("some engine", 2)
 
 
@@ -187,7 +187,7 @@ def test_engines_that_share_an_id_are_an_error_where_it_matters() -> None:
     for note in notes:
         note.close()
         note.close()
-    with pytest.raises(ConfigError, match="noted what 0 of 2"):
+    with pytest.raises(ConfigError, match="described 0 of 2"):
         read_states("shared", 2)
 
 
@@ -303,7 +303,7 @@ def test_a_gap_in_the_middle_is_not_guessed_at(bed: Bed, caplog: pytest.LogCaptu
     stored, the engine goes on, and the next job is as good as any."""
     with caplog.at_level(logging.WARNING):
         assert bed.store(keys(2), [1, 2, 4]).success
-    assert "left blocks out in their middle" in caplog.text
+    assert "omitted blocks in their middle" in caplog.text
     assert bed.ask(keys(2)) == [MISS, MISS]
     bed.stack.end_step()
     bed.store(keys(2), [1, 2, 3, 4])
@@ -333,7 +333,7 @@ def test_a_store_that_cannot_be_copied_is_a_success_to_the_engine_and_a_miss_to_
 def test_tensors_with_more_bytes_than_told_are_refused() -> None:
     """Scheduler and worker must mean the same bytes."""
     geometry = Geometry.of(EngineSpec("m", "f", (GroupSpec(16, (512,)),), 16), blocks=2)
-    with pytest.raises(EngineProtocolError, match="768 bytes per block, vLLM's scheduler told of 512"):
+    with pytest.raises(EngineProtocolError, match="768 bytes per block, vLLM's scheduler has 512"):
         with_pages(geometry, [[np.zeros((4, 256), np.uint8), np.zeros((4, 512), np.uint8)]])
     with pytest.raises(EngineProtocolError, match="of 2 groups, its scheduler told of 1"):
         with_pages(geometry, [[], []])

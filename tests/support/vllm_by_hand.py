@@ -173,24 +173,24 @@ class ByHand:
         local: bool = False,
     ) -> Told:
         """A step of the engine. ``local``: the worker is given the way back, as in an engine of one process."""
-        meta, setup, voided = self.start(output, local=local)
+        meta, setup, failed_loads = self.start(output, local=local)
         forward()
         for worker in self.workers:
             worker.queue_stores(meta)
-        self.sent = setup, voided
+        self.sent = setup, failed_loads
         return self.hear()
 
     def start(self, output: SimpleNamespace | None = None, *, local: bool = False) -> tuple[Any, Any, Any]:
         """The first half of a step: scheduled, and begun by the workers."""
         made = self.scheduler.build(output or scheduler_output())
-        meta, setup, voided = pickle.loads(pickle.dumps((made.meta, made.setup, made.voided)))
+        meta, setup, failed_loads = pickle.loads(pickle.dumps((made.meta, made.setup, made.failed_loads)))
         for worker in self.workers:
-            worker.start_step(meta, setup, voided, self.scheduler.take_last_steps if local else None)
-        return meta, setup, voided
+            worker.start_step(meta, setup, failed_loads, self.scheduler.run_last_steps if local else None)
+        return meta, setup, failed_loads
 
     def collect(self) -> tuple[WorkerOutput, int, Told]:
         """What the workers tell, joined as vLLM joins it: a load has ended when all of them have told so."""
-        told, outputs, begun = Told(), [], 0
+        told, outputs, started_workers = Told(), [], 0
         for worker in self.workers:
             results = worker.take_results()
             self._failed |= results.failed
@@ -200,18 +200,18 @@ class ByHand:
             output = worker.take_output()
             if output is not None:
                 outputs.append(pickle.loads(pickle.dumps(output[0])))
-                begun += output[1]
+                started_workers += output[1]
         told.finished = {name for name, count in self._told_by.items() if count == len(self.workers)}
         self._told_by = {name: count for name, count in self._told_by.items() if name not in told.finished}
         self.told += told.finished
         told.failed = self._failed & told.finished
         self._failed -= told.failed
-        return WorkerOutput.aggregate(outputs), begun, told
+        return WorkerOutput.aggregate(outputs), started_workers, told
 
     def hear(self) -> Told:
         """The second half of a step: what the workers told."""
-        output, begun, told = self.collect()
-        self.scheduler.take_in(output, begun, told.finished)
+        output, started_workers, told = self.collect()
+        self.scheduler.process_output(output, started_workers, told.finished)
         return told
 
     def settle(self) -> Told:

@@ -1,4 +1,4 @@
-"""What the bytes of a page depend on beside its layout: the device, and who arranges a page for it."""
+"""Device and attention backend, as part of the namespace: the bytes of a page depend on both."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from vllm.version import __version__
 
 
 def device_words(backend: object = None) -> str:
-    """Device and attention backend, as two words of a layout.
+    """Describe device and attention backend in two words of a layout.
 
-    Attention backends arrange a page as their kernels like it. A backend that the user named is enough to know how; one
-    that vLLM chooses depends on vLLM's version and on what the device can do, so both are told then. What a CPU can do
-    is told in any case: vLLM's kernels for CPUs arrange keys by that, whatever the backend.
+    Each attention backend arranges a page for its kernels. The name of a configured backend determines the arrangement.
+    A backend chosen by vLLM depends on vLLM's version and on the device's capabilities, so the text has both. On CPUs
+    the text always has the capabilities, because vLLM's CPU kernels arrange keys by them with any backend.
 
     Args:
-        backend: ``attention_config.backend``; None where vLLM chooses, or where it cannot be known.
+        backend: ``attention_config.backend``; None where vLLM chooses, or where it is unknown.
     """
     named = getattr(backend, "name", None) or (str(backend) if backend else None)
     kind = str(current_platform.device_type)
@@ -29,7 +29,7 @@ def device_words(backend: object = None) -> str:
 
 
 def _cpu() -> str:
-    import torch  # noqa: PLC0415 - only where it is asked
+    import torch  # noqa: PLC0415 - only needed on CPUs
 
     flags = {"amx": "_is_amx_tile_supported", "avx512": "_is_avx512_supported"}
     able = [name for name, flag in flags.items() if getattr(torch.cpu, flag, bool)()]

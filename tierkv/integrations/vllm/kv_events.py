@@ -1,10 +1,10 @@
-"""Our events as vLLM's, so that a router that listens to vLLM hears of every tier.
+"""Translation of tierkv's events into vLLM's, so that a router of vLLM's events also gets those of every tier.
 
-The host tier has vLLM's medium ``CPU``; every lower tier has ``STORAGE``, its own name as ``ownership``, and as
-``locality`` whether others can reach it.
+The host tier has vLLM's medium ``CPU``. Every lower tier has ``STORAGE``, its name as ``ownership``, and a ``locality``
+that states whether other processes can reach it.
 
-With the connector (seam B), :class:`KVEvents` makes what vLLM publishes. With the spec (seam A), vLLM's own tracker
-makes that from chunk keys, and :class:`OffloadingEvents` gives it those.
+With the connector, :class:`KVEvents` builds the events that vLLM publishes. With the spec, vLLM's own tracker builds
+them from chunk keys, which :class:`OffloadingEvents` provides.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from tierkv.types.geometry import Geometry
 from tierkv.types.keys import split_key
 
 ANNOUNCED_MAX = 20_000
-"""Blocks (seam A: chunks) remembered as announced, over all tiers: so many can be taken back in one step."""
+"""Largest number of blocks (spec: chunks) remembered as announced, over all tiers. All may be revoked in one step."""
 
 _T = TypeVar("_T", bound=Hashable)
 
 
 def with_events(config: StackConfig, *, enabled: bool) -> StackConfig:
-    """The same stack, keeping no events where vLLM publishes none (``kv_events_config``)."""
+    """Return the stack's configuration, without events where vLLM publishes none (``kv_events_config``)."""
     if enabled or not config.events.enabled:
         return config
     return config.model_copy(update={"events": config.events.model_copy(update={"enabled": False})})
 
 
 def localities(stack: ResolvedStack) -> dict[str, str]:
-    """By the name of a lower tier: ``REMOTE`` where others may have put chunks there, else ``LOCAL``."""
+    """Locality by name of a lower tier: ``REMOTE`` where other processes may add chunks, otherwise ``LOCAL``."""
     shared = {tier.config.name: tier.backend.capabilities.shared for tier in stack.tiers}
     return {name: (Locality.REMOTE if far else Locality.LOCAL).value for name, far in shared.items()}
 
 
 class Announced(Generic[_T]):
-    """What was announced of each tier and not taken back. Bounded: what finds no room any more is not remembered."""
+    """Items announced per tier and not revoked. Bounded: items beyond the bound are not remembered."""
 
     def __init__(self, items_max: int = ANNOUNCED_MAX) -> None:
         self._room = items_max
@@ -59,7 +59,7 @@ class Announced(Generic[_T]):
         self._incomplete: set[str] = set()
 
     def add(self, tier: str, items: Iterable[_T]) -> None:
-        """These were announced."""
+        """Remember announced items."""
         held = self._items.setdefault(tier, set())
         for item in items:
             if item not in held:
@@ -70,18 +70,18 @@ class Announced(Generic[_T]):
                     self._incomplete.add(tier)
 
     def discard(self, tier: str, items: Iterable[_T]) -> None:
-        """These were taken back."""
+        """Forget revoked items."""
         held = self._items.get(tier, set())
         before = len(held)
         held.difference_update(items)
         self._room += before - len(held)
 
-    def holds(self, tier: str, item: _T) -> bool:
-        """Whether it is remembered as announced."""
+    def has(self, tier: str, item: _T) -> bool:
+        """Whether an item is remembered as announced."""
         return item in self._items.get(tier, ())
 
     def clear(self, tier: str) -> tuple[set[_T], bool]:
-        """All that is remembered of a tier, and whether that is all that was announced; it is forgotten."""
+        """Forget a tier. Return its remembered items, and whether these are all announced ones."""
         held, complete = self._items.pop(tier, set()), tier not in self._incomplete
         self._incomplete.discard(tier)
         self._room += len(held)
@@ -89,13 +89,13 @@ class Announced(Generic[_T]):
 
 
 class KVEvents:
-    """Seam B: from what a stack describes to what vLLM publishes. Engine's thread.
+    """Translation of described events for the connector. Engine's thread.
 
     Args:
-        geometry: of the stack.
-        kv_cache_config: vLLM's, of the same engine: what its groups attend to, in its own words.
-        localities: see :func:`localities`; a tier that is not in it has none.
-        announced_max: blocks remembered.
+        geometry: geometry of the stack.
+        kv_cache_config: vLLM's configuration of the same engine, with the attention of its groups.
+        localities: result of :func:`localities`; a tier without an entry has none.
+        announced_max: largest number of remembered blocks.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class KVEvents:
         self._announced: Announced[tuple[int, bytes]] = Announced(announced_max)
 
     def translate(self, events: Iterable[ours.BlockEvent]) -> Iterator[KVCacheEvent]:
-        """What ``Stack.events.take_block_events`` gave, in vLLM's words and in the same order."""
+        """Translate the result of ``Stack.events.take_block_events``, in the same order."""
         for event in events:
             match event:
                 case ours.BlockStored():
@@ -127,7 +127,7 @@ class KVEvents:
 
     def _stored(self, event: ours.BlockStored) -> BlockStored:
         hashes, block_size = event.block_hashes, event.block_size
-        if block_size:  # vLLM's events are about blocks of the group; a block's hash is that of its last hash block
+        if block_size:  # vLLM's events have blocks of the group; the hash of a block is that of its last hash block
             scale = self._scales[event.group_idx]
             hashes, block_size = hashes[scale - 1 :: scale], block_size * scale
         self._announced.add(event.medium, ((event.group_idx, one) for one in hashes))
@@ -143,19 +143,20 @@ class KVEvents:
             group_idx=event.group_idx,
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
-            **self._place(event.medium),
+            **self._medium_of(event.medium),
         )
 
     def _removed(self, tier: str, group: int, hashes: Iterable[bytes]) -> BlockRemoved:
         return BlockRemoved(
-            block_hashes=[maybe_convert_block_hash(one) for one in hashes], group_idx=group, **self._place(tier)
+            block_hashes=[maybe_convert_block_hash(one) for one in hashes], group_idx=group, **self._medium_of(tier)
         )
 
     def _cleared(self, tier: str) -> Iterator[KVCacheEvent]:
-        """VLLM's ``AllBlocksCleared`` names no medium: who hears it forgets the GPU and every other tier as well.
+        """Revoke the events of a tier that was emptied.
 
-        So everything that was announced is taken back one by one, where all of it is remembered; where it is not, the
-        listener had better know too little than too much.
+        vLLM's ``AllBlocksCleared`` names no medium: a consumer then also forgets the GPU and all other tiers. So
+        announced blocks are revoked one by one where all of them are remembered. Otherwise the general event is sent,
+        because a consumer may know too little, but not too much.
         """
         held, complete = self._announced.clear(tier)
         if not complete:
@@ -167,22 +168,22 @@ class KVEvents:
         for group, hashes in sorted(by_group.items()):
             yield self._removed(tier, group, hashes)
 
-    def _place(self, tier: str) -> dict[str, str | None]:
+    def _medium_of(self, tier: str) -> dict[str, str | None]:
         if tier == HOST_TIER:
             return {"medium": MEDIUM_CPU}
         return {"medium": MEDIUM_STORAGE, "ownership": tier, "locality": self._localities.get(tier)}
 
 
 class OffloadingEvents:
-    """Seam A: from chunk keys that came and went to what vLLM's tracker of offloading events takes. Engine's thread.
+    """Translation of cache events for vLLM's tracker of offloading events. Engine's thread.
 
-    The tracker keeps the payload of a chunk, with all its tokens, until every tier that promised it has told that the
-    chunk is gone. That memory is vLLM's and has no bound of its own; so a lower tier makes that promise for so many
-    chunks only. The removal of any other is told by the chunk's own hash, without those of the blocks before it.
+    The tracker keeps the tokens of a chunk until every tier that promised a removal event has sent it. That memory is
+    unbounded. So a lower tier makes the promise for up to ``announced_max`` chunks only. The removal of other chunks is
+    reported with the chunk's own hash, without those of the blocks before it.
 
     Args:
-        localities: see :func:`localities`.
-        announced_max: chunks that have such a promise, or are remembered of the host tier.
+        localities: result of :func:`localities`.
+        announced_max: largest number of chunks with such a promise, or remembered of the host tier.
     """
 
     def __init__(self, localities: Mapping[str, str] | None = None, announced_max: int = ANNOUNCED_MAX) -> None:
@@ -190,7 +191,7 @@ class OffloadingEvents:
         self._announced: Announced[bytes] = Announced(announced_max)
 
     def translate(self, events: Iterable[CacheEvent]) -> Iterator[OffloadingEvent]:
-        """What ``Stack.events.take`` gave, for ``OffloadingManager.take_events``."""
+        """Translate the result of ``Stack.events.take`` for ``OffloadingManager.take_events``."""
         for event in events:
             match event.kind:
                 case CacheEventKind.STORED:
@@ -205,7 +206,7 @@ class OffloadingEvents:
 
     def _stored(self, tier: str, keys: Sequence[bytes]) -> Iterator[OffloadingEvent]:
         self._announced.add(tier, keys)
-        promised = [key for key in keys if self._announced.holds(tier, key)]
+        promised = [key for key in keys if self._announced.has(tier, key)]
         if promised:
             yield self._event(tier, promised, removed=False, removal_expected=tier != HOST_TIER)
         if len(promised) < len(keys):

@@ -1,14 +1,13 @@
-"""Our metrics through vLLM's ``/metrics``, for both seams.
+"""Metrics of tierkv through vLLM's ``/metrics``, for both adapters.
 
-vLLM's scheduler asks for statistics once per step, in the process of the engine; its exporter lives in the front end,
-usually another process. What travels is a :class:`~tierkv.metrics.deltas.Delta`: increments, of a size that does not
-depend on what happened. The series have the names of docs/reference/metrics.md, with vLLM's labels ``model_name`` and
-``engine`` before our own.
+vLLM's scheduler asks for statistics once per step, in the engine's process. Its exporter is in the front end, usually
+another process. The transferred value is a :class:`~tierkv.metrics.deltas.Delta`: increments, with a size that does not
+depend on the number of events. The series have the names of docs/reference/metrics.md, with vLLM's labels
+``model_name`` and ``engine`` before tierkv's own.
 
-With the connector (seam B) everything here is used: :class:`TierKVStats` travels, :class:`TierKVPromMetrics` exports,
-and the names of vLLM's own offloading are served too, so that its dashboards go on working. With the spec (seam A)
-vLLM exports, and serves its own names itself: it is told our series by :func:`metric_definitions` and gets their values
-by :func:`offloading_stats`.
+With the connector, :class:`TierKVStats` is transferred and :class:`TierKVPromMetrics` exports it. It also exports the
+names of vLLM's own offloading, so that dashboards keep working. With the spec, vLLM exports. It gets the series from
+:func:`metric_definitions` and the values from :func:`offloading_stats`, and exports its own names by itself.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ logger = init_logger(__name__)
 PREFIX = "tierkv_"
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*names.counters(), *names.GAUGES, *names.HISTOGRAMS)}
-"""Every series of ours, by name."""
+"""All metrics of tierkv by name."""
 
 LINEAGE = tuple(metric for metric in names.LINEAGE if "transfer_type" not in metric.labels)
-"""Names of vLLM's own offloading, without those that it deprecates and fills for its own CPU tier only."""
+"""Metrics of vLLM's own offloading, without those that are deprecated and only filled for its own CPU tier."""
 
 STORES_REFUSED = "tierkv_stores_refused"
 
-_THEIRS: dict[tuple[str, str], tuple[Metric | None, Metric | None]] = {
+_VLLM_NAMES: dict[tuple[str, str], tuple[Metric | None, Metric | None]] = {
     (names.TRANSFER_BYTES.name, LOAD): (names.LOAD_SIZES, names.LOAD_BYTES),
     (names.TRANSFER_BYTES.name, STORE): (names.STORE_SIZES, names.STORE_BYTES),
     (names.TRANSFER_SECONDS.name, LOAD): (None, names.LOAD_TIME),
@@ -61,35 +60,36 @@ _THEIRS: dict[tuple[str, str], tuple[Metric | None, Metric | None]] = {
     (names.LOOKUP_SECONDS.name, ""): (names.SYNC_DELAY, None),
     (names.DEFERRED_SECONDS.name, ""): (names.ASYNC_DELAY, None),
 }
-"""A histogram of ours and its label -> vLLM's with the same edges, and vLLM's counter of the sum."""
+"""Histogram and label of tierkv -> vLLM's histogram with the same buckets, and vLLM's counter of the sum."""
 
 _LOGGED = (
     *("lookups", "tokens_loaded", "tokens_stored", "tier_bytes_read", "tier_bytes_written", "evictions"),
     *("stores_refused", "stores_failed", "loads_failed", "chunks_corrupt", "tier_failed", "tier_timed_out"),
 )
-"""Counters that vLLM's log line shows, as far as they moved."""
+"""Counters in vLLM's log line, shown where they changed."""
 
 
-# -- what travels, seam B ----------------------------------------------------------------------------------------------
+# -- transferred statistics of the connector
+# ---------------------------------------------------------------------------------------------
 
 
 @dataclass
 class TierKVStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
-    """What one engine's stack did in an interval."""
+    """Statistics of one engine's stack over an interval."""
 
     data: Delta = field(default_factory=empty_delta)
 
     def reset(self) -> None:
-        """Forget."""
+        """Set all values to zero."""
         self.data = empty_delta()
 
     def aggregate(self, other: KVConnectorStats) -> TierKVStats:
-        """Add what happened later, which stays as it is; returns this object."""
+        """Add later statistics, which are not changed, and return this object."""
         merge(self.data, other.data)
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log, every ten seconds: the counters that tell how it goes, where they moved."""
+        """Return the changed counters for vLLM's log line, every ten seconds."""
         counters = self.data["counters"]
         return {
             f"{name} {label}".rstrip(): count
@@ -99,19 +99,19 @@ class TierKVStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types 
         }
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether there are no statistics."""
         return not any(self.data.values())
 
 
 INTERVAL_S = 0.1
-"""How often a busy engine is told: looking through all series takes as long as a tenth of a short step."""
+"""Seconds between reports of a busy engine. Collecting all series takes a tenth of a short step."""
 
 
 class StatsFeed:
-    """Gives the scheduler's side its statistics. Engine's thread.
+    """Source of statistics for the scheduler's side. Engine's thread.
 
-    vLLM asks in every step. While it is busy, it is answered every :data:`INTERVAL_S`; when nothing is left to do, at
-    once, since no step may come for long.
+    vLLM asks in every step. A busy engine gets statistics every :data:`INTERVAL_S` seconds. An idle engine gets them at
+    once, because its next step may be late.
 
     Args:
         stack: an open stack.
@@ -124,12 +124,12 @@ class StatsFeed:
         self._next_s = -math.inf
 
     def connector_stats(self, *, idle: bool = True) -> TierKVStats | None:
-        """For ``KVConnectorBase_V1.get_kv_connector_stats`` of the scheduler's side. Workers' sides have none."""
+        """Statistics for ``get_kv_connector_stats`` of the scheduler's side; None between reports."""
         delta = self._take(idle=idle)
         return None if delta is None else TierKVStats(data=delta)
 
     def offloading_stats(self, *, idle: bool = True) -> OffloadingConnectorStats | None:
-        """For ``OffloadingManager.get_stats``."""
+        """Statistics for ``OffloadingManager.get_stats``; None between reports."""
         delta = self._take(idle=idle)
         return None if delta is None else offloading_stats(delta)
 
@@ -142,7 +142,7 @@ class StatsFeed:
 
 
 def build_kv_connector_stats(data: Mapping[str, Any] | None = None) -> TierKVStats:
-    """For the connector's class method of that name: from what came out of :meth:`TierKVStats.to_dict`, copied."""
+    """Build statistics from a copy of the output of :meth:`TierKVStats.to_dict`."""
     stats = TierKVStats()
     if data:
         merge(stats.data, _delta_of(data))
@@ -157,15 +157,12 @@ def _delta_of(data: Mapping[str, Any]) -> Delta:
     }
 
 
-# -- the exporter, seam B ----------------------------------------------------------------------------------------------
+# -- exporter of the connector
+# ---------------------------------------------------------------------------------------------
 
 
 class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the same)
-    """Our series, and those of vLLM's own offloading, in the front end's registry.
-
-    Args:
-        vllm_config, metric_types, labelnames, per_engine_labelvalues: as vLLM gives them to ``build_prom_metrics``.
-    """
+    """Metrics of tierkv and of vLLM's own offloading in the front end's registry. Arguments come from vLLM."""
 
     def __init__(
         self,
@@ -188,7 +185,7 @@ class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the s
                     self._child(engine, metric.name, "")
 
     def _create(self, metric: Metric) -> PromMetric | None:
-        """The family; None where another connector of this process has that name already."""
+        """Create a family; None where another connector of this process registered the name."""
         keywords: dict[str, Any] = {
             "name": metric.name,
             "documentation": metric.meaning,
@@ -205,7 +202,7 @@ class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the s
             return None
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
-        """Take in what one engine's scheduler reported. What is not known here is left out: versions may differ."""
+        """Add the report of one engine's scheduler. Unknown names are ignored, because versions may differ."""
         if engine_idx not in self.per_engine_labelvalues:
             return
         delta = _delta_of(transfer_stats_data)
@@ -225,7 +222,7 @@ class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the s
             child.inc(count)
 
     def _observe_row(self, engine: int, metric: Metric, label: str, row: Sequence[float]) -> None:
-        histogram, total = _THEIRS.get((metric.name, label), (None, None))
+        histogram, total = _VLLM_NAMES.get((metric.name, label), (None, None))
         families = [(metric.name, label), *([(histogram.name, "")] if histogram else [])]
         children = [child for family in families if (child := self._child(engine, *family)) is not None]
         for value, count in observations(metric.buckets, row):
@@ -236,7 +233,7 @@ class TierKVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # (the s
             self._count(engine, total.name, "", max(row[-1], 0.0))
 
     def _child(self, engine: int, name: str, label: str) -> PromMetric | None:
-        """The series of an engine, made when it is first needed; None if its family is not exported here."""
+        """Series of an engine, created on first use; None if its family is not exported."""
         key = engine, name, label
         if key not in self._children:
             family = self._families.get(name)
@@ -252,18 +249,17 @@ def build_prom_metrics(
     labelnames: Sequence[str],
     per_engine_labelvalues: dict[int, list[object]],
 ) -> TierKVPromMetrics:
-    """For the connector's class method of that name."""
-    # Inside a MultiConnector, vLLM's log looks connectors up by name alone, which it knows of registered ones only.
+    """Build the exporter for the connector's class method of the same name."""
+    # Inside a MultiConnector, vLLM's log looks up connectors by name, which only works for registered ones.
     with suppress(ValueError):  # it is registered already
         KVConnectorFactory.register_connector("TierKVConnector", "tierkv.integrations.vllm", "TierKVConnector")
     return TierKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
 def unregister_series() -> None:
-    """Take series of an earlier engine of this process out of the registry.
+    """Remove the series of an earlier engine in this process from the registry.
 
-    vLLM does the same with names that begin with ``vllm:`` before it builds an exporter; a second engine in one process
-    would fail at ours.
+    vLLM does so with names that begin with ``vllm:``. Without it, a second engine in one process would fail.
     """
     for collector in list(REGISTRY._collector_to_names):  # noqa: SLF001 # the registry cannot be listed in another way
         if str(getattr(collector, "_name", "")).startswith(PREFIX):  # a family, not a collector such as StackCollector
@@ -280,11 +276,11 @@ def _flat(by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, 
             yield name, label, item
 
 
-# -- seam A ------------------------------------------------------------------------------------------------------------
+# -- spec --------------------------------------------------------------------------------------------------------------
 
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """For ``OffloadingSpec.build_metric_definitions``: called in the front end, right before vLLM makes the series."""
+    """Definitions for ``OffloadingSpec.build_metric_definitions``. vLLM calls it before it creates the series."""
     unregister_series()
     return {name: _metadata(metric) for name, metric in METRICS.items()}
 
@@ -298,7 +294,7 @@ def _metadata(metric: Metric) -> OffloadingMetricMetadata:
 
 
 def offloading_stats(delta: Delta) -> OffloadingConnectorStats:
-    """The same in the form that vLLM's offloading connector adds up and exports."""
+    """Convert statistics to the class that vLLM's offloading connector aggregates and exports."""
     stats = OffloadingConnectorStats()
     for name, label, count in _flat(delta["counters"]):
         stats.increase_counter(name, count, _label_values(label))

@@ -1,4 +1,4 @@
-"""The stack's description as vLLM's user gives it: ``kv_connector_extra_config["tierkv"]``, a path or a mapping."""
+"""Stack description in vLLM's configuration: ``kv_connector_extra_config["tierkv"]``, a path or a mapping."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tierkv.config.problems import Problem, raise_problems, unknown_key
 from tierkv.config.schema import StackConfig
 
 SOURCE = "kv_connector_extra_config"
-"""Where vLLM's user writes it; the first word of every message."""
+"""Name of the setting in vLLM's configuration, for messages."""
 
 KEY = "tierkv"
 _EXAMPLE = '{"tierkv": "/etc/tierkv/stack.toml"} or {"tierkv": {"host": {"capacity": "8GiB"}}}'
 
 
 def read_options(extra_config: Mapping[str, Any], *, known: Collection[str] = ()) -> StackConfig:
-    """The stack that vLLM's user asks for.
+    """Read the stack description from vLLM's configuration.
 
     Args:
         extra_config: ``kv_transfer_config.kv_connector_extra_config``.
-        known: keys beside ``tierkv`` that vLLM itself reads there.
+        known: other keys of the setting, which vLLM itself reads.
 
     Raises:
-        ConfigError: the key is missing, another is unknown, or the description is wrong; each problem on a line of its
-            own, with its key, its value and what is allowed.
+        ConfigError: the key is missing, another key is unknown, or the description is wrong. The message has one line
+            per problem, with key, value and allowed values.
     """
     allowed = {KEY, *known}
     problems = [unknown_key(key, key, allowed, value) for key, value in extra_config.items() if key not in allowed]

@@ -1,14 +1,16 @@
-"""Layers that keep a state in place of keys and values: Mamba, gated delta nets, short convolutions.
+"""Checks and descriptions of layers that keep a state in place of keys and values, such as Mamba.
 
-Where vLLM caches prefixes (``mamba_cache_mode`` "align"), it keeps some of the states that lie at the end of a block:
-the table of such a group names a block for each of these, and the null block for all others. A step of a prompt ends
-where a state is to be kept, or its kernel keeps the one behind the last whole block on the way; decoding passes every
-such place. So once the tokens of block ``k`` are computed, the block at position ``k`` holds the state behind them, and
-nothing writes to it until it is handed out again; from then on vLLM itself resumes other requests from it. That is what
-tierkv stores, and all that it loads.
+Other such layers are gated delta nets and short convolutions. Where vLLM caches prefixes (``mamba_cache_mode`` "
+    ""align"),
+it keeps some of the states at the ends of blocks. The table of such a group names a block for each kept state, and the
+null block for all others. A prompt step ends where a state is kept, or its kernel keeps the state behind the last whole
+block. Decoding passes every block end.
 
-It is not so where drafted tokens move states between blocks, and where vLLM also keeps states inside a block, which
-then stand at the position of its end. Both are refused.
+So after the tokens of block ``k`` are computed, the block at position ``k`` has the state behind them. Nothing writes
+to it until it is reused, and vLLM resumes other requests from it. tierkv stores and loads exactly these blocks.
+
+This does not hold where drafted tokens move states between blocks, nor where vLLM keeps states inside a block at the
+position of its end. Both settings are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tierkv.errors import ConfigError
 
 
 def spec_of(group: Any) -> Any:  # noqa: ANN401 - vLLM's, which has no types here
-    """The group's spec; where its layers have one each, the first, as vLLM's own scheduler side has it."""
+    """Spec of a group; the first one where each layer has its own, as in vLLM's scheduler."""
     spec = group.kv_cache_spec
     return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
@@ -40,14 +42,14 @@ def keeps_state(group: Any) -> bool:  # noqa: ANN401 - (the same)
 
 
 def check_states(groups: Iterable[Any], hash_block_tokens: int) -> None:
-    """Make sure that a state in a block is the one behind the block's tokens.
+    """Check that a state in a block is the one behind the block's tokens.
 
     Args:
         groups: vLLM's ``KVCacheGroupSpec`` of each group.
-        hash_block_tokens: tokens that one of a request's hashes covers.
+        hash_block_tokens: tokens per hash of a request.
 
     Raises:
-        ConfigError: it is not; names the setting and the fix.
+        ConfigError: the engine's configuration is not supported. The message names the setting and the fix.
     """
     all_groups = list(groups)
     for group in all_groups:
@@ -57,50 +59,52 @@ def check_states(groups: Iterable[Any], hash_block_tokens: int) -> None:
 
 
 def check_state(spec: Any, what: str) -> None:  # noqa: ANN401 - (the same)
-    """Make sure that vLLM keeps states for other requests, and leaves them where they are.
+    """Check that vLLM keeps states for other requests, and does not move them.
 
     Args:
         spec: vLLM's ``MambaSpec``.
-        what: the first words of the message.
+        what: first words of the message.
 
     Raises:
-        ConfigError: it does not; names the setting and the fix.
+        ConfigError: the engine's configuration is not supported. The message names the setting and the fix.
     """
     if spec.mamba_cache_mode != "align":
         raise ConfigError(
-            f"mamba_cache_mode = {spec.mamba_cache_mode!r}: {what}, and vLLM keeps none for other requests so; set "
-            "enable_prefix_caching = True, and leave mamba_cache_mode out"
+            f"mamba_cache_mode = {spec.mamba_cache_mode!r}: {what}, and vLLM keeps none for other requests in this "
+            f"mode; "
+            "set enable_prefix_caching = True, and remove mamba_cache_mode"
         )
     if spec.num_speculative_blocks:
         raise ConfigError(
-            f"speculative_config: {what}, and vLLM moves states between blocks as drafted tokens are accepted; leave "
-            "it out for this model"
+            f"speculative_config: {what}, and vLLM moves states between blocks as drafted tokens are accepted; remove "
+            "it for this model"
         )
 
 
 def check_sizes(block_tokens: set[int], hash_block_tokens: int) -> None:
-    """Make sure that an engine with states keeps none inside a block.
+    """Check that an engine with states keeps none inside a block.
 
     Args:
-        block_tokens: tokens of a block, of all groups.
-        hash_block_tokens: tokens that one of a request's hashes covers.
+        block_tokens: block sizes of all groups in tokens.
+        hash_block_tokens: tokens per hash of a request.
 
     Raises:
-        ConfigError: it does; names the setting and the fix.
+        ConfigError: the engine's configuration is not supported. The message names the setting and the fix.
     """
     if block_tokens != {hash_block_tokens}:
         sizes = " and ".join(str(size) for size in sorted(block_tokens))
         raise ConfigError(
-            f"prefix_match_unit = {hash_block_tokens} with blocks of {sizes} tokens: vLLM then keeps states that lie "
-            "inside a block, too, and tierkv does not serve that yet; leave prefix_match_unit out, and give all layers "
-            "blocks of one size"
+            f"prefix_match_unit = {hash_block_tokens} with blocks of {sizes} tokens: vLLM then also keeps states "
+            "inside a block, which tierkv does not support yet; remove prefix_match_unit, and give all layers blocks "
+            "of "
+            "one size"
         )
 
 
 def describe_states(groups: Iterable[Any]) -> list[Any]:
-    """What the bytes of states mean: of each group that has them its kind of layer, and every part's shape and dtype.
+    """Describe the states of each group that has them: kind of layer, and shape and dtype of every part.
 
-    How vLLM lays out the state of a convolution (``VLLM_SSM_CONV_STATE_LAYOUT``) shows in its shape.
+    The layout of a convolution's state (``VLLM_SSM_CONV_STATE_LAYOUT``) is visible in its shape.
     """
     specs = [spec_of(group) for group in groups if keeps_state(group)]
     return [
@@ -110,12 +114,12 @@ def describe_states(groups: Iterable[Any]) -> list[Any]:
 
 
 def layer_states(groups: Iterable[Any]) -> list[str]:
-    """The same in words, one for each group that vLLM's ``OffloadingConfig`` names; empty: it keeps no state.
+    """Describe the states of each group of vLLM's ``OffloadingConfig`` as text; empty for groups without states.
 
-    For a worker while vLLM sets it up: it has the layers themselves.
+    To be called in a worker while vLLM sets it up, because it needs the layers.
 
     Raises:
-        ConfigError: see :func:`check_state`.
+        ConfigError: the states are not supported (:func:`check_state`).
     """
     vllm_config = get_current_vllm_config()
     layers = vllm_config.compilation_config.static_forward_context

@@ -1,11 +1,11 @@
-"""``TierKVConnector``: tierkv's own scheduler inside vLLM, as a KV connector of its version 1 interface.
+"""``TierKVConnector``: the class that vLLM creates, once per role.
 
-vLLM makes one object per role: one in the scheduler's process, one in each worker's. This module translates; what the
-two sides do stands in :mod:`~.scheduler` and :mod:`~.worker`.
+It translates vLLM's calls and passes them to :mod:`~.scheduler` in the scheduler's process, or to :mod:`~.worker` in a
+worker's process.
 
-Order within a step of the worker (vLLM 0.32, both of its model runners): ``handle_preemptions`` before anything is
-written, with or without a forward pass, so that is where flushed transfers are waited for and this step's loads begin;
-``wait_for_save`` after the forward pass; then the results.
+Order of calls within a step of the worker (vLLM 0.32, both of its model runners): ``handle_preemptions`` comes first,
+before any block is written, with or without a forward pass. So flushed transfers are awaited there, and the loads of
+the step begin. ``wait_for_save`` follows the forward pass, then the results are collected.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     Raises:
         ConfigError: the stack's description is wrong, or the engine is configured in a way that tierkv cannot serve.
-        PluginError: a plugin that the stack asks for is missing or broken.
+        PluginError: a plugin that the stack names is missing or broken.
         BackendError: a tier cannot be opened.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        _settle(vllm_config)
+        _apply_settings(vllm_config)
         spec = engine_spec(vllm_config, kv_cache_config)
         self._scheduler: ConnectorScheduler | None = None
         self._worker: ConnectorWorker | None = None
@@ -98,7 +98,9 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             EngineProtocolError: this object is a worker's.
         """
         if self._scheduler is None:
-            raise EngineProtocolError("this TierKVConnector was made for a worker, and was called as the scheduler's")
+            raise EngineProtocolError(
+                "this TierKVConnector was created for a worker, and was called as the scheduler's"
+            )
         return self._scheduler
 
     @property
@@ -109,21 +111,23 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             EngineProtocolError: this object is the scheduler's.
         """
         if self._worker is None:
-            raise EngineProtocolError("this TierKVConnector was made for the scheduler, and was called as a worker's")
+            raise EngineProtocolError(
+                "this TierKVConnector was created for the scheduler, and was called as a worker's"
+            )
         return self._worker
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A store that is dropped is a later miss, and nothing else."""
+        """Whether vLLM must wait for stores. False: a dropped store is only a later miss."""
         return False
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:  # noqa: ARG003 - vLLM's signature
-        """Layers outside, blocks whole: then a block is one run of bytes in each layer. vLLM may decide otherwise."""
+        """Request a layout in which a block is one run of bytes in each layer. vLLM may choose another."""
         return "LBNHC"
 
     def shutdown(self) -> None:
-        """End what is under way, flush, and close."""
+        """End transfers in flight, flush, and close."""
         if self._worker is not None:
             self._worker.shutdown()
         if self._scheduler is not None:
@@ -132,116 +136,117 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     # -- worker --------------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """The engine's KV tensors, by layer."""
+        """Register the engine's KV tensors, by layer."""
         self.worker.register_kv_caches(kv_caches)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """First call of a step: what reads blocks that will be written has ended after it; loads begin."""
+        """Start a step: wait for transfers that read blocks to be written, and start loads."""
         meta = kv_connector_metadata
-        self.worker.start_step(meta.meta, meta.setup, meta.voided, meta.last_steps)
+        self.worker.start_step(meta.meta, meta.setup, meta.failed_loads, meta.last_steps)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
-        """Loads began with the step: copy threads carry them while the model computes."""
+        """Do nothing: loads started with the step, and copy threads run them while the model computes."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """A request computes only when its load is over: no layer has to wait."""
+        """Do nothing: a request computes only after its load has ended."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: object) -> None:
-        """Blocks are stored whole, all layers together, after the step."""
+        """Do nothing: blocks are stored after the step, with all layers."""
 
     def wait_for_save(self) -> None:
-        """The step's blocks are computed: their stores begin with the next step, so that they delay nothing in this."""
+        """Queue the stores of the step. They start with the next step, so that they do not delay this one."""
         if self.has_connector_metadata():
             self.worker.queue_stores(self._get_connector_metadata().meta)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002 - (the same)
-        """Loads that ended, and those of them that failed as a whole."""
+        """Return loads that ended, and those of them that failed as a whole."""
         results = self.worker.take_results()
         self._invalid_block_ids = results.invalid_block_ids
         return KVConnectorTransferResults(finished_recving=results.finished, failed_recving=results.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks of loads that failed in part."""
+        """Return blocks of loads that failed in part."""
         invalid, self._invalid_block_ids = self._invalid_block_ids, set()
         return invalid
 
     def build_connector_worker_meta(self) -> WorkerMeta | None:
-        """What the scheduler's side is to be told."""
-        told = self.worker.take_output()
-        return None if told is None else WorkerMeta(*told)
+        """Return this worker's report to the scheduler's side; None if there is none."""
+        report = self.worker.take_output()
+        return None if report is None else WorkerMeta(*report)
 
     def unregister_kv_caches(self) -> None:
-        """The KV memory is about to be unmapped (sleep mode): nothing may be copying. vLLM 0.33."""
+        """Wait for all copies before the KV memory is unmapped (sleep mode, vLLM 0.33)."""
         self.worker.drain()
 
     # -- scheduler -----------------------------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        """A request has arrived."""
+        """Register a new request."""
         self.scheduler.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens can be loaded; None: ask again in the next step."""
+        """Return the number of tokens that can be loaded; None: ask again in the next step."""
         return self.scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """Blocks were allocated: a load starts, if there is one."""
+        """Start the load of a request, if it has one, after its blocks were allocated."""
         self.scheduler.update_state_after_alloc(request, blocks.blocks, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
-        """Which tiers the tokens of the load come from."""
+        """Return the numbers of loaded tokens by vLLM's name of the source tier."""
         sources: dict[CacheHitSource, int] = {}
         for tier, tokens in self.scheduler.loaded_by_tier(request.request_id).items():
             source = self._sources.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED)
             sources[source] = sources.get(source, 0) + tokens
         unknown = num_external_tokens - sum(sources.values())
-        if unknown:  # of a load that streams it is not decided yet who serves what comes later
+        if unknown:  # the sources of later parts of a streamed load are not known yet
             sources[CacheHitSource.EXTERNAL_UNSPECIFIED] = unknown
         return sources
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """The step's instructions to the workers."""
-        told = self.scheduler.build(scheduler_output)
-        return StepMeta(told.meta, told.setup, told.voided, self.scheduler.take_last_steps)
+        """Build the step's instructions to the workers."""
+        made = self.scheduler.build(scheduler_output)
+        return StepMeta(made.meta, made.setup, made.failed_loads, self.scheduler.run_last_steps)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What the workers told."""
-        told = connector_output.kv_connector_worker_meta
-        output, begun = (told.output, told.begun) if isinstance(told, WorkerMeta) else (_NOTHING, 0)
-        self.scheduler.take_in(output, begun, connector_output.finished_recving)
+        """Process the reports of the workers."""
+        report = connector_output.kv_connector_worker_meta
+        output, started = (report.output, report.started_workers) if isinstance(report, WorkerMeta) else (_NOTHING, 0)
+        self.scheduler.process_output(output, started, connector_output.finished_recving)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """A request ended, in an engine with one group of blocks."""
+        """End a request, in an engine with one group of blocks."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request ended: its blocks are free at once, fences guard what still reads them."""
+        """End a request. Its blocks are free at once; fences protect those that a transfer still reads."""
         self.scheduler.request_finished(request, block_ids)
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Whether vLLM should go on stepping though it has no request: transfers are under way."""
+        """Whether vLLM must run steps without requests, because transfers are in flight."""
         return self.scheduler.has_pending_work
 
     def reset_cache(self) -> bool | None:
-        """Empty the host tier; lower tiers keep what they have."""
+        """Empty the host tier. Lower tiers keep their chunks."""
         return self.scheduler.reset_cache()
 
-    # -- watching ------------------------------------------------------------------------------------------------------
+    # -- observation
+    # -----------------------------------------------------------------------------------------------------
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """What came and went in which tier, for vLLM to publish."""
+        """Return events of stored and removed blocks for vLLM to publish."""
         return list(self._events.translate(self.scheduler.stack.events.take_block_events())) if self._publishes else ()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """What the stack counted since the last step. Of a worker: nothing, its transfers are told to the scheduler."""
+        """Return the statistics since the previous step. None on a worker, which reports to the scheduler's side."""
         return self._stats.connector_stats(idle=self._scheduler.is_idle) if self._scheduler is not None else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
-        """The same in the front end, from what has travelled."""
+        """Rebuild statistics in the front end from their transferred form."""
         return build_kv_connector_stats(data)
 
     @classmethod
@@ -252,12 +257,12 @@ class TierKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
-        """The exporter, in the front end."""
+        """Build the exporter in the front end."""
         return build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
 def _sources(stack: ResolvedStack) -> dict[str, CacheHitSource]:
-    """What vLLM calls each tier: its words are host, disk, and everything beyond this machine."""
+    """VLLM's name of each tier: host, disk, or external for shared tiers."""
     sources = {"host": CacheHitSource.HOST}
     for tier in stack.tiers:
         shared = tier.backend.capabilities.shared
@@ -270,8 +275,8 @@ def _publishes_events(vllm_config: VllmConfig) -> bool:
     return events is not None and bool(events.enable_kv_cache_events)
 
 
-def _settle(vllm_config: VllmConfig) -> None:
-    """What tierkv needs of the connector's configuration, set where that is possible, else refused.
+def _apply_settings(vllm_config: VllmConfig) -> None:
+    """Apply required settings of vLLM's connector configuration; refuse those that cannot be changed.
 
     Raises:
         ConfigError: the role is not ``kv_both``.
@@ -283,6 +288,6 @@ def _settle(vllm_config: VllmConfig) -> None:
             "--kv-transfer-config"
         )
     if transfer.kv_load_failure_policy != "recompute":
-        # vLLM reads it after it has made its connector. With "fail" a damaged chunk would fail its request.
-        _log.info("kv_load_failure_policy is set to 'recompute': what cannot be loaded is computed")
+        # vLLM reads it after it has created its connector. With "fail", a corrupt chunk would fail its request.
+        _log.info("kv_load_failure_policy is set to 'recompute': chunks that cannot be loaded are computed")
         transfer.kv_load_failure_policy = "recompute"

@@ -1,4 +1,4 @@
-"""What travels between the two sides of the connector with each step, as vLLM wants it wrapped."""
+"""Messages between the two sides of the connector, in the classes that vLLM expects."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from tierkv.worker.worker import Worker
 
 @dataclass(frozen=True)
 class StepMeta(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no types here
-    """Scheduler to workers.
-
-    meta: the step's transfers. setup: what a worker needs to begin (of rank 0; each puts in its own), until all have
-    begun. voided: requests whose load, told as ended before, is to be told again as failed. last_steps: leads what is
-    left to its end, for a worker in the scheduler's own process; it stays behind when this is sent to another.
-    """
+    """Message of one step from the scheduler to the workers."""
 
     meta: ConnectorMeta
+    """Transfers of the step."""
     setup: WorkerSetup | None = None
-    voided: frozenset[str] = frozenset()
+    """Setup of a worker, with rank 0 in place of its own; None after all workers have started."""
+    failed_loads: frozenset[str] = frozenset()
+    """Requests whose load must be reported as failed."""
     last_steps: Callable[[Worker], None] | None = None
+    """Runs the last steps with a worker in the scheduler's own process. Not sent to other processes."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the way back, which is no message."""
+        """State without ``last_steps``, which cannot be sent."""
         return {**self.__dict__, "last_steps": None}
 
 
 @dataclass(frozen=True)
 class WorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]  # (the same)
-    """Workers to scheduler. output: what they ended. begun: how many workers have their setup, told once each."""
+    """Report of workers to the scheduler."""
 
     output: WorkerOutput
-    begun: int = 0
+    """Jobs that the workers ended."""
+    started_workers: int = 0
+    """Number of workers that have their setup, reported once per worker."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMeta:
-        """Both as one; neither is changed."""
+        """Join two reports without changing them."""
         if not isinstance(other, WorkerMeta):
             return self
-        return replace(self, output=WorkerOutput.aggregate([self.output, other.output]), begun=self.begun + other.begun)
+        output = WorkerOutput.aggregate([self.output, other.output])
+        return replace(self, output=output, started_workers=self.started_workers + other.started_workers)

@@ -1,4 +1,4 @@
-"""VLLM's requests as tierkv reads them: they are taken as they are, but for those with an adapter."""
+"""Views of vLLM's requests. Requests without an adapter are used unchanged."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tierkv.types.engine import Request
 
 
 def view_of(request: Any) -> Request:  # noqa: ANN401 - vLLM's Request, which has no types here
-    """The request itself, which has all that tierkv reads; with an adapter, a view that also names it."""
+    """Return the request itself, or for a request with an adapter, a view that also names the adapter."""
     plain: Request = request
     return plain if request.lora_request is None else AdapterRequest(request)
 
 
 def is_served(request: Any) -> bool:  # noqa: ANN401 - (the same)
-    """Whether tierkv has anything to do with it.
+    """Whether tierkv stores and loads for a request.
 
-    Sessions to which input is streamed are left out: their tokens and hashes are taken back when more input comes.
+    Sessions with streamed input are excluded, because their tokens and hashes are revoked when more input arrives.
     """
     return not request.resumable
 
 
 class AdapterRequest:
-    """A request that uses a LoRA adapter, which vLLM names at another place. Nothing is copied."""
+    """View of a request with a LoRA adapter, which vLLM names in another attribute. Copies nothing."""
 
     __slots__ = ("_request",)
 
@@ -32,49 +32,49 @@ class AdapterRequest:
 
     @property
     def request_id(self) -> str:
-        """See :class:`Request`."""
+        """Id of the request."""
         return str(self._request.request_id)
 
     @property
     def num_tokens(self) -> int:
-        """See :class:`Request`."""
+        """Number of prompt tokens and generated tokens."""
         return int(self._request.num_tokens)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """See :class:`Request`."""
+        """Number of prompt tokens."""
         return int(self._request.num_prompt_tokens)
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """See :class:`Request`."""
+        """Chained hashes of the tokens."""
         hashes: Sequence[bytes] = self._request.block_hashes
         return hashes
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """See :class:`Request`."""
+        """Parameters attached by the user."""
         params: Mapping[str, Any] | None = self._request.kv_transfer_params
         return params
 
     @property
     def all_token_ids(self) -> Sequence[int]:
-        """See :class:`TokenizedRequest`."""
+        """Prompt tokens and generated tokens."""
         ids: Sequence[int] = self._request.all_token_ids
         return ids
 
     @property
     def cache_salt(self) -> str | None:
-        """See :class:`ScopedRequest`."""
+        """Cache salt, or None."""
         salt: str | None = self._request.cache_salt
         return salt
 
     @property
     def lora_name(self) -> str:
-        """See :class:`ScopedRequest`."""
+        """Name of the adapter."""
         return str(self._request.lora_request.lora_name)
 
     @property
     def lora_id(self) -> int:
-        """See :class:`TokenizedRequest`."""
+        """Number of the adapter."""
         return int(self._request.lora_request.lora_int_id)

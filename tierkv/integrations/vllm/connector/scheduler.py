@@ -1,4 +1,4 @@
-"""The scheduler's side of the connector: an open stack, driven by vLLM's scheduler. Needs no vLLM itself."""
+"""Scheduler's side of the connector: an open stack, driven by vLLM's scheduler. Does not import vLLM."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ from tierkv.worker.worker import Worker
 _log = logging.getLogger(__name__)
 
 LAST_STEPS_MAX = 1000
-"""Steps that a closing engine is given for what its requests have left; each ends what the one before has begun."""
+"""Largest number of steps to end the remaining transfers of a closing engine. Each ends those of the previous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """A step's message to the workers; fields as in :class:`~tierkv.integrations.vllm.connector.meta.StepMeta`."""
+    """Message of a step to the workers, with the fields of :class:`.meta.StepMeta`."""
 
     meta: ConnectorMeta
     setup: WorkerSetup | None
-    voided: frozenset[str]
+    failed_loads: frozenset[str]
 
 
 class ConnectorScheduler:
-    """All methods belong to the thread of vLLM's scheduler. The stack is closed by :meth:`shutdown`."""
+    """Stack behind vLLM's scheduler. All methods belong to its thread. :meth:`shutdown` closes the stack."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self._requests: dict[str, Any] = {}
         self._loading: set[str] = set()
-        self._overtaken: set[str] = set()  # loading when the cache was reset: what comes is of the past
-        self._voided: set[str] = set()
-        self._to_begin = stack.geometry.num_workers
+        self._stale_loads: set[str] = set()  # in flight when the cache was reset: their data is stale
+        self._failed_loads: set[str] = set()
+        self._workers_to_start = stack.geometry.num_workers
         self._sources: dict[str, dict[str, int]] = {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request, which has no types here
-        """A request has arrived."""
+        """Register a new request."""
         if is_served(request):
             self._requests[request.request_id] = request
             self.stack.on_new_request(view_of(request))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401 - (the same)
-        """How many tokens beyond the engine's own can be loaded; None: ask again."""
+        """Return the number of tokens beyond the engine's own that can be loaded; None: ask again."""
         if request.request_id not in self._requests or request.skip_reading_prefix_cache:
             return 0, False
         return self.stack.get_num_new_matched_tokens(view_of(request), num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: BlockTables, num_external_tokens: int) -> None:  # noqa: ANN401 - (the same)
-        """Blocks were allocated: start the load of ``num_external_tokens``, if any."""
+        """Start the load of ``num_external_tokens`` tokens, if any, after blocks were allocated."""
         if request.request_id not in self._requests:
             return
         before = self._loaded_tokens(request.request_id) if num_external_tokens else {}
@@ -67,9 +67,9 @@ class ConnectorScheduler:
         except EngineProtocolError as error:
             if not num_external_tokens:
                 raise
-            # vLLM waits for this load now. It is told in the next step that it has failed, and computes.
+            # vLLM waits for this load now. The next step reports it as failed, and vLLM computes.
             _log.exception("request %s is computed instead of loaded: %s", request.request_id, error)
-            self._voided.add(request.request_id)
+            self._failed_loads.add(request.request_id)
             return
         if num_external_tokens:
             self._loading.add(request.request_id)
@@ -77,7 +77,7 @@ class ConnectorScheduler:
             self._sources = {request.request_id: {tier: n - before.get(tier, 0) for tier, n in after.items()}}
 
     def loaded_by_tier(self, request_id: str) -> Mapping[str, int]:
-        """Tokens of the load that was started last, by the tier whose bytes it takes; empty for any other request."""
+        """Tokens of the most recent load by the tier whose bytes it reads; empty for other requests."""
         return {tier: tokens for tier, tokens in self._sources.get(request_id, {}).items() if tokens}
 
     def _loaded_tokens(self, request_id: str) -> dict[str, int]:
@@ -85,75 +85,76 @@ class ConnectorScheduler:
         return {} if account is None else dict(account.loaded_tokens)
 
     def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> None:  # noqa: ANN401 - (the same)
-        """A request ended; its blocks may be reused at once: what still reads them is flushed before."""
+        """End a request. Its blocks may be reused at once, because transfers that read them are flushed before."""
         if self._requests.pop(request.request_id, None) is not None:
             self.stack.request_finished(view_of(request), block_ids)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def build(self, output: Any) -> Instructions:  # noqa: ANN401 - vLLM's SchedulerOutput, which has no types here
-        """The step's instructions to the workers. Exactly once per step, after scheduling."""
+        """Build the step's instructions to the workers. To be called exactly once per step, after scheduling."""
         step = step_output(output, len(self.stack.geometry.groups), self._in_flight_tokens)
         return self._instructions(self.stack.build_connector_meta(step))
 
     def _instructions(self, meta: ConnectorMeta) -> Instructions:
-        voided, self._voided = frozenset(self._voided), set()
-        return Instructions(meta, self.stack.worker_setup(0) if self._to_begin else None, voided)
+        failed_loads, self._failed_loads = frozenset(self._failed_loads), set()
+        return Instructions(meta, self.stack.worker_setup(0) if self._workers_to_start else None, failed_loads)
 
     def _in_flight_tokens(self, request_id: str) -> int:
         request = self._requests.get(request_id)
         return 0 if request is None else int(request.num_in_flight_tokens)
 
-    def take_in(self, output: WorkerOutput, begun: int, told: set[str] | None) -> None:
-        """What the workers reported.
+    def process_output(self, output: WorkerOutput, started_workers: int, reported: set[str] | None) -> None:
+        """Process the reports of the workers.
 
         Args:
-            output: the jobs that they ended.
-            begun: workers that tell for the first time that they have their setup.
-            told: requests whose load they tell vLLM has ended; those whose data is of the past are taken out, and told
-                again, as failed, by a later step.
+            output: jobs that the workers ended.
+            started_workers: number of workers that report for the first time that they have their setup.
+            reported: requests whose load is reported to vLLM as ended, or None. Loads with stale data are removed, and
+                reported as failed by a later step.
         """
-        self._to_begin -= begun
+        self._workers_to_start -= started_workers
         report = self.stack.update_connector_output(output)
         if report.finished:
             self._loading -= report.finished
-            self._void(report, told)
+            self._report_as_failed(report, reported)
 
-    def _void(self, report: LoadReport, told: set[str] | None) -> None:
-        for request_id in report.finished & self._overtaken:
-            self._overtaken.discard(request_id)
-            if told is not None and request_id in told:
-                told.discard(request_id)
-                self._voided.add(request_id)
+    def _report_as_failed(self, report: LoadReport, reported: set[str] | None) -> None:
+        for request_id in report.finished & self._stale_loads:
+            self._stale_loads.discard(request_id)
+            if reported is not None and request_id in reported:
+                reported.discard(request_id)
+                self._failed_loads.add(request_id)
 
     # -- the whole cache -----------------------------------------------------------------------------------------------
 
     def reset_cache(self) -> bool:
-        """Empty the host tier. Loads under way will be told as failed. False: not now, a step is being scheduled."""
+        """Empty the host tier; loads in flight will fail. Return False while a step is being scheduled."""
         try:
             self.stack.reset_cache()
         except EngineProtocolError as error:
             _log.warning("the cache was not reset: %s", error)
             return False
-        self._overtaken |= self._loading
+        self._stale_loads |= self._loading
         return True
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine should go on stepping, with empty steps if there is nothing to compute.
+        """Whether the engine must run further steps, also without requests.
 
-        So a server's workers have mapped, and on a GPU pinned, the host tier before its first request comes.
+        True until all workers have started. So they have mapped the host tier, and pinned it on a GPU, before the first
+        request arrives.
         """
         pending = self.stack.has_pending_work() or self.stack.tiers.has_waiting_writes()
-        return self._to_begin > 0 or bool(self._voided) or pending
+        return self._workers_to_start > 0 or bool(self._failed_loads) or pending
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request, and nothing under way: the engine may take no step for long."""
+        """Whether there is no request and no transfer in flight, so that the next step may be late."""
         return not self._requests and not self.has_pending_work
 
-    def take_last_steps(self, worker: Worker) -> None:
-        """Lead what is left to its end, with the only worker, which lives in this process and gets no step any more."""
+    def run_last_steps(self, worker: Worker) -> None:
+        """End the remaining transfers with the only worker, which is in this process and gets no further steps."""
         for _ in range(LAST_STEPS_MAX):
             meta = self.stack.build_connector_meta(StepOutput())
             worker.start_step(meta)
@@ -164,6 +165,6 @@ class ConnectorScheduler:
                 break
 
     def shutdown(self) -> None:
-        """Bring down what was stored, then close the stack. Idempotent."""
+        """Write stored chunks to the lower tiers, then close the stack. Idempotent."""
         if not self.stack.close():
-            _log.warning("tierkv was closed before all that was stored had reached its tiers")
+            _log.warning("tierkv was closed before all stored chunks were written to their tiers")

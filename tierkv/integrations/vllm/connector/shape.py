@@ -1,6 +1,6 @@
-"""What a vLLM engine looks like to tierkv: its configuration turned into an :class:`EngineSpec`, or refused by name.
+"""Translation of vLLM's configuration into an :class:`EngineSpec`. Unsupported settings are refused by name.
 
-Both sides of the engine, scheduler and worker, find the same from their own copy of the configuration.
+Scheduler and workers derive equal results from their own copies of the configuration.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _KINDS = {
 
 
 def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
-    """The engine's shape, from vLLM's ``VllmConfig`` and ``KVCacheConfig``.
+    """Derive the engine's shape from vLLM's ``VllmConfig`` and ``KVCacheConfig``.
 
     Raises:
-        ConfigError: the engine is configured in a way that cannot be served correctly; names the setting and the fix.
-        EngineProtocolError: its KV memory is laid out in a way that tierkv does not know.
+        ConfigError: the configuration is not supported. The message names the setting and the fix.
+        EngineProtocolError: the layout of the KV memory is not supported.
     """
     _check_engine(vllm_config)
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
@@ -65,25 +65,26 @@ def engine_spec(vllm_config: Any, kv_cache_config: Any) -> EngineSpec:  # noqa: 
     )
 
 
-def check_hashes(vllm_config: Any, *, told: logging.Logger = _log) -> bool:  # noqa: ANN401 - (the same)
-    """Whether a restart, or another server, gets the same block hashes for the same tokens. Warns if not.
+def check_hashes(vllm_config: Any, *, logger: logging.Logger = _log) -> bool:  # noqa: ANN401 - (the same)
+    """Whether another process gets equal block hashes for equal tokens. Logs a warning if not.
 
-    vLLM seeds its hashes at random in each process where the algorithm is not cryptographic, unless the environment
-    variable PYTHONHASHSEED is set. What was stored is then never found again by anybody else: no error, only misses.
+    vLLM seeds hashes that are not cryptographic at random in each process, unless the environment variable
+    PYTHONHASHSEED is set. Then no other process finds the stored chunks: there is no error, only misses.
     """
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     if not algorithm.startswith("xxhash") or os.environ.get("PYTHONHASHSEED") is not None:
         return True
-    told.warning(
+    logger.warning(
         "prefix_caching_hash_algo = %r: vLLM seeds these hashes at random in each process, so after a restart, and "
-        "from other servers, nothing that is stored will be found. Use --prefix-caching-hash-algo sha256 (or "
+        "from other servers, no stored chunk will be found. Use --prefix-caching-hash-algo sha256 (or "
         "sha256_cbor), or set PYTHONHASHSEED to the same number everywhere",
         algorithm,
     )
     return False
 
 
-# -- what cannot be served ---------------------------------------------------------------------------------------------
+# -- unsupported configurations
+# --------------------------------------------------------------------------------------------
 
 
 def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
@@ -92,8 +93,8 @@ def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
         size = getattr(parallel, name, 1)
         if size > 1:
             raise ConfigError(
-                f"{name} = {size}: tierkv serves engines whose workers all hold every layer and every token; set it to "
-                "1 and use tensor_parallel_size"
+                f"{name} = {size}: tierkv supports engines whose workers all have every layer and every token; set it "
+                "to 1 and use tensor_parallel_size"
             )
     if getattr(parallel, "nnodes_within_dp", 1) > 1:
         raise ConfigError(
@@ -104,30 +105,30 @@ def _check_engine(vllm_config: Any) -> None:  # noqa: ANN401 - (the same)
     if speculative is not None and speculative.uses_draft_kv_cache():
         raise ConfigError(
             f"speculative_config.method = {speculative.method!r}: the draft model's KV cache is rewritten after tokens "
-            "are rejected, and tierkv does not serve that yet; leave it out, or use the method 'ngram'"
+            "are rejected, which tierkv does not support yet; remove it, or use the method 'ngram'"
         )
 
 
 def _check_group(index: int, group: Any) -> None:  # noqa: ANN401 - (the same)
     spec, kind = spec_of(group), get_kv_cache_spec_kind(group.kv_cache_spec)
     what = f"KV cache group {index} ({type(spec).__name__}, layers {_names(group.layer_names)})"
-    cannot = "tierkv cannot serve this model in this engine yet"
+    cannot = "tierkv does not support this model in this engine yet"
     if kind not in _KINDS or type(spec).__name__ == "RSWASpec":
         served = ", ".join(kind.value for kind in _KINDS)
-        raise ConfigError(f"{what} is of the kind {kind.value!r}, and served are {served}: {cannot}")
+        raise ConfigError(f"{what} is of the kind {kind.value!r}; supported kinds are {served}: {cannot}")
     if group.host_resident or not group.enable_kv_transfer or not spec.prefix_cacheable:
-        raise ConfigError(f"{what} holds what no other request can use: {cannot}")
+        raise ConfigError(f"{what} has data that no other request can use: {cannot}")
     if getattr(spec, "non_causal", False) or getattr(spec, "prefix_replay_tokens", 0):
         raise ConfigError(f"{what}: its blocks depend on tokens behind them: {cannot}")
     if group.is_eagle_group or getattr(spec, "extra_retained_tokens", 0):
-        raise ConfigError(f"{what} serves speculative decoding: leave speculative_config out")
+        raise ConfigError(f"{what} is used for speculative decoding: remove speculative_config")
 
 
 def _names(layers: list[str]) -> str:
     return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
 
 
-# -- what makes bytes interchangeable ----------------------------------------------------------------------------------
+# -- namespace of the bytes --------------------------------------------------------------------------------------------
 
 
 def _group_spec(group: Any, page_bytes: tuple[int, ...]) -> GroupSpec:  # noqa: ANN401 - (the same)
@@ -142,7 +143,7 @@ def _group_spec(group: Any, page_bytes: tuple[int, ...]) -> GroupSpec:  # noqa: 
 
 
 def _hash_block_tokens(vllm_config: Any, kv_cache_config: Any) -> int:  # noqa: ANN401 - (the same)
-    """Tokens that one of a request's hashes covers: what the engine core resolved, or would."""
+    """Tokens per hash of a request, as resolved by the engine core."""
     known = getattr(kv_cache_config, "hash_block_size", None)
     return int(known or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
 
@@ -152,11 +153,10 @@ def _dtype_name(dtype: object) -> str:
 
 
 def _layout(vllm_config: Any, kv_cache_config: Any) -> str:  # noqa: ANN401 - (the same)
-    """What else the bytes of a page depend on, as one line of text.
+    """Describe further facts that the bytes of a page depend on, as one line of text.
 
-    The layout that the engine resolved; which layer stands where; the device and attention backend, which arrange a
-    page as their kernels like it; and what changes the values themselves: the weights' number format, and overrides of
-    the model's configuration.
+    These are the resolved layout, the order of layers, and the device and attention backend, which arrange a page for
+    their kernels. Number format of the weights and overrides of the model's configuration change the values themselves.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     attention = getattr(vllm_config, "attention_config", None)

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler decided in a step, in tierkv's words. Plain attribute access; needs no vLLM."""
+"""Translation of vLLM's scheduler output into tierkv's step. Plain attribute access; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def step_output(
     num_groups: int,
     in_flight_tokens: Callable[[str], int],
 ) -> StepOutput:
-    """Turn vLLM's ``SchedulerOutput`` into a :class:`StepOutput`.
+    """Translate vLLM's ``SchedulerOutput`` into a :class:`StepOutput`.
 
     Args:
-        output: of the step that is being scheduled.
-        num_groups: KV cache groups.
-        in_flight_tokens: of a request, how many of its computed tokens belong to steps whose results are not known yet.
+        output: output of the step that is being scheduled.
+        num_groups: number of KV cache groups.
+        in_flight_tokens: returns the number of a request's computed tokens that belong to steps still in flight.
     """
     return StepOutput(
         scheduled=tuple(_scheduled(output, num_groups, in_flight_tokens)),

@@ -1,4 +1,4 @@
-"""A worker's side of the connector: copies between vLLM's KV memory and the shared host tier. Needs no vLLM itself."""
+"""Worker's side of the connector: copies between vLLM's KV memory and the shared host tier. Does not import vLLM."""
 
 from __future__ import annotations
 
@@ -15,28 +15,34 @@ from tierkv.worker.worker import Worker
 
 @dataclass(slots=True)
 class _Load:
-    """The load of one request, which may come in several jobs. ends: the last of them is known."""
+    """Load of one request, in one or several jobs."""
 
     jobs: dict[int, TransferJob] = field(default_factory=dict)
+    """Jobs in flight."""
     ends: bool = False
+    """Whether the last job is known."""
     failed: bool = False
+    """Whether the load failed as a whole."""
 
 
 @dataclass(slots=True)
 class LoadResults:
-    """What became of loads since it was last asked: request ids, and blocks that hold no valid data."""
+    """Results of loads since the previous call."""
 
     finished: set[str] = field(default_factory=set)
+    """Requests whose load ended."""
     failed: set[str] = field(default_factory=set)
+    """Requests whose load failed as a whole."""
     invalid_block_ids: set[int] = field(default_factory=set)
+    """Blocks without valid data, of loads that failed in part."""
 
 
 class ConnectorWorker:
-    """All methods belong to the worker's thread.
+    """Transfers of one worker. All methods belong to the worker's thread.
 
     Args:
-        config: where vLLM lays its KV memory.
-        rank: of this worker, among those that share the stack.
+        config: layout of vLLM's KV memory.
+        rank: rank of this worker among those that share the stack.
     """
 
     def __init__(self, config: KVCacheConfig, rank: int) -> None:
@@ -44,7 +50,7 @@ class ConnectorWorker:
         self._rank = rank
         self._pages: list[list[Any]] | None = None
         self._worker: ProcessWorker | None = None
-        self._begun_untold = 0
+        self._start_unreported = 0
         self._last_steps: Callable[[Worker], None] | None = None
         self._loads: dict[str, _Load] = {}
         self._output = WorkerOutput()
@@ -52,10 +58,10 @@ class ConnectorWorker:
         self._fails_whole = True
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        """The engine's KV tensors, by layer.
+        """Register the engine's KV tensors, by layer.
 
         Raises:
-            EngineProtocolError: they are not laid out as the configuration says.
+            EngineProtocolError: the tensors do not have the configured layout.
         """
         self._pages = group_pages(self._config, kv_caches)
         if self._worker is not None:
@@ -67,17 +73,17 @@ class ConnectorWorker:
         self,
         meta: ConnectorMeta,
         setup: WorkerSetup | None,
-        voided: frozenset[str],
+        failed_loads: frozenset[str],
         last_steps: Callable[[Worker], None] | None,
     ) -> None:
-        """Before anything is written to the KV memory in this step. Waits for transfers that read what will be.
+        """Start a step, before any block is written. Waits for transfers that read blocks to be written.
 
         Raises:
-            EngineProtocolError: the first step brought no setup, or the engine's memory is not what the setup says.
+            EngineProtocolError: the first step had no setup, or the engine's memory differs from the setup.
         """
         self._last_steps = last_steps
-        worker = self._worker or self._begin(setup)
-        for request_id in voided:
+        worker = self._worker or self._open_worker(setup)
+        for request_id in failed_loads:
             self._loads[request_id] = _Load(ends=True, failed=True)
         for job in meta.loads:
             load = self._loads.setdefault(job.request_id, _Load())
@@ -85,10 +91,10 @@ class ConnectorWorker:
             load.ends = load.ends or job.ends_load
         worker.start_step(meta)
 
-    def _begin(self, setup: WorkerSetup | None) -> ProcessWorker:
+    def _open_worker(self, setup: WorkerSetup | None) -> ProcessWorker:
         if setup is None or self._pages is None:
             missing = "its setup" if setup is None else "the engine's KV tensors"
-            raise EngineProtocolError(f"worker {self._rank} of tierkv has a step before it has {missing}")
+            raise EngineProtocolError(f"worker {self._rank} of tierkv got a step before {missing}")
         worker = open_worker(replace(setup, rank=self._rank))
         try:
             worker.register_kv_caches(self._pages)
@@ -97,20 +103,20 @@ class ConnectorWorker:
             raise
         self._blocks_per_chunk = setup.geometry.blocks_per_chunk
         self._fails_whole = len(setup.geometry.groups) > 1 or setup.geometry.has_windows
-        self._worker, self._begun_untold = worker, 1
+        self._worker, self._start_unreported = worker, 1
         return worker
 
     def queue_stores(self, meta: ConnectorMeta) -> None:
-        """After the forward pass: this step's stores begin with the next step."""
+        """Queue the stores of the step, after the forward pass. They start with the next step."""
         if self._worker is not None:
             self._worker.queue_stores(meta)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     def take_results(self) -> LoadResults:
-        """Loads that ended since the last call. Does not wait; :meth:`take_output` has the rest.
+        """Return the loads that ended since the previous call. Does not wait. :meth:`take_output` returns the rest.
 
-        Where a model has several KV cache groups, or a window, a load fails as a whole: vLLM cannot be told by block.
+        With several KV cache groups, or a window, a load fails as a whole: vLLM accepts no failed blocks then.
         """
         results = LoadResults()
         if self._worker is not None:
@@ -139,12 +145,12 @@ class ConnectorWorker:
         results.invalid_block_ids.update(block for key, (_, ids) in chunks if key in failed for block in ids)
 
     def take_output(self) -> tuple[WorkerOutput, int] | None:
-        """What the scheduler's side has to know since the last call, and 1 if this worker has begun; None: nothing."""
-        if self._output.is_empty and not self._begun_untold:
+        """Return ended jobs, and 1 if this worker has just started; None if there is nothing to report."""
+        if self._output.is_empty and not self._start_unreported:
             return None
-        told = self._output, self._begun_untold
-        self._output, self._begun_untold = WorkerOutput(), 0
-        return told
+        report = self._output, self._start_unreported
+        self._output, self._start_unreported = WorkerOutput(), 0
+        return report
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -154,7 +160,7 @@ class ConnectorWorker:
             self._worker.drain()
 
     def shutdown(self) -> None:
-        """End transfers, let the scheduler's side bring its own to an end if it lives here, and let go. Idempotent."""
+        """End all transfers, run the last steps of a scheduler in this process, and close. Idempotent."""
         worker, self._worker = self._worker, None
         if worker is None:
             return

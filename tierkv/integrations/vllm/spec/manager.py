@@ -1,7 +1,7 @@
-"""The scheduler's side of the spec seam: vLLM's ``OffloadingManager`` over a :class:`StagedStack`.
+"""Scheduler's side of the spec: vLLM's ``OffloadingManager`` over a :class:`StagedStack`.
 
-A HIT here is a chunk that is readable in the host tier and pinned for its request. Everything vLLM 0.33 asks beyond
-0.32 is answered by the same methods; 0.32 never calls them.
+A HIT is a chunk that is readable in the host tier and pinned for its request. Methods that only vLLM 0.33 calls are
+never called by 0.32.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ _ANSWERS = {
 
 @dataclass(frozen=True, slots=True)
 class TierKVTransfer(LoadStoreSpec):  # type: ignore[misc]  # vLLM has no types here
-    """What a worker must know of a job's chunks, and of the stack if this is its first. Pickles."""
+    """Chunks of a job, and the setup of the worker for its first job. Can be pickled."""
 
     transfer: StagedTransfer
+    """Chunks of the job."""
     setup: WorkerSetup
+    """Setup of the worker."""
 
 
 class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
-    """All methods belong to the scheduler's thread.
+    """Staged stack behind vLLM's interface. All methods belong to the scheduler's thread.
 
     Args:
-        stack: open; :meth:`shutdown` closes it.
-        localities: by name of a lower tier, whether others can reach it: ``LOCAL`` or ``REMOTE``.
-        events: makes vLLM's events of ours; None: vLLM publishes none.
+        stack: an open stack; :meth:`shutdown` closes it.
+        localities: ``LOCAL`` or ``REMOTE`` by name of a lower tier.
+        events: translation of events; None if vLLM publishes none.
     """
 
     def __init__(self, stack: StagedStack, localities: Mapping[str, str], events: OffloadingEvents | None) -> None:
@@ -72,14 +74,14 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """A request has arrived."""
+        """Register a new request."""
         self._open.add(req_context.req_id)
         allowed = self._allowed(req_context.load_tier_filter)
         self.stack.on_new_request(req_context.req_id, req_context.kv_transfer_params, allowed)
         return RequestOffloadingContext()
 
     def _allowed(self, load_filter: TierFilter) -> frozenset[str] | None:
-        """The tiers that vLLM's ``kv_load_tiers`` lets a hit come from; None: all."""
+        """Tiers that vLLM's ``kv_load_tiers`` allows for hits; None: all."""
         if load_filter is TierFilter.ALL:
             return None
         host = {HOST} if load_filter.allows(Medium.CPU, Locality.LOCAL) else set()
@@ -87,27 +89,27 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
         return frozenset(host | {name for name, place in places.items() if load_filter.allows(Medium.STORAGE, place)})
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """The request ended; its transfers may go on."""
+        """End a request. Its transfers may continue."""
         self._open.discard(req_context.req_id)
         self.stack.request_finished(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """The step's questions have been asked."""
+        """End the scheduling of a step."""
         self.stack.end_step(context.new_req_ids, context.preempted_req_ids)
 
     def has_pending_work(self) -> bool:
-        """Whether vLLM should go on stepping without requests."""
+        """Whether vLLM must run steps without requests."""
         return self.stack.has_pending_work() or self.stack.tiers.has_waiting_writes()
 
     # -- loads ---------------------------------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether a chunk can be loaded."""
+        """Look up one chunk."""
         end_token = req_context.get_offload_key_position(key)
         return _ANSWERS[self.stack.lookup(req_context.req_id, key, end_token or 0)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
-        """The tier that a chunk of the request's load came from, in vLLM's words."""
+        """Source tier of a chunk of the request's load, by vLLM's name."""
         tier = self.stack.load_source(req_context.req_id, cast("Key", key))
         if tier == HOST:
             return CacheHitSource.HOST
@@ -115,18 +117,18 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
         return CacheHitSource.DISK if is_local else CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> TierKVTransfer:
-        """Chunks that were HITs will be loaded."""
+        """Prepare the load of chunks that were HITs."""
         transfer = self.stack.prepare_load(req_context.req_id, _keys(keys))
         return TierKVTransfer(transfer, self._setup)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """All workers have loaded them."""
+        """Complete a load that all workers have ended."""
         self.stack.complete_load(req_context.req_id, _keys(keys))
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        """Room for those that the host tier lacks; None: there is none now."""
+        """Reserve slots for the chunks that the host tier lacks; None if there is no room now."""
         position = req_context.get_offload_key_position
         store = self.stack.prepare_store(req_context.req_id, [(key, position(key) or 0) for key in _keys(keys)])
         if store is None:
@@ -140,11 +142,11 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
         req_context: ReqContext,  # noqa: ARG002 - vLLM's signature
         success: bool = True,  # noqa: FBT001, FBT002 - (the same)
     ) -> None:
-        """All workers have stored them."""
+        """Complete a store that all workers have ended."""
         self.stack.complete_store(_keys(keys), success=success)
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002 - (the same)
-        """Recency only."""
+        """Note a use of chunks for the eviction policy."""
         self.stack.touch(_keys(keys))
 
     # -- whole cache ---------------------------------------------------------------------------------------------------
@@ -154,21 +156,22 @@ class TierKVManager(OffloadingManager):  # type: ignore[misc]  # (the same)
         self.stack.reset_cache()
 
     def on_reset_flushed(self) -> None:
-        """All that was in flight at the last reset has ended (vLLM 0.33; the workers' own marks tell it, too)."""
+        """Note that all transfers in flight at the reset have ended (vLLM 0.33; the workers' marks show it as well)."""
         self.stack.workers_flushed()
 
-    # -- watching ------------------------------------------------------------------------------------------------------
+    # -- observation
+    # -----------------------------------------------------------------------------------------------------
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """What came and went since the last call."""
+        """Return the events since the previous call."""
         return () if self._events is None else self._events.translate(self.stack.events.take())
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """What was counted since the last call."""
+        """Return the statistics since the previous call; None between reports."""
         return self._stats.offloading_stats(idle=not self._open and not self.has_pending_work())
 
     def config_info(self) -> Sequence[Mapping[str, str | int]]:
-        """Static facts for vLLM 0.33's info metric."""
+        """Static labels for the info metric of vLLM 0.33."""
         return [config_labels(self.stack.describe())]
 
     def shutdown(self) -> None:

@@ -1,9 +1,9 @@
-"""What a worker tells the scheduler's side of the spec seam, since vLLM does not: which layers keep a state, and what.
+"""Notes in shared memory in which a worker describes its state layers to the scheduler's process.
 
-``OffloadingConfig`` names the layers of each group, and says no more of them. But whether a page is a state, and in
-which shapes and number formats it is kept, decides for whom it is good, which codecs may round it, and how a hit is
-looked up. Workers know, and vLLM makes them before the scheduler. So the engine's first worker leaves a note in memory
-that has the engine's id in its name; nothing is left behind when its process is gone, however it went.
+``OffloadingConfig`` only names the layers of each group. But tierkv must know whether a page is a state, and its shapes
+and number formats. They decide which engines can use the bytes, which codecs may round them, and how a hit is looked
+up. Workers know them, and vLLM creates workers before the scheduler. So the engine's first worker writes a note into
+memory whose name contains the engine's id. The memory is released with the worker's process, also after a crash.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ID_BYTES = 16
 
 
 class StatesNote:
-    """A worker's note, there to be found until it is closed.
+    """Note of a worker, readable until it is closed.
 
     Args:
-        engine_id: of vLLM's ``KVTransferConfig``; one for each engine.
-        states: per group what its states are, in words; empty: it keeps none.
+        engine_id: id of the engine, from vLLM's ``KVTransferConfig``.
+        states: description of the states per group; empty for groups without states.
     """
 
     def __init__(self, engine_id: str, states: Sequence[str]) -> None:
@@ -34,27 +34,27 @@ class StatesNote:
         self._mapped[:] = data
 
     def close(self) -> None:
-        """Take it back. Idempotent."""
+        """Remove the note. Idempotent."""
         self._memory.close()
         self._mapped.close()
 
 
 def read_states(engine_id: str, num_groups: int) -> tuple[str, ...]:
-    """What the engine's first worker noted.
+    """Read the note of the engine's first worker.
 
     Raises:
-        ConfigError: nothing was noted, or several engines share that id.
+        ConfigError: there is no note, or several engines share the id.
     """
     notes = set(read_named_memory(_name(engine_id)))
     if len(notes) > 1:
         raise ConfigError(
             f"kv_transfer_config.engine_id = {engine_id!r} is that of several engines on this machine, whose layers "
-            "differ: give each an id of its own, or leave it out"
+            "differ: give each its own id, or remove it"
         )
     states = tuple(json.loads(notes.pop())) if notes else ()
     if len(states) != num_groups:
         raise ConfigError(
-            f"vLLM's workers noted what {len(states)} of {num_groups} KV cache groups hold: TierKVSpec serves engines "
+            f"vLLM's workers described {len(states)} of {num_groups} KV cache groups: TierKVSpec supports engines "
             "whose first worker runs on the scheduler's machine, as the same user; use TierKVConnector otherwise"
         )
     return states

@@ -1,10 +1,9 @@
-"""What a vLLM engine looks like to tierkv at the spec seam: all that ``OffloadingConfig`` tells, and no more.
+"""Translation of vLLM's ``OffloadingConfig`` into an :class:`EngineSpec`, for the spec.
 
-The scheduler's side is told the bytes of a block, not how they are spread over layers; and vLLM 0.32 does not tell what
-a group attends to. So each group has one page per block here, of all its bytes, and the workers, who see the tensors,
-fill it. What the pages mean is part of the namespace all the same: the model and its layers by group, the KV layout,
-the number format, what states are (which a worker tells: :mod:`~.notes`), the device, and how many workers share a
-block.
+The scheduler's side gets the bytes per block, but not their distribution over layers. vLLM 0.32 does not describe the
+attention of a group either. So each group has one page per block with all its bytes, and the workers, which have the
+tensors, fill it. The meaning of the pages is still part of the namespace: the model and its layers by group, the KV
+layout, the number format, the states (described by a worker: :mod:`~.notes`), the device, and the number of workers.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ VLLM_KEYS = frozenset({
 
 
 def offloading_engine(config: Any, device: str, states: Sequence[str]) -> EngineSpec:  # noqa: ANN401 - vLLM's, which has no types here
-    """The engine's shape.
+    """Derive the engine's shape.
 
     Args:
         config: vLLM's ``OffloadingConfig``.
-        device: what else the bytes of a page depend on; see :func:`~tierkv.integrations.vllm.device.device_words`.
-        states: per group what its states are, in words; empty: it keeps none. See :mod:`~.notes`.
+        device: result of :func:`~tierkv.integrations.vllm.device.device_words`.
+        states: description of the states per group, from :mod:`~.notes`; empty for groups without states.
     """
     parallel = config.parallel
     words = ["offloading", f"kv={config.kv_cache_layout or 'unknown'}"]
@@ -52,30 +51,30 @@ def offloading_engine(config: Any, device: str, states: Sequence[str]) -> Engine
 
 
 def check_engine(config: Any) -> None:  # noqa: ANN401 - (the same)
-    """Make sure that an engine with this ``OffloadingConfig`` can be served.
+    """Check that tierkv supports an engine with this ``OffloadingConfig``.
 
     Raises:
-        ConfigError: the engine is configured in a way that cannot be served correctly; names the setting and the fix.
+        ConfigError: the configuration is not supported. The message names the setting and the fix.
     """
     parallel = config.parallel
     for name in ("pp_size", "pcp_size", "dcp_size"):
         size = getattr(parallel, name)
         if size > 1:
             raise ConfigError(
-                f"{name} = {size}: tierkv serves engines whose workers all hold every layer and every token; set it to "
-                "1 and use tensor_parallel_size"
+                f"{name} = {size}: tierkv supports engines whose workers all have every layer and every token; set it "
+                "to 1 and use tensor_parallel_size"
             )
     if config.canonical_layout:
-        raise ConfigError("canonical_layout = True: tierkv stores pages as the workers have them; leave the key out")
+        raise ConfigError("canonical_layout = True: tierkv stores pages as the workers have them; remove the key")
     if config.worker_kv_bytes_per_block <= 0:
-        raise ConfigError("vLLM tells no size of a KV block: tierkv cannot serve this model at this seam")
+        raise ConfigError("vLLM reports no size of a KV block: TierKVSpec does not support this model")
 
 
 def _group(group: Any, config: Any, state: str) -> GroupSpec:  # noqa: ANN401 - (the same)
     page_bytes = (config.worker_kv_bytes_per_block,)
     if state:
         return GroupSpec(group.tokens_per_block, page_bytes, GroupKind.SSM)
-    window = getattr(group, "sliding_window_size_in_chunks", None)  # vLLM 0.33 tells
+    window = getattr(group, "sliding_window_size_in_chunks", None)  # set by vLLM 0.33
     if window is None:
         return GroupSpec(group.tokens_per_block, page_bytes)
     tokens = window * group.tokens_per_block * config.cache.blocks_per_chunk
@@ -86,60 +85,60 @@ def _digest(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
-def chunked(config: Any, stack: StackConfig) -> Any:  # noqa: ANN401 - (the same)
-    """The same ``OffloadingConfig`` with the stack's chunk, which is the one that counts.
+def with_stack_chunks(config: Any, stack: StackConfig) -> Any:  # noqa: ANN401 - (the same)
+    """Return the ``OffloadingConfig`` with the stack's chunk size, which takes precedence.
 
     Raises:
-        ConfigError: vLLM was told of another size, or of other stores, than the stack.
+        ConfigError: vLLM's settings for chunk size or stores contradict the stack.
     """
     groups = tuple(GroupSpec(group.tokens_per_block, (1,)) for group in config.groups)
     shape = EngineSpec(model="", dtype="", groups=groups, hash_block_tokens=config.cache.tokens_per_hash)
     blocks = Geometry.of(shape, blocks=stack.chunk.blocks, tokens=stack.chunk.tokens).blocks_per_chunk
-    told = config.cache.blocks_per_chunk
+    given = config.cache.blocks_per_chunk
     for key in ("blocks_per_chunk", "block_size"):
-        if key in config.extra_config and told != blocks:
+        if key in config.extra_config and given != blocks:
             raise ConfigError(
-                f"kv_connector_extra_config.{key} = {config.extra_config[key]!r} is {told} blocks per chunk, but the "
-                f"stack's chunk has {blocks}: leave {key} out, tierkv.chunk is enough"
+                f"kv_connector_extra_config.{key} = {config.extra_config[key]!r} is {given} blocks per chunk, but the "
+                f"stack's chunk has {blocks}: remove {key}, because tierkv.chunk is enough"
             )
     prompt_only = config.extra_config.get("offload_prompt_only")
     if prompt_only is not None and bool(prompt_only) != stack.store.prompt_only:
         raise ConfigError(
             f"kv_connector_extra_config.offload_prompt_only = {prompt_only!r}, but the stack's store.prompt_only is "
-            f"{stack.store.prompt_only}: leave offload_prompt_only out"
+            f"{stack.store.prompt_only}: remove offload_prompt_only"
         )
-    rescaled = tuple(_rescaled(group, told, blocks) for group in config.groups)
+    rescaled = tuple(_rescaled(group, given, blocks) for group in config.groups)
     return replace(config, groups=rescaled, cache=replace(config.cache, blocks_per_chunk=blocks))
 
 
-def _rescaled(group: Any, told: int, blocks: int) -> Any:  # noqa: ANN401 - (the same)
-    """VLLM 0.33 gives windows in chunks of the size that it was told; blocks are what the two sizes share."""
+def _rescaled(group: Any, given: int, blocks: int) -> Any:  # noqa: ANN401 - (the same)
+    """Convert the window of a group from vLLM's chunks (0.33) to the stack's, through blocks."""
     window = getattr(group, "sliding_window_size_in_chunks", None)
     if window is None:
         return group
-    return replace(group, sliding_window_size_in_chunks=max(1, -(-window * told // blocks)))
+    return replace(group, sliding_window_size_in_chunks=max(1, -(-window * given // blocks)))
 
 
 def with_pages(geometry: Geometry, group_pages: Sequence[Sequence[Any]]) -> Geometry:
-    """The worker's view of the same chunks: the pages that it really has, in a part as long as all agreed on.
+    """Return the geometry with the real pages of a worker. The size of a worker's part stays the agreed one.
 
     Args:
-        geometry: of the stack.
+        geometry: geometry of the stack.
         group_pages: per group, its tensors as ``[num_blocks, page_bytes]`` bytes.
 
     Raises:
-        EngineProtocolError: the tensors have more bytes per block than vLLM told.
+        EngineProtocolError: the tensors have more bytes per block than vLLM reported.
     """
     if len(group_pages) != len(geometry.groups):
         raise EngineProtocolError(
-            f"vLLM registers KV tensors of {len(group_pages)} groups, its scheduler told of {len(geometry.groups)}"
+            f"vLLM registers KV tensors of {len(group_pages)} groups, its scheduler has {len(geometry.groups)}"
         )
     groups = []
     for group, pages in zip(geometry.groups, group_pages, strict=True):
         page_bytes = tuple(page.shape[1] for page in pages)
         if sum(page_bytes) * geometry.blocks_per_chunk > group.worker_bytes:
             raise EngineProtocolError(
-                f"group {group.index}: the KV tensors have {sum(page_bytes)} bytes per block, vLLM's scheduler told of "
+                f"group {group.index}: the KV tensors have {sum(page_bytes)} bytes per block, vLLM's scheduler has "
                 f"{group.worker_bytes // geometry.blocks_per_chunk}"
             )
         groups.append(replace(group, page_bytes=page_bytes))
@@ -147,5 +146,5 @@ def with_pages(geometry: Geometry, group_pages: Sequence[Sequence[Any]]) -> Geom
 
 
 def config_labels(stack: Mapping[str, str | int]) -> dict[str, str | int]:
-    """What vLLM 0.33 publishes of the stack, as labels."""
+    """Labels of the stack for the info metric of vLLM 0.33."""
     return {f"tierkv_{name}": value for name, value in stack.items()}

@@ -1,7 +1,7 @@
-"""``TierKVSpec``: tierkv's manager, tiers and workers under vLLM's own scheduler, as an ``OffloadingSpec``.
+"""``TierKVSpec``: the class that vLLM's offloading connector creates, once per role.
 
-vLLM makes one object per role. Only the scheduler's opens a stack, when it is asked for its manager; a worker's waits
-for its first transfer, which brings what it must know of the stack (:class:`.spec_manager.TierKVTransfer`).
+The scheduler's object opens a stack when vLLM asks for its manager. A worker's object opens its worker at the first
+transfer, which carries the setup (:class:`~.manager.TierKVTransfer`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from tierkv.integrations.vllm.metrics import metric_definitions
 from tierkv.integrations.vllm.options import read_options
 from tierkv.integrations.vllm.spec.manager import TierKVManager, TierKVTransfer
 from tierkv.integrations.vllm.spec.notes import StatesNote, read_states
-from tierkv.integrations.vllm.spec.shape import VLLM_KEYS, check_engine, chunked, config_labels, offloading_engine
+from tierkv.integrations.vllm.spec.shape import (
+    VLLM_KEYS,
+    check_engine,
+    config_labels,
+    offloading_engine,
+    with_stack_chunks,
+)
 from tierkv.integrations.vllm.spec.worker import DeviceBlocks, SpecWorker
 from tierkv.integrations.vllm.states import check_sizes, layer_states
 from tierkv.plugins.loading import load_plugins
@@ -34,19 +40,19 @@ if TYPE_CHECKING:
 class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types here
     """A stack of tiers behind vLLM's ``OffloadingConnector``.
 
-    What vLLM's scheduler does on its own has no effect on it from our side: ``lookup.recompute`` and
-    ``lookup.load_tokens_min`` of the stack. ``host.verify`` has none either: a chunk is checked when it comes into the
-    host tier, and not again on its way to the device, since a refusal could not be told. Tenants are not told apart for
-    quotas: vLLM's chunk hashes hold salt and adapter, but do not name them.
+    vLLM's scheduler decides about loads, so ``lookup.recompute`` and ``lookup.load_tokens_min`` of the stack have no
+    effect. ``host.verify`` has none either: a chunk is checked when it is read into the host tier, and not again before
+    the copy to the device, because vLLM cannot handle a failure there. Quotas per tenant are not supported: vLLM's
+    chunk hashes depend on salt and adapter, but do not name them.
 
     Raises:
-        ConfigError: the stack's description is wrong, contradicts vLLM's own keys, or the engine is configured in a way
-            that tierkv cannot serve.
+        ConfigError: the stack's description is wrong, contradicts vLLM's own keys, or the engine's configuration is
+            not supported.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
         self._stack_config = read_options(config.extra_config, known=VLLM_KEYS)
-        super().__init__(chunked(config, self._stack_config))
+        super().__init__(with_stack_chunks(config, self._stack_config))
         check_engine(self.config)
         self.offload_prompt_only = self._stack_config.store.prompt_only
         self._manager: TierKVManager | None = None
@@ -54,7 +60,7 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:  # noqa: ARG003 - vLLM's signature
-        """Our series, for vLLM's exporter."""
+        """Metrics of tierkv for vLLM's exporter."""
         return metric_definitions()
 
     @classmethod
@@ -63,11 +69,11 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         return tuple(config_labels(dict.fromkeys(DESCRIBED, "")))
 
     def get_manager(self) -> TierKVManager:
-        """The scheduler's side; opens the stack.
+        """Return the scheduler's side; the first call opens the stack.
 
         Raises:
-            ConfigError: the workers have not told what states they keep, or these cannot be served.
-            PluginError: a plugin that the stack asks for is missing or broken.
+            ConfigError: the workers have not described their states, or these are not supported.
+            PluginError: a plugin that the stack names is missing or broken.
             BackendError: a tier cannot be opened.
         """
         if self._manager is None:
@@ -85,10 +91,10 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> TierKVWorker:
-        """A worker's side. The first worker's tells the scheduler's what states its layers keep.
+        """Return a worker's side. The first worker writes the note about its state layers.
 
         Raises:
-            ConfigError: they keep states that cannot be served; names the setting and the fix.
+            ConfigError: the states are not supported. The message names the setting and the fix.
         """
         if self._worker is None:
             rank, states = self.config.parallel.rank, layer_states(self.config.groups)
@@ -98,12 +104,12 @@ class TierKVSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM has no types her
 
 
 class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
-    """Transfers of one worker; see :mod:`~.worker` for what becomes of one that fails.
+    """Transfers of one worker. :mod:`~.worker` describes failed transfers.
 
     Args:
         pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.
-        rank: of this worker.
-        note: closed with it.
+        rank: rank of this worker.
+        note: note about state layers, closed with the worker.
     """
 
     def __init__(self, pages: Sequence[Sequence[torch.Tensor]], rank: int, note: StatesNote | None = None) -> None:
@@ -111,7 +117,7 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
         self._note = note
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: TierKVTransfer) -> bool:
-        """Begin to copy blocks into the host tier."""
+        """Start to copy blocks to the host tier."""
         self._worker.submit(job_id, dst_spec.transfer, _blocks(src_spec), dst_spec.setup, is_store=True)
         return True
 
@@ -120,25 +126,25 @@ class TierKVWorker(OffloadingWorker):  # type: ignore[misc]  # (the same)
         job_id: int,
         src_spec: TierKVTransfer,
         dst_spec: GPULoadStoreSpec,
-        expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - vLLM 0.33's signature; here no load waits for others
+        expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - vLLM 0.33's signature; no load waits for another
     ) -> bool:
-        """Begin to copy chunks to blocks."""
+        """Start to copy chunks to blocks."""
         self._worker.submit(job_id, src_spec.transfer, _blocks(dst_spec), src_spec.setup, is_store=False)
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """What has ended since the last call."""
+        """Return the transfers that ended since the previous call."""
         return [
             TransferResult(ended.job_id, ended.success, ended.bytes_moved, ended.seconds)
             for ended in self._worker.get_finished()
         ]
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Until these have ended."""
+        """Wait until the transfers have ended."""
         self._worker.wait(job_ids)
 
     def shutdown(self) -> None:
-        """Wait for running copies, and let go."""
+        """Wait for copies in flight, and close."""
         if self._note is not None:
             self._note.close()
         self._worker.shutdown()
@@ -149,6 +155,6 @@ def _blocks(spec: GPULoadStoreSpec) -> DeviceBlocks:
 
 
 def _pages(kv_caches: CanonicalKVCaches) -> list[list[torch.Tensor]]:
-    """Per group, the whole (padded) pages of each tensor that it uses, once."""
+    """Per group, the whole (padded) pages of each tensor that it uses, without duplicates."""
     tensors = [tensor.tensor.view(torch.uint8) for tensor in kv_caches.tensors]
     return [[tensors[i] for i in dict.fromkeys(ref.tensor_idx for ref in refs)] for refs in kv_caches.group_data_refs]

@@ -1,12 +1,12 @@
-"""A worker's side of the spec seam: vLLM's transfers done by our worker, and their ends marked for our manager.
+"""Worker's side of the spec: tierkv's worker runs vLLM's transfers and marks their ends for the manager.
 
-vLLM cannot hear of a transfer that failed: its own assertion would end the engine. So
+vLLM cannot handle a failed transfer: an assertion would end the engine. So:
 
-- a store always "succeeds". What could not be copied has no seal in its slot, and the manager, which looks there, never
-  lets it be read;
-- a load is copied as it lies in the host tier, without another look: a chunk is a HIT only after its frame was checked
-  when it arrived there, or was made there, and it stays pinned (:mod:`tierkv.worker.rank_slice`). What could not be
-  copied at all, which no tier can cause, is told to vLLM as a failure: rather no answer than a wrong one.
+- A store always succeeds for vLLM. A chunk that was not copied has no seal in its slot. The manager checks the seal and
+  never makes such a chunk readable.
+- A load copies from the host tier without another check. A chunk is a HIT only after its frame was verified, or
+  created, in the host tier, and it stays pinned (:mod:`tierkv.worker.rank_slice`). A failed copy, which no tier can
+  cause, is reported to vLLM as a failure, because no answer is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """One transfer that has ended. bytes_moved, seconds: None where nothing was moved."""
+class EndedTransfer:
+    """A transfer that ended."""
 
     job_id: int
+    """Number of the job."""
     success: bool
+    """Result for vLLM."""
     bytes_moved: int | None = None
+    """Copied bytes; None if nothing was copied."""
     seconds: float | None = None
+    """Duration of the copy; None if nothing was copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlocks:
-    """The blocks of a transfer on the engine's device; fields as in :class:`~tierkv.types.transfers.TransferJob`."""
+    """Blocks of a transfer on the engine's device, with fields as in :class:`~tierkv.types.transfers.TransferJob`."""
 
     block_ids: Sequence[int]
     group_sizes: Sequence[int]
@@ -46,29 +50,29 @@ class DeviceBlocks:
 
 
 class SpecWorker:
-    """Needs no vLLM itself. All methods belong to the worker's thread.
+    """Transfers of one worker. Does not import vLLM. All methods belong to the worker's thread.
 
     Args:
         pages: per group, the engine's tensors as ``[num_blocks, page_bytes]`` bytes.
-        rank: of this worker, among those that share the stack.
+        rank: rank of this worker among those that share the stack.
     """
 
     def __init__(self, pages: Sequence[Sequence[Any]], rank: int) -> None:
         self._pages = pages
         self._rank = rank
         self._worker: ProcessWorker | None = None
-        self._jobs: dict[int, tuple[TransferJob, int]] = {}  # with the number to mark
-        self._empty: list[int] = []
+        self._jobs: dict[int, tuple[TransferJob, int]] = {}  # job and the number to mark at its end
+        self._without_chunks: list[int] = []
 
     def submit(
         self, job_id: int, transfer: StagedTransfer, blocks: DeviceBlocks, setup: WorkerSetup, *, is_store: bool
     ) -> None:
-        """Begin a transfer; does not wait.
+        """Start a transfer without waiting.
 
         Raises:
-            EngineProtocolError: the stack cannot be reached, or a load does not say which blocks are whose.
+            EngineProtocolError: the stack cannot be reached, or the blocks of a load do not fit its chunks.
         """
-        worker = self._worker or self._begin(setup)
+        worker = self._worker or self._open_worker(setup)
         job = TransferJob(
             job_id=job_id,
             request_id=NO_REQUEST,
@@ -80,14 +84,14 @@ class SpecWorker:
             group_sizes=tuple(blocks.group_sizes),
             block_indices=tuple(blocks.block_indices),
         )
-        job = _without_unclear(job, setup.geometry.blocks_per_chunk)
+        job = _without_ambiguous(job, setup.geometry.blocks_per_chunk)
         self._jobs[job_id] = job, transfer.number
         if job.keys:
             worker.start(job)
         else:
-            self._empty.append(job_id)
+            self._without_chunks.append(job_id)
 
-    def _begin(self, setup: WorkerSetup) -> ProcessWorker:
+    def _open_worker(self, setup: WorkerSetup) -> ProcessWorker:
         geometry = with_pages(setup.geometry, self._pages)
         worker = open_worker(replace(setup, rank=self._rank, geometry=geometry))
         try:
@@ -98,16 +102,16 @@ class SpecWorker:
         self._worker = worker
         return worker
 
-    def get_finished(self) -> list[Ended]:
-        """What has ended since the last call. Does not wait."""
+    def get_finished(self) -> list[EndedTransfer]:
+        """Return the transfers that ended since the previous call. Does not wait."""
         if self._worker is None:
             return []
         output = self._worker.get_finished()
-        empty, self._empty = self._empty, []
+        empty, self._without_chunks = self._without_chunks, []
         return [*self._ends(output), *(self._end(job_id, frozenset()) for job_id in empty)]
 
-    def _ends(self, output: WorkerOutput) -> Iterator[Ended]:
-        # One entry of its kind for each job that moved anything, in the order of the jobs.
+    def _ends(self, output: WorkerOutput) -> Iterator[EndedTransfer]:
+        # One entry per job that copied anything, by kind, in the order of the jobs.
         moved = {kind: iter(output.transfers.get(kind, ())) for kind in (LOAD, STORE)}
         for job_id in output.finished:
             job, _ = self._jobs[job_id]
@@ -116,21 +120,21 @@ class SpecWorker:
             done = next(moved[STORE if job.is_store else LOAD], None) if len(failed) < len(job.keys) else None
             yield ended if done is None else replace(ended, bytes_moved=int(done[SIZE]), seconds=done[TIME])
 
-    def _end(self, job_id: int, failed: frozenset[bytes]) -> Ended:
+    def _end(self, job_id: int, failed: frozenset[bytes]) -> EndedTransfer:
         job, number = self._jobs.pop(job_id)
         if self._worker is not None:
             self._worker.mark_ended(number)
         if failed and not job.is_store:
-            _log.error("%d chunks could not be loaded, and vLLM cannot be told but by its own end", len(failed))
-        return Ended(job_id, job.is_store or not failed)
+            _log.error("%d chunks could not be loaded, which ends vLLM's engine", len(failed))
+        return EndedTransfer(job_id, job.is_store or not failed)
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Until these transfers have ended; unknown ones are fine."""
+        """Wait until the transfers have ended. Unknown ids are ignored."""
         if self._worker is not None:
             self._worker.wait(job_ids)
 
     def shutdown(self) -> None:
-        """Wait for running copies, mark their ends, and let go. Idempotent."""
+        """Wait for copies in flight, mark their ends, and close. Idempotent."""
         worker = self._worker
         if worker is None:
             return
@@ -142,30 +146,30 @@ class SpecWorker:
             worker.close()
 
 
-def _without_unclear(job: TransferJob, blocks_per_chunk: int) -> TransferJob:
-    """A store without the groups of which it is not clear which block belongs to which chunk.
+def _without_ambiguous(job: TransferJob, blocks_per_chunk: int) -> TransferJob:
+    """Return a store without the groups whose assignment of blocks to chunks is ambiguous.
 
-    vLLM leaves out blocks that a window has left behind. As long as these are the first ones, the first index says so;
-    a gap further on can be seen from the number of blocks, and from nothing else. Such chunks are not stored.
+    vLLM omits blocks outside a window. Where these are the first ones, the first index shows it. A later gap is only
+    visible in the number of blocks. Such chunks are not stored.
 
     Raises:
-        EngineProtocolError: a load, which must not leave anything out, does not fit its chunks.
+        EngineProtocolError: the blocks of a load, which must be complete, do not fit its chunks.
     """
-    unclear = set()
+    ambiguous = set()
     for group, (size, index) in enumerate(zip(job.group_sizes, job.block_indices, strict=True)):
         room = job.chunk_groups.count(group) * blocks_per_chunk - (index % blocks_per_chunk if size else 0)
         if size != room and (job.is_store or not room - blocks_per_chunk < size <= room):
-            unclear.add(group)
-    if not unclear:
+            ambiguous.add(group)
+    if not ambiguous:
         return job
     if not job.is_store:
         raise EngineProtocolError(f"load {job.job_id}: blocks {job.group_sizes} do not fit its chunks")
-    _log.warning("chunks of groups %s are not stored: vLLM left blocks out in their middle", sorted(unclear))
-    chosen = [number for number, group in enumerate(job.chunk_groups) if group not in unclear]
+    _log.warning("chunks of groups %s are not stored: vLLM omitted blocks in their middle", sorted(ambiguous))
+    chosen = [number for number, group in enumerate(job.chunk_groups) if group not in ambiguous]
     ids: list[int] = []
     offset = 0
     for group, size in enumerate(job.group_sizes):
-        ids += job.block_ids[offset : offset + size] if group not in unclear else ()
+        ids += job.block_ids[offset : offset + size] if group not in ambiguous else ()
         offset += size
     return replace(
         job,
@@ -173,5 +177,5 @@ def _without_unclear(job: TransferJob, blocks_per_chunk: int) -> TransferJob:
         slots=tuple(job.slots[number] for number in chosen),
         chunk_groups=tuple(job.chunk_groups[number] for number in chosen),
         block_ids=tuple(ids),
-        group_sizes=tuple(0 if group in unclear else size for group, size in enumerate(job.group_sizes)),
+        group_sizes=tuple(0 if group in ambiguous else size for group, size in enumerate(job.group_sizes)),
     )
