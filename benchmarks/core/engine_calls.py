@@ -95,7 +95,7 @@ class Steps:
         times.call("begin_step and drain", self._take_in)
         keys = [key for key in next(self._readable) if manager.lookup(key, ctx) is LookupResult.HIT]
         times.call("lookup", partial(self._look_up, [*keys, *next(self._below)], ctx))
-        times.call("reserve", partial(manager.reserve, tuple(keys), ctx))
+        times.call("reserve", partial(manager.reservations.reserve, ctx.request_id, tuple(keys)))
         load = times.call("prepare_load", partial(manager.prepare_load, keys, ctx))
         times.call("complete_load", partial(manager.complete_load, load.slots))
         new = [(key, 0) for key in keys_of(random_hashes(BATCH, seed=10 + number))]

@@ -56,7 +56,7 @@ def test_the_record_replays_to_what_lies_where(tmp_path: Path) -> None:
         answers = serve(stack, prompts)
         assert stack.flush()
         host = {short_key(chunk.key) for chunk in stack._core.wiring.manager._host.slots.visible()}
-        on_disk = len(stack._core.wiring.manager._tiers[0])
+        on_disk = len(stack._core.wiring.manager.tiers[0].residency)
         assert stack.metrics.counters.entries_dropped == 0
     assert answers == serve(None, prompts)
     entries = list(read_entries(tmp_path / "run.jsonl"))

@@ -62,8 +62,8 @@ def test_kill_minus_nine_loses_nothing_that_was_acknowledged(
         assert not stack.metrics.counters.chunks_corrupt
         assert stack.metrics.counters.tokens_loaded.keys() == {"disk"}
         manager = stack._core.wiring.manager
-        disk = manager._tiers[0]
-        missing = [key for key in acknowledged if bytes.fromhex(key) not in set(disk)]
+        disk = manager.tiers[0]
+        missing = [key for key in acknowledged if bytes.fromhex(key) not in set(disk.residency)]
         assert not missing
 
 

@@ -29,7 +29,7 @@ def disk(place: Path, backend: str = "disk") -> dict[str, object]:
 def steps(stack: Stack, count: int = 5000) -> None:
     """An idle engine steps, until its lower tier is emptied."""
     for _ in range(count):
-        if not stack._core.wiring.manager.tables[0].phase.emptying:
+        if not stack._core.wiring.manager.tiers[0].phase.emptying:
             return
         stack.build_connector_meta(StepOutput())
         time.sleep(0.002)
@@ -48,8 +48,8 @@ def test_all_tiers_are_emptied(tmp_path: Path, expected: Callable[..., list[list
         assert stack.metrics.counters.promotions["disk"] == 0
         stack.reset_cache("all")
         steps(stack)
-        assert len(stack._core.wiring.manager.tables[0].residency) == 0
-        assert stack._core.wiring.manager.tables[0].residency.used_bytes == 0
+        assert len(stack._core.wiring.manager.tiers[0].residency) == 0
+        assert stack._core.wiring.manager.tiers[0].residency.used_bytes == 0
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as again:
         serve(again, PROMPTS)
         assert again.metrics.counters.promotions["disk"] == 0
@@ -75,7 +75,7 @@ def test_writes_under_way_are_deleted_too(tmp_path: Path) -> None:
         serve(stack, PROMPTS)
         stack.reset_cache("all")  # nothing was flushed: cascades wait or are being written
         steps(stack)
-        assert len(stack._core.wiring.manager.tables[0].residency) == 0
+        assert len(stack._core.wiring.manager.tiers[0].residency) == 0
 
 
 def test_a_tier_that_cannot_delete_answers_nothing(tmp_path: Path, faults: Faults) -> None:
@@ -89,11 +89,11 @@ def test_a_tier_that_cannot_delete_answers_nothing(tmp_path: Path, faults: Fault
         steps(stack, 10)
         serve(stack, PROMPTS)
         assert stack.metrics.counters.promotions["disk"] == 0
-        assert len(stack._core.wiring.manager.tables[0].residency) > 0
+        assert len(stack._core.wiring.manager.tiers[0].residency) > 0
         faults.last.rules.remove(rule)
         stack.reset_cache()
         steps(stack)
-        assert stack._core.wiring.manager.tables[0].phase.emptying is False
+        assert stack._core.wiring.manager.tiers[0].phase.emptying is False
 
 
 @pytest.mark.parametrize("change", [{"backend": "fsspec", "url": "file://{}/o"}, {"write": "read_only"}])
@@ -121,4 +121,4 @@ def test_an_orderly_close_ends_what_a_reset_began(tmp_path: Path) -> None:
         stack.reset_cache("all")
         assert stack.close()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as again:
-        assert len(again._core.wiring.manager.tables[0].residency) == 0
+        assert len(again._core.wiring.manager.tiers[0].residency) == 0

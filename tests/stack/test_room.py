@@ -34,13 +34,13 @@ def test_room_is_the_limit(tmp_path: Path, told: pytest.MonkeyPatch) -> None:
     """Frames never sum up to more: evicted in time, and nothing is refused."""
     with opened(config(tmp_path), plugins=Faults().registry()) as stack:
         serve(stack, [prompt for seed in range(3) for prompt in prompts_of(seed, 3, shared=0)])
-        (tier,) = stack._core.wiring.manager._tiers
+        (tier,) = stack._core.wiring.manager.tiers
         assert tier.limits.capacity_bytes == ROOM
         assert 0.5 * ROOM < tier.residency.used_bytes <= ROOM
         assert stack.metrics.counters.writes_failed["disk"] == 0
     told.undo()
     with opened(config(tmp_path), plugins=Faults().registry()) as stack:
-        assert stack._core.wiring.manager._tiers[0].limits.capacity_bytes == 8 << 20, (
+        assert stack._core.wiring.manager.tiers[0].limits.capacity_bytes == 8 << 20, (
             "without a word of the backend, all of it"
         )
 

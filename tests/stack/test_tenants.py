@@ -47,7 +47,7 @@ def settle(stack: Stack) -> None:
     while quiet < 20:
         stack.build_connector_meta(StepOutput())
         time.sleep(0.002)
-        quiet = quiet + 1 if all(table.is_quiet for table in stack._core.wiring.manager.tables) else 0
+        quiet = quiet + 1 if all(table.is_quiet for table in stack._core.wiring.manager.tiers) else 0
 
 
 def disk(place: Path, **more: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def disk(place: Path, **more: Any) -> dict[str, Any]:
 def held(stack: Stack, tier: int = 0) -> dict[bytes, int]:
     """Chunks per tenant in a lower tier, counted from its own table."""
     counts: dict[bytes, int] = {}
-    for key in stack._core.wiring.manager.tables[tier].residency:
+    for key in stack._core.wiring.manager.tiers[tier].residency:
         counts[tenant_of(key)] = counts.get(tenant_of(key), 0) + 1
     return counts
 
@@ -116,7 +116,7 @@ def test_quotas_hold_after_a_restart(tmp_path: Path) -> None:
         assert before[A] > 20
     named = {"team-a": "64KiB"}
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, tenant_quotas=named)])) as stack:
-        policy = stack._core.wiring.manager.tables[0].policy
+        policy = stack._core.wiring.manager.tiers[0].policy
         assert isinstance(policy, TenantPolicy)
         settle(stack)
         assert 0 < policy.usage()[A] <= 64 * 1024

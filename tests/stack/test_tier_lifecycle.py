@@ -278,7 +278,7 @@ def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
         faults.last.add("write", hang_until(gate))
-        (bad,) = stack._core.wiring.manager.tables
+        (bad,) = stack._core.wiring.manager.tiers
         share = bad.queue_chunks_max
         serve(stack, PROMPTS)
         held = bad.residency.num_writing
@@ -286,7 +286,7 @@ def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
         stack.tiers.detach("bad", timeout_s=0.01)
         change = stack.tiers.attach(disk(tmp_path, "good"))
         step_until(stack, lambda: change.done)
-        (good,) = stack._core.wiring.manager.tables
+        (good,) = stack._core.wiring.manager.tiers
         assert good.queue_chunks_max == max(1, share - held)
         gate.set()
         step_until(stack, lambda: "bad" not in stack.tiers.stats())

@@ -284,7 +284,7 @@ class Bed:
 
     def _offered_chunk(self, seat: EngineSequence[BedRequest], key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
-        granted = self.core.manager._gathering.granted(seat.request.request_id)
+        granted = self.core.manager.reservations.granted(seat.request.request_id)
         assert key in granted, f"{key.hex()} is offered to {seat.request.request_id}, but not held for it"
         chunk = granted[key][0]
         assert chunk.state in (ChunkState.READY, ChunkState.DOOMED)
@@ -304,7 +304,7 @@ class Bed:
         core = self.core
         tier_io = core.manager._tier_io
         holds: Counter[int] = Counter()
-        for gathering in (core.manager._gathering, core.manager.streams._segments):
+        for gathering in (core.manager.reservations, core.manager.streams._segments):
             for owner in gathering.owners:
                 holds.update(chunk.slot for chunk, _ in gathering.granted(owner).values())
         for status in core.scheduler._jobs._live.values():
@@ -337,8 +337,8 @@ class Bed:
         assert not scheduler._completions.has_pending_report
         assert not scheduler._lookups._open
         assert not scheduler._lookups._loading
-        assert not core.manager._gathering._by_owner
-        assert core.manager._gathering._held == 0
+        assert not core.manager.reservations._by_owner
+        assert core.manager.reservations._held == 0
         assert not core.manager.streams.owners
         assert core.manager.streams.held == 0
         assert core.manager.reserved_chunks_max == self.spec.reserved

@@ -28,7 +28,7 @@ def put(core: Core, keys: Sequence[Key], **hints: object) -> None:
 def load(core: Core, keys: Sequence[Key], **hints: object) -> None:
     """A request with these hints takes chunks to the GPU; those that are below come up first."""
     ctx = RequestContext("reader", hints=RequestHints(**hints))  # type: ignore[arg-type]  # checked at run time
-    reservation = core.manager.reserve(tuple(keys), ctx)
+    reservation = core.manager.reservations.reserve(ctx.request_id, tuple(keys), ctx.hints)
     while not reservation.ready:
         reads = [op for op in core.manager.take_ops() if op.verb is Verb.READ]
         assert reads, "what is wanted does not come"

@@ -73,5 +73,5 @@ class PacedRun:
         count = manager.resident_prefix(keys, 0, len(keys))
         manager.touch(keys[:count][::-1])
         if count:
-            manager.reserve(tuple(keys[:count]), ctx)
+            manager.reservations.reserve(ctx.request_id, tuple(keys[:count]), ctx.hints)
             manager.complete_load(manager.prepare_load(keys[:count], ctx).slots)

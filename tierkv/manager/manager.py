@@ -7,9 +7,7 @@ All calls are made on the engine's scheduler thread.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from tierkv.abc import EvictionPolicy
 from tierkv.errors import EngineProtocolError
@@ -20,7 +18,7 @@ from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.moves.tier_io import TierIO
-from tierkv.manager.reservations.reservation import Reservation
+from tierkv.manager.read_costs import ReadCosts
 from tierkv.manager.reservations.reservations import Reservations
 from tierkv.manager.reservations.stream_slots import StreamSlots
 from tierkv.manager.step_state import StepState
@@ -59,16 +57,21 @@ class OffloadManager:
         self.counters = counters
         self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
         self._host = host
-        self._tiers = TierList(tiers)
+        self.tiers = TierList(tiers)
+        """Lower tiers in service, in the order in which they are searched; also by number."""
         self._events = EventLog(counters)
         self._step = StepState()
-        self._tier_io = TierIO(self._step, host, self._tiers, group_bytes, self._events, counters)
+        self._tier_io = TierIO(self._step, host, self.tiers, group_bytes, self._events, counters)
         self._retention = self._tier_io.retention
         self._admissions = self._tier_io.admissions
         self._in_flight = self._tier_io.in_flight
         self._request_feed = RequestFeed(self.policies, counters)
-        self._gathering = Reservations(host, self._tier_io, reserved_chunks_max)
-        self.streams = StreamSlots(host, self._tier_io, self._gathering)
+        self.reservations = Reservations(host, self._tier_io, reserved_chunks_max)
+        """Chunks held for requests that wait for an answer, or for blocks."""
+        self.streams = StreamSlots(host, self._tier_io, self.reservations)
+        """Chunks held for loads that stream."""
+        self.read_costs = ReadCosts(host, self.tiers, self._tier_io)
+        """Costs of reads from lower tiers."""
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -76,7 +79,7 @@ class OffloadManager:
         """A step begins: the time, as in :meth:`tell_time`; and some of what is to be done in every step."""
         self.tell_time(now)
         self._host.sweep(SWEPT_PER_STEP_MAX)
-        self._gathering.begin_step()
+        self.reservations.begin_step()
         self.streams.begin_step()
         self._tier_io.sweep_ended()
 
@@ -95,7 +98,7 @@ class OffloadManager:
     @property
     def tier_names(self) -> tuple[str, ...]:
         """All tiers, the host tier first."""
-        return (HOST, *(tier.name for tier in self._tiers))
+        return (HOST, *(tier.name for tier in self.tiers))
 
     @property
     def version(self) -> int:
@@ -109,7 +112,7 @@ class OffloadManager:
     @property
     def reserved_chunks_max(self) -> int:
         """Chunks that one request can have gathered at once: half of what is else, while loads stream."""
-        return self._gathering.chunks_max
+        return self.reservations.chunks_max
 
     @property
     def store_chunks_max(self) -> int:
@@ -144,63 +147,6 @@ class OffloadManager:
         self.found_below += not ready
         return LookupResult.HIT if ready else LookupResult.PENDING
 
-    # -- reservations ------------------------------------------------------------------------------------------------
-
-    def reserve(self, keys: tuple[Key, ...], ctx: RequestContext) -> Reservation:
-        """Gather ``keys`` (in prefix order) for a request. Call again in later steps: it goes on where it stopped."""
-        return self._gathering.reserve(ctx.request_id, keys, ctx.hints)
-
-    def trim(self, keys: tuple[Key, ...], ctx: RequestContext) -> None:
-        """Let go of every reserved chunk that is not in ``keys``."""
-        self._gathering.trim(ctx.request_id, keys)
-
-    def pin(self, key: Key, ctx: RequestContext) -> bool:
-        """Hold a readable chunk for a request that learns of its chunks one by one; see :meth:`Reservations.pin`."""
-        return self._gathering.pin(ctx.request_id, key)
-
-    def unpin(self, ctx: RequestContext, keep: Container[Key] = ()) -> None:
-        """Let go of the request's pins that are not in ``keep``."""
-        self._gathering.unpin(ctx.request_id, keep)
-
-    def release(self, ctx: RequestContext) -> None:
-        """Give up the request's reservation and pins, if it has any."""
-        self._gathering.release(ctx.request_id)
-
-    def sources(self, ctx: RequestContext) -> Counter[str]:
-        """How many of the request's reserved chunks came from which tier."""
-        return self._gathering.sources(ctx.request_id)
-
-    # -- cost of reads -----------------------------------------------------------------------------------------------
-
-    def read_costs(self) -> dict[int, tuple[float, float] | None]:
-        """By number of a lower tier: expected seconds until a read's first byte, and per byte; None: not measured."""
-        return {tier.index: self._tier_io.speeds[tier.index].expected() for tier in self._tiers}
-
-    def tier_speeds(self) -> dict[str, dict[str, float]]:
-        """``latency_s`` and ``bytes_per_s`` of reads, as learnt so far, by tier; without those not measured yet."""
-        speeds = {tier.name: self._tier_io.speeds[tier.index].as_dict() for tier in self._tiers}
-        return {name: speed for name, speed in speeds.items() if speed}
-
-    def would_read(self, key: Key, ctx: RequestContext) -> int | None:
-        """The lower tier that a chunk would be read from, or is being read from; None if nothing has to be read."""
-        readable = self._host.slots.is_readable(key)
-        if readable is None:
-            source = self._tier_io.source_of(key, ctx.hints.load_tiers)
-            return None if source is None else source.index
-        origin = HOST if readable else self._host.slots.origin_of(key)
-        tier = self._tiers.get(origin)
-        return None if tier is None else tier.index
-
-    def without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
-        """The same asker, to whom some tiers have nothing."""
-        allowed = frozenset(self.tier_names) if ctx.hints.load_tiers is None else ctx.hints.load_tiers
-        return replace(ctx, hints=replace(ctx.hints, load_tiers=allowed - tiers))
-
-    def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
-        """A tier is not used because it is slow: see now and then, by one chunk, whether it still is."""
-        if self._host.slots.find(key) is None and self.would_read(key, ctx) == tier:
-            self._tier_io.remeasure(tier, key)
-
     # -- observations ------------------------------------------------------------------------------------------------
 
     @property
@@ -223,7 +169,7 @@ class OffloadManager:
         Raises:
             EngineProtocolError: a chunk is neither reserved nor readable (S16); nothing was changed.
         """
-        handed = self._gathering.hand_over(ctx.request_id, tuple(keys))
+        handed = self.reservations.hand_over(ctx.request_id, tuple(keys))
         if isinstance(handed, bytes):
             chunk = self._host.slots.get(handed)
             state = "absent" if chunk is None else chunk.state.value
@@ -300,14 +246,10 @@ class OffloadManager:
         """Recency only, in every tier that knows the keys. Applied tail first (S54)."""
         tail_first = keys[::-1]
         self._host.touch(tail_first)
-        for tier in self._tiers:
+        for tier in self.tiers:
             tier.residency.touch(tail_first)
 
     # -- tiers that come and go --------------------------------------------------------------------------------------
-
-    def tier_name(self, index: int) -> str:
-        """The name of the lower tier of that number."""
-        return self._tiers[index].name
 
     def attach(self, tier: LowerTier, before: str | None = None) -> None:
         """Put a lower tier in service, ahead of the one named ``before``, or last. Its index is loaded already.
@@ -317,7 +259,7 @@ class OffloadManager:
         """
         if tier.name in self.tier_names:
             raise EngineProtocolError(f"there is a tier {tier.name!r} already; give the new one another `name`")
-        follower = None if before is None else self._tiers.named(before)
+        follower = None if before is None else self.tiers.named(before)
         self._tier_io.attach(tier, follower)
         self._request_feed.add_tier(tier.name, tier.policy)
 
@@ -330,7 +272,7 @@ class OffloadManager:
         Raises:
             EngineProtocolError: there is no lower tier of that name.
         """
-        tier = self._tiers.named(name)
+        tier = self.tiers.named(name)
         self._tier_io.detach(tier)
         self._request_feed.remove_tier(name)
         return tier.index
@@ -342,17 +284,12 @@ class OffloadManager:
     @property
     def policies(self) -> list[tuple[str, EvictionPolicy]]:
         """Each tier's name and eviction policy, the host tier first."""
-        return [(HOST, self._host.policy), *((tier.name, tier.policy) for tier in self._tiers)]
+        return [(HOST, self._host.policy), *((tier.name, tier.policy) for tier in self.tiers)]
 
     @property
     def host_is_idle(self) -> bool:
         """Whether every slot of the host tier is free or may be evicted."""
         return self._host.room == self._host.num_slots
-
-    @property
-    def tables(self) -> list[LowerTier]:
-        """The lower tiers in service, in order."""
-        return list(self._tiers)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
@@ -367,7 +304,7 @@ class OffloadManager:
             EngineProtocolError: it cannot: some tier holds chunks that are not this stack's to delete.
         """
         if scope == "all":
-            self._tiers.check_ours()
+            self.tiers.check_ours()
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
         """Forget every chunk of the host tier, or of all tiers, at once; the price is paid over the next steps.
@@ -379,11 +316,11 @@ class OffloadManager:
             EngineProtocolError: see :meth:`check_reset`; nothing has changed.
         """
         self.check_reset(scope)
-        for tier in self._tiers if scope == "all" else ():
+        for tier in self.tiers if scope == "all" else ():
             tier.reset()
             self._events.cleared(tier.name)
             self._step.version += 1
-        self._gathering.release_all()
+        self.reservations.release_all()
         self.streams.release_all()
         self._admissions.reset()
         self._retention.forget_one_shots()
@@ -401,6 +338,6 @@ class OffloadManager:
     def validate(self) -> None:
         """Check every invariant; see :meth:`HostTier.validate`."""
         self._host.validate()
-        self._gathering.validate()
+        self.reservations.validate()
         self.streams.validate()
         self._tier_io.validate()

@@ -221,7 +221,7 @@ class OffloadScheduler:
         self._to_flush |= self._tables.overwrite_blocks(plan.block_ids)
 
     def _close_lookup(self, record: RequestRecord) -> None:
-        self._manager.release(record.ctx)
+        self._manager.reservations.release(record.ctx.request_id)
         self._lookups.close_lookup(record)
         self._accounting.note_answered(record.stats, self._lookups.now_s)
 

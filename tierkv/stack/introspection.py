@@ -62,7 +62,7 @@ class StackIntrospection:
                 tier.residency.reserved_bytes,
                 self._dispatcher.pending_of(tier.index),
             )
-            for tier in self._manager.tables
+            for tier in self._manager.tiers
         }
 
     def in_host(self, keys: Iterable[Key]) -> set[Key]:
@@ -76,5 +76,5 @@ class StackIntrospection:
         Raises:
             KeyError: no tier of that name is in service.
         """
-        table = {table.name: table for table in self._manager.tables}[tier]
+        table = {table.name: table for table in self._manager.tiers}[tier]
         return {key for key in keys if table.presence(key, float("inf")) is LookupResult.HIT}

@@ -249,7 +249,7 @@ class TierChanges:
         item.change.settle()
 
     def _go(self, item: _Departure) -> None:
-        tables = {table.name: table for table in self._manager.tables}
+        tables = {table.name: table for table in self._manager.tiers}
         index = self._manager.detach(item.name)
         self._leaving[index] = _Leaving(tables[item.name], item.change, self._runtime.clock() + item.timeout_s)
         self._dispatcher.detach(index, item.timeout_s)
@@ -257,4 +257,4 @@ class TierChanges:
 
     def _share_host_slots(self) -> None:
         held = sum(leaving.table.residency.num_writing for leaving in self._leaving.values())
-        share_host_slots(self._manager.tables, self._num_slots, held)
+        share_host_slots(list(self._manager.tiers), self._num_slots, held)

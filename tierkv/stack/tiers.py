@@ -59,7 +59,7 @@ class StackTiers:
         An idle engine that wants other engines to find them soon keeps stepping until there are none. Otherwise only
         time is lost: the engine's next steps, a flush and a close submit them.
         """
-        return any(tier.has_backlog for tier in self._manager.tables)
+        return any(tier.has_backlog for tier in self._manager.tiers)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Counters of dispatch, per lower tier; the fields of :class:`tierkv.dispatch.stats.TierStats`. Any thread."""
@@ -72,7 +72,7 @@ class StackTiers:
         Together with the engine's prefill rate they decide what is worth loading
         (docs/explanation/load-or-recompute.md).
         """
-        return self._manager.tier_speeds()
+        return self._manager.read_costs.speeds()
 
     def usage(self) -> dict[str, dict[str, int]]:
         """Bytes by tenant, in each tier with quotas; a tenant's name is the digest of its salt in hex.

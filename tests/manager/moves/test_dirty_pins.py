@@ -140,7 +140,7 @@ def test_a_load_takes_them_too() -> None:
     begun(core)
     put(core, run(50, 2))
     assert dirty_pinned(core)
-    reservation = core.manager.reserve(tuple(run(20, SLOTS - 1)), WHO)
+    reservation = core.manager.reservations.reserve(WHO.request_id, tuple(run(20, SLOTS - 1)), WHO.hints)
     for op in core.manager.take_ops():
         core.finish(op)
     assert reservation.ready

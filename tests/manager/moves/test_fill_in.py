@@ -117,7 +117,11 @@ def test_one_read_serves_all_who_wait() -> None:
     core = core_over("through")
     core.begin()
     for who in ("a", "b"):
-        core.manager.reserve(tuple(run(0, 4)), core.record(core.arrive(4, who)).ctx)
+        core.manager.reservations.reserve(
+            core.record(core.arrive(4, who)).ctx.request_id,
+            tuple(run(0, 4)),
+            core.record(core.arrive(4, who)).ctx.hints,
+        )
     ops = core.manager.take_ops()
     assert [(op.verb, sorted(op.keys)) for op in ops] == [(Verb.READ, run(0, 4))]
     core.finish(ops[0], [OutcomeKind.OK] * 4)

@@ -41,7 +41,7 @@ def only(core: Core, verb: Verb) -> TierOp:
 
 def read_one(core: Core) -> TierOp:
     """A request wants chunk 0, which lies below: the read."""
-    core.manager.reserve(tuple(run(0, 1)), WHO)
+    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     return only(core, Verb.READ)
 
 
@@ -93,7 +93,7 @@ def test_reads_in_smaller_batches_than_writes() -> None:
     assert len(write.keys) == 6
     core.finish(write)
     core.manager.reset_cache()
-    core.manager.reserve(tuple(keys), WHO)
+    core.manager.reservations.reserve(WHO.request_id, tuple(keys), WHO.hints)
     assert [len(op.keys) for op in ops(core, Verb.READ)] == [4, 2]
 
 
@@ -102,7 +102,7 @@ def test_what_is_there_is_not_written_again() -> None:
     core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
     keys = run(0, 2)
     core.keep_below(keys, tier=1)
-    core.manager.reserve(tuple(keys), WHO)
+    core.manager.reservations.reserve(WHO.request_id, tuple(keys), WHO.hints)
     core.finish(only(core, Verb.READ))
     assert [op.tier for op in ops(core, Verb.WRITE)] == [0]
 
@@ -127,7 +127,7 @@ def test_loads_come_before_stores() -> None:
     core = make_core(tiers=[disk()])
     core.keep_below(run(0, 1))
     core.put(run(9, 1))
-    core.manager.reserve(tuple(run(0, 1)), WHO)
+    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     assert [op.verb for op in core.manager.take_ops()] == [Verb.READ, Verb.WRITE]
 
 
@@ -331,7 +331,7 @@ def test_all_shared_tiers_are_asked_at_once() -> None:
     assert core.manager.lookup(key, WHO) is LookupResult.RETRY
     core.finish(far)
     assert core.manager.lookup(key, WHO) is LookupResult.HIT
-    core.manager.reserve((key,), WHO)
+    core.manager.reservations.reserve(WHO.request_id, (key,), WHO.hints)
     assert only(core, Verb.READ).tier == 1
 
 
@@ -351,8 +351,8 @@ def test_a_promoted_chunk_that_nobody_wants_any_more() -> None:
     """Its reader went away: the chunk arrives, is readable and evictable, and cascades like any other."""
     core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
     core.keep_below(run(0, 1), tier=1)
-    core.manager.reserve(tuple(run(0, 1)), WHO)
-    core.manager.release(WHO)
+    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
+    core.manager.reservations.release(WHO.request_id)
     core.finish_all()
     assert core.ready() == set(run(0, 1))
     assert core.host.room == core.host.num_slots
@@ -408,7 +408,7 @@ def test_a_chunk_that_waits_twice_is_written_once() -> None:
     core = make_core(tiers=[disk(frames=4)])
     (key,) = run(0, 1)
     core.put([key])
-    (tier,) = core.manager.tables
+    (tier,) = core.manager.tiers
     tier.write_queue.extend([tier.write_queue.front()])
     (write,) = core.manager.take_ops()
     assert write.keys == (key,)

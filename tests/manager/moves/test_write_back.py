@@ -94,7 +94,7 @@ def test_what_is_wanted_again_stays(wish: str) -> None:
     if wish == "load":
         load(core, run(0, 1))
     elif wish == "reserve":
-        core.manager.reserve(tuple(run(0, 1)), WHO)
+        core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     elif wish == "offer":
         put(core, run(0, 1))
     else:
@@ -102,7 +102,7 @@ def test_what_is_wanted_again_stays(wish: str) -> None:
     core.host.validate()
     core.finish(write)
     assert core.ready() == set(run(0, 1) + run(2, SLOTS - 2))
-    core.manager.release(WHO)
+    core.manager.reservations.release(WHO.request_id)
     core.manager.validate()
     assert written(core) == run(2, 1)
     assert core.host.free == KEPT_FREE
@@ -274,7 +274,7 @@ def test_a_chunk_that_turns_out_bad_while_it_leaves() -> None:
     """A load that finds it damaged drops it; its slot is free once the write has ended too."""
     core = full_core()
     write = only(core, Verb.WRITE)
-    core.manager.reserve(tuple(run(0, 1)), WHO)
+    core.manager.reservations.reserve(WHO.request_id, tuple(run(0, 1)), WHO.hints)
     grant = core.manager.prepare_load(run(0, 1), WHO)
     core.manager.complete_load(grant.slots, frozenset(run(0, 1)))
     core.manager.validate()

@@ -78,8 +78,8 @@ def test_what_is_promoted_is_used_again() -> None:
     keys = run(0, 2)
     core.keep_below(keys, tier=1)
     ctx = RequestContext("gone")
-    core.manager.reserve(tuple(keys), ctx)
-    core.manager.release(ctx)  # whoever wanted it is gone before it has come, and loads nothing
+    core.manager.reservations.reserve(ctx.request_id, tuple(keys), ctx.hints)
+    core.manager.reservations.release(ctx.request_id)  # whoever wanted it is gone before it has come, and loads nothing
     assert sorted(written(core)) == sorted(keys)
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_written_for_a_lookup() -> None:
     put(core, run(0, 2))
     ctx = RequestContext("asker", hints=RequestHints())
     assert core.manager.lookup(run(0, 1)[0], ctx) is LookupResult.HIT
-    core.manager.reserve(tuple(run(0, 2)), ctx)
-    core.manager.release(ctx)
+    core.manager.reservations.reserve(ctx.request_id, tuple(run(0, 2)), ctx.hints)
+    core.manager.reservations.release(ctx.request_id)
     core.manager.touch(run(0, 2))
     assert not core.manager.take_ops()

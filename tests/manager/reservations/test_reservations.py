@@ -22,12 +22,12 @@ def run(first: int, count: int) -> tuple[Key, ...]:
 
 def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
     """What a waiting request does once per step."""
-    return core.manager.reserve(keys, RequestContext(owner))
+    return core.manager.reservations.reserve(owner, keys)
 
 
 def release(core: Core, owner: str) -> None:
     """The request loads, or lets go."""
-    core.manager.release(RequestContext(owner))
+    core.manager.reservations.release(owner)
 
 
 def with_chunks_below(*runs: tuple[Key, ...], slots: int, reserved: int | None = None) -> Core:
@@ -172,15 +172,15 @@ def test_released_chunks_are_evicted_tail_first() -> None:
 
 
 def _miscounted(core: Core) -> None:
-    core.manager._gathering._held += 1
+    core.manager.reservations._held += 1
 
 
 def _over_the_cap(core: Core) -> None:
-    core.manager._gathering.chunks_max = 1
+    core.manager.reservations.chunks_max = 1
 
 
 def _unwanted(core: Core) -> None:
-    core.manager._gathering._by_owner["a"].keys = run(0, 1)
+    core.manager.reservations._by_owner["a"].keys = run(0, 1)
 
 
 def _not_held(core: Core) -> None:
@@ -190,7 +190,7 @@ def _not_held(core: Core) -> None:
 
 
 def _waits_for_nothing(core: Core) -> None:
-    core.manager._gathering._by_owner["a"].outstanding += 1
+    core.manager.reservations._by_owner["a"].outstanding += 1
 
 
 @pytest.mark.parametrize("breakage", [_miscounted, _over_the_cap, _unwanted, _not_held, _waits_for_nothing])
@@ -231,14 +231,14 @@ def test_pins_count_under_the_cap_and_are_let_go_with_the_owner() -> None:
     core = make_core(slots=8, reserved=4)
     core.put(keys)
     who = RequestContext("a")
-    assert [core.manager.pin(key, who) for key in keys] == [True] * 4 + [False]
-    assert core.manager.pin(keys[0], who), "held already"
-    assert not core.manager.pin(run(90, 1)[0], who), "not there"
+    assert [core.manager.reservations.pin(who.request_id, key) for key in keys] == [True] * 4 + [False]
+    assert core.manager.reservations.pin(who.request_id, keys[0]), "held already"
+    assert not core.manager.reservations.pin(who.request_id, run(90, 1)[0]), "not there"
     core.manager.validate()
     for i in range(100, 120):
         core.put([make_key(b"other %d" % i, 0)])
     assert set(keys[:4]) <= core.ready()
-    core.manager.unpin(who, keys[:1])
+    core.manager.reservations.unpin(who.request_id, keys[:1])
     assert core.host.room == core.host.num_slots - 1
     release(core, "a")
     assert core.host.room == core.host.num_slots
@@ -252,7 +252,7 @@ def test_pins_and_a_reservation_are_handed_over_together() -> None:
     core = with_chunks_below(keys[2:], slots=6)
     core.put(keys[:2])
     who = RequestContext("a")
-    assert all(core.manager.pin(key, who) for key in keys[:2])
+    assert all(core.manager.reservations.pin(who.request_id, key) for key in keys[:2])
     assert reserve(core, "a", keys[2:]).complete
     core.finish_all()
     grant = core.manager.prepare_load(keys, who)

@@ -31,7 +31,7 @@ def gather(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
 
 def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
     """What a waiting request does once per step."""
-    return core.manager.reserve(keys, RequestContext(owner))
+    return core.manager.reservations.reserve(owner, keys)
 
 
 @pytest.mark.parametrize(("slots", "streams", "others"), [(8, 4, 4), (9, 4, 5), (3, 1, 2), (2, 1, 1), (1, 1, 1)])

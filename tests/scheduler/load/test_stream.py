@@ -170,7 +170,7 @@ def test_a_hit_with_enough_in_the_host_tier_is_offered_at_once() -> None:
     core.keep_below(keys)
     core.put(keys[5:13])
     assert core.ask(request) == 120
-    assert core.manager._gathering.granted("a").keys() == set(keys[5:13])
+    assert core.manager.reservations.granted("a").keys() == set(keys[5:13])
 
 
 def test_two_with_one_prefix_wait_for_each_other() -> None:

@@ -47,7 +47,7 @@ def test_s15_a_hit_is_counted_in_each_groups_chunks() -> None:
     fine, coarse = core.truth.keys(request, 0), core.truth.keys(request, 1)
     core.put([*fine, *coarse])
     assert core.ask(request) == 16
-    assert core.manager._gathering.granted("a").keys() == {*fine[:4], *coarse}
+    assert core.manager.reservations.granted("a").keys() == {*fine[:4], *coarse}
 
 
 def test_s48_a_request_with_jobs_of_its_own() -> None:

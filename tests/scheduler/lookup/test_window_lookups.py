@@ -18,7 +18,7 @@ def test_s37_windowed_model_leaves_the_last_token() -> None:
     core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
     assert core.ask(request) == 15
     assert core.ask(request, computed=8) == 7
-    granted = core.manager._gathering.granted("a").keys()
+    granted = core.manager.reservations.granted("a").keys()
     assert granted == {*core.truth.keys(request, 0)[2:], *core.truth.keys(request, 1)[2:]}
 
 
@@ -29,7 +29,7 @@ def test_a_state_ends_with_its_chunk() -> None:
     core.put(core.truth.keys(longer))
     assert core.ask(request) == 12
     assert core.ask(longer) == 16
-    assert core.manager._gathering.granted("longer").keys() == {core.truth.keys(longer)[3]}
+    assert core.manager.reservations.granted("longer").keys() == {core.truth.keys(longer)[3]}
 
 
 def test_of_a_window_only_the_end_is_read() -> None:
@@ -92,7 +92,7 @@ def test_g1_a_windowed_prefix_longer_than_the_host_tier(reserved: int) -> None:
     assert core.ask(request) is None
     core.finish_all()
     assert core.ask(request) == (160 if reserved > 4 else 8)
-    held = core.manager._gathering.granted("a").keys()
+    held = core.manager.reservations.granted("a").keys()
     assert held >= {*core.truth.keys(request, 1)[38 if reserved > 4 else 0 :][:2]}
     core = make_core(groups=[window(8)], slots=21, reserved=reserved, tiers=[disk()])
     request = core.arrive(161)

@@ -244,7 +244,7 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
     core.finish_all()
     keys = core.truth.keys(request)
     assert core.ask(core.arrive(16, "in time", tierkv={"ttl_s": 1})) == 16
-    core.manager.release(core.scheduler._records["in time"].ctx)
+    core.manager.reservations.release("in time")
     core.scheduler.request_finished(core.scheduler._records["in time"].request, [[]])
     core.now = 5.0
     core.scheduler.begin_step(5.0)  # the manager has not yet swept at this time

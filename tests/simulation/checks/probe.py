@@ -93,7 +93,7 @@ class Probe:
 
     def offered_slots(self, request_id: str) -> dict[Key, int]:
         """The chunks that are held for a request, each with its slot."""
-        granted = self.manager._gathering.granted(request_id)
+        granted = self.manager.reservations.granted(request_id)
         return {key: chunk.slot for key, (chunk, _) in granted.items()}
 
     def streamed_keys(self, request_id: str) -> set[Key]:
@@ -153,7 +153,7 @@ class Probe:
 
     def tiers(self) -> dict[str, LowerTier]:
         """The lower tiers in service, in order."""
-        return {tier.name: tier for tier in self.manager._tiers}
+        return {tier.name: tier for tier in self.manager.tiers}
 
     def name_of(self, index: int) -> str:
         """Of the tier of that number, also of one that was detached."""
@@ -234,8 +234,8 @@ class Probe:
             "fences": len(scheduler._fences),
             "open lookups": list(scheduler._lookups.open_ids),
             "loads waited for": len(scheduler._lookups._loading),
-            "reservations": list(manager._gathering._by_owner),
-            "reserved chunks": manager._gathering._held,
+            "reservations": list(manager.reservations._by_owner),
+            "reserved chunks": manager.reservations._held,
             "loads that stream": list(scheduler._loads._streams),
             "segments": manager.streams.owners,
             "chunks of segments": manager.streams.held,
@@ -245,7 +245,7 @@ class Probe:
         }
         things["changes of tiers"] = [repr(item) for item in self._wiring.changes._waiting]
         things["tiers that leave"] = [name for name in self.served() if name not in self.tiers()]
-        for tier in manager._tiers.with_leaving:
+        for tier in manager.tiers.with_leaving:
             used = {
                 "reserved bytes": tier.residency.reserved_bytes,
                 "being written": tier.residency.num_writing,

@@ -217,7 +217,7 @@ class Reservations:
             del granted[key]
         reservation.want(keys, granted)
 
-    def trim(self, owner: str, keys: tuple[Key, ...]) -> None:
+    def shrink(self, owner: str, keys: tuple[Key, ...]) -> None:
         """Shrink the owner's reservation to ``keys``, a part of what it was granted."""
         reservation = self._by_owner.get(owner)
         if reservation is not None:
@@ -234,7 +234,7 @@ class Reservations:
         }
         return {key: (chunk, origin) for key, (chunk, origin) in chunks.items() if chunk is not None}
 
-    def sources(self, owner: str) -> Counter[str]:
+    def count_sources(self, owner: str) -> Counter[str]:
         """How many of the owner's granted chunks came from which tier."""
         reservation = self._by_owner.get(owner)
         return Counter() if reservation is None else reservation.count_sources()

@@ -112,12 +112,13 @@ class LoadOrRecompute:
         if self._geometry.has_windows:
             tiers = list(dict.fromkeys(read.tier for read in reversed(reads)))
             for count in range(1, len(tiers) + 1):
-                yield search(record.hit_end_max, frozenset(map(self._manager.tier_name, tiers[:count])))
+                avoided = frozenset(self._manager.tiers[tier].name for tier in tiers[:count])
+                yield search(record.hit_end_max, avoided)
 
     def _costs(self) -> dict[int, ReadCost]:
         """Cost of reads per tier, biased by ``BENEFIT`` towards the previous choice."""
         costs: dict[int, ReadCost] = {}
-        for tier, expected in self._manager.read_costs().items():
+        for tier, expected in self._manager.read_costs.expected().items():
             if expected is not None:
                 factor = BENEFIT if tier in self._left_out else 1 / BENEFIT
                 costs[tier] = ReadCost(expected[0] * factor, expected[1] * factor)
@@ -131,7 +132,7 @@ class LoadOrRecompute:
             needs = group.needs(computed_tokens, computed_tokens + tokens)
             resident = self._manager.resident_prefix(group.keys, needs.start, needs.stop) if needs else 0
             for i in needs[resident:]:
-                tier = self._manager.would_read(group.keys[i], record.ctx)
+                tier = self._manager.read_costs.source_of(group.keys[i], record.ctx)
                 if tier is not None:
                     reads.append(PendingRead(i * group.chunk_tokens, tier, num_bytes, group.keys[i]))
         if len(record.search_groups) > 1:
@@ -145,4 +146,4 @@ class LoadOrRecompute:
         cut = next((read for read in whole if read.start >= end and read.tier not in in_use), None)
         if cut is not None:
             self._left_out.add(cut.tier)
-            self._manager.remeasure(cut.tier, cut.key, record.ctx)
+            self._manager.read_costs.remeasure(cut.tier, cut.key, record.ctx)

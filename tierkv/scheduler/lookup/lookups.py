@@ -98,7 +98,8 @@ class Lookups:
                 return record.hit_tokens
             fits = len(record.gathered) <= self._manager.reserved_chunks_max  # shrinks while a load streams
             if record.state is RequestState.GATHERING and not expired and fits:
-                reservation = self._manager.reserve(record.gathered, record.ctx)
+                ctx = record.ctx
+                reservation = self._manager.reservations.reserve(ctx.request_id, record.gathered, ctx.hints)
                 if not reservation.failed:
                     if not reservation.ready or self._is_being_loaded(record.wanted):
                         return self._defer(record, None)
@@ -124,7 +125,7 @@ class Lookups:
             wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
             record.wanted, record.hit_tokens = wanted, hit.tokens
             record.gathered = self._to_gather(record, computed_tokens)
-            reservation = self._manager.reserve(record.gathered, record.ctx)
+            reservation = self._manager.reservations.reserve(record.ctx.request_id, record.gathered, record.ctx.hints)
             if reservation.ready and (expired or not self._is_being_loaded(wanted)):
                 return self._offer(record, hit.tokens, expired=expired)
             if expired:
@@ -159,13 +160,13 @@ class Lookups:
 
     def sources(self, record: RequestRecord) -> Counter[str]:
         """Number of chunks per tier of the hit that was just answered."""
-        sources = self._manager.sources(record.ctx)
+        sources = self._manager.reservations.count_sources(record.ctx.request_id)
         if record.will_stream:
             gathered = set(record.gathered)
             for key in record.wanted:
                 if key not in gathered:
-                    tier = self._manager.would_read(key, record.ctx)
-                    sources[HOST if tier is None else self._manager.tier_name(tier)] += 1
+                    tier = self._manager.read_costs.source_of(key, record.ctx)
+                    sources[HOST if tier is None else self._manager.tiers[tier].name] += 1
         return sources
 
     def _search(
@@ -188,7 +189,7 @@ class Lookups:
             cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
             cap = min(cap, computed_tokens + record.ctx.hints.max_load_tokens)
-        ctx = self._manager.without(record.ctx, without) if without else record.ctx
+        ctx = self._manager.read_costs.context_without(record.ctx, without) if without else record.ctx
         return self._longest_hit(record, ctx, computed_tokens, cap, expired=expired)
 
     def _longest_hit(
@@ -215,7 +216,7 @@ class Lookups:
         event: the reason, if the state changes. UNKNOWN: a tier must answer first. WANTED: chunks are in flight.
         """
         if event is RequestEvent.UNKNOWN:
-            self._manager.release(record.ctx)
+            self._manager.reservations.release(record.ctx.request_id)
         if event is not None:
             record.apply(event)
         self._counters.deferrals += 1
@@ -252,7 +253,7 @@ class Lookups:
         if not hit.tokens:
             return self._miss(record, expired=True)
         record.wanted = record.gathered = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
-        self._manager.trim(record.wanted, record.ctx)
+        self._manager.reservations.shrink(record.ctx.request_id, record.wanted)
         return self._offer(record, hit.tokens, expired=True)
 
     def close_lookup(self, record: RequestRecord) -> None:
@@ -266,7 +267,7 @@ class Lookups:
         keeps_time: the next question shares the deadline of this one.
         """
         since = record.asked_since_s if keeps_time else None
-        self._manager.release(record.ctx)
+        self._manager.reservations.release(record.ctx.request_id)
         self.close_lookup(record)
         record.asked_since_s = since
 

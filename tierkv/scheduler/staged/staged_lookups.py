@@ -207,7 +207,7 @@ class StagedLookups:
 
     def _release_chunks(self, request: _StagedRequest, *, keeps_time: bool) -> None:
         request_id = request.ctx.request_id
-        self._manager.release(request.ctx)
+        self._manager.reservations.release(request.ctx.request_id)
         self._open.pop(request_id, None)
         self._asked_in_step.pop(request_id, None)
         if not keeps_time:
@@ -241,10 +241,10 @@ class StagedLookups:
             request: wanted for request in self._asked_in_step.values() if (wanted := self._keys_to_reserve(request))
         }
         for request in wanted_by_request:  # unpin all first, so that younger requests do not block older ones
-            self._manager.unpin(request.ctx)
+            self._manager.reservations.unpin(request.ctx.request_id)
             request.pins.clear()
         for request, wanted in wanted_by_request.items():
-            request.reservation = self._manager.reserve(wanted, request.ctx)
+            request.reservation = self._manager.reservations.reserve(request.ctx.request_id, wanted, request.ctx.hints)
         self._asked_in_step.clear()
         self._step += 1
 
@@ -271,10 +271,11 @@ class StagedLookups:
         """Release all held chunks except the wanted ones."""
         kept = frozenset(wanted)
         if not request.pins <= kept:
-            self._manager.unpin(request.ctx, kept)
+            self._manager.reservations.unpin(request.ctx.request_id, kept)
             request.pins &= kept
         if request.reservation is not None and not kept.issuperset(request.reservation.keys):
-            self._manager.trim(tuple(key for key in request.reservation.granted() if key in kept), request.ctx)
+            kept_keys = tuple(key for key in request.reservation.granted() if key in kept)
+            self._manager.reservations.shrink(request.ctx.request_id, kept_keys)
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
@@ -346,7 +347,7 @@ class StagedLookups:
             result = manager.lookup(key, ctx)
         if result is not _HIT:
             return result
-        if manager.pin(key, ctx):
+        if manager.reservations.pin(ctx.request_id, key):
             request.pins.add(key)
             request.held.add(key)
             return _HIT

@@ -1,0 +1,51 @@
+"""Costs of reads from lower tiers: which tier a chunk would be read from, and how fast that tier is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tierkv.manager.contract import HOST, RequestContext
+from tierkv.manager.host.host_tier import HostTier
+from tierkv.manager.lower.tier_list import TierList
+from tierkv.manager.moves.tier_io import TierIO
+from tierkv.types.keys import Key
+
+
+class ReadCosts:
+    """Answers what a read would cost. Changes nothing but by :meth:`remeasure`. Sans-IO."""
+
+    def __init__(self, host: HostTier, tiers: TierList, tier_io: TierIO) -> None:
+        self._host = host
+        self._tiers = tiers
+        self._tier_io = tier_io
+
+    def expected(self) -> dict[int, tuple[float, float] | None]:
+        """By number of a lower tier: expected seconds to the first byte, and per byte; None until measured."""
+        return {tier.index: self._tier_io.speeds[tier.index].expected() for tier in self._tiers}
+
+    def speeds(self) -> dict[str, dict[str, float]]:
+        """``latency_s`` and ``bytes_per_s`` of reads by tier, as measured; without tiers that are not measured yet."""
+        speeds = {tier.name: self._tier_io.speeds[tier.index].as_dict() for tier in self._tiers}
+        return {name: speed for name, speed in speeds.items() if speed}
+
+    def source_of(self, key: Key, ctx: RequestContext) -> int | None:
+        """Number of the lower tier that a chunk would be, or is being, read from; None if no read is needed."""
+        readable = self._host.slots.is_readable(key)
+        if readable is None:
+            source = self._tier_io.source_of(key, ctx.hints.load_tiers)
+            return None if source is None else source.index
+        origin = HOST if readable else self._host.slots.origin_of(key)
+        tier = self._tiers.get(origin)
+        return None if tier is None else tier.index
+
+    def context_without(self, ctx: RequestContext, tiers: frozenset[str]) -> RequestContext:
+        """Context of the same request that may not load from ``tiers``."""
+        allowed = ctx.hints.load_tiers
+        if allowed is None:
+            allowed = frozenset({HOST, *(tier.name for tier in self._tiers)})
+        return replace(ctx, hints=replace(ctx.hints, load_tiers=allowed - tiers))
+
+    def remeasure(self, tier: int, key: Key, ctx: RequestContext) -> None:
+        """Read one chunk from a tier that is avoided as slow, if it was not measured for a while."""
+        if self._host.slots.find(key) is None and self.source_of(key, ctx) == tier:
+            self._tier_io.remeasure(tier, key)
