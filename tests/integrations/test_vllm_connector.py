@@ -342,7 +342,7 @@ def test_a_load_in_several_jobs_is_told_once(groups: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_leg_that_fails_is_told_with_the_load(groups: int, tmp_path: Path) -> None:
+def test_a_segment_that_fails_is_reported_with_the_load(groups: int, tmp_path: Path) -> None:
     """What comes after a lost chunk does not come either: by block, or as a whole, and once."""
     ids = [list(range(1, 17)), list(range(17, 33))][:groups]
     with over_disk(tmp_path, "1MiB", groups) as hand:

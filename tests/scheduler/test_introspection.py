@@ -1,4 +1,4 @@
-"""Each invariant of the scheduler is broken once on purpose: a check that sees nothing proves nothing."""
+"""Each invariant of the scheduler is broken once on purpose, so that the check is seen to fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.types.transfers import NO_REQUEST
 
 
 def busy_core() -> Core:
-    """One request stores, one loads, one waits, one has finished and still stores."""
+    """Core where one request stores, one loads, one waits, and one has finished and still stores."""
     core = make_core(tiers=[disk()])
     running, done = core.arrive(8, "store"), core.arrive(range(100, 108), "done")
     core.schedule(running, computed=0, scheduled=8, ids=[[1, 2]])
@@ -37,7 +37,7 @@ def _load_beside_stores(core: Core) -> None:
     core.scheduler._records["load"].store_jobs.add(1)
 
 
-def _load_that_nobody_waits_for(core: Core) -> None:
+def _load_that_no_request_waits_for(core: Core) -> None:
     core.scheduler._records["load"].state = RequestState.RUNNING
 
 
@@ -49,7 +49,7 @@ def _job_that_ended(core: Core) -> None:
     core.scheduler._records["store"].store_jobs.add(999)
 
 
-def _job_of_nobody(core: Core) -> None:
+def _job_without_owner(core: Core) -> None:
     core.scheduler._records["store"].store_jobs.clear()
 
 
@@ -101,14 +101,14 @@ def _window_block_in_no_table(core: Core) -> None:
 @pytest.mark.parametrize(
     "breakage",
     [
-        _load_beside_stores, _load_that_nobody_waits_for, _waits_for_no_load, _job_that_ended, _job_of_nobody,
+        _load_beside_stores, _load_that_no_request_waits_for, _waits_for_no_load, _job_that_ended, _job_without_owner,
         _finished_and_kept, _finished_without_fence, _fence_of_an_ended_job, _lookup_of_nobody, _lookup_forgotten,
         _cursor_behind_the_last_chunk, _fence_without_its_job, _job_of_no_request_without_fence,
         _window_block_in_no_table,
     ],
 )  # fmt: skip
 def test_validate_sees_what_is_broken(breakage: Callable[[Core], None]) -> None:
-    """The state before is good; one line later it is not, and validate() says so."""
+    """The state is valid before; after one line it is not, and validate() raises."""
     core = busy_core()
     core.scheduler.validate()
     breakage(core)

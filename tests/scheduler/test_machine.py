@@ -1,7 +1,7 @@
 """Everything at once: engine, worker and tiers in any order, with any failure, over real bytes (spec, section 18).
 
-What must hold after every move stands in :meth:`core_bed.Bed.check`, in the assertions of the scripted engine, worker
-and tiers, and in the core's own ``validate()``; what must hold at the end in :meth:`core_bed.Bed.check_end`.
+:meth:`core_bed.Bed.check` checks after every move, with assertions of the scripted engine, worker and tiers, and the
+core's own ``validate()``; :meth:`core_bed.Bed.check_end` checks at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ faults = st.lists(st.none() | st.sampled_from(FAULTS), max_size=4)
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """A failing history is cut down to the few moves that matter, which no seeded run can do."""
+    """A failing history is reduced to the few moves that matter, which no seeded run can do."""
 
     moves: Moves
 
@@ -114,10 +114,12 @@ TestCore.settings = settings(max_examples=2 * settings().max_examples, stateful_
 
 @pytest.mark.parametrize("spec", range(len(SPECS)))
 def test_s121_random_days(spec: int, rng: random.Random) -> None:
-    """S121, D6: whatever the schedule, nothing is held at its end, and no foreign byte was stored or read. (The lineage
-    audits reference counts of host and GPU blocks; ours has holds on slots and fences on blocks.) Seeded runs are a
-    hundred times faster than the machine's examples, so they reach the rarer meetings. How many follows the profile; a
-    failure names the seed."""
+    """S121, D6: for any schedule, nothing is held at its end, and no foreign byte was stored or read.
+
+    The lineage audits reference counts of blocks; here slots are held and blocks fenced. Seeded runs are a hundred
+    times faster than the machine's examples, so they reach rarer combinations. Their number follows the profile; a
+    failure names the seed.
+    """
     for _ in range(max(1, settings().max_examples // 5)):
         moves = Moves(SPECS[spec])
         drive(moves, rng, 300)
@@ -135,7 +137,7 @@ def test_random_days_reach_every_state(rng: random.Random) -> None:
         payloads += moves.bed.mirror.payloads
         for name, value in moves.bed.core.counters.as_dict().items():
             totals[name] = totals.get(name, 0) + (value if isinstance(value, int) else sum(value.values()))
-    # The last two are of policies, and ours neither fails nor refuses anybody.
+    # The last two are of policies; those of the bed neither fail nor refuse chunks.
     unlikely = {"events_dropped", "payloads_forgotten", "entries_dropped", "observations_failed"}
     unlikely |= {"admissions_refused", "policies_failed"}
     never = {name for name, value in totals.items() if not value} - unlikely

@@ -1,4 +1,4 @@
-"""Emptying the whole cache between two steps (spec, section 13)."""
+"""Reset of the whole cache between two steps (spec, section 13)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierkv.types.transfers import TransferJob
 
 
 def loading(core: Core, request_id: str = "l") -> tuple[BedRequest, TransferJob]:
-    """A request whose load is in flight."""
+    """Request whose load is in flight."""
     request = core.arrive(range(500, 508), request_id)
     core.put(core.truth.keys(request))
     assert core.ask(request) == 8
@@ -25,8 +25,11 @@ def loading(core: Core, request_id: str = "l") -> tuple[BedRequest, TransferJob]
 
 
 def test_s90_load_and_store_in_flight() -> None:
-    """S90: the next metadata flushes both; their late reports make nothing readable; the load's blocks are invalid,
-    because what it brought belongs to the past. (The lineage drops the jobs; ours keep their slots until they end.)"""
+    """S90: the next metadata flushes both; their late reports make nothing readable.
+
+    The load's blocks are invalid, because its data is outdated. (The lineage drops the jobs; here they keep their slots
+    until they end.)
+    """
     core = make_core(slots=8)
     request = core.arrive(8)
     (store,) = core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]).stores
@@ -42,7 +45,7 @@ def test_s90_load_and_store_in_flight() -> None:
 
 
 def test_s91_an_active_request_is_offered_from_its_start() -> None:
-    """S91: after a reset everything that a running request has computed is stored again."""
+    """S91: after a reset all chunks that a running request has computed are stored again."""
     core = make_core()
     request = core.arrive(16)
     (store,) = core.schedule(request, computed=0, scheduled=12, ids=[[1, 2, 3, 4]]).stores
@@ -54,8 +57,10 @@ def test_s91_an_active_request_is_offered_from_its_start() -> None:
 
 @pytest.mark.parametrize("reported_first", [True, False])
 def test_s92_d1_store_right_after_a_reset(reported_first: bool) -> None:
-    """S92, D1: a store that starts while the old one's report is outstanding is its own: whichever comes first, the
-    request's jobs stay right, and it is forgotten when it has ended."""
+    """S92, D1: a store starts while the report of a stale one is outstanding, and both have their own job.
+
+    In any order of reports the jobs of the request stay right, and it is forgotten when the last one has ended.
+    """
     core = make_core()
     request = core.arrive(8)
     (old,) = core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]).stores
@@ -71,7 +76,7 @@ def test_s92_d1_store_right_after_a_reset(reported_first: bool) -> None:
 
 
 def test_s93_reset_twice() -> None:
-    """S93: the second one finds nothing new, and flushes the same jobs."""
+    """S93: the second reset finds nothing new, and flushes the same jobs."""
     core = make_core()
     request = core.arrive(8)
     (store,) = core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]).stores
@@ -95,7 +100,7 @@ def test_s94_reset_inside_a_step() -> None:
 
 
 def test_a_last_store_pass_is_no_step() -> None:
-    """A request that ended left a store for the next step. Between the two a reset is fine: nothing of it is told."""
+    """A request that ended has a store for the next step. A reset in between is allowed: the store is withdrawn."""
     core = make_core()
     request = core.arrive(8)
     request.hashes_withheld = 1
@@ -112,7 +117,7 @@ def test_a_last_store_pass_is_no_step() -> None:
 
 
 def test_reset_in_the_middle_of_a_lookup() -> None:
-    """A deferred lookup starts over; a promotion that was under way brings nothing, and its slot comes back."""
+    """A deferred lookup is reopened; a promotion in flight is discarded, and its slot is freed."""
     core = make_core(tiers=[disk()])
     request = core.arrive(8)
     core.keep_below(core.truth.keys(request))
@@ -129,7 +134,7 @@ def test_reset_in_the_middle_of_a_lookup() -> None:
 
 
 def test_an_offer_does_not_survive_a_reset() -> None:
-    """What was answered before the reset cannot be loaded after it."""
+    """A hit offered before the reset cannot be loaded after it."""
     core = make_core()
     request = core.arrive(8)
     core.put(core.truth.keys(request))
@@ -141,8 +146,10 @@ def test_an_offer_does_not_survive_a_reset() -> None:
 
 
 def test_s52_reset_forgets_what_is_being_loaded() -> None:
-    """S52: nobody waits for a load that a reset has made worthless, also not for its completion; and the end of the
-    old load does not hide a new one of the same chunks."""
+    """S52: no request waits for a load that a reset has made stale, nor for its completion.
+
+    The end of the old load does not hide a new one of the same chunks.
+    """
     core = make_core()
     first, old = loading(core, "l")
     core.scheduler.reset_cache()
@@ -157,7 +164,7 @@ def test_s52_reset_forgets_what_is_being_loaded() -> None:
 
 
 def test_requests_go_on_after_a_reset() -> None:
-    """Over a whole engine: reset in the middle of loads, stores and reads; every request still ends, on right bytes."""
+    """Over a whole engine: reset during loads, stores and reads; every request still ends, on right bytes."""
     bed = Bed(BedSpec(tiers=(disk(),), gpu_caching=False))
     for start in (0, 0, 4):
         bed.add(list(range(start, start + 20)), 6)

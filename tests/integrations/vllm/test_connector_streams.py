@@ -62,7 +62,7 @@ def test_several_take_turns(engine: EngineProcess, plain_tokens: PlainTokens) ->
     assert cached_of(answers) == [LONG_CACHED] * 4
 
 
-def test_aborted_between_two_legs(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
+def test_aborted_between_two_segments(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
     """VLLM frees the blocks of an aborted request when it hears that the load is over: a stream has to end for it."""
     asked, others = long("aborted stream"), prompts("others", 2)
     answers = engine.call(f"{HERE}:abort_while_loading", prompts=asked, then=others)
@@ -70,7 +70,7 @@ def test_aborted_between_two_legs(engine: EngineProcess, plain_tokens: PlainToke
     assert engine.call("vllm_scenarios:free_blocks") == engine.call("vllm_scenarios:usable_blocks")
 
 
-def test_reset_between_two_legs(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
+def test_reset_between_two_segments(engine: EngineProcess, plain_tokens: PlainTokens) -> None:
     """Legs of before and after a reset must not make one prefix."""
     asked = long("reset stream")
     answers = engine.call(f"{HERE}:reset_while_loading", prompts=asked)

@@ -1,7 +1,7 @@
-"""Events that describe themselves (spec, section 14): snapshots, fan-out, and what is kept for how long.
+"""Events that describe themselves (spec, section 14): snapshots, fan-out, and the time for which they are kept.
 
-That a replay of described events gives exactly what lies in each tier, whatever happens in whatever order, is checked
-by :class:`core_mirror.BlockMirror` after every move of tests/scheduler/test_machine.py.
+:class:`core_mirror.BlockMirror` checks after every move of tests/scheduler/test_machine.py that a replay of described
+events gives exactly the chunks of each tier.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GEOMETRY = Geometry.of(engine_spec((16,), 16), blocks=4)
 
 @dataclass
 class Bench:
-    """Block events alone, with what they said."""
+    """Block events alone, with their warnings."""
 
     geometry: Geometry = GEOMETRY
     active: bool = True
@@ -50,7 +50,7 @@ class Bench:
         return make_key(request.block_hashes[(index + 1) * per_chunk - 1], group)
 
     def grant(self, request: BedRequest, *indices: int, group: int = 0) -> list[Key]:
-        """A store of these chunks begins."""
+        """Begin a store of these chunks."""
         keys = [self.key(request, i, group) for i in indices]
         size = self.geometry.groups[group].chunk_tokens
         self.events.on_store_granted(
@@ -78,7 +78,7 @@ def chain(tokens: Sequence[int]) -> list[bytes]:
 
 
 def test_s96_disabled_keeps_nothing_and_gives_placeholders() -> None:
-    """Who did not ask for payloads pays nothing for them, and still gets events, without a word of warning."""
+    """Without payloads nothing is kept, events are placeholders, and nothing is logged."""
     bench = Bench(active=False)
     (key,) = bench.grant(request_of(), 0)
     bench.events.on_store_ended([key])
@@ -92,8 +92,8 @@ def test_s96_disabled_keeps_nothing_and_gives_placeholders() -> None:
 
 
 @pytest.mark.parametrize(("index", "parent"), [(0, None), (2, 127)])
-def test_s97_a_stored_chunk_is_told_whole(index: int, parent: int | None) -> None:
-    """A router rebuilds the prefix tree from this: hashes in order, tokens, block size, and where it hangs."""
+def test_s97_a_stored_chunk_is_described_whole(index: int, parent: int | None) -> None:
+    """A router rebuilds the prefix tree from this: hashes in order, tokens, block size, and parent."""
     bench = Bench()
     request = request_of()
     request.lora_id, request.lora_name = 7, "french"
@@ -118,7 +118,7 @@ def test_s97_a_stored_chunk_is_told_whole(index: int, parent: int | None) -> Non
 
 
 def test_s98_stored_twice_removed_once() -> None:
-    """The payload is read, not used up; its removal names all hashes once, and then it is forgotten."""
+    """The payload is reused; the removal names all hashes once, and then the payload is forgotten."""
     bench = Bench()
     keys = bench.grant(request_of(), 0)
     first, second, removed = bench.drain((STORED, "host", keys), (STORED, "host", keys), (REMOVED, "host", keys))
@@ -132,7 +132,7 @@ def test_s98_stored_twice_removed_once() -> None:
 
 
 def test_s99_a_removal_over_two_groups_is_two_events() -> None:
-    """A consumer keeps groups apart; which group comes first is as in the raw event."""
+    """A consumer keeps groups apart; their order is that of the raw event."""
     bench = Bench(Geometry.of(engine_spec((16, 32), 16), blocks=2))
     request = request_of()
     one, two = bench.grant(request, 0, 1, group=1)
@@ -149,7 +149,7 @@ def test_s99_a_removal_over_two_groups_is_two_events() -> None:
 
 
 def test_s100_a_windowed_group_has_placeholders() -> None:
-    """The chunks of a window do not make up a prefix, so a payload would promise what is not there."""
+    """The chunks of a window are no prefix, so a payload would describe absent chunks."""
     full = engine_spec((16,), 16).groups[0]
     window = GroupSpec(16, (64,), GroupKind.SLIDING_WINDOW, window_tokens=64)
     bench = Bench(Geometry.of(replace(engine_spec((16,), 16), groups=(full, window)), blocks=4))
@@ -164,14 +164,14 @@ def test_s100_a_windowed_group_has_placeholders() -> None:
 
 
 def stored_in(core: Core, request: BedRequest, tokens: int) -> int:
-    """Compute a request and hand its store to the worker; gives the job's id."""
+    """Compute a request and hand its store to the worker. Returns the id of the job."""
     blocks = tokens // 4
     meta = core.schedule(request, computed=0, scheduled=tokens, ids=[range(1, blocks + 1)])
     return meta.stores[0].job_id
 
 
-def test_s101_a_finished_request_leaves_its_payload() -> None:
-    """The store ends after its request, and the engine reads events later still: the tokens are there all the same."""
+def test_s101_a_finished_request_keeps_its_payload() -> None:
+    """The store ends after its request, and events are read later still: the tokens are described."""
     core = make_core()
     request = core.arrive(8)
     job = stored_in(core, request, 8)
@@ -187,7 +187,7 @@ def test_s101_a_finished_request_leaves_its_payload() -> None:
 
 
 class Hasty(BedRequest):
-    """An engine's request whose tokens or hashes lag behind what it says is computed."""
+    """Request whose tokens or hashes lag behind the computed ones."""
 
     tokens_told = 0
 
@@ -197,7 +197,7 @@ class Hasty(BedRequest):
 
 
 def test_s102_too_few_tokens_or_hashes_is_an_error() -> None:
-    """A payload that is cut short would make a router match a prefix that is not there."""
+    """A truncated payload would make a router match an absent prefix."""
     group = GEOMETRY.groups[0]
     request = request_of(64)
     request.all_token_ids.pop()
@@ -216,8 +216,8 @@ class _Bare:
     request_id: str
 
 
-def test_s102_the_error_is_told_once_and_costs_no_step() -> None:
-    """Promise 3: an engine without tokens gets placeholders, one warning that says what to do, and its stores."""
+def test_s102_the_error_is_logged_once_and_costs_no_step() -> None:
+    """Promise 3: an engine without tokens gets placeholders, one warning with a fix, and its stores."""
     core = make_core()
     request = core.arrive(8)
     request.all_token_ids.clear()
@@ -236,7 +236,7 @@ def test_s102_the_error_is_told_once_and_costs_no_step() -> None:
 
 
 def test_s103_reset_empties() -> None:
-    """With nothing below the host tier, a reset leaves nothing that a payload could serve; stores in flight go too."""
+    """With no tier below the host tier, a reset drops all payloads, also those of stores in flight."""
     core = make_core()
     request = core.arrive(16)
     job = stored_in(core, request, 16)
@@ -251,8 +251,8 @@ def test_s103_reset_empties() -> None:
     assert not len(core.block_events)
 
 
-def test_s103_a_reset_of_the_host_tier_keeps_what_lies_below() -> None:
-    """Our reset empties the host tier alone, so payloads of chunks on disk must outlive it: they will come back."""
+def test_s103_a_reset_of_the_host_tier_keeps_payloads_below() -> None:
+    """Payloads of chunks on disk outlive a reset of the host tier, since these chunks will be promoted again."""
     bench = Bench()
     here, below = bench.grant(request_of(), 0, 1)
     bench.events.on_store_ended([here, below])
@@ -264,7 +264,7 @@ def test_s103_a_reset_of_the_host_tier_keeps_what_lies_below() -> None:
 
 
 def test_s104_removed_and_stored_again_in_one_drain() -> None:
-    """The engine reads events once per step; a chunk may go and come back in between."""
+    """Events are read once per step; a chunk may be removed and stored again in between."""
     bench = Bench()
     request = request_of()
     keys = bench.grant(request, 0)
@@ -295,8 +295,10 @@ def test_a_payload_serves_every_tier_until_the_last_one_lets_go() -> None:
 
 
 def test_chunks_that_share_hash_blocks_share_their_removal() -> None:
-    """Two prompts part in the middle of a chunk: the blocks before the fork are there until both chunks are gone, or a
-    router with a plain set of blocks would forget a prefix that is still cached."""
+    """Two prompts diverge inside a chunk: shared blocks are present until both chunks are removed.
+
+    Otherwise a router with a plain set of blocks would forget a prefix that is still cached.
+    """
     bench = Bench()
     (one,) = bench.grant(BedRequest("a", range(64), 16), 0)
     (two,) = bench.grant(BedRequest("b", [*range(32), *range(900, 932)], 16), 0)
@@ -310,7 +312,7 @@ def test_chunks_that_share_hash_blocks_share_their_removal() -> None:
 
 
 def test_a_failed_store_leaves_no_payload() -> None:
-    """No event will ever come for it, so nothing but the end of the store can tell."""
+    """A failed store has no event, so its payload is dropped when the store ends."""
     core = make_core()
     request = core.arrive(8)
     job = stored_in(core, request, 8)
@@ -322,7 +324,7 @@ def test_a_failed_store_leaves_no_payload() -> None:
 
 
 def test_payloads_are_bounded() -> None:
-    """Promise 6: a shared tier never tells what others deleted, so residency alone is no bound; the oldest go."""
+    """Promise 6: a shared tier reports no foreign deletions, so residency is no bound; the oldest are dropped."""
     bench = Bench(snapshots_max=3)
     keys = bench.grant(request_of(), 0, 1, 2, 3)
     assert list(bench.events.keys()) == keys[1:]
@@ -330,7 +332,7 @@ def test_payloads_are_bounded() -> None:
 
 
 def test_warnings_come_once_per_kind() -> None:
-    """A cache left by an earlier process brings thousands of chunks that nobody can describe."""
+    """A cache of an earlier process can have thousands of chunks without a description."""
     bench = Bench()
     request = request_of()
     keys = [bench.key(request, i) for i in range(4)]
@@ -344,7 +346,7 @@ class TestQueue:
     """Events between the step that made them and the engine that takes them."""
 
     def test_taken_once_in_either_form(self) -> None:
-        """The two calls are two views of one list: nobody gets an event twice, none is lost."""
+        """Both calls take from one list: no event is taken twice, none is lost."""
         bench = Bench()
         queue = EventQueue(bench.events, bench.counters)
         (key,) = bench.grant(request_of(), 0)
@@ -359,7 +361,7 @@ class TestQueue:
         assert queue.take_events() == []
 
     def test_an_engine_that_never_takes_them(self) -> None:
-        """Promise 6: the oldest go, and are counted; what the payloads know does not depend on who reads."""
+        """Promise 6: the oldest are dropped and counted; snapshots do not depend on when events are taken."""
         bench = Bench()
         queue = EventQueue(bench.events, bench.counters, events_max=3)
         keys = bench.grant(request_of(), 0)
@@ -371,7 +373,7 @@ class TestQueue:
         assert not len(bench.events)
 
     def test_disabled_events_are_not_kept(self) -> None:
-        """Who does not want events must not pay for a list that nobody reads."""
+        """An engine that wants no events pays for no list."""
         bench = Bench(active=False)
         queue = EventQueue(bench.events, bench.counters, kept=False)
         assert queue.needs_every_step
@@ -380,8 +382,8 @@ class TestQueue:
         assert not bench.counters.events_dropped
 
 
-def test_g16_the_disk_tier_tells_what_it_lost() -> None:
-    """A removal that nobody tells leaves routers with ghosts: eviction of a full disk, here, and in full."""
+def test_g16_the_disk_tier_reports_what_it_lost() -> None:
+    """Without removals of evicted chunks, routers would keep ghosts: a full disk reports each with all hashes."""
     core = make_core(tiers=(disk(frames=8),), slots=16)
     request = core.arrive(40)
     removed: set[bytes] = set()
@@ -402,8 +404,8 @@ def test_g16_the_disk_tier_tells_what_it_lost() -> None:
     assert {key[:-4] for key in core.lower[0].residency} == stored - removed
 
 
-def test_g16_an_object_tier_tells_what_it_lost() -> None:
-    """Of a shared tier too: a frame that failed its check is deleted, and that is a removal with all hashes."""
+def test_g16_an_object_tier_reports_what_it_lost() -> None:
+    """A shared tier, too: a frame that failed its check is deleted, and reported as removed with all hashes."""
     core = make_core(tiers=(objects(),))
     request = core.arrive(8)
     core.report(stored_in(core, request, 8))

@@ -1,4 +1,4 @@
-"""Engines that keep a finished request's blocks until they are told by request id (spec, sections 0, 13 and 16)."""
+"""Engines that keep a finished request's blocks until the request id is reported (spec, sections 0, 13 and 16)."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def load_of(core: Core) -> tuple[BedRequest, TransferJob]:
     return request, load
 
 
-def test_s113_told_once_after_the_last_store() -> None:
-    """S113: two stores, the request ends between their reports: its id is told once, with the second."""
+def test_s113_reported_once_after_the_last_store() -> None:
+    """S113: two stores, the request ends between their reports: its id is reported once, with the second."""
     core = holding_core()
     request, first, second = two_stores(core)
     assert core.report(first.job_id) == LoadReport()
     assert core.scheduler.request_finished(request, [[1, 2]]) == (True, None)
-    assert core.scheduler.request_finished(request, [[1, 2]]) == (False, None), "asked twice, it is told once"
+    assert core.scheduler.request_finished(request, [[1, 2]]) == (False, None), "asked twice, reported once"
     assert core.report(second.job_id).finished_sending == {"a"}
     assert core.report(second.job_id) == LoadReport()
     assert not core.scheduler._records
 
 
-def test_s113_two_workers_count_before_the_id_is_told() -> None:
-    """S113, S84: worker counts decide when a store has ended, whatever the engine counts by."""
+def test_s113_two_workers_count_before_the_id_is_reported() -> None:
+    """S113, S84: a store has ended when all workers reported it."""
     core = holding_core(num_workers=2)
     request, first, second = two_stores(core)
     core.scheduler.request_finished(request, [])
@@ -58,7 +58,7 @@ def test_s113_two_workers_count_before_the_id_is_told() -> None:
 
 
 def test_s113_the_last_pass_is_waited_for() -> None:
-    """S113, S77: the store that the end of the request itself starts counts too."""
+    """S113, S77: a store that starts at the end of the request counts, too."""
     core = holding_core(store_plan="eager")
     request = core.arrive(8)
     core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
@@ -67,8 +67,8 @@ def test_s113_the_last_pass_is_waited_for() -> None:
     assert core.report(last.job_id).finished_sending == {"a"}
 
 
-def test_s113_nothing_pending_is_nothing_to_tell() -> None:
-    """A request whose stores were over when it ended gives its blocks back at once, and is never told of."""
+def test_s113_nothing_pending_is_nothing_to_report() -> None:
+    """A request whose stores had ended gives its blocks back at once, and is never reported."""
     core = holding_core()
     request, first, second = two_stores(core)
     assert not core.report(first.job_id, second.job_id).finished_sending
@@ -77,8 +77,8 @@ def test_s113_nothing_pending_is_nothing_to_tell() -> None:
     assert core.scheduler.request_finished(core.request(8, "stranger"), [[1]]) == (False, None)
 
 
-def test_s113_preempted_requests_are_not_told_of() -> None:
-    """Only the end of a request is told; a preempted one's stores are flushed and come to nothing else."""
+def test_s113_preempted_requests_are_not_reported() -> None:
+    """Only finished requests are reported; a preempted one's stores are flushed."""
     core = holding_core()
     request, first, second = two_stores(core)
     core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
@@ -86,9 +86,11 @@ def test_s113_preempted_requests_are_not_told_of() -> None:
     assert core.scheduler.request_finished(request, []) == (False, None)
 
 
-def test_s113_loads_are_told_as_received() -> None:
-    """finished_recving is what ``finished`` is: also of a request that was aborted while it loaded, which is then not
-    told as sent: its blocks would be freed twice."""
+def test_s113_loads_are_reported_as_received() -> None:
+    """A load is reported in ``finished_recving``, also that of a request aborted during the load.
+
+    It is not reported as sent as well: its blocks would be freed twice.
+    """
     core = holding_core()
     request, load = load_of(core)
     assert core.scheduler.request_finished(request, [[1, 2]]) == (True, None)
@@ -98,9 +100,11 @@ def test_s113_loads_are_told_as_received() -> None:
 
 
 @pytest.mark.parametrize("handed_out", [True, False])
-def test_s113_a_reset_does_not_swallow_the_word(handed_out: bool) -> None:
-    """S113, S90: the engine waits for the id, whatever became of the store: it ended late, or was never handed out.
-    Until then there is work to step for."""
+def test_s113_a_reset_does_not_swallow_the_report(handed_out: bool) -> None:
+    """S113, S90: the id is reported whatever the reset did to the store: it ended late, or was withdrawn.
+
+    Until then the scheduler has pending work.
+    """
     core = holding_core(store_plan="eager")
     request = core.arrive(8)
     core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
@@ -112,8 +116,8 @@ def test_s113_a_reset_does_not_swallow_the_word(handed_out: bool) -> None:
     assert not core.scheduler.has_pending_work
 
 
-def test_s113_without_the_ability_ids_are_never_told() -> None:
-    """The default: blocks are free at once, fences guard them, and nobody waits for an id."""
+def test_s113_without_the_ability_ids_are_never_reported() -> None:
+    """The default: blocks are free at once, fences guard them, and no id is reported."""
     core = make_core()
     request, first, second = two_stores(core)
     assert core.scheduler.request_finished(request, [[1, 2]]) == (False, None)
@@ -135,8 +139,10 @@ def offered(core: Core) -> BedRequest:
 
 
 def test_s116_d8_pinned_between_lookup_and_allocation() -> None:
-    """S116, D8: stores fill the host tier several times over between answer and allocation; all that was offered is
-    loaded. Nothing is computed a second time at allocation, so nothing can differ."""
+    """S116, D8: stores fill the host tier several times between answer and allocation; all offered chunks are loaded.
+
+    Nothing is computed a second time at allocation, so nothing can differ.
+    """
     core = make_core(slots=8)
     request = offered(core)
     for i in range(5):
@@ -150,7 +156,7 @@ def test_s116_d8_pinned_between_lookup_and_allocation() -> None:
 
 @pytest.mark.parametrize(("accepted", "held"), [(0, 0), (4, 1), (8, 2), (16, 4)])
 def test_s116_fewer_tokens_than_offered(accepted: int, held: int) -> None:
-    """S116: of what was offered only what the engine takes stays held, and only until its load ends."""
+    """S116: only the chunks that the engine takes stay held, and only until the load ends."""
     core = make_core(slots=8)
     request = offered(core)
     core.scheduler.update_state_after_alloc(request, [blocks([1, 2, 3, 4][:held] or [1])], accepted)
@@ -160,7 +166,7 @@ def test_s116_fewer_tokens_than_offered(accepted: int, held: int) -> None:
 
 
 def test_s116_abort_between_lookup_and_allocation() -> None:
-    """S116: the pin goes with the request."""
+    """S116: the pins are removed with the request."""
     core = make_core(slots=8)
     request = offered(core)
     assert core.scheduler.request_finished(request, []) == (False, None)
@@ -169,7 +175,7 @@ def test_s116_abort_between_lookup_and_allocation() -> None:
 
 
 def test_s116_preempted_between_lookup_and_allocation() -> None:
-    """S116: an engine that says so of a request that waits takes nothing from it; asked again, it answers the same."""
+    """S116: preempting a waiting request changes nothing; asked again, its answer is the same."""
     core = make_core(slots=8)
     request = offered(core)
     core.scheduler.build_connector_meta(StepOutput(preempted=frozenset({"a"})))
@@ -178,8 +184,10 @@ def test_s116_preempted_between_lookup_and_allocation() -> None:
 
 
 def test_s46_fewer_hashes_than_tokens() -> None:
-    """S46: the lineage calls it an error of the caller. Ours takes it as hashes that are not known yet (S5): what has
-    no key is neither found nor stored, and nothing fails."""
+    """S46: missing hashes are hashes not known yet (S5), where the lineage reports an error.
+
+    Chunks without a key are neither found nor stored, and nothing fails.
+    """
     core = make_core()
     request = core.arrive(16)
     keys = core.truth.keys(request)

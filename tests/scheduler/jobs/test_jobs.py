@@ -1,4 +1,4 @@
-"""Jobs from their start to the last worker's word, and the fences that outlive requests (spec, sections 9 to 13)."""
+"""Jobs from their start to the last worker's report, and the fences that outlive requests (spec, sections 9 to 13)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput
 
 
 def preempt(core: Core, *request_ids: str) -> ConnectorMeta:
-    """A step in which these requests are thrown out."""
+    """Step in which these requests are preempted."""
     return core.scheduler.build_connector_meta(StepOutput(preempted=frozenset(request_ids)))
 
 
@@ -36,7 +36,7 @@ def finish(core: Core, request_id: str) -> None:
 
 
 def test_s79_preempted_with_two_stores() -> None:
-    """S79: its blocks are about to be handed out, so both stores are flushed in this step."""
+    """S79: its blocks are about to be reused, so both stores are flushed in this step."""
     core = make_core()
     request = core.arrive(8)
     (first,) = core.schedule(request, computed=0, scheduled=4, ids=[[1]]).stores
@@ -45,13 +45,13 @@ def test_s79_preempted_with_two_stores() -> None:
 
 
 def test_s80_preempted_and_unknown() -> None:
-    """S80: an engine may name a request that never reached us."""
+    """S80: an engine may name a request that it never registered."""
     core = make_core()
     assert preempt(core, "nobody") == ConnectorMeta()
 
 
 def test_s81_all_requests_finished() -> None:
-    """S81: no later step may come, so everything in flight is flushed, loads too, each once."""
+    """S81: possibly no step follows, so all jobs in flight are flushed, loads too, each once."""
     core = make_core()
     store = stored(core)
     loader = core.arrive(8, "b")
@@ -66,13 +66,13 @@ def test_s81_all_requests_finished() -> None:
 
 
 def test_s82_an_empty_step() -> None:
-    """S82: nothing to do is told as nothing."""
+    """S82: a step without work has empty instructions."""
     core = make_core()
     assert core.scheduler.build_connector_meta(StepOutput()) == ConnectorMeta()
 
 
 def test_s83_steps_do_not_leak_into_each_other() -> None:
-    """S83: a job is told once; and what was told is a snapshot that later scheduling does not change."""
+    """S83: a job is handed out once, as a snapshot that later scheduling does not change."""
     core = make_core()
     request = core.arrive(8)
     core.put(core.truth.keys(request))
@@ -87,7 +87,7 @@ def test_s83_steps_do_not_leak_into_each_other() -> None:
 
 
 def test_s84_several_workers() -> None:
-    """S84: four workers report 1 + 2 + 1 over three steps: one completion, with the last; a fifth word is an error."""
+    """S84: four workers report 1 + 2 + 1 over three steps: one completion; a fifth report is an error."""
     core = make_core(limits=SchedulerLimits(num_workers=4))
     job = stored(core)
     for count in (1, 2):
@@ -102,7 +102,7 @@ def test_s84_several_workers() -> None:
 
 
 def test_s84_one_failing_worker_fails_the_chunk() -> None:
-    """S84, S114: a chunk is whole only if every worker's part is: one that failed makes it a miss."""
+    """S84, S114: a chunk is whole only if every worker's part is: one failed part makes it a miss."""
     core = make_core(limits=SchedulerLimits(num_workers=2))
     job = stored(core)
     core.report(job.job_id, failed={job.job_id: frozenset({job.keys[1]})})
@@ -121,7 +121,7 @@ def test_s84_counts_that_say_nothing(count: int) -> None:
 
 
 def test_s85_completion_after_the_end_of_the_request() -> None:
-    """S85: the last report of a finished request leaves every map empty: nothing leaks."""
+    """S85: the last report of a finished request empties every map: nothing leaks."""
     core = make_core()
     job = stored(core)
     finish(core, "a")
@@ -136,7 +136,7 @@ def test_s85_completion_after_the_end_of_the_request() -> None:
 
 
 def test_s86_completion_before_the_end_of_the_request() -> None:
-    """S86: a request whose stores are done goes on."""
+    """S86: a request whose stores have ended continues."""
     core = make_core()
     core.report(stored(core).job_id)
     assert list(core.scheduler._records) == ["a"]
@@ -145,8 +145,10 @@ def test_s86_completion_before_the_end_of_the_request() -> None:
 
 
 def test_s87_stale_and_live_ids_in_one_report() -> None:
-    """S87: what a reset has overtaken makes nothing readable, what came after it does. (The lineage ignores stale ids;
-    ours also frees the slots that those jobs kept busy, so they are heard, but change nothing else.)"""
+    """S87: jobs started before a reset make no chunk readable, jobs started after it do.
+
+    The lineage ignores stale ids; here their reports also free the slots of those jobs, and change nothing else.
+    """
     core = make_core(slots=8)
     stale = stored(core)
     core.scheduler.reset_cache()
@@ -157,7 +159,7 @@ def test_s87_stale_and_live_ids_in_one_report() -> None:
 
 
 def test_s88_d2_a_block_under_two_fences() -> None:
-    """S88, D2: a block that two jobs read stays fenced until both are done, also if a job lists it twice."""
+    """S88, D2: a block that two jobs read stays fenced until both have ended, also if a job lists it twice."""
     core = make_core()
     fences = Fences()
     job = stored(core)
@@ -174,7 +176,7 @@ def test_s88_d2_a_block_under_two_fences() -> None:
 
 
 def test_s60_a_load_into_a_block_that_is_still_read() -> None:
-    """S60: the block of a finished request is handed to a load: its store is flushed in the same metadata."""
+    """S60: the block of a finished request is given to a load: its store is flushed in the same metadata."""
     core = make_core()
     store = stored(core)
     finish(core, "a")
@@ -188,7 +190,7 @@ def test_s60_a_load_into_a_block_that_is_still_read() -> None:
 
 
 def test_s60_compute_into_a_block_that_is_still_read() -> None:
-    """S60's twin: the block is handed to a request that computes."""
+    """S60, for a request that computes into the block."""
     core = make_core()
     store = stored(core)
     finish(core, "a")
@@ -198,7 +200,7 @@ def test_s60_compute_into_a_block_that_is_still_read() -> None:
 
 
 def test_s60_a_block_that_an_abandoned_load_still_fills() -> None:
-    """S60 the other way round: after an abort during a load its blocks are fenced: whoever gets one waits for it."""
+    """S60 in reverse: after an abort during a load its blocks are fenced, and writers wait for the load."""
     core = make_core()
     request = core.arrive(8)
     core.put(core.truth.keys(request))
@@ -208,18 +210,18 @@ def test_s60_a_block_that_an_abandoned_load_still_fills() -> None:
     finish(core, "a")
     other = core.arrive(range(50, 58), "b")
     assert core.schedule(other, computed=0, scheduled=8, ids=[[2, 3]]).jobs_to_flush == {load.job_id}
-    assert core.report(load.job_id).finished == {"a"}, "the engine keeps the blocks until it hears this"
+    assert core.report(load.job_id).finished == {"a"}, "the engine keeps the blocks until it gets this report"
 
 
 def test_a_null_block_is_never_fenced() -> None:
-    """Block 0 is in everybody's table and is never written: crossing it flushes nothing."""
+    """Block 0 is in every table and is never written: writing it flushes nothing."""
     fences = Fences()
     fences.fence_blocks(TransferJob(1, "a", True, (), (), (), (0, 5), (2,), (0,)))
     assert fences.jobs_fencing([0]) == set()
 
 
 def test_d7_asked_again_while_own_stores_are_in_flight() -> None:
-    """D7, S48: a preempted request comes back before its stores are done: deferred, not dead."""
+    """D7, S48: a preempted request is asked about before its stores have ended: deferred, without an error."""
     core = make_core()
     job = stored(core)
     preempt(core, "a")
@@ -230,8 +232,10 @@ def test_d7_asked_again_while_own_stores_are_in_flight() -> None:
 
 
 def test_d4_failed_load_names_the_blocks() -> None:
-    """D4: a chunk that failed on its way to the GPU: its blocks are invalid, the others good, and both chunks of the
-    request are offered for storing again when they have been recomputed."""
+    """D4: a chunk failed on its way to the GPU: its blocks are invalid, the others valid.
+
+    Both chunks are offered for storing again when they have been recomputed.
+    """
     core = make_core(factor=2)
     request = core.arrive(16)
     keys = core.truth.keys(request)
@@ -247,7 +251,7 @@ def test_d4_failed_load_names_the_blocks() -> None:
 
 
 def test_an_id_that_still_loads_is_refused() -> None:
-    """A load of the earlier request is still to be reported under this id: nobody could tell whose report it is."""
+    """The end of the earlier load is not reported yet under this id: its report would be ambiguous."""
     core = make_core()
     request = core.arrive(8)
     core.put(core.truth.keys(request))
@@ -262,7 +266,7 @@ def test_an_id_that_still_loads_is_refused() -> None:
 
 
 def test_an_id_whose_blocks_are_held_is_refused() -> None:
-    """The same for an engine that is told when a finished request's blocks are free: that is still to be told."""
+    """The engine still keeps blocks under this id: the report that they are free would be ambiguous."""
     core = make_core(limits=SchedulerLimits(delays_free_blocks=True))
     job = stored(core)
     finish(core, "a")
@@ -273,8 +277,10 @@ def test_an_id_whose_blocks_are_held_is_refused() -> None:
 
 
 def test_an_id_is_free_while_the_last_store_of_its_request_runs() -> None:
-    """Users send an id again as soon as they have their answer: the stores left over are nobody's then, their blocks
-    stay fenced, and their end is not the new request's."""
+    """Users reuse an id as soon as they have their answer: remaining stores then belong to no request.
+
+    Their blocks stay fenced, and their end does not concern the new request.
+    """
     core = make_core()
     job = stored(core)
     finish(core, "a")
@@ -295,14 +301,16 @@ def test_an_id_is_free_while_the_last_store_of_its_request_runs() -> None:
 
 
 def test_an_empty_id_is_refused() -> None:
-    """The empty id stands for jobs of no request: a request of that name could never be told from them."""
+    """The empty id marks jobs of no request, so no request may have it."""
     with pytest.raises(EngineProtocolError, match="empty id"):
         make_core().arrive(4, "")
 
 
 def test_only_new_blocks_of_a_request_that_was_asked_about_again() -> None:
-    """Asking about a running request makes tierkv forget its table. New blocks alone would then stand at the front of
-    the table, and chunks be stored under the keys of others: the engine is told, and nothing has changed."""
+    """Asking about a running request makes tierkv forget its table: new blocks alone are refused.
+
+    They would be at the front of the table, and chunks stored under wrong keys. Nothing has changed after the error.
+    """
     core = make_core()
     request = core.arrive(16)
     core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
@@ -315,8 +323,10 @@ def test_only_new_blocks_of_a_request_that_was_asked_about_again() -> None:
 
 
 def test_only_new_blocks_of_a_request_that_was_loaded() -> None:
-    """Of a loaded request no table is known but the one that the first step tells, also where no group has a table
-    that must be as long as the tokens."""
+    """The table of a loaded request is known from its first step only.
+
+    That holds also if no group needs a table as long as the tokens.
+    """
     core = make_core(groups=[window(4)])
     request = core.arrive(17)
     core.put(core.truth.keys(request)[3:])
@@ -331,7 +341,7 @@ def test_only_new_blocks_of_a_request_that_was_loaded() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_table_that_is_too_short(whole: bool) -> None:
-    """Blocks that are missing in the middle of a table move all that follow: what is stored would be others' bytes."""
+    """Blocks missing in the middle of a table shift all that follow: wrong bytes would be stored."""
     core = make_core(groups=[full(), window(4)])
     request = core.arrive(16)
     core.schedule(request, computed=0, scheduled=4, ids=[[1], [11]])
@@ -341,8 +351,10 @@ def test_a_table_that_is_too_short(whole: bool) -> None:
 
 
 def test_a_failed_load_of_a_windowed_model_is_reported_whole() -> None:
-    """An engine computes from the first invalid block on. Of a window only the end was loaded, so with one chunk of
-    full attention missing it would compute with blocks that nobody has filled."""
+    """An engine computes from the first invalid block on.
+
+    Of a window only the end was loaded, so with one failed chunk of full attention it would use unfilled blocks.
+    """
     core = make_core(groups=[full(), window(8)])
     request = core.arrive(17)
     keys = [core.truth.keys(request, 0), core.truth.keys(request, 1)]
@@ -358,7 +370,7 @@ def test_a_failed_load_of_a_windowed_model_is_reported_whole() -> None:
 
 
 def test_scheduled_before_its_load_ended() -> None:
-    """The engine must wait for the load: computing from half-loaded blocks would be wrong bytes."""
+    """The engine must wait for the load: computing from half-loaded blocks would give wrong bytes."""
     core = make_core()
     request = core.arrive(8)
     core.put(core.truth.keys(request))
@@ -369,7 +381,7 @@ def test_scheduled_before_its_load_ended() -> None:
 
 
 def test_unknown_requests_do_no_harm() -> None:
-    """An engine may finish or schedule what we never heard of, and finish twice."""
+    """An engine may finish or schedule an unregistered request, and finish a request twice."""
     core = make_core()
     stranger = core.request(8, "stranger")
     assert core.scheduler.request_finished(stranger, [[1, 2]]) == (False, None)
@@ -381,7 +393,7 @@ def test_unknown_requests_do_no_harm() -> None:
 
 
 class FenceMachine(RuleBasedStateMachine):
-    """Fences against a dict of sets: a fence that is lost overwrites a block under a running copy."""
+    """Fences against a dict of sets: with a lost fence, a block under a running copy is overwritten."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is loaded where, once the engine has allocated blocks (spec, section 9)."""
+"""Source and destination of loaded chunks, once the engine has allocated blocks (spec, section 9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tierkv.types.transfers import ConnectorMeta, TransferJob, WorkerOutput, chu
 
 
 def offered(core: Core, request: BedRequest, computed: int = 0) -> int:
-    """Make all chunks of a request readable in the host tier, and ask."""
+    """Make all chunks of a request readable in the host tier, and ask for its hit."""
     for group in core.geometry.groups:
         core.put(core.truth.keys(request, group.index))
     answer = core.ask(request, computed)
@@ -30,7 +30,7 @@ def offered(core: Core, request: BedRequest, computed: int = 0) -> int:
 
 
 def load(core: Core, request: BedRequest, tables: Sequence[list[BedBlock]], tokens: int) -> TransferJob:
-    """Allocate, and take this step's only load."""
+    """Allocate, and return this step's only load."""
     core.scheduler.update_state_after_alloc(request, tables, tokens)
     return only_load(core.scheduler.build_connector_meta(StepOutput()))
 
@@ -52,7 +52,7 @@ def test_a_plain_load() -> None:
 
 
 def test_s56_a_group_that_has_everything() -> None:
-    """S56: the GPU has all blocks of one group: it takes no part, and the other's blocks are told from its own."""
+    """S56: the GPU has all blocks of one group: it is not loaded, and the other group's indices are its own."""
     core = make_core(block_tokens=(4, 4))
     request = core.request(8)
     assert offered(core, request) == 8
@@ -62,7 +62,7 @@ def test_s56_a_group_that_has_everything() -> None:
 
 
 def test_s57_a_chunk_is_loaded_from_its_middle() -> None:
-    """S57: F=4 and six blocks on the GPU: from the second chunk on, and that one is entered at its third block."""
+    """S57: F=4 and six blocks on the GPU: the load begins in the second chunk, at its third block."""
     core = make_core(factor=4)
     request = core.request(48)
     assert offered(core, request, computed=24) == 24
@@ -73,7 +73,7 @@ def test_s57_a_chunk_is_loaded_from_its_middle() -> None:
 
 
 def test_s37_windowed_model_all_chunks_are_loaded() -> None:
-    """S37: 16 of 16 tokens are there, 15 are answered, and all four chunks are loaded; of the window its last two."""
+    """S37: 16 of 16 tokens are present, 15 are answered, all four chunks are loaded; of the window the last two."""
     core = make_core(groups=[full(), window(8)])
     request = core.request(16)
     assert offered(core, request) == 15
@@ -83,7 +83,7 @@ def test_s37_windowed_model_all_chunks_are_loaded() -> None:
 
 
 def test_s58_leading_placeholders_are_skipped() -> None:
-    """S58: a window's table begins with null blocks: they get nothing, and no chunk of theirs is loaded."""
+    """S58: a window's table begins with null blocks: they get no data, and their chunks are not loaded."""
     core = make_core(groups=[window(8)])
     request = core.request(17)
     assert offered(core, request) == 16
@@ -104,8 +104,10 @@ def test_s58_a_window_is_entered_in_the_middle_of_a_chunk() -> None:
 
 
 def test_a_window_with_too_many_blocks_is_refused() -> None:
-    """A window of two chunks of two blocks that begins inside a block has five. With six the engine and we disagree
-    about the window, and would load what nobody asked for."""
+    """A window of two chunks of two blocks that begins inside a block has five.
+
+    With six, engine and tierkv disagree about the window, and unwanted chunks would be loaded.
+    """
     core = make_core(factor=2, groups=[full(), window(16)])
     request = core.request(33)
     assert offered(core, request) == 32
@@ -117,7 +119,7 @@ def test_a_window_with_too_many_blocks_is_refused() -> None:
 
 
 def test_a_hole_in_a_window_is_refused() -> None:
-    """A placeholder behind a real block: a load would write into the block that everybody shares and nobody owns."""
+    """A null block behind a real block: a load would write into the shared null block."""
     core = make_core(groups=[window(12)])
     request = core.request(17)
     assert offered(core, request) == 16
@@ -128,9 +130,11 @@ def test_a_hole_in_a_window_is_refused() -> None:
 
 @pytest.mark.parametrize(("group", "taken"), [(window(4), 8), (window(4), 14), (ssm(), 8), (ssm(), 15)])
 def test_a_part_of_a_windowed_offer_is_refused(group: GroupSpec, taken: int) -> None:
-    """A shorter hit needs an earlier window, or another state, which was not asked for and need not be there: the
-    engine takes all that was offered or nothing, also where the part ends in the last chunk and all its blocks could be
-    filled. It is told so, and nothing has changed."""
+    """A shorter hit needs an earlier window, or another state, which may be absent.
+
+    The engine takes the whole offer or nothing, also if the part ends in the last chunk and all its blocks could be
+    filled. The error says so, and nothing has changed.
+    """
     core = make_core(groups=[full(), group], tiers=[disk()])
     request = core.request(17)
     core.put([*core.truth.keys(request, 0), core.truth.keys(request, 1)[3]])
@@ -142,7 +146,7 @@ def test_a_part_of_a_windowed_offer_is_refused(group: GroupSpec, taken: int) -> 
 
 @st.composite
 def allocations(draw: st.DrawFn) -> tuple[list[GroupSpec], int, int, int]:
-    """Any groups, blocks per chunk, C in whole coarsest blocks, and the end of a hit."""
+    """Any groups, blocks per chunk, C in whole largest blocks, and the end of a hit."""
     sizes, windows = st.sampled_from([2, 4, 6]), st.integers(1, 30)
     kinds = st.builds(full, sizes) | st.builds(ssm, sizes) | st.builds(window, windows, sizes)
     groups = draw(st.lists(kinds | st.builds(local, windows, sizes), min_size=1, max_size=3))
@@ -151,8 +155,10 @@ def allocations(draw: st.DrawFn) -> tuple[list[GroupSpec], int, int, int]:
 
 @given(allocations())
 def test_s58_what_is_wanted_is_what_the_blocks_need(allocation: tuple[list[GroupSpec], int, int, int]) -> None:
-    """The search and the engine each know the window: for every hit that the search allows, the chunks that the
-    engine's blocks ask for are among those that were gathered, and hold all that the next token attends to."""
+    """Search and engine both know the window: for every hit, the chunks for the engine's blocks were gathered.
+
+    They hold all tokens that the next one attends to.
+    """
     groups, factor, computed, end = allocation
     core = make_core(groups=groups, factor=factor, hash_block_tokens=2)
     record = core.record(core.request(101))
@@ -181,7 +187,7 @@ def test_s59_a_placeholder_behind_computed_blocks() -> None:
 
 
 def test_s59_what_is_local_is_not_loaded() -> None:
-    """S59: blocks before C are computed, also where an engine without a prefix cache gives them no hash."""
+    """S59: blocks before C are computed, also if an engine without a prefix cache gives them no hash."""
     core = make_core()
     record = core.record(core.request(16))
     plan = plan_load(record, core.geometry, [blocks([3, 4, 5, 6])], 8, 8)
@@ -189,7 +195,7 @@ def test_s59_what_is_local_is_not_loaded() -> None:
 
 
 def test_s63_groups_keep_their_order() -> None:
-    """S63: keys, blocks and sizes of all groups come in group order, so that each byte lands in its group."""
+    """S63: keys, blocks and sizes of all groups are in group order, so that each byte reaches its group."""
     core = make_core(block_tokens=(2, 4), factor=2)
     request = core.request(16)
     assert offered(core, request) == 16
@@ -201,7 +207,7 @@ def test_s63_groups_keep_their_order() -> None:
 
 
 def test_fewer_tokens_than_offered() -> None:
-    """The engine may take a shorter part; what it does not take is let go, not loaded."""
+    """The engine may take a shorter part; the rest is released, not loaded."""
     core = make_core()
     request = core.request(16)
     assert offered(core, request) == 16
@@ -212,7 +218,7 @@ def test_fewer_tokens_than_offered() -> None:
 
 
 def test_blocks_computed_since_the_question() -> None:
-    """More of the prefix turned up on the GPU between question and allocation: only the rest is loaded."""
+    """The GPU has more of the prefix at allocation than at the question: only the rest is loaded."""
     core = make_core()
     request = core.request(16)
     assert offered(core, request) == 16
@@ -221,7 +227,7 @@ def test_blocks_computed_since_the_question() -> None:
 
 
 def test_all_computed_since_the_question() -> None:
-    """Nothing is left to load: the engine waits for the load all the same, so there is an empty one."""
+    """No chunk is left to load, but the engine waits for the load: an empty job ends it."""
     core = make_core()
     request = core.request(8)
     assert offered(core, request) == 8
@@ -237,7 +243,7 @@ def test_all_computed_since_the_question() -> None:
         pytest.param([blocks([1, 2, 3, 4, 5, 6])], 20, "20 external tokens, but 16 were offered", id="too many"),
     ],
 )
-def test_an_engine_that_errs_is_told(tables: list[list[BedBlock]], tokens: int, complaint: str) -> None:
+def test_an_engine_that_errs_gets_an_error(tables: list[list[BedBlock]], tokens: int, complaint: str) -> None:
     """A wrong call is refused with its numbers, before anything has changed: the right call still works."""
     core = make_core()
     request = core.request(16)
@@ -257,7 +263,7 @@ def test_computed_tokens_in_an_unfilled_block() -> None:
 
 
 def test_nothing_external_loads_nothing() -> None:
-    """0 external tokens: no job, and what was offered is let go."""
+    """0 external tokens: no job, and the offer is released."""
     core = make_core()
     request = core.request(8)
     offered(core, request)
@@ -268,7 +274,7 @@ def test_nothing_external_loads_nothing() -> None:
 
 
 def test_s62_a_load_beside_own_stores_is_refused() -> None:
-    """S62: invariant I1: a request never has a load and a store in flight; the error is named, nothing is corrupted."""
+    """S62: invariant I1: a request never has a load and a store in flight; the error names it."""
     core = make_core()
     request = core.request(16)
     core.scheduler.on_new_request(request)
@@ -281,7 +287,7 @@ def test_s62_a_load_beside_own_stores_is_refused() -> None:
 
 
 def test_s62_deferred_tokens_cannot_be_loaded() -> None:
-    """S62's twin: while an answer is deferred nothing was offered, so nothing can be loaded."""
+    """S62: while an answer is deferred nothing is offered, so nothing can be loaded."""
     core = make_core(tiers=[disk()])
     request = core.request(16)
     core.keep_below(core.truth.keys(request))
@@ -293,7 +299,7 @@ def test_s62_deferred_tokens_cannot_be_loaded() -> None:
 
 
 def test_tokens_are_accounted_to_the_tier_they_came_from() -> None:
-    """The demo and the metrics say which tier served what: two chunks were here, two came from below."""
+    """Demo and metrics show the tokens per tier: two chunks from the host tier, two from below."""
     core = make_core(tiers=[disk()])
     request = core.request(16)
     keys = core.truth.keys(request)
@@ -314,8 +320,7 @@ def test_tokens_are_accounted_to_the_tier_they_came_from() -> None:
     ],
 )
 def test_tokens_of_windowed_models_are_accounted(groups: list[GroupSpec], served: dict[str, int]) -> None:
-    """Each token counts once, for the tier that served it; what lies before all windows was saved by the first chunk
-    that was loaded."""
+    """Each token counts once, for its tier; tokens before all windows count for the first loaded chunk."""
     core = make_core(groups=groups, tiers=[disk()])
     request = core.request(17)
     keys = core.truth.keys(request, 1)
@@ -330,7 +335,7 @@ def test_tokens_of_windowed_models_are_accounted(groups: list[GroupSpec], served
 
 
 def test_prefix_hits_are_not_stored_again() -> None:
-    """What was just loaded is in the tiers: the first chunk offered is the first computed one."""
+    """Loaded chunks are in a tier: the first chunk offered is the first computed one."""
     core = make_core()
     request = core.request(16)
     core.put(core.truth.keys(request)[:2])

@@ -41,8 +41,10 @@ from tierkv.types.transfers import VOID_SLOT
 @pytest.mark.parametrize("slots", [64, 8, 3, 2, 1])
 @pytest.mark.parametrize("tier", [disk(write="read_only"), objects(write="read_only")], ids=["disk", "objects"])
 def test_g1_a_hundred_chunks_pass(slots: int, tier: TierSpec) -> None:
-    """G1, the livelock of vLLM 0.33: 100 chunks through a host tier of 64 slots, of 8, and of one alone: all of them
-    come, each is read once, the engine computes one token, and no deadline passes."""
+    """G1, the livelock of vLLM 0.33: 100 chunks through a host tier of 64 slots, of 8, and of one.
+
+    Each chunk is loaded and read once, the engine computes one token, and no deadline passes.
+    """
     bed = stream_bed(slots, tiers=(tier,))
     request = arrive(bed, 100)
     finish(bed)
@@ -56,7 +58,7 @@ def test_g1_a_hundred_chunks_pass(slots: int, tier: TierSpec) -> None:
 @pytest.mark.parametrize("count", [2, 5])
 @pytest.mark.parametrize("slots", [64, 8, 3, 1])
 def test_several_streams_at_once(count: int, slots: int) -> None:
-    """Streams that share a host tier neither wait for each other for ever nor read a chunk twice."""
+    """Streams that share a host tier do not block each other, and read no chunk twice."""
     bed = stream_bed(slots, deadline_s=50.0)
     for family in range(count):
         arrive(bed, 70, family)
@@ -69,7 +71,7 @@ def test_several_streams_at_once(count: int, slots: int) -> None:
 
 
 def test_small_hits_do_not_wait_for_a_long_stream() -> None:
-    """Fair: while a thousand chunks pass, others with two chunks each are answered within a few steps of arriving."""
+    """Fairness: while a thousand chunks stream, requests with two chunks each are answered within a few steps."""
     bed = stream_bed(8)
     arrive(bed, 1000, 0)
     until(bed, lambda: bool(bed.engine.loading))
@@ -83,8 +85,10 @@ def test_small_hits_do_not_wait_for_a_long_stream() -> None:
 
 
 def test_what_was_offered_waits_for_blocks_and_the_stream_for_slots() -> None:
-    """A request that was offered a hit holds slots until the GPU has blocks, which a stream holds until it has had
-    slots: half of the slots are the streams' own, so this resolves without any deadline."""
+    """An offered hit holds slots until the GPU has blocks; a stream holds blocks until it gets slots.
+
+    Half of the slots are reserved for streams, so this resolves without any deadline.
+    """
     bed = stream_bed(8, gpu_blocks=104)
     arrive(bed, 100, 0)
     until(bed, lambda: bool(bed.engine.loading))
@@ -96,7 +100,7 @@ def test_what_was_offered_waits_for_blocks_and_the_stream_for_slots() -> None:
 
 
 def test_what_fits_is_loaded_by_one_job() -> None:
-    """Up to the cap nothing has changed: one job, which ends the load."""
+    """A hit up to the bound is loaded by one job, which ends the load."""
     bed = stream_bed(8)
     arrive(bed, 8)
     turn(bed)
@@ -107,10 +111,10 @@ def test_what_fits_is_loaded_by_one_job() -> None:
     assert bed.core.counters.loads_streamed == 0
 
 
-def test_legs_follow_each_other() -> None:
-    """The first segment is half of what may be reserved; the next one is read while it is copied.
+def test_segments_follow_each_other() -> None:
+    """The first segment is half of the slots that may be reserved; the next one is read while it is copied.
 
-    It goes out when the copy has ended, and the last job is marked. Between two segments the engine keeps stepping.
+    It is sent when the copy has ended, and the last job is marked. Between two segments the engine keeps stepping.
     """
     bed = stream_bed(8)
     request = arrive(bed, 10)
@@ -126,8 +130,8 @@ def test_legs_follow_each_other() -> None:
     assert sent == [(tuple(keys[:4]), False), (tuple(keys[4:8]), False), (tuple(keys[8:]), True)]
 
 
-def test_a_leg_is_sent_with_the_slots_that_there_are() -> None:
-    """A hung tier keeps slots that are being written to it for ever. A stream does with the one that is left."""
+def test_a_segment_is_sent_with_the_slots_that_there_are() -> None:
+    """A hung tier keeps slots of reads in flight forever. A stream uses the one that is left."""
     bed = stream_bed(4, tiers=(disk(write="read_only"), disk(name="hung", queue=3)))
     arrive(bed, 40)
     while bed.engine.seats:
@@ -145,8 +149,10 @@ def test_a_leg_is_sent_with_the_slots_that_there_are() -> None:
 
 
 def test_what_the_host_tier_has_goes_first() -> None:
-    """A prefix that passes again and again: what is still in the host tier is loaded before later segments evict it, so
-    only the rest is read. (In the order of the prefix each chunk would be evicted just before its turn, every time.)"""
+    """A prefix that is loaded repeatedly: chunks in the host tier are loaded before later segments evict them.
+
+    So only the rest is read. In the order of the prefix each chunk would be evicted just before its turn, every time.
+    """
     bed = stream_bed(64, reserved=51)
     arrive(bed, 100)
     finish(bed)
@@ -163,7 +169,7 @@ def test_what_the_host_tier_has_goes_first() -> None:
 
 
 def test_a_hit_with_enough_in_the_host_tier_is_offered_at_once() -> None:
-    """Half of what may be reserved is there: no deferral, the rest is read while that is copied."""
+    """Half of the slots that may be reserved hold wanted chunks: no deferral, the rest is read during the copy."""
     core = make_core(slots=16, tiers=[disk(write="read_only")])
     request = core.arrive(121)
     keys = core.truth.keys(request)
@@ -174,8 +180,10 @@ def test_a_hit_with_enough_in_the_host_tier_is_offered_at_once() -> None:
 
 
 def test_two_with_one_prefix_wait_for_each_other() -> None:
-    """S49 for all segments: a second request that wants what a stream will bring, even its last chunk, waits for it and
-    finds it on the GPU, instead of reading it once more."""
+    """S49 for all segments: a second request that wants any chunk of the stream waits for the load.
+
+    It then finds the chunks on the GPU, and does not read them again.
+    """
     bed = stream_bed(8, gpu_caching=True, deadline_s=500.0)
     arrive(bed, 40)
     until(bed, lambda: bool(bed.engine.loading))
@@ -187,8 +195,8 @@ def test_two_with_one_prefix_wait_for_each_other() -> None:
     assert account.local_tokens == 160
 
 
-def test_the_account_tells_all_legs() -> None:
-    """Tokens and bytes by tier add up over all jobs of a load, and so does what policies are told."""
+def test_the_account_counts_all_segments() -> None:
+    """Tokens and bytes per tier add up over all jobs of a load, and so do those reported to policies."""
     bed = stream_bed(8, tiers=(disk(write="read_only"), objects(write="read_only")))
     request = arrive(bed, 30, below=False)
     bed.fill_below(request, 0, range(20))
@@ -202,7 +210,7 @@ def test_the_account_tells_all_legs() -> None:
 
 
 def test_sources_of_a_hit_that_streams() -> None:
-    """What policies are told of a request's arrival counts every chunk of its hit, gathered or not."""
+    """A policy's observation of the arrival counts every chunk of the hit, gathered or not."""
     core = make_core(slots=8, tiers=[disk(write="read_only"), disk(write="read_only", name="second")])
     request = core.arrive(81)
     keys = core.truth.keys(request)
@@ -216,7 +224,7 @@ def test_sources_of_a_hit_that_streams() -> None:
 
 
 def test_an_answer_of_a_shared_tier_need_not_be_fresh() -> None:
-    """A stream may outlast the time for which a shared tier's yes is believed: its chunks are read all the same."""
+    """A stream may outlast the validity of a shared tier's answer: its chunks are read all the same."""
     bed = stream_bed(4, tiers=(objects(write="read_only"),))
     arrive(bed, 60)
     until(bed, lambda: bool(bed.engine.loading))
@@ -231,7 +239,7 @@ def test_an_answer_of_a_shared_tier_need_not_be_fresh() -> None:
 
 
 def test_hints_hold_for_streams() -> None:
-    """How much may be loaded, and from where, is said once for all segments."""
+    """Hints on the length of a hit and on tiers hold for all segments."""
     bed = stream_bed(4, tiers=(disk(write="read_only"), disk(write="read_only", name="second")))
     most = arrive(bed, 30, 0, tierkv={"max_load_tokens": 60})
     bed.fill_below(most, 1)
@@ -243,7 +251,7 @@ def test_hints_hold_for_streams() -> None:
 
 
 def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
-    """Load or recompute weighs all of a hit, not its first segment: 100 chunks take longer than computing them."""
+    """Load or recompute weighs the whole hit, not its first segment: 100 chunks take longer than computing them."""
     bed = stream_bed(8, prefill_tokens_per_s=1000.0)
     bed.tiers.elapsed_s[0] = 5.0
     arrive(bed, 4 * READINGS_MIN, 1)
@@ -256,7 +264,7 @@ def test_a_slow_tier_is_judged_by_the_whole_length() -> None:
 
 @pytest.mark.parametrize(("accepts", "jobs"), [(3, 1), (50, 0)])
 def test_a_part_of_an_offer(accepts: int, jobs: int) -> None:
-    """An engine that takes less than was gathered loads it with one job; with more, the load streams that far."""
+    """An engine that takes less than was gathered gets one job; with more, the load streams that far."""
     bed = stream_bed(8)
     arrive(bed, 100)
     turn(bed)
@@ -266,7 +274,7 @@ def test_a_part_of_an_offer(accepts: int, jobs: int) -> None:
     assert bed.core.counters.tokens_loaded == {"disk": 4 * accepts}
 
 
-def test_the_engine_has_come_to_have_the_first_leg() -> None:
+def test_the_engine_has_computed_the_first_segment() -> None:
     """Blocks of the first segment are on the GPU by the time of the allocation: the load begins with the second."""
     core = make_core(slots=4, tiers=[disk(write="read_only")])
     request = core.arrive(41)
@@ -285,8 +293,11 @@ def test_the_engine_has_come_to_have_the_first_leg() -> None:
 
 
 def test_half_of_the_deadline_for_the_whole_length() -> None:
-    """A shared tier that tells of few chunks at a time does not cost a request its hit: when half of its deadline has
-    passed, and it is still not known how long the whole hit is, the part that can be gathered is the answer."""
+    """A shared tier that answers about few chunks at a time does not cost a request its hit.
+
+    When half of the deadline has passed, and the length of the hit is still unknown, the part that can be gathered is
+    the answer.
+    """
     core = make_core(slots=8, tiers=[objects(write="read_only", probe_keys_max=10)])
     request = core.arrive(401)
     assert core.ask(request) is None
@@ -301,8 +312,8 @@ def test_half_of_the_deadline_for_the_whole_length() -> None:
     assert core.counters.deadlines_expired == 0
 
 
-def test_what_has_gone_while_the_first_leg_came_is_not_offered() -> None:
-    """Only the first segment is held before the answer: the rest is looked up again when it has come."""
+def test_chunks_lost_during_the_first_segment_are_not_offered() -> None:
+    """Only the first segment is held before the answer: the rest is looked up again when it has arrived."""
     core = make_core(slots=8, tiers=[disk(write="read_only")])
     request = core.arrive(161)
     keys = core.truth.keys(request)
@@ -318,8 +329,7 @@ def test_what_has_gone_while_the_first_leg_came_is_not_offered() -> None:
 
 @pytest.mark.parametrize(("block_tokens", "factor"), [((4,), 2), ((4, 8), 1), ((2, 3), 2), ((8, 2, 4), 1)])
 def test_several_groups(block_tokens: tuple[int, ...], factor: int) -> None:
-    """Groups of one size and of several, chunks of one block and of more: every group's chunks pass, in the order in
-    which they end."""
+    """Groups with chunks of any size: all chunks are loaded, in the order in which they end."""
     bed = stream_bed(8, block_tokens=block_tokens, factor=factor, hash_block_tokens=1)
     request = arrive(bed, 60)
     finish(bed)
@@ -333,8 +343,10 @@ def test_several_groups(block_tokens: tuple[int, ...], factor: int) -> None:
 
 
 def test_windows_come_first() -> None:
-    """A hit with windows is of use only as a whole, so their chunks are in the first segment, whatever may become of
-    them later; then the prefix follows."""
+    """A hit with windows is useful only as a whole, so their chunks are in the first segment.
+
+    Then the prefix follows.
+    """
     bed = stream_bed(16, groups=(full(), window(8)))
     request = arrive(bed, 60)
     recent = set(bed.core.truth.keys(request, 1)[-2:])
@@ -348,7 +360,7 @@ def test_windows_come_first() -> None:
 
 
 def test_with_windows_a_failure_costs_the_whole_load() -> None:
-    """It was loaded for one end only: the engine goes on from what it had before."""
+    """The load served one end only: the engine continues from the tokens before it."""
     bed = stream_bed(16, groups=(full(), window(8)))
     request = arrive(bed, 60)
     bad = bed.core.truth.keys(request, 0)[30]
@@ -363,8 +375,8 @@ def test_with_windows_a_failure_costs_the_whole_load() -> None:
     bed.check_end()
 
 
-def test_a_leg_ends_when_all_workers_say_so() -> None:
-    """Three ranks report when they like: the next segment waits for the last of them."""
+def test_a_segment_ends_when_all_workers_have_reported() -> None:
+    """Three ranks report at different times: the next segment waits for the last of them."""
     bed = stream_bed(8, num_workers=3)
     arrive(bed, 40)
     while bed.engine.seats:
@@ -389,8 +401,10 @@ def test_a_leg_ends_when_all_workers_say_so() -> None:
 def test_whatever_the_sizes(
     slots: int, chunks: int, count: int, resident: set[int], bad: int | None, kind: OutcomeKind
 ) -> None:
-    """Any number of chunks, some of them in the host tier, one of them perhaps bad, for several requests at once: all
-    are answered, no chunk is read twice for want of slots, and what was not bad need not be computed."""
+    """Any number of chunks, some in the host tier, one possibly corrupt, for several requests at once.
+
+    All are answered, no chunk is read twice for lack of slots, and valid chunks need not be computed.
+    """
     bed = stream_bed(slots, deadline_s=1000.0)
     requests = [arrive(bed, chunks, family) for family in range(count)]
     keys = bed.core.truth.keys(requests[0])
@@ -422,7 +436,7 @@ def test_whatever_the_sizes(
 
 
 def test_the_table_is_whole() -> None:
-    """Every state can be reached and left, but for the last; other events raise with the log."""
+    """Every state can be reached, and left except the last; other events raise with the log."""
     assert set(STREAM_TRANSITIONS.values()) | {StreamState.GATHERING} == set(StreamState)
     assert {before for before, _ in STREAM_TRANSITIONS} == set(StreamState) - {StreamState.ENDED}
     for state in StreamState:
@@ -434,8 +448,8 @@ def test_the_table_is_whole() -> None:
                     STREAM_STATES.next(state, event, "r", lambda: "what it did")
 
 
-def test_a_void_slot_is_nobodys() -> None:
-    """Whatever a job says of chunks that do not come, no slot of the host tier is touched by it."""
+def test_a_void_chunk_touches_no_slot() -> None:
+    """A job with void chunks touches no slot of the host tier for them."""
     core = make_core(slots=2)
     core.put([Key(b"one" + bytes(6)), Key(b"two" + bytes(6))])
     assert core.host.slots.leased([VOID_SLOT]) == []
@@ -444,8 +458,8 @@ def test_a_void_slot_is_nobodys() -> None:
     assert len(core.ready()) == 2
 
 
-def test_the_request_stays_loading_between_legs() -> None:
-    """Nobody may take it for one that runs: it is asked about again, and scheduled, only when its load has ended."""
+def test_the_request_stays_loading_between_segments() -> None:
+    """The request stays LOADING between segments: it is asked about and scheduled only after the load."""
     bed = stream_bed(8)
     request = arrive(bed, 40)
     until_stream(bed, StreamState.GATHERING)

@@ -1,4 +1,4 @@
-"""What can go wrong while a load streams: what has come is used, and nothing is waited for in vain."""
+"""Failures while a load streams: arrived chunks are used, and no request waits for lost ones."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ from tierkv.types.transfers import VOID_SLOT, TransferJob
 @pytest.mark.parametrize("kind", FAILURES)
 @pytest.mark.parametrize("chunk", [9, 40, 99])
 def test_a_chunk_that_fails_below(chunk: int, kind: OutcomeKind) -> None:
-    """Chunk k fails in the tier: the engine gets what lies before it, computes from there, and nothing behind what was
-    being read then is read any more."""
+    """Chunk k fails in the tier: the engine gets the chunks before it, and computes from there.
+
+    Only reads already in flight continue behind it.
+    """
     bed = stream_bed(8)
     request = arrive(bed, 100)
     keys = bed.core.truth.keys(request)
@@ -55,7 +57,7 @@ def test_a_chunk_that_fails_below(chunk: int, kind: OutcomeKind) -> None:
 
 
 def test_a_chunk_that_fails_in_one_tier_is_had_from_another() -> None:
-    """As for every lookup: a bad frame on the disk is no loss while a bucket has the chunk, too."""
+    """As in every lookup: a bad frame on the disk costs nothing while a bucket has the chunk."""
     bed = stream_bed(8, tiers=(disk(write="read_only"), disk(write="read_only", name="second")))
     request = arrive(bed, 40)
     bed.fill_below(request, 1)
@@ -74,7 +76,7 @@ def test_a_chunk_that_fails_in_one_tier_is_had_from_another() -> None:
 
 
 def cut_stream(core: Core, request: BedRequest, lost: Sequence[Key]) -> TransferJob:
-    """A stream of ten chunks through four slots loses some of its third segment. Returns its last job."""
+    """Lose chunks of the third segment of a stream: ten chunks, four slots. Returns its last job."""
     assert core.ask(request) is None
     core.finish_all()
     assert core.ask(request)
@@ -109,8 +111,8 @@ def test_the_last_job_names_what_does_not_come() -> None:
     assert report.invalid_block_ids == set(range(6, 11))
 
 
-def test_where_windows_are_nothing_more_is_copied_in_vain() -> None:
-    """With windows what is before the lost chunk is of no use: all of the last job is void, all blocks are invalid."""
+def test_with_windows_nothing_more_is_copied() -> None:
+    """With windows the chunks before the lost one are useless: the last job is void, all blocks are invalid."""
     core = make_core(groups=[full(), window(8)], slots=12, reserved=8, tiers=[disk(write="read_only")])
     request = core.arrive(41)
     prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
@@ -122,8 +124,8 @@ def test_where_windows_are_nothing_more_is_copied_in_vain() -> None:
     assert report.invalid_block_ids == {*range(1, 11), 59, 60}
 
 
-def test_the_blocks_of_an_aborted_stream_are_nobodys() -> None:
-    """They may be another request's by the time the load ends: it is told as ended, and no block as invalid."""
+def test_the_blocks_of_an_aborted_stream_are_not_invalid() -> None:
+    """They may belong to another request when the load ends: it is reported as ended, with no invalid block."""
     core = make_core(slots=8, reserved=4, tiers=[disk(write="read_only")])
     request = core.arrive(41)
     keys = core.truth.keys(request)
@@ -143,8 +145,8 @@ def test_the_blocks_of_an_aborted_stream_are_nobodys() -> None:
     assert not core.scheduler.has_pending_work
 
 
-def test_whoever_wants_a_later_leg_waits_too() -> None:
-    """S49: a twin that has the front on the GPU already wants only what the stream will bring last."""
+def test_a_request_for_a_later_segment_waits_too() -> None:
+    """S49: a second request with the front on the GPU wants only the last chunks of the stream, and waits."""
     core = make_core(slots=8, reserved=4, tiers=[disk(write="read_only")])
     first, second = core.arrive(41, "first"), core.arrive(41, "second")
     core.keep_below(core.truth.keys(first))
@@ -193,7 +195,7 @@ def test_a_chunk_that_fails_on_its_way_to_the_gpu(at: int, to_come: int) -> None
 
 
 def test_a_late_chunk_that_fails_does_not_cost_what_is_before_it() -> None:
-    """What was in the host tier goes first, out of order. One of that is damaged: what lies before it still comes."""
+    """Chunks in the host tier are sent first. If one of them is corrupt, pending chunks before it are still loaded."""
     bed = stream_bed(16)
     request = arrive(bed, 30)
     keys = bed.core.truth.keys(request)
@@ -212,8 +214,10 @@ def test_a_late_chunk_that_fails_does_not_cost_what_is_before_it() -> None:
 
 
 def test_a_tier_hangs_in_the_middle() -> None:
-    """No read ends any more: after the deadline, counted from the last chunk that came, the stream ends with what it
-    has, and the engine computes the rest. The reads that hang keep their slots, and nothing else."""
+    """No read ends any more: after the deadline, counted from the last arrival, the stream ends.
+
+    The engine computes the rest. The hung reads keep their slots, and nothing else.
+    """
     bed = stream_bed(8)
     arrive(bed, 100)
     until_stream(bed, StreamState.GATHERING, 60)
@@ -230,8 +234,7 @@ def test_a_tier_hangs_in_the_middle() -> None:
 
 
 def test_a_slow_tier_is_waited_for_while_chunks_come() -> None:
-    """A chunk now and then is progress: a stream may take far longer than the deadline as long as it comes forward, and
-    so may a single segment of it."""
+    """Single arrivals are progress: a stream, or one segment of it, may take far longer than the deadline."""
     bed = stream_bed(8, tiers=tuple(disk(write="read_only", name=f"disk{i}") for i in range(4)))
     request = arrive(bed, 20, below=False)
     for tier in range(4):
@@ -246,8 +249,10 @@ def test_a_slow_tier_is_waited_for_while_chunks_come() -> None:
 
 
 def test_waiting_for_a_turn_is_not_hanging() -> None:
-    """Behind four other streams a fifth waits for slots longer than the deadline; as long as they come forward it is
-    not given up."""
+    """A fifth stream waits for slots behind four others for longer than the deadline.
+
+    It is not cut while the others make progress.
+    """
     bed = stream_bed(2, deadline_s=2.0)
     for family in range(5):
         arrive(bed, 40, family)
@@ -261,7 +266,7 @@ def test_waiting_for_a_turn_is_not_hanging() -> None:
 
 
 def test_late_completions() -> None:
-    """A read misses its own deadline and ends later: its chunk is lost for the stream, its slot not reused before."""
+    """A read misses its deadline and ends later: its chunk is lost for the stream, its slot not reused before."""
     bed = stream_bed(8)
     request = arrive(bed, 100)
     until_stream(bed, StreamState.GATHERING, 60)
@@ -279,7 +284,7 @@ def test_late_completions() -> None:
 
 @pytest.mark.parametrize("state", [StreamState.GATHERING, StreamState.COPYING])
 def test_a_tier_that_is_detached(state: StreamState) -> None:
-    """The tier is taken out of service in the middle: what was being read still counts, the rest is computed."""
+    """The tier is detached during a stream: reads in flight still count, the rest is computed."""
     bed = stream_bed(8)
     arrive(bed, 100)
     stream = until_stream(bed, state, 60)
@@ -297,8 +302,10 @@ def test_a_tier_that_is_detached(state: StreamState) -> None:
 @pytest.mark.parametrize("holds", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
 def test_abort_in_each_state(state: StreamState, holds: bool, alone: bool) -> None:
-    """The request ends while its load streams: nothing more is read for it, its end is told once, its blocks are not
-    written by anybody else before what is in flight has ended, and nothing is left over."""
+    """The request ends while its load streams: nothing more is read, and the end is reported once.
+
+    Its blocks are not overwritten before jobs in flight have ended, and nothing leaks.
+    """
     bed = stream_bed(8, holds_finished=holds, gpu_blocks=120)
     request = arrive(bed, 100)
     stream = until_stream(bed, state)
@@ -324,8 +331,10 @@ def test_abort_in_each_state(state: StreamState, holds: bool, alone: bool) -> No
 
 
 def test_the_last_request_is_aborted_and_no_step_may_follow() -> None:
-    """S81: with nobody left, what is in flight is flushed, and the job that ends the load is in the same instructions,
-    behind it."""
+    """S81: with no request left, jobs in flight are flushed.
+
+    The job that ends the load is in the same instructions, behind them.
+    """
     bed = stream_bed(8)
     arrive(bed, 100)
     stream = until_stream(bed, StreamState.COPYING)
@@ -344,8 +353,10 @@ def test_the_last_request_is_aborted_and_no_step_may_follow() -> None:
 
 @pytest.mark.parametrize("state", [StreamState.GATHERING, StreamState.COPYING, StreamState.ENDING])
 def test_a_reset_in_the_middle(state: StreamState) -> None:
-    """The cache is emptied: nothing that was loaded before counts, not even by jobs that had ended; the engine computes
-    all of it, and nothing more is read for the load."""
+    """After a reset nothing loaded before counts, not even by jobs that had ended.
+
+    The engine computes all of it, and nothing more is read for the load.
+    """
     bed = stream_bed(8)
     request = arrive(bed, 100)
     until_stream(bed, state, 60)

@@ -1,4 +1,4 @@
-"""Every deferral ends: at its deadline, however seldom the engine asks, with what is ready (promise 4)."""
+"""Every deferral ends at its deadline, with the readable chunks, however rarely the engine asks (promise 4)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def take(core: Core, request: BedRequest, tokens: int) -> TransferJob:
 
 
 def test_s47_an_answer_at_the_deadline_stays() -> None:
-    """S47: what was given up at the deadline is not deferred again in the next step: the engine that found no blocks in
-    this step finds them in the next, and must not find the request deferred for a further deadline then."""
+    """S47: after its deadline a request is not deferred again in the next step.
+
+    An engine without free blocks in this step has some in the next one, and must not be deferred for another deadline.
+    """
     core = make_core(tiers=[objects()])
     request = core.arrive(16)
     assert core.ask(request) is None
@@ -37,7 +39,7 @@ def test_s47_an_answer_at_the_deadline_stays() -> None:
 
 
 def test_a_new_question_after_an_answer_has_a_deadline_of_its_own() -> None:
-    """An offer that waited long for blocks and then changed, because the GPU found more itself, is gathered afresh."""
+    """An offer that waited long for blocks and then changed, because the GPU has more tokens, is gathered anew."""
     core = make_core(tiers=[disk()])
     request = core.arrive(16)
     keys = core.truth.keys(request)
@@ -53,7 +55,7 @@ def test_a_new_question_after_an_answer_has_a_deadline_of_its_own() -> None:
 
 
 def test_s49_the_wait_for_a_load_ends_with_the_deadline() -> None:
-    """S49, promise 4: a load that hangs delays others no longer than the deadline: they load for themselves."""
+    """S49, promise 4: a hung load delays other requests no longer than the deadline: then they load themselves."""
     core = make_core()
     first, second = core.arrive(16, "f"), core.arrive(20, "s")
     core.put(core.truth.keys(first))
@@ -65,7 +67,7 @@ def test_s49_the_wait_for_a_load_ends_with_the_deadline() -> None:
 
 
 def test_the_deadline_answers_with_what_is_ready() -> None:
-    """Two of four chunks arrived, the tier hangs: after the deadline the two are offered, and the rest is let go."""
+    """Two of four chunks arrived, the tier hangs: after the deadline the two are offered, the rest is released."""
     core = make_core(tiers=[disk()])
     request = core.arrive(32)
     core.keep_below(core.truth.keys(request))
@@ -83,7 +85,7 @@ def test_the_deadline_answers_with_what_is_ready() -> None:
 
 
 def test_the_deadline_starts_no_new_reads() -> None:
-    """What is read after the deadline is read for nobody: a hung tier would collect more with every request."""
+    """After the deadline nothing is read: a hung tier would collect more reads with every request."""
     core = make_core(tiers=[disk()], slots=8)
     first, second = core.arrive(32, "f"), core.arrive(range(100, 132), "s")
     for request in (first, second):
@@ -97,8 +99,10 @@ def test_the_deadline_starts_no_new_reads() -> None:
 
 
 def test_a_younger_request_gets_its_ready_part_too() -> None:
-    """While an older one waits for slots, a younger one may take none; at its deadline it is still answered with what
-    the host tier has of its prefix."""
+    """While an older request waits for slots, a younger one may take none.
+
+    At its deadline it is still answered with the part of its prefix in the host tier.
+    """
     core = make_core(tiers=[disk()], slots=8, reserved=8)
     older, younger = core.arrive(28, "o"), core.arrive(range(100, 132), "y")
     core.put(core.truth.keys(younger)[:2])
@@ -114,8 +118,10 @@ def test_a_younger_request_gets_its_ready_part_too() -> None:
 
 
 def test_a_request_that_is_rarely_asked_about_is_answered() -> None:
-    """Promise 4: an engine with a long queue asks each request less often than the deadline lasts. What was held in
-    between is let go, but the second question is past the deadline and gets an answer."""
+    """Promise 4: an engine with a long queue asks about each request less often than the deadline lasts.
+
+    Held chunks are released in between, but the second question is past the deadline and gets an answer.
+    """
     core = make_core(tiers=[objects()])
     request = core.arrive(16)
     assert core.ask(request) is None
@@ -125,7 +131,7 @@ def test_a_request_that_is_rarely_asked_about_is_answered() -> None:
 
 
 def test_what_arrived_in_the_meantime_is_answered() -> None:
-    """The same with chunks that came in after the request was let go: they are offered from the host tier."""
+    """Chunks that arrived after the release are offered from the host tier."""
     core = make_core(tiers=[disk()])
     request = core.arrive(16)
     core.keep_below(core.truth.keys(request))
@@ -137,8 +143,10 @@ def test_what_arrived_in_the_meantime_is_answered() -> None:
 
 
 def test_an_offer_that_nobody_takes_is_let_go() -> None:
-    """An engine that stops asking (it forgot the request, or runs others first) must not pin the host tier for ever;
-    nor must the next question be answered worse for it."""
+    """An engine that stops asking (it forgot the request, or runs others first) must not pin the host tier forever.
+
+    The next question gets no worse answer for it.
+    """
     core = make_core(tiers=[disk()])
     request = core.arrive(16)
     keys = core.truth.keys(request)
@@ -155,8 +163,10 @@ def test_an_offer_that_nobody_takes_is_let_go() -> None:
 
 
 def test_a_hit_that_cannot_be_partial_in_chunks_of_two_sizes() -> None:
-    """Chunks of 2 and 3 tokens: the part that is ready at the deadline needs a chunk that ends behind it; it stays held
-    with the others."""
+    """Chunks of 2 and 3 tokens: the part readable at the deadline needs a chunk that ends behind it.
+
+    That chunk stays held with the others.
+    """
     core = make_core(block_tokens=(2, 3), hash_block_tokens=1, tiers=[disk()])
     request = core.arrive(12)
     fine, coarse = core.truth.keys(request, 0), core.truth.keys(request, 1)
@@ -171,8 +181,10 @@ def test_a_hit_that_cannot_be_partial_in_chunks_of_two_sizes() -> None:
 
 
 def test_a_window_is_not_cut_at_the_deadline() -> None:
-    """The tier hangs with the window's last chunk. What is readable by then serves a shorter hit with an earlier window
-    of its own: that is the answer, held and loadable; a prefix without its window would be wrong bytes."""
+    """The tier hangs with the last chunk of the window: a shorter hit with an earlier window is the answer.
+
+    It is held and loadable; a prefix without its window would give wrong bytes.
+    """
     core = make_core(groups=[full(), window(8)], tiers=[disk()])
     request = core.arrive(41)
     prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
@@ -188,8 +200,10 @@ def test_a_window_is_not_cut_at_the_deadline() -> None:
 
 
 def test_a_window_of_which_not_all_may_be_held_at_the_deadline() -> None:
-    """All that a request needs is readable, but others hold so many chunks that it may hold three of four only: the
-    answer is what those three serve, the rule applied to them, and loadable."""
+    """All chunks are readable, but other requests hold chunks, so that this one may hold only three of four.
+
+    The answer is the hit that those three serve, by the rule, and loadable.
+    """
     core = make_core(groups=[full(), window(8)], reserved=8)
     keeper, request = core.arrive(range(100, 113), "k"), core.arrive(13)
     core.put([key for one in (keeper, request) for group in (0, 1) for key in core.truth.keys(one, group)])
@@ -207,8 +221,10 @@ def test_a_window_of_which_not_all_may_be_held_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("deadline_s", [None, 0.5, 60.0])
 def test_the_bound_on_deferral_is_configurable_and_has_a_default(deadline_s: float | None) -> None:
-    """Promise 4: whoever configures nothing has a bound, too. When it expires, the ready prefix is the answer, and that
-    is counted; in the request's account the wait is as long as the bound."""
+    """Promise 4: there is a bound by default. When it expires, the readable prefix is the answer, and that is counted.
+
+    In the account of the request the wait is as long as the bound.
+    """
     assert LookupConfig().deadline_s == SchedulerLimits().lookup_deadline_s == DEADLINE_S
     limits = SchedulerLimits() if deadline_s is None else SchedulerLimits(lookup_deadline_s=deadline_s)
     core = make_core(tiers=[disk()], limits=limits)

@@ -1,4 +1,4 @@
-"""What goes first of a hit that is longer than what can be gathered at once, and how a load plan is cut into jobs."""
+"""First segment of a hit longer than what can be gathered at once, and the parts of a load plan."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ KEYS = tuple(make_key(b"%04d" % i, 0) for i in range(40))
     ],
 )
 def test_what_goes_first(readable: str, always: str, segment: list[int]) -> None:
-    """Chunks of windows, then what is there already, up to the cap of six; if that is less than four chunks, the front
-    of the rest. In the order of the hit, so that the tail leaves first."""
+    """Window chunks, then chunks in the host tier, up to the limit of six; below four chunks, the front of the rest.
+
+    In the order of the hit, so that the tail is evicted first.
+    """
     there = {KEYS[int(i)] for i in readable.split()}
     first = first_segment(KEYS, {KEYS[int(i)] for i in always.split()}, there.__contains__, 4, 6)
     assert first == tuple(KEYS[i] for i in segment)
 
 
 def test_windows_of_a_hit() -> None:
-    """The last chunks of windows, and nothing of full attention."""
+    """The last chunks of windows, and none of full attention."""
     full = SearchGroup(4, list(KEYS[:10]))
     window = SearchGroup(4, list(KEYS[10:20]), 3)
     state = SearchGroup(8, list(KEYS[20:25]), 1)
@@ -55,8 +57,10 @@ def test_windows_of_a_hit() -> None:
 def test_parts_of_a_plan_are_the_plan(
     sizes: tuple[int, ...], factor: int, start: int, tokens: int, data: st.DataObject
 ) -> None:
-    """However a plan is cut: each chunk goes into the blocks that it would have gone into at once, with as many blocks
-    skipped at its front, also where it begins in a chunk's middle, or a group loads nothing."""
+    """For any partition of a plan, each chunk goes into the blocks that the whole plan gives it.
+
+    As many blocks are skipped at its front, also if it begins in the middle of a chunk, or a group loads nothing.
+    """
     geometry = Geometry.of(engine_spec(sizes, 1), blocks=factor)
     keys: list[Key] = []
     groups: list[int] = []

@@ -17,7 +17,7 @@ def pending(start: int, tier: int, num_bytes: int) -> PendingRead:
 def cost_of(
     reads: list[PendingRead], computed: int, hit: int, tokens: int, rate: float, costs: dict[int, ReadCost]
 ) -> float:
-    """The formula as it stands in the documentation, for a hit cut to ``tokens``."""
+    """Formula of the documentation, for a hit cut to ``tokens``."""
     read_bytes: dict[int, int] = {}
     for read in reads:
         if tokens and read.start < computed + tokens and read.tier in costs:
@@ -48,13 +48,13 @@ def test_no_other_cut_is_faster(
 
 
 def test_of_equal_lengths_the_longest() -> None:
-    """Loading leaves the GPU to others: where it makes no difference to this request, load."""
+    """Loading leaves the GPU to other requests: at equal cost, load."""
     assert best_load_tokens([pending(0, 0, 1)], 0, 8, 1.0, {0: ReadCost(8.0, 0.0)}) == 8
     assert best_load_tokens([pending(0, 0, 1)], 0, 8, 1.0, {0: ReadCost(8.1, 0.0)}) == 0
 
 
 def test_tiers_are_read_side_by_side() -> None:
-    """Two tiers of three seconds each take three together, and are worth four seconds of prefill."""
+    """Two tiers of three seconds each take three together, and cost less than four seconds of prefill."""
     costs = {0: ReadCost(3.0, 0.0), 1: ReadCost(3.0, 0.0)}
     assert best_load_tokens([pending(0, 0, 1), pending(4, 1, 1)], 0, 8, 2.0, costs) == 8
 

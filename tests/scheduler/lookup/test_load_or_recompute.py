@@ -20,11 +20,11 @@ from tierkv.types.tier_ops import OutcomeKind, Verb
 TOKENS_PER_S = 1000.0
 """Prefill: a chunk of 4 tokens in 4 ms."""
 SLOW_S, FAST_S = 2.0, 0.001
-"""What a read takes."""
+"""Seconds per read."""
 
 
 def core_of(*tiers: TierSpec, auto: bool = True, rate: float | None = TOKENS_PER_S, floor: int = 0) -> Core:
-    """A core that knows its prefill rate."""
+    """Core with a known prefill rate."""
     limits = SchedulerLimits(
         lookup_deadline_s=100.0, weighs_recompute=auto, load_tokens_min=floor, prefill_tokens_per_s=rate
     )
@@ -32,21 +32,21 @@ def core_of(*tiers: TierSpec, auto: bool = True, rate: float | None = TOKENS_PER
 
 
 def teach(core: Core, elapsed_s: float, tier: int = 0, count: int = READINGS_MIN) -> None:
-    """Some reads of a tier, of one chunk each."""
+    """Measure a tier: some reads of one chunk each."""
     for _ in range(count):
         speed = core.manager._tier_io.speeds[tier]
         speed.measured(16, elapsed_s)
 
 
 def below(core: Core, tokens: int, request_id: str = "a", tier: int = 0) -> BedRequest:
-    """A request that a lower tier has wholly."""
+    """Request whose chunks are all in a lower tier."""
     request = core.arrive(range(1000 * ord(request_id[0]), 1000 * ord(request_id[0]) + tokens), request_id)
     core.keep_below(core.truth.keys(request), tier)
     return request
 
 
 def test_a_slow_tier_is_not_used_where_recompute_is_faster() -> None:
-    """As in sglang #26305: a hit that takes 2 s to load beside 64 ms of prefill is answered as a miss, and counted."""
+    """As in sglang #26305: a hit that loads in 2 s, against 64 ms of prefill, is answered as a miss, and counted."""
     core = core_of(disk())
     teach(core, SLOW_S)
     request = below(core, 64)
@@ -59,7 +59,7 @@ def test_a_slow_tier_is_not_used_where_recompute_is_faster() -> None:
 
 
 def test_a_fast_tier_is_used() -> None:
-    """1 ms per chunk and queue beside 64 ms of prefill: load."""
+    """1 ms per chunk and queue, against 64 ms of prefill: load."""
     core = core_of(disk())
     teach(core, FAST_S)
     assert core.ask(below(core, 64)) is None
@@ -69,7 +69,7 @@ def test_a_fast_tier_is_used() -> None:
 
 
 def test_off_loads_everything() -> None:
-    """Who says off gets every hit, however slow."""
+    """With "off" every hit is loaded, however slow."""
     core = core_of(disk(), auto=False)
     teach(core, SLOW_S)
     assert core.ask(below(core, 64)) is None
@@ -84,7 +84,7 @@ def test_without_a_prefill_rate_everything_is_loaded() -> None:
 
 
 def test_a_tier_that_was_never_measured_is_used() -> None:
-    """That is how it gets measured."""
+    """The first reads measure it."""
     core = core_of(disk())
     assert core.ask(below(core, 64)) is None
     for op in core.manager.take_ops()[:READINGS_MIN]:
@@ -94,7 +94,7 @@ def test_a_tier_that_was_never_measured_is_used() -> None:
 
 
 def test_chunks_on_their_way_from_a_slow_tier_are_not_free() -> None:
-    """Another request is waiting for them: who would have to wait for the same reads computes instead."""
+    """Another request waits for these reads: this one would wait for them, too, so it computes instead."""
     core = core_of(disk())
     first = below(core, 64)
     assert core.ask(first) is None
@@ -107,7 +107,7 @@ def test_chunks_on_their_way_from_a_slow_tier_are_not_free() -> None:
 
 
 def test_a_slow_tail_is_cut_off() -> None:
-    """What is in the host tier is nearly free and is answered; the slow rest is computed."""
+    """Chunks in the host tier are nearly free and are answered; the slow rest is computed."""
     core = core_of(disk())
     teach(core, SLOW_S)
     request = below(core, 64)
@@ -118,7 +118,7 @@ def test_a_slow_tail_is_cut_off() -> None:
 
 
 def test_a_slow_middle_cuts_the_rest() -> None:
-    """Three slow chunks between those of the host tier: waiting for them costs more than computing all behind them."""
+    """Three slow chunks between those of the host tier: waiting costs more than computing all behind them."""
     core = core_of(disk())
     teach(core, SLOW_S)
     request = below(core, 64)
@@ -129,7 +129,7 @@ def test_a_slow_middle_cuts_the_rest() -> None:
 
 
 def test_a_slow_middle_is_worth_it_when_much_lies_behind_it() -> None:
-    """The same three chunks unlock six seconds of prefill: 2 s of waiting are well spent."""
+    """These three chunks make six seconds of prefill unnecessary: 2 s of waiting cost less."""
     core = core_of(disk(), rate=100.0)
     teach(core, SLOW_S)
     request = below(core, 640)
@@ -141,7 +141,7 @@ def test_a_slow_middle_is_worth_it_when_much_lies_behind_it() -> None:
 
 @pytest.mark.parametrize(("fine_in_host", "answer"), [(1, 0), (2, 4), (3, 6)])
 def test_a_cut_is_a_hit_of_the_search(fine_in_host: int, answer: int) -> None:
-    """S44: chunks of 2 and 4 tokens; a cut after the first fine chunk is shorter than a coarse one, so it is none."""
+    """S44: chunks of 2 and 4 tokens; a cut after the first small chunk is shorter than a large one, so it is no hit."""
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
     core = make_core(block_tokens=(2, 4), slots=256, tiers=[disk(write="read_only")], limits=limits)
     teach(core, SLOW_S)
@@ -154,9 +154,10 @@ def test_a_cut_is_a_hit_of_the_search(fine_in_host: int, answer: int) -> None:
 
 @pytest.mark.parametrize(("windows", "answer"), [([16], 0), ([9, 16], 40), ([4, 16], 20)])
 def test_a_shorter_hit_of_a_window_is_weighed_again(windows: list[int], answer: int) -> None:
-    """The window at the end of the long hit is in the host tier, the prefix's tail is slow: the hit is cut, and now it
-    needs another window. Where all others are slow, too, nothing is loaded; where one is in the host tier, the hit ends
-    with it."""
+    """The last window is in the host tier, the tail of the prefix is slow: a cut hit needs another window.
+
+    If all other windows are slow, nothing is loaded; if one is in the host tier, the hit ends with it.
+    """
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
     core = make_core(groups=[full(), window(4)], slots=256, tiers=[disk(write="read_only")], limits=limits)
     teach(core, SLOW_S)
@@ -168,8 +169,10 @@ def test_a_shorter_hit_of_a_window_is_weighed_again(windows: list[int], answer: 
 
 
 def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
-    """S44: a cut hit needs a window of which nothing is known yet; it is asked for, and the answer is the one that
-    would have been given had it been known at once."""
+    """S44: a cut hit needs a window whose presence is unknown: tiers are asked.
+
+    The answer is the one that would have been given had it been known at once.
+    """
     limits = SchedulerLimits(lookup_deadline_s=100.0, prefill_tokens_per_s=TOKENS_PER_S)
     answers: list[int | None] = []
     for asked_before in (False, True):
@@ -205,7 +208,7 @@ def test_an_unknown_window_is_asked_for_before_the_cut() -> None:
 
 
 def test_a_fast_tier_before_a_slow_one() -> None:
-    """The disk's part is loaded, the objects' part is not."""
+    """The part on the disk is loaded, the part in objects is not."""
     core = core_of(disk(), objects(write="read_only"))
     teach(core, FAST_S, tier=0)
     teach(core, SLOW_S, tier=1)
@@ -222,8 +225,10 @@ def test_a_fast_tier_before_a_slow_one() -> None:
 
 
 def test_a_tier_that_recovers_is_used_again() -> None:
-    """It is not read any more, so nothing would ever show that it has recovered: one chunk is read now and then, for
-    which nobody waits, and a few of those bring it back."""
+    """A tier that is left out is not read, so its recovery would never show.
+
+    One chunk is read now and then, for which no request waits; a few of those bring the tier back.
+    """
     core = core_of(disk(write="read_only"))
     teach(core, SLOW_S, count=3)
     request, answer, reads = below(core, 64), 0, 0
@@ -259,7 +264,7 @@ def test_a_slow_tier_is_not_measured_all_the_time() -> None:
 
 
 def test_answers_do_not_flap() -> None:
-    """A tier about as fast as prefill: measurements that swing by a tenth change nobody's mind."""
+    """A tier about as fast as prefill: measurements that vary by a tenth change no answer."""
     core = core_of(disk(write="read_only"))
     changes, last = 0, None
     for i in range(20):
@@ -275,7 +280,7 @@ def test_answers_do_not_flap() -> None:
 
 
 def test_a_fixed_floor() -> None:
-    """Hits shorter than the floor are computed, whatever tier they are in; others are loaded whole."""
+    """Hits shorter than the minimum are computed, whatever their tier; others are loaded whole."""
     core = core_of(floor=16)
     short, long = core.arrive(12, "s"), core.arrive(range(100, 116), "l")
     core.put([*core.truth.keys(short), *core.truth.keys(long)])
@@ -285,7 +290,7 @@ def test_a_fixed_floor() -> None:
 
 
 def test_the_rate_is_measured_from_steps() -> None:
-    """An engine that gives no figure is measured: after some steps of prefill its slow tier is left out."""
+    """An engine without its own figure is measured: after some prefill steps its slow tier is left out."""
     core = core_of(disk(), rate=None)
     teach(core, SLOW_S)
     runner = core.arrive(600 * SAMPLES_MIN, "r", max_offload_tokens=0)
@@ -311,8 +316,10 @@ where = st.lists(st.sampled_from(["host", "host", "disk", "disk", "both", "none"
 def test_auto_is_feasible_and_never_longer_than_off(
     groups: list[GroupSpec], places: tuple[list[str], ...], computed: int, elapsed_s: float, own_tokens: int
 ) -> None:
-    """Whatever is where, windows or not: with auto the answer is a hit that the search itself would give under some
-    cap, and not longer than without."""
+    """For any placement, with or without windows: the answer is a hit of the search under some limit.
+
+    It is not longer than the answer with "off".
+    """
     sizes = [group.block_tokens for group in groups]
     count = max(size * len(run) for size, run in zip(sizes, places, strict=False))
     answers: list[int] = []

@@ -1,4 +1,4 @@
-"""How a lookup is answered, deferred, offered, and ended by its deadline (spec, sections 6 and 7; decision 4)."""
+"""Lookups: answered, deferred, offered, and ended by their deadline (spec, sections 6 and 7; decision 4)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def take(core: Core, request: BedRequest, tokens: int, first_block: int = 1) -> 
 
 
 def test_a_hot_hit_is_answered_inline() -> None:
-    """What is in the host tier is never deferred, whatever tiers lie below; nobody is asked."""
+    """Chunks in the host tier are never deferred, and no lower tier is asked."""
     core = make_core(tiers=[objects(), disk()])
     request = core.arrive(16)
     core.put(core.truth.keys(request))
@@ -35,7 +35,7 @@ def test_a_hot_hit_is_answered_inline() -> None:
 
 
 def test_a_cold_miss_below_is_answered_inline() -> None:
-    """A tier with an index of its own knows at once that it has nothing."""
+    """A tier with an index knows at once that it has no chunk."""
     core = make_core(tiers=[disk()])
     assert core.scheduler.get_num_new_matched_tokens(core.arrive(16), 0) == (0, False)
 
@@ -73,7 +73,7 @@ def test_s47_asking_twice_answers_twice_the_same() -> None:
 
 
 def test_d8_what_is_offered_is_pinned() -> None:
-    """D8: between answer and allocation any amount of stores may pass: what was offered is still there."""
+    """D8: any number of stores may happen between answer and allocation: offered chunks stay."""
     core = make_core(slots=8)
     request = core.arrive(16)
     core.put(core.truth.keys(request))
@@ -84,7 +84,7 @@ def test_d8_what_is_offered_is_pinned() -> None:
 
 
 def test_what_is_being_stored_is_waited_for() -> None:
-    """PENDING: another request's store of these chunks is in flight: a hit, that is offered when they are readable."""
+    """PENDING: another request's store of these chunks is in flight: a hit, offered when they are readable."""
     core = make_core()
     writer = core.arrive(16, "w")
     (store,) = core.schedule(writer, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
@@ -95,7 +95,7 @@ def test_what_is_being_stored_is_waited_for() -> None:
 
 
 def test_what_was_being_stored_and_failed() -> None:
-    """A store that failed leaves a shorter hit, at once."""
+    """A failed store gives a shorter hit, at once."""
     core = make_core()
     writer = core.arrive(16, "w")
     (store,) = core.schedule(writer, computed=0, scheduled=16, ids=[[1, 2, 3, 4]]).stores
@@ -106,8 +106,10 @@ def test_what_was_being_stored_and_failed() -> None:
 
 
 def test_s49_a_prefix_that_is_being_loaded_is_waited_for() -> None:
-    """S49: the second request waits until the first one's load has ended, then is answered. So the GPU may have found
-    the blocks itself by then, and they are loaded once."""
+    """S49: the second request waits until the load of the first one has ended, then is answered.
+
+    The GPU may have the blocks by then, and they are loaded once.
+    """
     core = make_core()
     first, second = core.arrive(16, "f"), core.arrive(20, "s")
     core.put(core.truth.keys(first))
@@ -119,7 +121,7 @@ def test_s49_a_prefix_that_is_being_loaded_is_waited_for() -> None:
 
 
 def test_s49_only_an_overlap_delays() -> None:
-    """S49: a load of other chunks is nobody's business."""
+    """S49: a load of other chunks delays no request."""
     core = make_core()
     first, second = core.arrive(16, "f"), core.arrive(range(100, 116), "s")
     core.put(core.truth.keys(first) + core.truth.keys(second))
@@ -128,8 +130,8 @@ def test_s49_only_an_overlap_delays() -> None:
     assert core.ask(second) == 16
 
 
-def test_s51_without_gpu_prefix_caching_nobody_waits() -> None:
-    """S51: blocks of another request could not be shared anyway: both load."""
+def test_s51_without_gpu_prefix_caching_no_request_waits() -> None:
+    """S51: blocks of another request could not be shared: both load."""
     core = make_core(limits=SchedulerLimits(gpu_prefix_caching=False))
     first, second = core.arrive(16, "f"), core.arrive(20, "s")
     core.put(core.truth.keys(first))
@@ -140,7 +142,7 @@ def test_s51_without_gpu_prefix_caching_nobody_waits() -> None:
 
 
 def test_s52_completion_empties_the_set() -> None:
-    """S52: the end of a load, also of an abandoned one, lets everybody else go on."""
+    """S52: the end of a load, also of an abandoned one, lets all other requests continue."""
     core = make_core()
     first, second = core.arrive(16, "f"), core.arrive(16, "s")
     core.put(core.truth.keys(first))
@@ -154,7 +156,7 @@ def test_s52_completion_empties_the_set() -> None:
 
 
 def test_promotion_from_a_tier_with_an_index() -> None:
-    """Existence is known at once, the bytes need a read: one deferral, one batch of reads, then the offer."""
+    """Presence is known at once, the bytes need a read: one deferral, one batch of reads, then the offer."""
     core = make_core(tiers=[disk()])
     request = core.arrive(16)
     core.keep_below(core.truth.keys(request))
@@ -185,7 +187,7 @@ def test_promotion_from_a_shared_tier() -> None:
 
 
 def test_nothing_is_moved_before_the_length_is_known() -> None:
-    """Two groups, and the second has less: chunks behind the common end are never read (landscape, G3's cause)."""
+    """Two groups, the second has less: chunks behind the common end are never read (landscape, cause of G3)."""
     core = make_core(block_tokens=(4, 4), tiers=[disk()])
     request = core.arrive(16)
     core.keep_below([*core.truth.keys(request, 0), *core.truth.keys(request, 1)[:2]])
@@ -198,7 +200,7 @@ def test_nothing_is_moved_before_the_length_is_known() -> None:
 
 @pytest.mark.parametrize("kind", [k for k in OutcomeKind if k is not OutcomeKind.OK])
 def test_a_read_that_fails_shortens_the_hit(kind: OutcomeKind) -> None:
-    """Whatever a read comes back with, the answer is what is readable before it: no error, no endless deferral."""
+    """Whatever the result of a read, the answer is the readable part before it: no error, no endless deferral."""
     core = make_core(tiers=[disk()])
     request = core.arrive(16)
     core.keep_below(core.truth.keys(request))
@@ -210,7 +212,7 @@ def test_a_read_that_fails_shortens_the_hit(kind: OutcomeKind) -> None:
 
 
 def test_a_read_that_fails_here_is_tried_there() -> None:
-    """The chunk is in two tiers: when the first one's copy is bad, the second one's is fetched."""
+    """The chunk is in two tiers: if the copy of the first one is corrupt, the second one is read."""
     core = make_core(tiers=[disk(name="fast"), disk(name="slow")])
     request = core.arrive(8)
     keys = core.truth.keys(request)
@@ -237,7 +239,7 @@ def test_a_tier_that_goes_out_of_service() -> None:
 
 @pytest.mark.parametrize("state", ["asking", "gathering", "offered"])
 def test_an_engine_may_go_ahead_without_the_answer(state: str) -> None:
-    """Scheduled while deferred, or with an offer ignored: everything held for it is let go."""
+    """Scheduled while deferred, or with an offer ignored: all chunks held for the request are released."""
     core = make_core(tiers=[objects() if state == "asking" else disk()])
     request = core.arrive(16)
     if state != "asking":
@@ -256,7 +258,7 @@ def test_an_engine_may_go_ahead_without_the_answer(state: str) -> None:
 
 @pytest.mark.parametrize("state", ["asking", "gathering", "offered"])
 def test_abort_in_every_state_of_a_lookup(state: str) -> None:
-    """Promise 3: whatever it was waiting for, an aborted request leaves nothing behind."""
+    """Promise 3: an aborted request leaks nothing, in any state of its lookup."""
     core = make_core(tiers=[objects() if state == "asking" else disk()])
     request = core.arrive(16)
     if state != "asking":
@@ -273,8 +275,10 @@ def test_abort_in_every_state_of_a_lookup(state: str) -> None:
 
 
 def test_the_gpus_share_changes_while_gathering() -> None:
-    """The engine finds more (or less) of the prefix itself from step to step. What is still wanted stays held, its
-    reads are not repeated, and the answer fits the new start."""
+    """The GPU has more, or less, of the prefix from step to step: chunks still wanted stay held.
+
+    Their reads are not repeated, and the answer fits the new start.
+    """
     core = make_core(tiers=[disk()])
     request = core.arrive(32)
     core.keep_below(core.truth.keys(request))
@@ -289,7 +293,7 @@ def test_the_gpus_share_changes_while_gathering() -> None:
 
 
 def test_a_waiting_request_costs_little_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise 2: asked again every step, a deferred request is searched anew only when something became known."""
+    """Promise 2: asked every step, a deferred request is searched again only when something became known."""
     core = make_core(tiers=[objects()])
     request = core.arrive(16)
     assert core.ask(request) is None
@@ -298,8 +302,10 @@ def test_a_waiting_request_costs_little_while_nothing_changes(monkeypatch: pytes
 
 
 def test_a_waiting_request_is_not_searched_anew_when_others_store_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise 2: in every busy step some transfer or write of others ends. None of that answers what a tier was asked,
-    so a long prompt that waits for the tier is not looked through again from its start."""
+    """Promise 2: in every busy step a transfer or write of other requests ends.
+
+    None of that answers a question to a tier, so a long waiting prompt is not searched again.
+    """
     core = make_core(tiers=[objects()])
     other = core.arrive([7] * 4, "other")
     request = core.arrive(16)

@@ -1,4 +1,6 @@
-"""Promise 4 with the numbers of landscape.md: others never answer (G1), forget (G2), or evict their own hits (G3)."""
+"""Promise 4 with the numbers of landscape.md: other systems never answer (G1), forget (G2), or evict their own hits
+(G3).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tierkv.types.tier_ops import Verb
 
 
 def big_bed(**changes: object) -> Bed:
-    """A host tier of 64 chunks over a tier that holds whatever a test puts there."""
+    """Host tier of 64 chunks over a tier with any chunks that a test adds."""
     fields: dict[str, object] = {
         "slots": 64, "reserved": 64, "gpu_blocks": 1000, "tiers": (disk(),), "gpu_caching": False,
     }  # fmt: skip
@@ -21,17 +23,17 @@ def big_bed(**changes: object) -> Bed:
 
 
 def prompt(bed: Bed, chunks: int, family: int = 0) -> BedRequest:
-    """A prompt of so many chunks, unknown to the engine."""
+    """Prompt of ``chunks`` chunks, unknown to the engine."""
     return bed.core.request([family * 1000 + i for i in range(4 * chunks)], f"family {family}")
 
 
 def arrive(bed: Bed, chunks: int, family: int = 0) -> BedRequest:
-    """The same prompt, and one token more, arrives."""
+    """Register the same prompt, one token longer."""
     return bed.add([family * 1000 + i for i in range(4 * chunks + 1)])
 
 
 def steps_until_answered(bed: Bed, count: int, steps_max: int) -> int:
-    """Steps with all I/O done in between until no request waits any more."""
+    """Number of steps, with all I/O done in between, until no request waits."""
     for step in range(steps_max):
         if not bed.engine.waiting:
             return step
@@ -45,8 +47,11 @@ def steps_until_answered(bed: Bed, count: int, steps_max: int) -> int:
 @pytest.mark.parametrize("chunks", [65, 100])
 @pytest.mark.parametrize("tier", [disk(), objects(), objects(probe_keys_max=10)], ids=["disk", "objects", "probes"])
 def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: TierSpec) -> None:
-    """G1, the livelock: 64 slots, a prefix of 65 (or 100) chunks below. vLLM 0.33 defers for ever and reads chunks
-    again and again; here all of it is the answer, within a few steps, and it comes with each chunk read once."""
+    """G1, the livelock: 64 slots, a prefix of 65 (or 100) chunks below.
+
+    vLLM 0.33 defers forever and reads chunks repeatedly. Here the whole prefix is the answer, within a few steps, and
+    each chunk is read once.
+    """
     bed = big_bed(tiers=(tier,))
     bed.fill_below(prompt(bed, chunks))
     arrive(bed, chunks)
@@ -60,7 +65,7 @@ def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: TierSpec) -> N
 
 
 def test_g1_with_room_kept_for_stores() -> None:
-    """G1: with the default share of slots the answer is no shorter; only what passes at once is."""
+    """G1: with the default share of slots the answer is no shorter; only fewer chunks are gathered at once."""
     bed = big_bed(reserved=51)
     bed.fill_below(prompt(bed, 65))
     arrive(bed, 65)
@@ -72,8 +77,10 @@ def test_g1_with_room_kept_for_stores() -> None:
 
 
 def test_g2_eight_requests_over_a_full_host_tier() -> None:
-    """G2: eight requests of 32 chunks wait, the host tier holds 64 and is full of others. vLLM 0.33 answers six of them
-    with nothing though their data is below; here all get all of it."""
+    """G2: eight requests of 32 chunks wait; the host tier holds 64 and is full of other chunks.
+
+    vLLM 0.33 answers six of them with nothing though their data is below; here all get all of it.
+    """
     bed = big_bed()
     filler = bed.core.request(range(50_000, 50_000 + 64 * 4), "filler")
     bed.core.truth.learn(filler)
@@ -94,7 +101,7 @@ def test_g2_eight_requests_over_a_full_host_tier() -> None:
 
 
 def test_g2_the_oldest_is_served_first() -> None:
-    """G2: requests get their slots in the order in which they came: nobody is overtaken for ever."""
+    """G2: requests get their slots in the order of arrival: none is overtaken forever."""
     bed = big_bed()
     for family in range(8):
         bed.fill_below(prompt(bed, 32, family))
@@ -111,8 +118,11 @@ def test_g2_the_oldest_is_served_first() -> None:
 
 @pytest.mark.parametrize("below", ["tail", "head", "odd"])
 def test_g3_a_lookup_keeps_its_own_hits(below: str) -> None:
-    """G3: 32 chunks of a prefix are in a host tier of 64 that is otherwise full, 32 are below. vLLM 0.33 evicts the
-    first while it fetches the second and reads all 64; here 32 are read, wherever in the prefix they lie."""
+    """G3: 32 chunks of a prefix are in a full host tier of 64, 32 are below.
+
+    vLLM 0.33 evicts the first while it reads the second, and reads all 64. Here 32 are read, wherever in the prefix
+    they are.
+    """
     bed = big_bed(tiers=(disk(write="read_only"),))
     request = prompt(bed, 64)
     bed.core.truth.learn(request)
@@ -126,7 +136,7 @@ def test_g3_a_lookup_keeps_its_own_hits(below: str) -> None:
         chunk = bed.core.host.slots.get(key)
         assert chunk is not None
         bed.memory[chunk.slot] = bed.core.truth.payloads[key]
-    bed.fill_below(request)  # all of it lies below too: only what is missing here may be read
+    bed.fill_below(request)  # all chunks are in the lower tier, too: only chunks absent from the host may be read
     arrive(bed, 64)
     steps_until_answered(bed, 1, 5)
     assert set(bed.tiers.reads) == {keys[i] for i in chosen}
@@ -134,8 +144,10 @@ def test_g3_a_lookup_keeps_its_own_hits(below: str) -> None:
 
 
 def test_g3_two_requests_keep_each_others_hits() -> None:
-    """G3: what one request has gathered is not evicted for the next one, though neither could be served alone for want
-    of slots: the second waits for the first."""
+    """G3: chunks gathered for one request are not evicted for the next one, though slots do not suffice for both.
+
+    The second request waits for the first.
+    """
     bed = big_bed()
     for family in range(2):
         bed.fill_below(prompt(bed, 40, family))
@@ -146,7 +158,7 @@ def test_g3_two_requests_keep_each_others_hits() -> None:
 
 
 def test_g7_every_tier_hangs() -> None:
-    """Promise 4 with everything hung: no I/O ever ends. Each request is answered at its deadline, and computes."""
+    """Promise 4 if no I/O ever ends: each request is answered at its deadline, and computes."""
     bed = big_bed(tiers=(disk(), objects()))
     for family in range(4):
         bed.fill_below(prompt(bed, 32, family))
@@ -162,7 +174,7 @@ def test_g7_every_tier_hangs() -> None:
 
 
 def test_slow_steps_do_not_defer_for_ever() -> None:
-    """Promise 4 where a step takes longer than the deadline: two questions are enough."""
+    """Promise 4 if a step takes longer than the deadline: two questions are enough."""
     bed = big_bed(tiers=(objects(),))
     arrive(bed, 32)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""How long a hit is: the cases of the specification. The rule itself is tried in test_search_oracle.py."""
+"""Length of a hit: the cases of the specification. test_search_oracle.py tests the rule itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tierkv.scheduler.lookup.search import DEFERRED, NO_HIT, Hit, SearchGroup, f
     ],
 )
 def test_s23_s24_s25_s26_s27_prefix(letters: str, answer: Hit, calls: int) -> None:
-    """S23 to S27: walk on over the unknown, so that all of it is asked for at once, and stop at the first miss."""
+    """S23 to S27: continue over unknown chunks, so that tiers are asked at once, and stop at the first miss."""
     book = Book(letters)
     assert find_hit([full(0, 1, len(letters))], 0, len(letters), book) == answer
     assert book.calls == keys_of(0, calls), "each once, from the front, and nothing behind a miss"
@@ -45,8 +45,10 @@ def test_s23_s24_s25_s26_s27_prefix(letters: str, answer: Hit, calls: int) -> No
     ],
 )
 def test_s28_s29_s30_s31_s32_s33_s34_window(letters: str, chunks: int, answer: Hit, calls: list[int]) -> None:
-    """S28 to S34: from the end to the front until the window is full; a run that touches the front is full, too. Where
-    that is not known, all chunks down to a window that is sure are asked for in one go."""
+    """S28 to S34: from the end to the front until the window is full; a run that reaches the front is full, too.
+
+    If that is unknown, tiers are asked about all chunks down to a window of known chunks at once.
+    """
     book = Book(letters)
     keys = keys_of(0, len(letters))
     assert find_hit([window(0, 1, len(letters), chunks)], 0, len(letters), book) == answer
@@ -63,7 +65,7 @@ def test_s35_the_hit_counts_from_the_middle_of_a_chunk() -> None:
 @pytest.mark.parametrize("computed", [13, 14, 15, 16])
 @pytest.mark.parametrize("group", [full(0, 4, 4), window(0, 4, 4, 2)], ids=["full", "window"])
 def test_s36_less_than_a_chunk_remains(group: SearchGroup, computed: int) -> None:
-    """S36: where no whole chunk can be gained, nobody is asked."""
+    """S36: if no whole chunk can be gained, no tier is asked."""
     book = Book("TTTT")
     assert find_hit([group], computed, 16, book) == NO_HIT
     assert not book.calls
@@ -71,7 +73,7 @@ def test_s36_less_than_a_chunk_remains(group: SearchGroup, computed: int) -> Non
 
 @pytest.mark.parametrize("computed", [0, 3, 8])
 def test_s37_windowed_model_all_chunks_present(computed: int) -> None:
-    """S37: num_tokens = k*T: the last token is left to the engine, and all k chunks are wanted all the same."""
+    """S37: num_tokens = k*T: the engine computes the last token, and all k chunks are wanted all the same."""
     groups = [full(0, 4, 5), window(1, 4, 5, 2, end_slack=1)]
     assert find_hit(groups, computed, 5 * 4 - 1, Book("TTTTT", "TTTTT")) == Hit(19 - computed)
     wanted = wanted_keys(groups, computed, 19 - computed)
@@ -79,14 +81,14 @@ def test_s37_windowed_model_all_chunks_present(computed: int) -> None:
 
 
 def test_s38_a_window_shortens_the_hit() -> None:
-    """S38: 4 chunks here, a window up to 3 there: 3 in all, and nobody is asked twice."""
+    """S38: 4 chunks here, a window up to 3 there: 3 in all, and each chunk is looked up once."""
     book = Book("TTTT", "TTTF")
     assert find_hit([full(0, 4, 4), window(1, 4, 4, 2)], 0, 16, book) == Hit(12)
     assert len(book.calls) == len(set(book.calls)) == 4 + 3
 
 
 def test_s39_two_windows_agree() -> None:
-    """S39: the narrower window ends earlier, so the wider one is looked for once more, before that end, and again."""
+    """S39: the narrow window ends earlier, so the wide one is searched again before that end, and again."""
     book = Book("TTTTTTTT", "TTTTFTTT", "TTTTTTTF")
     groups = [full(0, 4, 8), window(1, 4, 8, 3), window(2, 4, 8, 1)]
     assert find_hit(groups, 0, 32, book) == Hit(16)
@@ -96,7 +98,7 @@ def test_s39_two_windows_agree() -> None:
 
 
 def test_s40_a_later_group_cuts_the_unknown_off() -> None:
-    """S40: what is unknown lies behind the end that another group sets: the answer is known."""
+    """S40: the unknown chunk is behind the end that another group sets: the answer is known."""
     assert find_hit([full(0, 4, 6), full(1, 4, 6)], 0, 24, Book("TTTTTN", "TTTFTT")) == Hit(12)
     assert find_hit([full(0, 4, 6), window(1, 4, 6, 2)], 0, 24, Book("TTTTTN", "TTTFFF")) == Hit(12)
     assert find_hit([window(0, 4, 6, 2), window(1, 4, 6, 1)], 0, 24, Book("TTTTTN", "TTTFFF")) == Hit(12)
@@ -109,14 +111,14 @@ def test_s41_unknown_here_absent_there() -> None:
 
 
 def test_s42_unknown_within_the_end() -> None:
-    """S42: nothing cuts the unknown chunk off, so nobody can say yet."""
+    """S42: no group cuts the unknown chunk off, so the answer is deferred."""
     assert find_hit([full(0, 4, 2), full(1, 4, 2)], 0, 8, Book("TN", "TT")) == DEFERRED
     assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, Book("TT", "TN")) == DEFERRED
     assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, Book("TT", "NT")) == Hit(8), "before the window"
 
 
 def test_s43_coarse_and_fine_chunks() -> None:
-    """S43: every group can serve the answer, and less than the coarser chunk is no hit."""
+    """S43: every group can serve the answer, and less than the largest chunk is no hit."""
     for fine, coarse in [
         (full(0, 64, 4), full(1, 256, 1)),
         (window(0, 64, 4, 2), full(1, 256, 1)),
@@ -128,8 +130,11 @@ def test_s43_coarse_and_fine_chunks() -> None:
 
 
 def test_s43_a_window_ends_where_its_chunks_cover_it() -> None:
-    """S43: chunks of 4 tokens with full attention, a window with chunks of 6. A window of 6 tokens that ends at token
-    20 begins at 15, before its chunk from 18 to 24: one chunk is not enough there, so the hit ends at 18."""
+    """S43: chunks of 4 tokens with full attention, a window of 6 tokens with chunks of 6.
+
+    A window that ends at token 20 begins at 15, before its chunk from 18 to 24. One chunk is not enough there, so the
+    hit ends at 18.
+    """
     fine = full(0, 4, 5)
     assert find_hit([fine, window(1, 6, 4, 1)], 0, 20, Book("TTTTT", "TTTT")) == Hit(20)
     assert find_hit([fine, window(1, 6, 4, 1, end_slack=1)], 0, 20, Book("TTTTT", "TTTT")) == Hit(18)
@@ -138,7 +143,7 @@ def test_s43_a_window_ends_where_its_chunks_cover_it() -> None:
 
 
 def test_s46_fewer_keys_than_tokens() -> None:
-    """S46, S5: the specification calls it an error; under async scheduling it is everyday, and caps the hit."""
+    """S46, S5: an error in the specification; normal with async scheduling, where it limits the hit."""
     assert find_hit([full(0, 4, 2)], 0, 40, Book("TT")) == Hit(8)
     assert find_hit([full(0, 4, 4), window(1, 4, 2, 1)], 0, 40, Book("TTTT", "TT")) == Hit(8)
 
@@ -151,7 +156,7 @@ def test_s47_asking_twice_changes_nothing() -> None:
 
 
 def test_a_long_prefix_with_a_window_needs_few_slots() -> None:
-    """Ten slots hold a prefix of 9 chunks and a window of 1, or any length of a model that has windows only."""
+    """Ten slots hold a prefix of 9 chunks and a window of 1, or any length of a model with windows only."""
     both = [full(0, 4, 100), window(1, 4, 100, 1)]
     assert tokens_covered(both, 0, 400, 10) == 36
     assert tokens_covered([window(0, 4, 100, 4), window(1, 4, 100, 6)], 0, 399, 10) == 399
@@ -159,7 +164,7 @@ def test_a_long_prefix_with_a_window_needs_few_slots() -> None:
 
 
 def test_what_ends_first_is_gathered_first() -> None:
-    """The order of gathering: what a shorter hit could use comes before what only the longer one needs."""
+    """Order of gathering: chunks useful for a shorter hit precede those for the longer one only."""
     groups = [full(0, 2, 6), window(1, 4, 3, 2)]
     fine, coarse = keys_of(0, 6), keys_of(1, 3)
     assert wanted_keys(groups, 0, 12) == (*fine[:4], coarse[1], *fine[4:], coarse[2])

@@ -1,4 +1,4 @@
-"""The search against an oracle that tries every answer: any groups, sizes, windows, start, cap and unknown chunks."""
+"""The search against an oracle that tries every answer: any groups, sizes, windows, start, limit and unknown chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tierkv.types.keys import split_key
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
 WINDOWS = st.none() | st.integers(1, 5)
 ALPHABETS = {"nearly all": "TTTTTTTTF", "some unknown": "TTTTTTPNM", "mixed": "TTNNMF", "unknown": "NM"}
-"""What is near the truth is mostly there: with everything random no window would ever be full."""
+"""Most chunks are present, as in practice: with random presence no window would ever be full."""
 
 COUNTS = st.integers(1, 4)
 ANY_ALPHABET = st.sampled_from(sorted(ALPHABETS.values()))
@@ -32,7 +32,7 @@ EACH = settings().max_examples if settings().max_examples >= 1000 else 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A search: ``letters`` per group as in :data:`search_book.LETTERS`."""
+    """One search: ``letters`` per group as in :data:`search_book.LETTERS`."""
 
     groups: list[SearchGroup]
     letters: list[str]
@@ -67,9 +67,11 @@ def cases(
 def test_s44_the_answer_is_the_oracles_now_or_later(
     alphabet: str, count: int, data: st.DataObject, shortcut: bool, rng: random.Random
 ) -> None:
-    """S44: exactly the longest servable hit, with mixed sizes and windows too. Unknown chunks become known one by one,
-    in any order: as long as they could change the answer it is deferred, and asks for something that is unknown; as
-    soon as they cannot it is given, and it is the one that would have been given at once."""
+    """S44: exactly the longest servable hit, with mixed sizes and windows. Unknown chunks become known in any order.
+
+    While they could change the answer it is deferred, and the search asks about an unknown chunk. When they cannot, the
+    answer is the one that would have been given at once.
+    """
     case = data.draw(cases(counts=st.just(count), alphabets=st.just(ALPHABETS[alphabet])))
     book = Book(*case.letters)
     expected = oracle(case.groups, case.computed, case.tokens_max, book.present())
@@ -85,7 +87,7 @@ def test_s44_the_answer_is_the_oracles_now_or_later(
         assert hit.deferred == (least != most), f"between {least} and {most} tokens are certain"
         if hit.deferred:
             asked = sorted(book.asked())
-            assert asked, "deferred, but nobody was asked: it would stay so for ever"
+            assert asked, "deferred, but no chunk was looked up: it would stay so forever"
             for key in rng.sample(asked, rng.randint(1, len(asked))):
                 book.become_known(key)
     assert hit == Hit(expected)
@@ -93,7 +95,7 @@ def test_s44_the_answer_is_the_oracles_now_or_later(
 
 @given(cases(sizes=st.just(4)), st.integers(0, 3))
 def test_s44_one_chunk_size_as_an_engine_has_it(case: Case, more: int) -> None:
-    """S44 to the letter: with one chunk size and the engine's own cap, where hits may end makes no difference."""
+    """S44 literally: with one chunk size and the engine's own limit, restrictions on ends make no difference."""
     tokens = max(len(group.keys) for group in case.groups) * 4 + more
     cap = tokens - any(group.window_chunks is not None for group in case.groups)
     book = Book(*(letters.replace("N", "T").replace("M", "F") for letters in case.letters))
@@ -106,7 +108,7 @@ def test_s44_one_chunk_size_as_an_engine_has_it(case: Case, more: int) -> None:
 
 @contextmanager
 def counted_turns(ends: list[int]) -> Iterator[None]:
-    """Note the end that each turn of each group was given."""
+    """Record the end that each turn of each group gets."""
 
     def counting(reach: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
         def counted(walk: Any, end: int) -> int:
@@ -123,8 +125,10 @@ def counted_turns(ends: list[int]) -> Iterator[None]:
 
 @given(cases())
 def test_s45_the_search_is_short(case: Case) -> None:
-    """S45: no more passes than the hit has different lengths, and one to see that it stays; no chunk is looked up
-    twice, none that C covers, and none of a prefix behind its first miss."""
+    """S45: no more passes than the hit has different lengths, and one that confirms the last.
+
+    No chunk is looked up twice, none that C covers, and none of a prefix behind its first miss.
+    """
     book, ends = Book(*case.letters), list[int]()
     with counted_turns(ends):
         find_hit(case.groups, case.computed, case.tokens_max, book)
@@ -139,7 +143,7 @@ def test_s45_the_search_is_short(case: Case) -> None:
 
 @given(cases(), st.integers(0, 40))
 def test_a_smaller_cap_gives_the_largest_hit_under_it(case: Case, tokens_max: int) -> None:
-    """Whoever shortens a hit (a user's wish, or because computing is faster) gets the longest that the rule allows."""
+    """A limit from a hint, or from load or recompute, gives the longest hit that the rule allows under it."""
     book = Book(*case.letters)
     expected = oracle(case.groups, case.computed, tokens_max, book.present(unknown=True))
     hit = find_hit(case.groups, case.computed, tokens_max, book)
@@ -153,8 +157,10 @@ def slots(groups: list[SearchGroup], computed: int, end: int) -> int:
 
 @given(cases(), st.integers(0, 60))
 def test_the_cap_of_slots_is_kept_and_used(case: Case, chunks_max: int) -> None:
-    """A hit under the cap never needs more slots than there are, or it would be gathered for ever (G1); and the cap is
-    the largest one in whole coarsest chunks."""
+    """A hit under the limit never needs more slots than there are; otherwise it would be gathered forever (G1).
+
+    The limit is the largest one in whole largest chunks.
+    """
     groups, computed = case.groups, case.computed
     bound = min(case.tokens_max, *(len(group.keys) * group.chunk_tokens for group in groups))
     end = tokens_covered(groups, computed, case.tokens_max, chunks_max)
@@ -166,7 +172,7 @@ def test_the_cap_of_slots_is_kept_and_used(case: Case, chunks_max: int) -> None:
 
 @given(cases(), st.integers(1, 40))
 def test_wanted_are_exactly_the_chunks_of_the_hit(case: Case, tokens: int) -> None:
-    """All that a load will need is gathered, and nothing that it will not; what ends first comes first."""
+    """All chunks that a load will need are gathered, and no others, in the order of their ends."""
     groups = [SearchGroup(g.chunk_tokens, keys_of(i, 60), g.window_chunks) for i, g in enumerate(case.groups)]
     wanted = wanted_keys(groups, case.computed, tokens)
     expected = [

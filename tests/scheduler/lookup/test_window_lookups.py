@@ -1,4 +1,4 @@
-"""How lookups are answered where groups have windows or states: what is asked for, waited for and gathered."""
+"""Lookups of groups with windows or states: chunks asked about, waited for and gathered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierkv.types.tier_ops import OutcomeKind, Verb
 
 
 def test_s37_windowed_model_leaves_the_last_token() -> None:
-    """S37: with a window somewhere the answer is one token short of the prompt; without, the engine sees to that."""
+    """S37: with a window the answer is one token short of the prompt; without, the engine subtracts it."""
     core = make_core(groups=[full(), window(8)])
     request = core.arrive(16)
     core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
@@ -23,7 +23,7 @@ def test_s37_windowed_model_leaves_the_last_token() -> None:
 
 
 def test_a_state_ends_with_its_chunk() -> None:
-    """A state after 16 tokens is not the one after 15: with 16 tokens, 12 are answered, with 17 all 16."""
+    """A state after 16 tokens is not the one after 15: of 16 tokens, 12 are answered, of 17 all 16."""
     core = make_core(groups=[ssm()])
     request, longer = core.arrive(16), core.arrive(17, "longer")
     core.put(core.truth.keys(longer))
@@ -33,7 +33,7 @@ def test_a_state_ends_with_its_chunk() -> None:
 
 
 def test_of_a_window_only_the_end_is_read() -> None:
-    """The prefix of one group, the last two chunks of the other: nothing else leaves the tier."""
+    """The prefix of one group, the last two chunks of the other: no other chunk is read."""
     core = make_core(groups=[window(8), full()], tiers=[disk()])
     request = core.arrive(41)
     recent, prefix = core.truth.keys(request, 0), core.truth.keys(request, 1)
@@ -48,7 +48,7 @@ def test_of_a_window_only_the_end_is_read() -> None:
 
 
 def test_s34_what_is_being_stored_counts_for_the_window() -> None:
-    """S34: a chunk whose store is in flight makes the window full; outside of it, nobody waits for it."""
+    """S34: a chunk whose store is in flight completes the window; outside of it, no request waits for it."""
     core = make_core(groups=[window(8)])
     writer = core.arrive(24, "w")
     (store,) = core.schedule(writer, computed=0, scheduled=8, ids=[[1, 2]]).stores
@@ -61,8 +61,10 @@ def test_s34_what_is_being_stored_counts_for_the_window() -> None:
 
 
 def test_probes_of_a_window_go_out_at_once() -> None:
-    """A shared tier is asked for the whole prefix of one group and, in case its end is missing, for all of the other's
-    chunks too: one round, however the answers turn out."""
+    """A shared tier is asked about the whole prefix of one group, and about all chunks of the other's window.
+
+    One round suffices, whatever the answers.
+    """
     core = make_core(groups=[full(), window(8)], tiers=[objects()])
     request = core.arrive(25)
     prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
@@ -83,9 +85,11 @@ def test_probes_of_a_window_go_out_at_once() -> None:
 
 @pytest.mark.parametrize("reserved", [4, 10, 21])
 def test_g1_a_windowed_prefix_longer_than_the_host_tier(reserved: int) -> None:
-    """G1: a prefix of 40 chunks with a window of two needs 42 slots; with fewer its load streams. Where half of what
-    may be reserved does not hold the window and a chunk more, the longest part that fits is answered, and not only of
-    windows. A model of windows only needs no more than those."""
+    """G1: a prefix of 40 chunks with a window of two needs 42 slots; with fewer its load streams.
+
+    If half of the slots that may be reserved do not hold the window and a chunk more, the longest part that fits is
+    answered. A model with windows only needs no more slots than those.
+    """
     core = make_core(groups=[full(), window(8)], slots=21, reserved=reserved, tiers=[disk()])
     request = core.arrive(161)
     core.keep_below([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
@@ -104,7 +108,7 @@ def test_g1_a_windowed_prefix_longer_than_the_host_tier(reserved: int) -> None:
 
 @pytest.mark.parametrize("kind", [k for k in OutcomeKind if k is not OutcomeKind.OK])
 def test_a_read_that_fails_in_a_window(kind: OutcomeKind) -> None:
-    """One chunk of the window cannot be read: the next window that is there is the answer, after one more read."""
+    """One chunk of the window cannot be read: the next present window is the answer, after one more read."""
     core = make_core(groups=[full(), window(8)], tiers=[disk(write="read_only")])
     request = core.arrive(41)
     prefix, recent = core.truth.keys(request, 0), core.truth.keys(request, 1)
@@ -123,8 +127,7 @@ def test_a_read_that_fails_in_a_window(kind: OutcomeKind) -> None:
 
 
 def test_s50_overlap_outside_the_window() -> None:
-    """S50: the chunk that another request loads lies before this one's window: it would not find it on the GPU, and
-    does not wait for it."""
+    """S50: the chunk that another request loads is before this one's window: this one does not wait for it."""
     core = make_core(groups=[window(4)])
     first, second = core.arrive(17, "f"), core.arrive(29, "s")
     core.put(core.truth.keys(second))
@@ -134,7 +137,7 @@ def test_s50_overlap_outside_the_window() -> None:
 
 
 def test_s49_overlap_inside_the_window() -> None:
-    """S49, S50: the same window is waited for."""
+    """S49, S50: the same window delays the request."""
     core = make_core(groups=[window(4)])
     first, second = core.arrive(17, "f"), core.arrive(18, "s")
     core.put(core.truth.keys(second))
@@ -147,7 +150,7 @@ def test_s49_overlap_inside_the_window() -> None:
 
 
 def test_any_group_can_change_the_question() -> None:
-    """Hashes come in late: a chunk of the second group becomes known, none of the first, and the hit grows with it."""
+    """Hashes become known late: a chunk of the second group appears, none of the first, and the hit grows."""
     core = make_core(groups=[full(3), full(2)], hash_block_tokens=1)
     request = core.arrive(10)
     core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
@@ -158,7 +161,7 @@ def test_any_group_can_change_the_question() -> None:
 
 
 def test_a_further_token_changes_the_question() -> None:
-    """With a window the last token is left to the engine; when there is one more, the one before it is not the last."""
+    """With a window the engine computes the last token; with one more token, the previous one is not the last."""
     core = make_core(groups=[full(), window(8)])
     request = core.arrive(16)
     core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])

@@ -1,4 +1,4 @@
-"""Each request has an account that adds up, and keeps it for a while after its end."""
+"""The account of each request adds up, and is kept for a while after its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tierkv.types.tier_ops import OutcomeKind
 
 
 def account(core: Core, request: BedRequest) -> RequestAccount:
-    """The account of a request that has one."""
+    """Account of a request that has one."""
     found = core.scheduler.request_account(request.request_id)
     assert found is not None
     return found
@@ -36,9 +36,11 @@ def load(core: Core, request: BedRequest, tokens: int, computed: int = 0) -> Non
     core.report(job.job_id)
 
 
-def test_tokens_are_told_by_the_tier_that_was_read() -> None:
-    """A chunk that this request's gathering brought up counts for the tier it came from, not for the host tier that it
-    passed through; one that was in the host tier before counts as host."""
+def test_tokens_count_for_the_tier_that_was_read() -> None:
+    """A chunk that was promoted for this request counts for its source tier, not for the host tier.
+
+    A chunk that was in the host tier before counts as host.
+    """
     core = make_core(tiers=[disk(), objects(write="read_only")])
     request = core.arrive(16)
     keys = core.truth.keys(request)
@@ -51,14 +53,14 @@ def test_tokens_are_told_by_the_tier_that_was_read() -> None:
     core.finish_all()
     assert core.ask(request) == 16
     load(core, request, 16)
-    told = account(core, request)
-    assert told.loaded_tokens == {"host": 4, "disk": 8, "objects": 4}
-    assert told.loaded_bytes == {"host": 16, "disk": 32, "objects": 16}
-    assert core.counters.tokens_loaded == told.loaded_tokens
+    final = account(core, request)
+    assert final.loaded_tokens == {"host": 4, "disk": 8, "objects": 4}
+    assert final.loaded_bytes == {"host": 16, "disk": 32, "objects": 16}
+    assert core.counters.tokens_loaded == final.loaded_tokens
 
 
 def test_another_request_finds_the_promoted_chunks_in_the_host() -> None:
-    """Who comes second is served by the host tier: that is what promotion is for."""
+    """The second request is served by the host tier, as promotion intends."""
     core = make_core(tiers=[disk()])
     first, second = core.arrive(16, "first"), core.arrive(16, "second")
     core.keep_below(core.truth.keys(first))
@@ -73,7 +75,7 @@ def test_another_request_finds_the_promoted_chunks_in_the_host() -> None:
 
 
 def test_local_tokens_stored_tokens_and_waiting() -> None:
-    """What the engine had itself, what was stored (failed chunks are not), and how long the lookup waited."""
+    """Local tokens, stored tokens (failed chunks do not count), and the time that the lookup waited."""
     core = make_core(tiers=[objects()])
     request = core.arrive(32)
     assert core.ask(request, computed=8) is None
@@ -86,14 +88,14 @@ def test_local_tokens_stored_tokens_and_waiting() -> None:
     (job,) = meta.stores
     assert account(core, request).stored_tokens == 0, "not before the store has ended"
     core.report(job.job_id, failed={job.job_id: frozenset(job.keys[:1])})
-    told = account(core, request)
-    assert (told.local_tokens, told.stored_tokens) == (8, 28)
-    assert (told.deferrals, told.deferred_s) == (2, 0.75)
+    final = account(core, request)
+    assert (final.local_tokens, final.stored_tokens) == (8, 28)
+    assert (final.deferrals, final.deferred_s) == (2, 0.75)
     assert (core.counters.tokens_local, core.counters.tokens_stored, core.counters.deferred_ms) == (8, 28, 750)
 
 
-def test_a_deferral_that_nobody_waits_for_any_more_has_ended() -> None:
-    """The engine went ahead without an answer: the time it waited is kept, and no longer grows."""
+def test_a_deferral_ends_when_the_engine_continues() -> None:
+    """The engine continued without an answer: the time waited is kept, and no longer grows."""
     core = make_core(tiers=[objects()])
     request = core.arrive(16)
     assert core.ask(request) is None
@@ -105,7 +107,7 @@ def test_a_deferral_that_nobody_waits_for_any_more_has_ended() -> None:
 
 
 def test_the_account_outlives_the_request_within_a_bound() -> None:
-    """Engines ask when a request is over; memory stays bounded however many there were."""
+    """Engines ask after the end of a request; memory is bounded for any number of requests."""
     core = make_core()
     for i in range(ACCOUNTS_KEPT_MAX + 2):
         request = core.arrive(0, f"r{i}")
@@ -117,7 +119,7 @@ def test_the_account_outlives_the_request_within_a_bound() -> None:
 
 
 def test_an_id_that_is_used_again_starts_a_new_account() -> None:
-    """The account of the one before must not leak into the new one."""
+    """The account of the previous request must not leak into the new one."""
     core = make_core()
     request = core.arrive(16)
     core.ask(request, computed=8)
@@ -134,8 +136,9 @@ sizes = st.sampled_from([(4,), (4, 8), (8, 4), (2, 3), (6, 4, 2)])
 def test_tokens_by_tier_add_up(
     sizes: tuple[int, ...], factor: int, start: int, tokens: int, data: st.DataObject
 ) -> None:
-    """Whatever the chunk sizes, the first chunk in the middle, groups whose blocks the engine has in part or wholly, or
-    a window's missing head: the tokens are counted once each."""
+    """For any chunk sizes, a start inside a chunk, groups present in part or wholly, or a window: each token counts
+    once.
+    """
     geometry = Geometry.of(engine_spec(sizes, 1), blocks=factor)
     end = start + tokens
     groups, counts, indices = [], [], []
@@ -153,8 +156,8 @@ def test_tokens_by_tier_add_up(
     assert min(counted.values(), default=0) >= 0
 
 
-def test_full_attention_tells() -> None:
-    """A window's few chunks from the host tier must not hide that the prefix came from a disk."""
+def test_full_attention_counts() -> None:
+    """Few window chunks from the host tier must not hide that the prefix was read from a disk."""
     geometry = Geometry.of(engine_spec((4, 4), 4))
     window = replace(geometry.groups[0], window_chunks=1)
     geometry = replace(geometry, groups=(window, geometry.groups[1]))

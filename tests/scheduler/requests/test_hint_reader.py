@@ -1,4 +1,4 @@
-"""What a request says changes what is loaded and stored for it, and for nobody else."""
+"""Hints change which chunks are loaded and stored for their own request, and for no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tierkv.types.transfers import TransferJob
 
 
 def store(core: Core, request: BedRequest) -> tuple[TransferJob, ...]:
-    """Compute a whole request; its store jobs, which end well."""
+    """Compute a whole request. Returns its store jobs, which end well."""
     count = request.num_tokens
     core.scheduler.on_new_request(request)
     meta = core.schedule(request, computed=0, scheduled=count, ids=[list(range(1, 1 + count // 4))])
@@ -25,14 +25,14 @@ def store(core: Core, request: BedRequest) -> tuple[TransferJob, ...]:
 
 
 def test_hints_are_warned_of_once_and_counted_always() -> None:
-    """A client with a typing error in every request must not fill the log; the counter shows how often it happens."""
+    """A client with a typing error in every request must not fill the log; the counter shows each occurrence."""
     core = make_core(tiers=[disk()])
     for i in range(3):
         core.arrive(4, f"r{i}", tierkv={"one_shoot": True, "load_tiers": ["dsk"], "ttl_s": "soon"})
     assert len(core.warnings) == 3
     assert core.counters.hints_ignored == 9
     core.arrive(4, "r9", tierkv={"ttl_s": -1})
-    assert len(core.warnings) == 4, "another kind of fault of the same key is news"
+    assert len(core.warnings) == 4, "another kind of fault of the same key is logged"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_hints_are_warned_of_once_and_counted_always() -> None:
     ids=["list", "text", "number", "beyond a float", "beyond a text", "key beyond a text"],
 )
 def test_parameters_of_any_kind_never_reach_the_engine_as_an_exception(params: object) -> None:
-    """What a user attaches to a request comes from outside: the worst of it is told once, counted, and ignored."""
+    """A user's parameters can be anything: faults are logged once, counted, and ignored."""
     core = make_core()
     for i in range(2):
         request = core.request(range(16), f"r{i}")
@@ -56,7 +56,7 @@ def test_parameters_of_any_kind_never_reach_the_engine_as_an_exception(params: o
 
 
 def test_warnings_have_a_bound() -> None:
-    """Keys come from outside: a client that makes up a new one each time must not fill log and memory."""
+    """A client that invents a new key each time must not fill log and memory."""
     core = make_core()
     for i in range(WARNINGS_MAX + 50):
         core.arrive(4, f"r{i}", tierkv={f"key{i}": 1})
@@ -64,7 +64,7 @@ def test_warnings_have_a_bound() -> None:
 
 
 def test_max_load_tokens_caps_a_hit() -> None:
-    """C + H stays within C + max_load_tokens, and the hit stays a feasible one: whole chunks where the cap cuts one."""
+    """C + H stays within C + max_load_tokens, and the hit stays valid: whole chunks where the limit cuts one."""
     core = make_core()
     request = core.arrive(32, tierkv={"max_load_tokens": 12})
     core.put(core.truth.keys(request))
@@ -73,7 +73,7 @@ def test_max_load_tokens_caps_a_hit() -> None:
     assert core.ask(core.arrive(32, "free")) == 32
 
 
-def test_s48_max_load_tokens_0_asks_nobody() -> None:
+def test_s48_max_load_tokens_0_asks_no_tier() -> None:
     """S48: a request that skips the cache costs no lookup, so no probe of a shared tier either."""
     core = make_core(tiers=[objects()])
     assert core.ask(core.arrive(32, tierkv={"max_load_tokens": 0})) == 0
@@ -81,7 +81,7 @@ def test_s48_max_load_tokens_0_asks_nobody() -> None:
 
 
 def test_load_tiers_asks_only_these() -> None:
-    """A request that will not wait for objects is answered at once: no probe, no promotion from there."""
+    """A request that excludes the object store is answered at once: no probe, no promotion from there."""
     core = make_core(tiers=[disk(), objects()])
     request = core.arrive(16, tierkv={"load_tiers": ["host", "disk"]})
     keys = core.truth.keys(request)
@@ -96,7 +96,7 @@ def test_load_tiers_asks_only_these() -> None:
 
 
 def test_load_tiers_chooses_what_is_read() -> None:
-    """The fastest tier that has a chunk is read, unless it is ruled out: then the next one that has it."""
+    """The fastest tier with a chunk is read, unless it is excluded: then the next one."""
     core = make_core(tiers=[disk(name="near", write="read_only"), disk(name="far", write="read_only")])
     request = core.arrive(16, tierkv={"load_tiers": ["far"]})
     for tier in (0, 1):
@@ -107,7 +107,7 @@ def test_load_tiers_chooses_what_is_read() -> None:
 
 
 def test_load_tiers_host_only_is_never_deferred() -> None:
-    """What is below does not count, so there is nothing to wait for."""
+    """Lower tiers do not count, so there is nothing to wait for."""
     core = make_core(tiers=[disk()])
     request = core.arrive(16, tierkv={"load_tiers": ["host"]})
     keys = core.truth.keys(request)
@@ -117,7 +117,7 @@ def test_load_tiers_host_only_is_never_deferred() -> None:
 
 
 def test_load_tiers_without_host_needs_another_tier_to_have_it() -> None:
-    """A chunk only in the host tier does not count; one that the disk has too comes from the host's copy, unread."""
+    """A chunk only in the host tier does not count; one also on the disk is served by the host's copy."""
     core = make_core(tiers=[disk(write="read_only")])
     request = core.arrive(16, tierkv={"load_tiers": ["disk"]})
     keys = core.truth.keys(request)
@@ -129,7 +129,7 @@ def test_load_tiers_without_host_needs_another_tier_to_have_it() -> None:
 
 
 def test_load_tiers_empty_loads_nothing() -> None:
-    """The empty list means what it says."""
+    """With the empty list nothing is loaded."""
     core = make_core()
     request = core.arrive(16, tierkv={"load_tiers": []})
     core.put(core.truth.keys(request))
@@ -137,7 +137,7 @@ def test_load_tiers_empty_loads_nothing() -> None:
 
 
 def test_a_promotion_from_another_tier_does_not_count() -> None:
-    """Another request is just reading the chunks from objects: this one must not wait for a tier that it ruled out."""
+    """Another request is reading the chunks from objects: this one must not wait for an excluded tier."""
     core = make_core(tiers=[objects()])
     other = core.arrive(16, "other")
     assert core.ask(other) is None
@@ -150,15 +150,15 @@ def test_a_promotion_from_another_tier_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("hint", [{"store": False}, {"store": []}, {"max_offload_tokens": 0}], ids=str)
-def test_nothing_is_stored_for_who_says_so(hint: dict[str, object]) -> None:
-    """A private or useless prompt never leaves the GPU."""
+def test_nothing_is_stored_with_store_false(hint: dict[str, object]) -> None:
+    """With ``store: false`` no chunk of the prompt is stored."""
     core = make_core(tiers=[disk()])
     assert not store(core, core.request(16, tierkv=hint))
     assert not core.ready()
 
 
 def test_store_names_the_tiers_that_get_it() -> None:
-    """A chunk cascades to the named tiers only; without the hint it goes everywhere."""
+    """A chunk is written to the named tiers only; without the hint to all."""
     core = make_core(tiers=[disk(), objects()])
     store(core, core.request(16, tierkv={"store": ["objects"]}))
     assert {op.tier for op in core.finish_all()} == {1}
@@ -167,7 +167,7 @@ def test_store_names_the_tiers_that_get_it() -> None:
 
 
 def test_what_is_promoted_for_a_request_keeps_its_route() -> None:
-    """Not storing also means: my reading it is no reason to write it to the tiers between."""
+    """With ``store: false`` a promotion writes the chunk to no tier in between."""
     core = make_core(tiers=[disk(), objects()])
     request = core.arrive(16, tierkv={"store": False})
     assert core.ask(request) is None
@@ -182,7 +182,7 @@ def test_what_is_promoted_for_a_request_keeps_its_route() -> None:
 
 
 def test_a_route_does_not_outlive_a_failed_store() -> None:
-    """The next chunk in the slot of one that never became readable is somebody else's."""
+    """The next chunk in the slot of a failed store belongs to another request."""
     core = make_core(slots=1, tiers=[disk()])
     request = core.request(4, tierkv={"store": ["host"]})
     core.scheduler.on_new_request(request)
@@ -197,7 +197,7 @@ def test_a_route_does_not_outlive_a_failed_store() -> None:
 
 
 def test_one_shot_does_not_cascade_and_goes_first() -> None:
-    """G9: one-shot prompts are not written to disk, and a flood of them takes its own slots, not those of others."""
+    """G9: one-shot prompts are not written to disk, and a flood of them evicts its own chunks only."""
     core = make_core(slots=8, tiers=[disk()])
     kept = core.request(16, "kept")
     store(core, kept)
@@ -212,7 +212,7 @@ def test_one_shot_does_not_cascade_and_goes_first() -> None:
 
 
 def test_one_shot_goes_before_older_chunks() -> None:
-    """It leaves first although others have not been used for longer."""
+    """It is evicted first although others have not been used for longer."""
     core = make_core(slots=8)
     old, one_shot = core.request(16, "old"), core.request(range(100, 116), "x", tierkv={"one_shot": True})
     store(core, old)
@@ -224,7 +224,7 @@ def test_one_shot_goes_before_older_chunks() -> None:
 
 
 def test_one_shot_ends_when_another_request_uses_the_chunk() -> None:
-    """The hint was wrong about a shared head: from then on its chunks are like others."""
+    """The hint was wrong about a shared head: after another use its chunks are like others."""
     core = make_core(slots=8)
     first = core.request(16, "first", tierkv={"one_shot": True})
     store(core, first)
@@ -237,7 +237,7 @@ def test_one_shot_ends_when_another_request_uses_the_chunk() -> None:
 
 
 def test_ttl_ends_a_chunk_everywhere() -> None:
-    """After its time a chunk counts as absent at once, and is deleted from the host tier and from the disk."""
+    """After its TTL a chunk counts as absent at once, and is deleted from the host tier and from the disk."""
     core = make_core(tiers=[disk()])
     request = core.request(16, tierkv={"ttl_s": 5})
     store(core, request)
@@ -263,7 +263,7 @@ def test_ttl_ends_a_chunk_everywhere() -> None:
 
 
 def test_ttl_is_lifted_by_a_use_without_one() -> None:
-    """What somebody else wants without an end has none any more."""
+    """A use by a request without a TTL removes the TTL."""
     core = make_core()
     request = core.request(16, tierkv={"ttl_s": 5})
     store(core, request)
@@ -273,7 +273,7 @@ def test_ttl_is_lifted_by_a_use_without_one() -> None:
 
 
 def test_ttl_is_prolonged_but_never_shortened() -> None:
-    """Two requests with different ideas: the longer one holds."""
+    """Two requests with different TTLs: the longer one holds."""
     core = make_core()
     store(core, core.request(16, tierkv={"ttl_s": 5}))
     store(core, core.request(16, "b", tierkv={"ttl_s": 9}))
@@ -285,7 +285,7 @@ def test_ttl_is_prolonged_but_never_shortened() -> None:
 
 
 def test_ttl_does_not_end_what_a_tier_has_for_good() -> None:
-    """A chunk that the disk got without an end is not ended by somebody who stores it in the host tier again."""
+    """A chunk on disk without a TTL gets none when another request stores it in the host tier again."""
     core = make_core(tiers=[disk()])
     request = core.request(16, tierkv={"ttl_s": 5, "load_tiers": []})
     core.keep_below(core.truth.keys(request))
@@ -295,14 +295,14 @@ def test_ttl_does_not_end_what_a_tier_has_for_good() -> None:
 
 
 def test_ttl_chunks_do_not_reach_shared_tiers() -> None:
-    """Other processes cannot know when they end."""
+    """Other processes cannot know when they expire."""
     core = make_core(tiers=[disk(), objects()])
     store(core, core.request(16, tierkv={"ttl_s": 5}))
     assert {op.tier for op in core.finish_all()} == {0}
 
 
 def test_a_deletion_that_fails_is_tried_again() -> None:
-    """The chunk must not come back because the disk stumbled; nor may the disk be asked every step."""
+    """The chunk must not reappear after a disk error; nor may the disk be asked in every step."""
     core = make_core(tiers=[disk()])
     store(core, core.request(16, tierkv={"ttl_s": 5}))
     core.finish_all()

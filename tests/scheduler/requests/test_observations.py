@@ -1,4 +1,4 @@
-"""Policies hear of every request once when it arrives and once when it ends, with all that is known of it."""
+"""Policies observe every request once when it arrives and once when it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tierkv.types.observation import RequestObservation, RequestPhase
 
 
 class WatchingPolicy(LruPolicy):
-    """LRU that remembers what it is told; ``broken`` makes it raise."""
+    """LRU that remembers observations; ``broken`` makes it raise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class WatchingPolicy(LruPolicy):
 
 
 def watched(core: Core) -> list[WatchingPolicy]:
-    """Give every tier of a core a policy that watches, the host tier first."""
+    """Give every tier of a core a watching policy, the host tier first."""
     policies = [WatchingPolicy() for _ in range(1 + len(core.lower))]
     names = core.manager.tier_names
     core.manager._request_feed = RequestFeed(zip(names, policies, strict=True), core.counters)
@@ -44,13 +44,13 @@ def watched(core: Core) -> list[WatchingPolicy]:
 
 
 def test_the_protocol_is_what_lru_does_not_have() -> None:
-    """A policy that does not listen costs nothing: no observation is ever made for it."""
+    """A policy without ``observe_request`` costs nothing: no observation is made for it."""
     assert isinstance(WatchingPolicy(), RequestAwarePolicy)
     assert not isinstance(LruPolicy(), RequestAwarePolicy)
     assert not make_core(tiers=[disk()]).manager.wants_observations
 
 
-def test_policies_of_all_tiers_are_told() -> None:
+def test_policies_of_all_tiers_observe() -> None:
     """The manager finds the policies of the host tier and of every lower tier by itself."""
     host, below = WatchingPolicy(), WatchingPolicy()
     spec = disk()
@@ -61,8 +61,8 @@ def test_policies_of_all_tiers_are_told() -> None:
     assert len(host.seen) == len(below.seen) == 1
 
 
-def test_arrival_tells_the_whole_path() -> None:
-    """Also the chunks that the engine has itself, which no tier is asked for; what came from where; what is new."""
+def test_arrival_has_the_whole_path() -> None:
+    """With the chunks in the engine's own cache, the sources of the others, and the new ones."""
     core = make_core(tiers=[disk()])
     (host, below) = watched(core)
     request = core.arrive(24, tierkv={"session": "s", "continues": "yes"})
@@ -91,7 +91,7 @@ def test_arrival_tells_the_whole_path() -> None:
 
 
 def test_a_path_wholly_on_the_gpu_is_observed() -> None:
-    """Hits in the engine's own cache never reach the tiers: without this, what is used most looks forgotten."""
+    """Hits in the engine's own cache never reach the tiers: without this, the most used chunks look unused."""
     core = make_core()
     (host,) = watched(core)
     request = core.arrive(16)
@@ -114,8 +114,8 @@ def test_several_groups_have_a_path_each() -> None:
     assert seen.tier_chunks == {"host": 3}
 
 
-def test_the_end_is_told_once_with_what_was_computed() -> None:
-    """The path at the end holds generated chunks and leaves out what was never computed."""
+def test_the_end_is_observed_once_with_what_was_computed() -> None:
+    """The path at the end has generated chunks, and none that was never computed."""
     core = make_core()
     (host,) = watched(core)
     request = core.arrive(16)
@@ -134,7 +134,7 @@ def test_the_end_is_told_once_with_what_was_computed() -> None:
 
 
 def test_a_preempted_request_arrives_once() -> None:
-    """Asked about again after preemption, it is the same request: counting it twice would make it look reused."""
+    """Asked about again after preemption, it is the same request: a second count would look like reuse."""
     core = make_core()
     (host,) = watched(core)
     request = core.arrive(16)
@@ -147,7 +147,7 @@ def test_a_preempted_request_arrives_once() -> None:
 
 
 def test_a_request_that_was_never_answered_only_ends() -> None:
-    """Aborted while it waited: policies hear of its end, with nothing counted."""
+    """Aborted while it waited: policies observe its end, with no counts."""
     core = make_core(tiers=[objects()])
     (host, _) = watched(core)
     request = core.arrive(16)
@@ -158,8 +158,8 @@ def test_a_request_that_was_never_answered_only_ends() -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_policy_that_raises_is_told_no_more(broken: int) -> None:
-    """Never fatal: the engine goes on, the other policies still hear, the fault is counted once, and eviction works."""
+def test_a_policy_that_raises_is_not_called_again(broken: int) -> None:
+    """Never fatal: the engine continues, other policies still observe, the fault is counted once."""
     core = make_core(tiers=[disk()])
     policies: Sequence[WatchingPolicy] = watched(core)
     policies[broken].broken = True

@@ -1,4 +1,4 @@
-"""What is remembered of a request, and the table of its states."""
+"""Request record, and the table of request states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierkv.types.state_machine import TRANSITIONS_KEPT
 
 
 def test_s3_a_chunk_is_named_by_its_last_hash() -> None:
-    """S3: 3 hashes per chunk and 10 hashes: chunks at hash indices 2, 5 and 8; the tenth hash names nothing."""
+    """S3: 3 hashes per chunk and 10 hashes: chunks at hash indices 2, 5 and 8; the tenth hash names no chunk."""
     core = make_core(block_tokens=(3,), hash_block_tokens=1)
     request = core.request(10)
     record = core.record(request)
@@ -24,7 +24,7 @@ def test_s3_a_chunk_is_named_by_its_last_hash() -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=8))
 def test_s4_keys_are_append_only(growth: list[int]) -> None:
-    """S4: whenever hashes come, keys are only ever added, each once, and asking twice adds none."""
+    """S4: whenever hashes become known, keys are only added, each once; a second call adds none."""
     core = make_core(block_tokens=(2, 3), factor=2, hash_block_tokens=1)
     request = core.request(0)
     record = core.record(request)
@@ -39,7 +39,7 @@ def test_s4_keys_are_append_only(growth: list[int]) -> None:
 
 
 def test_s5_hashes_may_lag_behind_tokens() -> None:
-    """S5: under async scheduling tokens are counted before their hash is known: keys appear later, nothing fails."""
+    """S5: with async scheduling tokens are counted before their hash is known: keys appear later, nothing fails."""
     core = make_core()
     request = core.request(16)
     core.scheduler.on_new_request(request)
@@ -53,15 +53,15 @@ def test_s5_hashes_may_lag_behind_tokens() -> None:
 
 @pytest.mark.parametrize("value", [0, 10])
 def test_s12_max_offload_tokens(value: int) -> None:
-    """S12: a count of tokens is taken, zero included."""
+    """S12: a number of tokens is accepted, zero included."""
     core = make_core()
     assert core.record(core.request(8, max_offload_tokens=value)).offload_tokens_max == value
     assert not core.warnings
 
 
 @pytest.mark.parametrize("value", [-1, "5", True, 1.5])
-def test_s12_nonsense_is_ignored_aloud(value: object) -> None:
-    """S12: users' requests carry anything; True must not become 1, and what is ignored is said."""
+def test_s12_nonsense_is_ignored_and_logged(value: object) -> None:
+    """S12: parameters can be anything; True must not become 1, and ignored values are logged."""
     core = make_core()
     assert core.record(core.request(8, max_offload_tokens=value)).offload_tokens_max is None
     (warning,) = core.warnings
@@ -77,7 +77,7 @@ def test_s13_one_record_per_group() -> None:
 
 
 def test_s15_hits_are_counted_in_whole_chunks() -> None:
-    """S15: what was answered is remembered per group, in chunks of its own size; at an answer of 0, what is local."""
+    """S15: the answer is noted per group, in chunks of its own size; at an answer of 0, the local chunks."""
     core = make_core(block_tokens=(4, 8), hash_block_tokens=4)
     request = core.arrive(21)
     core.put([*core.truth.keys(request, 0), *core.truth.keys(request, 1)])
@@ -88,14 +88,14 @@ def test_s15_hits_are_counted_in_whole_chunks() -> None:
 
 
 def touched(core: Core, monkeypatch: pytest.MonkeyPatch) -> list[Key]:
-    """What the manager is told to touch from now on."""
+    """Keys passed to ``touch`` of the manager from now on."""
     keys: list[Key] = []
     monkeypatch.setattr(core.manager, "touch", keys.extend)
     return keys
 
 
 def test_s53_touch_full_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S53: once, when the request ends, and all that it has computed: nothing is touched while it runs."""
+    """S53: once, when the request ends, all computed chunks: none is touched while it runs."""
     core = make_core()
     request = core.arrive(19)
     keys = touched(core, monkeypatch)
@@ -108,8 +108,10 @@ def test_s53_touch_full_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("hit", "first"), [(0, 0), (4, 0), (12, 1), (20, 3)])
 def test_s53_touch_window(hit: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S53: of a window of two chunks, those that the hit needed and everything computed since. What lies before served
-    nobody, and would crowd out what does."""
+    """S53: of a window of two chunks, those that the hit needed and everything computed since.
+
+    Chunks before served no request, and would displace useful ones.
+    """
     core = make_core(groups=[window(8)])
     request = core.arrive(29)
     if hit:
@@ -123,7 +125,7 @@ def test_s53_touch_window(hit: int, first: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_block_ids_of_the_wrong_number_of_groups() -> None:
-    """An adapter that mixes up its groups is told so, by the request's name."""
+    """An adapter that confuses its groups gets an error with the id of the request."""
     core = make_core(block_tokens=(2, 4))
     request = core.request(4)
     core.scheduler.on_new_request(request)
@@ -134,7 +136,7 @@ def test_block_ids_of_the_wrong_number_of_groups() -> None:
 @pytest.mark.parametrize("state", RequestState)
 @pytest.mark.parametrize("event", RequestEvent)
 def test_only_the_table_moves_a_request(state: RequestState, event: RequestEvent) -> None:
-    """What the table does not list raises and names request, state and event; nothing is guessed."""
+    """An event that is not in the table raises an error with request, state and event."""
     if (state, event) in TRANSITIONS:
         assert REQUEST_STATES.next(state, event, "r", str) is TRANSITIONS[state, event]
     else:
@@ -143,7 +145,7 @@ def test_only_the_table_moves_a_request(state: RequestState, event: RequestEvent
 
 
 def test_an_illegal_transition_shows_the_log_of_the_request() -> None:
-    """A bug report holds the way to the bug; of a long life the log keeps the end."""
+    """A bug report has the latest transitions; of a long life the log keeps the end."""
     core = make_core()
     record = core.record(core.request(4))
     seen: list[tuple[str, RequestEvent, RequestState, RequestState]] = []
@@ -161,7 +163,7 @@ def test_an_illegal_transition_shows_the_log_of_the_request() -> None:
 
 
 def test_every_state_can_be_reached_and_ended() -> None:
-    """A state that nothing leads to is dead code; one that FINISHED does not end is a leak."""
+    """A state without a transition to it is dead code; one that FINISHED does not end is a leak."""
     reached = {RequestState.IDLE, *TRANSITIONS.values()}
     assert reached == set(RequestState)
     for state in set(RequestState) - {RequestState.FINISHED}:

@@ -1,4 +1,4 @@
-"""Lookups of engines that ask chunk by chunk and cannot hear of a failed load: HIT means readable, and held."""
+"""Lookups of engines that ask chunk by chunk and accept no failed load: HIT means readable and held."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ def bed(*, slots: int = 16, reserved: int | None = None, tier: TierSpec | None =
 
 
 def press(bed: StagedBed, count: int = 200) -> None:
-    """Stores of others, far more than the host tier has slots."""
+    """Store far more chunks of other requests than the host tier has slots."""
     for i in range(count):
         bed.core.put(prefix(1, f"other {i}"))
 
 
 def test_what_is_readable_is_a_hit_at_once_and_cannot_be_taken_away() -> None:
-    """The engine hears HIT in its first step, finds no blocks, and asks again much later: the chunks have stayed,
-    though stores pressed, and are loaded."""
+    """The engine gets HIT in its first step, finds no blocks, and asks again much later.
+
+    The chunks are still there, despite many stores, and are loaded.
+    """
     it = bed()
     keys = prefix(4)
     it.core.put(keys)
@@ -46,9 +48,11 @@ def test_what_is_readable_is_a_hit_at_once_and_cannot_be_taken_away() -> None:
     assert it.held == 0
 
 
-def test_what_lies_below_is_gathered_and_then_loaded() -> None:
-    """The first answer is "later", nothing moves while the engine still asks, each chunk is read once, in prefix order,
-    and then all of it is a hit that stays."""
+def test_chunks_below_are_gathered_and_then_loaded() -> None:
+    """The first answer defers, and nothing is read while the engine still asks.
+
+    Then each chunk is read once, in prefix order, and the whole prefix is a stable hit.
+    """
     it = bed()
     keys = prefix(6)
     it.core.keep_below(keys)
@@ -70,8 +74,10 @@ def test_what_lies_below_is_gathered_and_then_loaded() -> None:
 @pytest.mark.parametrize("tier", [disk(), objects(), objects(probe_keys_max=10)], ids=["disk", "objects", "probes"])
 @pytest.mark.parametrize("reserved", [64, 51])
 def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: TierSpec, reserved: int) -> None:
-    """G1: 64 slots, a prefix of 65 (or 100) chunks below. Where others defer for ever, the part that one request can
-    have gathered is the answer, in a few steps."""
+    """G1: 64 slots, a prefix of 65 (or 100) chunks below. Other systems defer forever.
+
+    Here the part that one request can have gathered is the answer, in a few steps.
+    """
     it = bed(slots=64, reserved=reserved, tier=tier)
     keys = prefix(chunks)
     if tier.capabilities.authoritative_index:
@@ -88,8 +94,10 @@ def test_g1_a_prefix_longer_than_the_host_tier(chunks: int, tier: TierSpec, rese
     start=st.integers(0, 3),
 )
 def test_a_deferred_answer_is_the_immediate_one(places: list[str], reserved: int, start: int) -> None:
-    """Wherever the chunks lie, the engine gets as long a prefix as if all of them had been in the host tier, up to what
-    one request can have gathered, and may load exactly that."""
+    """Wherever the chunks are, the engine gets the same prefix as if all were in the host tier.
+
+    It is limited to the chunks that one request can have gathered, and all of it can be loaded.
+    """
     it = bed(slots=40, reserved=reserved)
     keys = prefix(len(places))
     it.core.put([key for key, place in zip(keys, places, strict=True) if place in {"host", "both"}])
@@ -110,8 +118,10 @@ def test_a_deferred_answer_is_the_immediate_one(places: list[str], reserved: int
 
 
 def test_a_hung_tier_costs_the_deadline() -> None:
-    """Nothing that was begun ever ends: after the deadline what is readable and held is the answer, the rest a miss,
-    and the request is not deferred again before it runs (S47)."""
+    """No I/O ever ends: after the deadline the readable, held chunks are the answer, the rest is a miss.
+
+    The request is not deferred again before it runs (S47).
+    """
     it = bed()
     keys = prefix(6)
     it.core.put(keys[:2])
@@ -134,8 +144,8 @@ def test_a_hung_tier_costs_the_deadline() -> None:
     assert it.core.counters.deferred_ms == 5000
 
 
-def test_a_tier_that_never_says_what_it_has_costs_the_deadline() -> None:
-    """The question itself hangs: RETRY until the deadline, nothing is held for it meanwhile but what was there."""
+def test_a_tier_that_never_answers_costs_the_deadline() -> None:
+    """The probe itself hangs: RETRY until the deadline; only chunks present before are held meanwhile."""
     it = bed(tier=objects())
     keys = prefix(4)
     it.core.put(keys[:1])
@@ -148,8 +158,10 @@ def test_a_tier_that_never_says_what_it_has_costs_the_deadline() -> None:
 
 
 def test_existence_comes_before_movement() -> None:
-    """One group is known to be below, the other is still asked for: nothing is read before it is known that both are
-    there; and when it turns out that one is not, nothing is read at all."""
+    """One group is known to be below, the other is still being probed: nothing is read before both are known.
+
+    If one turns out to be absent, nothing is read at all.
+    """
     it = StagedBed(make_core(groups=(full(4), full(4)), slots=16, tiers=[disk(write="read_only"), objects()]))
     first, second = prefix(4, group=0), prefix(4, group=1)
     it.core.keep_below(first)
@@ -168,7 +180,7 @@ def test_existence_comes_before_movement() -> None:
 
 
 def test_a_chunk_lost_on_the_way_is_a_miss() -> None:
-    """The third of five cannot be read: the answer is two, without another deferral for ever."""
+    """The third of five cannot be read: the answer is two, without endless deferral."""
     it = bed()
     keys = prefix(5)
     it.core.keep_below(keys)
@@ -183,7 +195,7 @@ def test_a_chunk_lost_on_the_way_is_a_miss() -> None:
 
 
 def test_what_is_being_stored_is_waited_for() -> None:
-    """Another request's store of the second chunk is under way: later, and then a hit, or a miss if it fails."""
+    """Another request's store of the second chunk is in flight: deferred, then a hit, or a miss if it fails."""
     for fails in (False, True):
         it = bed()
         keys = prefix(2)
@@ -198,7 +210,7 @@ def test_what_is_being_stored_is_waited_for() -> None:
 
 
 def test_a_step_asks_the_manager_once_per_chunk() -> None:
-    """Engines ask the same in every pass: within a step the second answer is the first, whatever happened between."""
+    """Engines ask the same in every pass: within a step the second answer equals the first."""
     it = bed(tier=objects())
     (key,) = prefix(1)
     it.add("a")
@@ -212,8 +224,10 @@ def test_a_step_asks_the_manager_once_per_chunk() -> None:
 
 @pytest.mark.parametrize("how", ["finish", "settle", "silence"])
 def test_nothing_stays_held(how: str) -> None:
-    """A request that ends, runs without its hit, or is simply not asked about any more, holds nothing: neither single
-    chunks nor what is still on its way."""
+    """A request that ends, runs without its hit, or is no longer asked about, holds nothing.
+
+    Neither pinned chunks nor chunks in flight.
+    """
     it = bed()
     keys = prefix(6)
     it.core.put(keys[:3])
@@ -236,7 +250,7 @@ def test_nothing_stays_held(how: str) -> None:
 
 
 def test_a_hit_that_is_asked_for_again_and_again_stays() -> None:
-    """No blocks are free for minutes: as long as the engine asks, the hit is there."""
+    """No blocks are free for minutes: the hit stays as long as the engine asks."""
     it = bed()
     keys = prefix(3)
     it.core.keep_below(keys)
@@ -251,7 +265,7 @@ def test_a_hit_that_is_asked_for_again_and_again_stays() -> None:
 
 
 def test_a_new_question_has_a_deadline_of_its_own() -> None:
-    """Preempted long after its first lookup, a request that has to wait for a tier again may wait as long again."""
+    """Preempted long after its first lookup, a request may wait a whole deadline for a tier again."""
     it = bed()
     keys = prefix(3)
     it.core.keep_below(keys)
@@ -268,7 +282,7 @@ def test_a_new_question_has_a_deadline_of_its_own() -> None:
 
 
 def test_the_oldest_gets_its_slots_first_and_the_others_after() -> None:
-    """Three prefixes of eight over twelve slots: all are answered in full, in order of arrival, none is read twice."""
+    """Three prefixes of eight over twelve slots: all are answered whole, in order of arrival, none is read twice."""
     it = bed(slots=12)
     prompts = {name: prefix(8, name) for name in "abc"}
     for name, keys in prompts.items():
@@ -289,8 +303,10 @@ def test_the_oldest_gets_its_slots_first_and_the_others_after() -> None:
 
 
 def test_a_younger_one_does_not_hold_what_the_oldest_needs() -> None:
-    """The younger has half of its prompt in the host tier and the rest below; the older one needs every slot. It gets
-    them in its first step, not after the younger one's deadline, though that one asks again and again."""
+    """The younger request has half of its prompt in the host tier; the older one needs every slot.
+
+    It gets them in its first step, not after the deadline of the younger one, which keeps asking.
+    """
     it = bed(slots=8)
     old, young = prefix(8, "old"), prefix(6, "young")
     it.core.put(young[:4])
@@ -308,7 +324,7 @@ def test_a_younger_one_does_not_hold_what_the_oldest_needs() -> None:
 
 
 def test_a_second_pass_gets_the_same_answers() -> None:
-    """An engine goes over the whole prefix again in one answer: what one request may have is counted anew."""
+    """An engine goes over the whole prefix twice for one answer: the budget of a request is counted anew."""
     it = bed(slots=8, reserved=4)
     keys = prefix(6)
     it.core.put(keys)
@@ -321,8 +337,10 @@ def test_a_second_pass_gets_the_same_answers() -> None:
 
 
 def test_a_hit_outlives_the_time_of_its_chunk() -> None:
-    """A chunk stored for a second is promised, and its time ends before the engine has blocks for it: what was
-    promised can be loaded, and who asks later gets a miss."""
+    """A chunk with a TTL of a second was answered as HIT, and expires before the engine has blocks for it.
+
+    It can still be loaded; a later question gets a miss.
+    """
     it = bed()
     keys = prefix(2)
     it.lookups.add_request(RequestContext("writer", hints=RequestHints(ttl_s=1.0)))
@@ -342,8 +360,10 @@ def test_a_hit_outlives_the_time_of_its_chunk() -> None:
 
 
 def test_what_others_hold_is_waited_for_and_then_given_up() -> None:
-    """All that may be held is held for another: "later" while there is time, a miss after the deadline; never a hit
-    that could be taken away."""
+    """All slots that may be held are held for another request: deferred until the deadline, then a miss.
+
+    Never a hit that could be evicted.
+    """
     it = bed(slots=8, reserved=4)
     mine, theirs = prefix(2, "mine"), prefix(4, "theirs")
     it.core.put([*mine, *theirs])
@@ -360,8 +380,10 @@ def test_what_others_hold_is_waited_for_and_then_given_up() -> None:
 
 
 def test_only_what_the_last_pass_wanted_is_gathered() -> None:
-    """The window group has chunks for a short prefix only: the long one's chunks are not read, though they were asked
-    about first; and a run before a gap is not wanted either."""
+    """The window group has chunks for a short prefix only: the chunks of the long one are not read.
+
+    They were asked about first, but the last pass counts. A run before a gap is not wanted either.
+    """
     it = StagedBed(make_core(groups=(full(4), window(8)), slots=40, tiers=[disk(write="read_only")]))
     whole, windowed = prefix(10, group=0), prefix(10, group=1)
     it.core.keep_below([*whole, windowed[2], windowed[3], windowed[8]])
@@ -377,8 +399,10 @@ def test_only_what_the_last_pass_wanted_is_gathered() -> None:
 
 
 def test_windows_find_room_beside_a_long_prefix() -> None:
-    """Where a prefix could fill all that one request may have gathered, its windows would be misses, and the hit
-    nothing: each group has its share."""
+    """If a prefix could take the whole budget of a request, its windows would be misses, and the hit empty.
+
+    So each group has its share.
+    """
     it = StagedBed(make_core(groups=(full(4), window(8)), slots=16, tiers=[disk(write="read_only")]))
     whole, windowed = prefix(40, group=0), prefix(40, group=1)
     it.core.keep_below([*whole, *windowed])
@@ -394,7 +418,7 @@ def test_windows_find_room_beside_a_long_prefix() -> None:
 
 
 def test_budgets_of_groups_fit_together() -> None:
-    """Windows get what they need, groups of unknown reach an equal share, and everybody at least one chunk."""
+    """Windows get the chunks that they need, other groups an equal share, and each at least one chunk."""
 
     def budgets(*groups: object, chunks_max: int) -> tuple[int, ...]:
         core = make_core(groups=groups, slots=4)  # type: ignore[arg-type]  # groups of two makers
@@ -409,7 +433,7 @@ def test_budgets_of_groups_fit_together() -> None:
 
 
 def test_a_reset_makes_every_question_new() -> None:
-    """Nothing of before is answered, nothing stays held, and the deadline of who waits goes on."""
+    """No earlier question is answered, nothing stays held, and deadlines of deferred requests continue."""
     it = bed(tier=disk())
     keys = prefix(4)
     it.core.put(keys[:2])
@@ -428,8 +452,7 @@ def test_a_reset_makes_every_question_new() -> None:
 
 
 def test_hints_bound_what_is_loaded() -> None:
-    """``max_load_tokens`` is counted from the first chunk that the engine lacks; 0 asks nobody; ``load_tiers`` names
-    who may be asked."""
+    """``max_load_tokens`` counts from the first absent chunk; 0 asks no tier; ``load_tiers`` names the tiers to ask."""
     it = bed(tier=objects())
     keys = prefix(6)
     it.core.put(keys)
@@ -443,7 +466,7 @@ def test_hints_bound_what_is_loaded() -> None:
 
 
 def test_unasked_chunks_are_let_go() -> None:
-    """The engine's own cache has the front of the prompt by now: what it asks about no more is not held either."""
+    """The engine's own cache has the front of the prompt now: chunks no longer asked about are released."""
     it = bed()
     keys = prefix(6)
     it.core.put(keys)
@@ -458,7 +481,7 @@ def test_unasked_chunks_are_let_go() -> None:
 
 
 def test_misses_are_cheap_to_ask_for() -> None:
-    """A prompt that nobody has: one miss ends the scan, and nothing is remembered for it."""
+    """A prompt without any chunk: one miss ends the scan, and nothing is remembered for it."""
     it = bed()
     it.add("a")
     assert it.look("a", prefix(1)[0], 0) is MISS

@@ -1,4 +1,4 @@
-"""Staged lookups under everything at once: requests come, wait, load, vanish; tiers answer, fail or hang."""
+"""Staged lookups under all events at once: requests arrive, wait, load, vanish; tiers answer, fail or hang."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tierkv.types.tier_ops import OutcomeKind
 
 DEADLINE_S = 5.0
 BESIDE = {0: (), 1: (ssm(4),), 2: (window(8),)}
-"""By the number of chunks that a hit needs of it: what stands beside attention."""
+"""Groups beside attention, by the number of chunks that a hit needs of them."""
 FAMILIES = "abc"
 CHUNKS = 12
 
 
 class StagedMachine(RuleBasedStateMachine):
-    """What is said to be a hit can be loaded, whatever happens in between; every lookup ends; nothing stays held."""
+    """A HIT can be loaded, whatever happens in between; every lookup ends; nothing stays held."""
 
     @initialize(
         tier=st.sampled_from([disk(write="read_only"), disk(), objects()]),
@@ -30,7 +30,7 @@ class StagedMachine(RuleBasedStateMachine):
         window=st.sampled_from(sorted(BESIDE)),
     )
     def open(self, tier: TierSpec, slots: int, share: int, window: int) -> None:
-        """A host tier of some slots over one tier that has whatever it is given."""
+        """Open a host tier over one tier with given chunks."""
         groups = (full(4), *BESIDE[window])
         reserved = max(len(groups), slots * share // 4)
         self.bed = StagedBed(make_core(slots=slots, reserved=reserved, tiers=[tier], groups=groups), DEADLINE_S)
@@ -42,26 +42,26 @@ class StagedMachine(RuleBasedStateMachine):
         self.count = 0
 
     def keys(self, family: str) -> list[tuple[Key, ...]]:
-        """Per group, the chunks of a prompt."""
+        """Chunks of a prompt, per group."""
         return [prefix(CHUNKS, family, group) for group in range(2 if self.window else 1)]
 
     @rule(family=st.sampled_from(FAMILIES))
     def arrive(self, family: str) -> None:
-        """A request for a prompt."""
+        """Register a request for a prompt."""
         self.count += 1
         self.bed.add(f"r{self.count}")
         self.waiting[f"r{self.count}"] = family
 
     @rule(family=st.sampled_from(FAMILIES), first=st.integers(0, CHUNKS - 1), count=st.integers(1, CHUNKS))
-    def lie_below(self, family: str, first: int, count: int) -> None:
-        """Some chunks of a prompt are in the lower tier."""
+    def put_below(self, family: str, first: int, count: int) -> None:
+        """Put some chunks of a prompt into the lower tier."""
         if self.indexed:
             for keys in self.keys(family):
                 self.bed.core.keep_below(keys[first : first + count])
 
     @rule(family=st.sampled_from(FAMILIES), first=st.integers(0, CHUNKS - 1), count=st.integers(1, 3))
     def store(self, family: str, first: int, count: int) -> None:
-        """Another request stores some, if there is room."""
+        """Store some chunks for another request, if there is room."""
         for group, keys in enumerate(self.keys(family)):
             ctx = self.bed.lookups.request_context("writer")
             grant = self.bed.core.manager.prepare_store([(key, group) for key in keys[first : first + count]], ctx)
@@ -70,7 +70,7 @@ class StagedMachine(RuleBasedStateMachine):
 
     @rule(skip=st.sets(st.integers(0, 20)), allocates=st.booleans(), seconds=st.sampled_from([0.01, 0.5, 2.0]))
     def step(self, skip: set[int], seconds: float, *, allocates: bool) -> None:
-        """The engine asks about requests in order, some not, and loads what it hears, if it has blocks."""
+        """Ask about some requests in order, and load the hits if there are blocks."""
         self.bed.begin(seconds)
         for number, (request_id, family) in enumerate(list(self.waiting.items())):
             if number in skip:
@@ -91,7 +91,7 @@ class StagedMachine(RuleBasedStateMachine):
         self.bed.end()
 
     def begin_load(self, request_id: str, wanted: tuple[Key, ...]) -> None:
-        """Never an error: all of it was promised."""
+        """Begin a load; never an error, since all of its chunks were hits."""
         del self.waiting[request_id]
         if wanted:
             self.loads.append(self.bed.core.manager.prepare_load(wanted, self.bed.lookups.request_context(request_id)))
@@ -100,14 +100,14 @@ class StagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loads)
     @rule(data=st.data())
     def end_load(self, data: st.DataObject) -> None:
-        """A load has ended."""
+        """End a load."""
         grant = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
         self.bed.core.manager.complete_load(grant.slots)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def vanish(self, data: st.DataObject) -> None:
-        """A client hangs up."""
+        """End a request whose client disconnected."""
         request_id = data.draw(st.sampled_from(sorted(self.waiting)))
         del self.waiting[request_id]
         self.since.pop(request_id, None)
@@ -115,17 +115,17 @@ class StagedMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from([OutcomeKind.OK, OutcomeKind.OK, OutcomeKind.ABSENT, OutcomeKind.CORRUPT]))
     def io(self, kind: OutcomeKind) -> None:
-        """The tier does what it was asked for, well or badly."""
+        """Let the tier complete operations, well or badly."""
         self.bed.run_io(kind)
 
     @invariant()
     def within_the_cap(self) -> None:
-        """Checked by every end of a step; here, that it can be looked at in between, too."""
+        """Checked at the end of each step; here also in between."""
         if hasattr(self, "bed"):
             self.bed.core.manager.validate()
 
     def teardown(self) -> None:
-        """When all have gone, nothing is held for anybody."""
+        """Check that nothing is held when all requests have ended."""
         if not hasattr(self, "bed"):
             return
         for request_id in list(self.waiting):

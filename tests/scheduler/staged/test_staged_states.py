@@ -21,12 +21,12 @@ def core_of(tier: TierSpec) -> Core:
 
 
 def both(family: str = "a") -> tuple[tuple[Key, ...], tuple[Key, ...]]:
-    """The chunks of a prompt: of attention, and of the states."""
+    """Chunks of a prompt: of attention, and of the states."""
     return prefix(CHUNKS, family, 0), prefix(CHUNKS, family, 1)
 
 
 def answer_probes(it: StagedBed, there: Sequence[Key]) -> int:
-    """The shared tier says what it has, and gives what it is asked for; how many questions it was asked."""
+    """Let the shared tier answer probes and reads. Returns the number of probes."""
     questions = 0
     while ops := it.core.manager.take_ops():
         for op in ops:
@@ -37,8 +37,10 @@ def answer_probes(it: StagedBed, there: Sequence[Key]) -> int:
 
 
 def test_a_tier_is_asked_about_all_places_of_a_state_at_once() -> None:
-    """States are kept at a few places. Asked about two of them per round trip, a tier far away would be asked for
-    seconds; and what it turns out to have is all that is read."""
+    """States are kept at few places. Two questions per round trip would take seconds with a remote tier.
+
+    Only the chunks that it turns out to have are read.
+    """
     it = StagedBed(core_of(objects()))
     whole, states = both()
     there = [*whole, states[3]]
@@ -58,9 +60,11 @@ def test_a_tier_is_asked_about_all_places_of_a_state_at_once() -> None:
     assert it.held == 0
 
 
-def test_a_state_behind_a_gap_that_no_tier_speaks_of_costs_the_deadline() -> None:
-    """The tier owes an answer about the last state; a nearer one is known not to be there. The engine waits: so the
-    time has to run, and at its end there is an answer."""
+def test_an_unknown_state_behind_a_gap_costs_the_deadline() -> None:
+    """The answer about the last state is missing; a nearer one is known to be absent. The engine waits.
+
+    So the deadline must run, and at its end there is an answer.
+    """
     it = StagedBed(core_of(objects(write="read_only")), deadline_s=0.05)
     whole, states = both()
     it.core.put(whole)
@@ -83,8 +87,10 @@ def test_a_state_behind_a_gap_that_no_tier_speaks_of_costs_the_deadline() -> Non
 
 
 def test_nothing_is_read_where_no_state_was_kept() -> None:
-    """All of the attention is there, most of it below, and not one state: there is no hit, so not a chunk is brought up
-    for it, and none is held."""
+    """All attention chunks are present, most of them below, but no state: there is no hit.
+
+    So no chunk is read for it, and none is held.
+    """
     it = StagedBed(core_of(disk(write="read_only")))
     whole, states = both()
     it.core.put(whole[:4])

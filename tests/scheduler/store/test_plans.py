@@ -1,4 +1,4 @@
-"""When chunks are offered: immediately, a step later, or when their blocks are about to be reused."""
+"""Store plans: chunks offered immediately, a step later, or when their blocks are about to be reused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLANS: tuple[StorePlanName, ...] = get_args(StorePlanName)
 
 
 def planned_core(plan: StorePlanName, slots: int = 64, **limits: object) -> tuple[Core, FreeQueue]:
-    """A core with a plan; the queue of free blocks is registered whatever the plan."""
+    """Core with a plan; the queue of free blocks is registered for every plan."""
     core = make_core(slots=slots, limits=SchedulerLimits(store_plan=plan, **limits))  # type: ignore[arg-type]
     queue = FreeQueue()
     core.scheduler.register_free_queue(queue, 1000)
@@ -32,13 +32,15 @@ def planned_core(plan: StorePlanName, slots: int = 64, **limits: object) -> tupl
 
 
 def empty_step(core: Core) -> ConnectorMeta:
-    """A step in which nothing is computed."""
+    """Step in which nothing is computed."""
     return core.scheduler.build_connector_meta(StepOutput())
 
 
 def live_through(core: Core, queue: FreeQueue, request: BedRequest, new_tokens: int = 0) -> list[TransferJob]:
-    """A request computes its prompt in one step, some tokens one by one, and ends; its blocks join the queue. All its
-    store jobs, which are reported as they come."""
+    """Compute a prompt in one step and some tokens one by one, and end the request; its blocks join the queue.
+
+    Returns all of its store jobs; each is reported in its step.
+    """
     jobs: list[TransferJob] = []
 
     def take(meta: ConnectorMeta) -> None:
@@ -85,7 +87,7 @@ def test_s66_prompt_only_under_every_plan(plan: StorePlanName) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("cap", "chunks"), [(0, 0), (11, 2), (100, 5)])
 def test_s67_max_offload_tokens_under_every_plan(plan: StorePlanName, cap: int, chunks: int) -> None:
-    """S67: what a request's user does not want stored stays out, though its blocks lie in the queue for all to see."""
+    """S67: chunks excluded by the user are not stored, though their blocks are in the queue."""
     core, queue = planned_core(plan)
     request = core.arrive(20, max_offload_tokens=cap)
     live_through(core, queue, request)
@@ -93,7 +95,7 @@ def test_s67_max_offload_tokens_under_every_plan(plan: StorePlanName, cap: int, 
 
 
 def loaded(core: Core, request: BedRequest, ids: list[int]) -> None:
-    """The request's whole prefix is loaded into these blocks."""
+    """Load the request's whole prefix into these blocks."""
     core.put(core.truth.keys(request))
     tokens = core.ask(request)
     assert tokens
@@ -114,8 +116,10 @@ def loaded(core: Core, request: BedRequest, ids: list[int]) -> None:
     ],
 )
 def test_s61_policy(plan: StorePlanName, params: dict[str, object], default: StorePolicy, again: bool) -> None:
-    """S61: BLOCK_LEVEL does not store what was loaded; REQUEST_LEVEL keeps the cursor at 0, and offers it again: what
-    the host tier has lost meanwhile comes back, what it still has costs nothing."""
+    """S61: BLOCK_LEVEL does not store loaded chunks; REQUEST_LEVEL keeps the cursor at 0, and offers them again.
+
+    Chunks that the host tier has lost meanwhile are stored, present ones cost nothing.
+    """
     core, queue = planned_core(plan, store_policy=default)
     request = core.arrive(12, **params)
     loaded(core, request, [1, 2, 3])
@@ -129,13 +133,13 @@ def test_s61_policy(plan: StorePlanName, params: dict[str, object], default: Sto
     queue.free(*computed_blocks(request, [1, 2, 3, 4]))
     jobs = [*meta.stores, *empty_step(core).stores]
     stored = {key for job in jobs for key in job.keys}
-    # The last token is not computed when a request ends, so the fourth chunk is the running step's, or nobody's.
+    # The last token is not computed when a request ends, so only a running step could store the fourth chunk.
     assert stored - {core.truth.keys(request)[3]} == (set(core.truth.keys(request)[:3]) if again else set())
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_s120_two_workers_in_any_order(plan: StorePlanName) -> None:
-    """S120: a store ends with the second worker's word, and stores end in any order."""
+    """S120: a store ends with the second worker's report, and stores end in any order."""
     core, queue = planned_core(plan, num_workers=2)
     jobs = []
     for i, name in enumerate("ab"):
@@ -159,9 +163,11 @@ def test_s120_two_workers_in_any_order(plan: StorePlanName) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_s122_reset_with_running_copies(plan: StorePlanName) -> None:
-    """S122: slots and fences stay until the report, what it brings is not cached, counters never shrink; and what is
-    computed after the reset is stored as if for the first time. (The lineage counts references of host and GPU blocks;
-    ours holds slots, and fences blocks.)"""
+    """S122: slots and fences stay until the report, stale data is not cached, counters never decrease.
+
+    Chunks computed after the reset are stored as if for the first time. (The lineage counts references of blocks; here
+    slots are held, and blocks fenced.)
+    """
     core, queue = planned_core(plan, slots=8)
     request = core.arrive(8)
     jobs = [*core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]).stores]
@@ -188,8 +194,10 @@ def test_s122_reset_with_running_copies(plan: StorePlanName) -> None:
 
 
 def test_eager_waits_until_tokens_are_certain() -> None:
-    """Section 17: blocks of the running step wait one step, and tokens that an earlier step is still computing wait
-    for its result."""
+    """Section 17: blocks of the running step wait one step.
+
+    Tokens that an earlier step is still computing wait for its result.
+    """
     core, _ = planned_core("eager")
     request = core.arrive(20)
     assert not core.schedule(request, computed=0, scheduled=8, ids=[[1, 2, 3, 4, 5]]).stores
@@ -203,7 +211,7 @@ def test_eager_waits_until_tokens_are_certain() -> None:
 
 
 def test_d5_eager_stores_the_last_chunk_of_a_finished_request() -> None:
-    """D5, S77: the step that completes a chunk is the request's last one: nobody would ever offer it."""
+    """D5, S77: the step that completes a chunk is the last one of the request: its end offers the chunk."""
     core, _ = planned_core("eager")
     request = core.arrive(8)
     assert not core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]).stores
@@ -217,7 +225,7 @@ def test_d5_eager_stores_the_last_chunk_of_a_finished_request() -> None:
 
 
 def test_s77_a_token_that_was_sampled_last_is_not_computed() -> None:
-    """S77: with asynchronous scheduling more tokens are scheduled than exist; at the end the last one has no KV."""
+    """S77: async scheduling schedules more tokens than exist; at the end the last one has no KV."""
     for plan in ("immediate", "eager"):
         core, _ = planned_core(plan)
         request = core.arrive(6)
@@ -230,7 +238,7 @@ def test_s77_a_token_that_was_sampled_last_is_not_computed() -> None:
 
 
 def test_eager_forgets_the_table_of_a_preempted_request() -> None:
-    """Section 17: what was computed and not yet offered is lost with the blocks; nothing is read from them later."""
+    """Section 17: chunks computed and not yet offered are lost with the blocks; they are not read later."""
     core, _ = planned_core("eager")
     request = core.arrive(16)
     core.schedule(request, computed=0, scheduled=12, ids=[[1, 2, 3]])
@@ -255,7 +263,7 @@ def test_s117_a_block_that_two_requests_share() -> None:
 
 
 def test_s117_a_full_host_tier_stops_the_cursor() -> None:
-    """S117: what fits is stored, from the front; everything else of the step waits, and goes on exactly there."""
+    """S117: chunks that fit are stored, from the front; the others of the step wait, and continue exactly there."""
     core, _ = planned_core("eager", slots=16)
     others = core.request(range(1000, 1052), "others")
     held = core.manager.prepare_store([(key, 0) for key in core.truth.keys(others)], RequestContext("others"))
@@ -277,7 +285,7 @@ def test_s117_a_full_host_tier_stops_the_cursor() -> None:
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20))
 def test_s117_no_gap_whatever_room_there_is(rooms: list[int]) -> None:
-    """S117, I2: however room comes and goes, each group's chunks are stored in order, without gaps, once."""
+    """S117, I2: however room varies, each group's chunks are stored in order, without gaps, once."""
     core = make_core(block_tokens=(2, 4), hash_block_tokens=2, slots=64, limits=SchedulerLimits(store_plan="eager"))
     request = core.arrive(32)
     core.schedule(request, computed=0, scheduled=32, ids=[range(1, 17), range(21, 29)])
@@ -302,7 +310,7 @@ def test_s117_no_gap_whatever_room_there_is(rooms: list[int]) -> None:
 
 
 def compute(core: Core, tokens: range, first_block: int, request_id: str, **params: object) -> list[BedBlock]:
-    """A request that computes and ends; its blocks, in order."""
+    """Compute a request and end it. Returns its blocks, in order."""
     request = core.arrive(tokens, request_id, **params)
     ids = list(range(first_block, first_block + len(tokens) // 4))
     assert not core.schedule(request, computed=0, scheduled=len(tokens), ids=[ids]).stores
@@ -311,7 +319,7 @@ def compute(core: Core, tokens: range, first_block: int, request_id: str, **para
 
 
 def test_s118_only_what_is_near_eviction() -> None:
-    """S118: at most target_free blocks are visited per step, from the head on; the next step goes on there."""
+    """S118: at most target_free blocks are visited per step, from the head on; the next step continues there."""
     core, queue = lazy_core(max_batched_tokens=8)
     queue.free(*compute(core, range(40), 1, "a"))
     queue.asked = 0
@@ -323,8 +331,10 @@ def test_s118_only_what_is_near_eviction() -> None:
 
 
 def test_s118_blocks_without_content_are_visited_and_left() -> None:
-    """S118: the null block, blocks without a hash, and content that no request vouched for are not stored, be it in a
-    block that we know by other content."""
+    """S118: the null block, blocks without a hash, and content that no request computed are not stored.
+
+    Also if the block was known with other content.
+    """
     core, queue = lazy_core()
     good, reused = compute(core, range(8), 1, "a")
     stranger = core.request(range(70, 74), "stranger")
@@ -333,8 +343,10 @@ def test_s118_blocks_without_content_are_visited_and_left() -> None:
 
 
 def test_s118_content_that_was_overwritten_is_not_stored() -> None:
-    """S118: a block that was handed out since holds something else, even where the hash is the same (it may have gone
-    to another group), and is stored only when a request vouches for it again."""
+    """S118: a reused block has other content, even if the hash is the same (it may belong to another group).
+
+    It is stored only when a request has computed it again.
+    """
     core, queue = lazy_core()
     (block,) = compute(core, range(4), 1, "a")
     other = core.arrive(4, "b", max_offload_tokens=0)
@@ -348,7 +360,7 @@ def test_s118_content_that_was_overwritten_is_not_stored() -> None:
 
 
 def test_s118_a_host_tier_that_is_full() -> None:
-    """S118: what fits is stored, and the cursor stops before what did not: it is the first of the next step."""
+    """S118: chunks that fit are stored, and the cursor stops before the first that does not: it is next."""
     core, queue = lazy_core(max_batched_tokens=100, slots=32)
     others = core.request(range(1000, 1116), "others")
     held = core.manager.prepare_store([(key, 0) for key in core.truth.keys(others)], RequestContext("others"))
@@ -368,8 +380,10 @@ def test_s118_the_bound_of_one_step_is_kept() -> None:
 
 
 def test_lazy_keeps_what_the_request_said_about_its_chunks() -> None:
-    """A free block belongs to no request any more, but what its chunk was computed under still counts: where it may
-    go, for how long it stays, and that nobody will ask for it again."""
+    """A free block belongs to no request any more, but the hints of its chunk still count.
+
+    Tiers, TTL, and that the chunk is one-shot.
+    """
     core, queue = lazy_core(max_batched_tokens=100, tiers=[disk(), disk(name="more")])
     said = [{"store": ["host", "disk"]}, {"one_shot": True}, {"ttl_s": 5.0}, None]
     requests, free = [], []
@@ -396,8 +410,10 @@ def test_lazy_keeps_what_the_request_said_about_its_chunks() -> None:
 def test_lazy_a_chunk_of_two_requests_is_kept_for_the_one_that_wants_it(
     first: dict[str, object], later: dict[str, object], *, stays: bool
 ) -> None:
-    """A use by a request that is not one-shot ends that, also where the block was only shared on the GPU and nothing
-    was stored yet: else the order of two requests would decide what another one finds."""
+    """A use by a request that is not one-shot ends one-shot, also if the block was only shared on the GPU.
+
+    Otherwise the order of two requests would decide the hits of a third one.
+    """
     core, queue = lazy_core(max_batched_tokens=100, tiers=[disk()])
     compute(core, range(4), 1, "a", tierkv=first)
     again = core.arrive(range(8), "b", tierkv=later)
@@ -410,7 +426,7 @@ def test_lazy_a_chunk_of_two_requests_is_kept_for_the_one_that_wants_it(
 
 
 def test_s118_cursor_in_use_again() -> None:
-    """S118: the block under the cursor was taken: the walk begins at the head, and stores only what is new."""
+    """S118: the block at the cursor was taken: the walk restarts at the head, and stores only new chunks."""
     core, queue = lazy_core(max_batched_tokens=4)
     queue.free(*compute(core, range(16), 1, "a"))
     assert only_store(empty_step(core)).block_ids == (1, 2)
@@ -420,8 +436,10 @@ def test_s118_cursor_in_use_again() -> None:
 
 
 def test_s118_cursor_queued_again() -> None:
-    """S118: the block under the cursor was taken and given back: it stands at the tail now, and a walk from there would
-    see nothing. (The lineage misses this.)"""
+    """S118: the block at the cursor was taken and freed: it is at the tail now.
+
+    A walk from there would find nothing. (The lineage misses this.)
+    """
     core, queue = lazy_core(max_batched_tokens=4)
     queue.free(*compute(core, range(16), 1, "a"))
     assert only_store(empty_step(core)).block_ids == (1, 2)
@@ -432,7 +450,7 @@ def test_s118_cursor_queued_again() -> None:
 
 
 def test_s118_an_empty_queue() -> None:
-    """S118: nothing is free, then everything was used, then something is free: no step fails."""
+    """S118: no block is free, then all were used, then one is free: no step fails."""
     core, queue = lazy_core()
     assert not empty_step(core).stores
     queue.free(*compute(core, range(4), 1, "a"))
@@ -443,16 +461,18 @@ def test_s118_an_empty_queue() -> None:
     assert empty_step(core).stores
 
 
-def test_s118_a_chunk_that_lies_in_two_blocks() -> None:
-    """Two requests computed the same side by side: one of the blocks is stored."""
+def test_s118_a_chunk_in_two_blocks() -> None:
+    """Two requests computed the same chunk at once: one of the blocks is stored."""
     core, queue = lazy_core()
     queue.free(*compute(core, range(4), 1, "a"), *compute(core, range(4), 2, "b"))
     assert only_store(empty_step(core)).block_ids == (1,)
 
 
 def test_lazy_jobs_belong_to_no_request() -> None:
-    """Their blocks are fenced at once: a request that gets one has its store flushed in the same step. Ids are free to
-    be used again, and a failed one concerns nobody."""
+    """Their blocks are fenced at once: a request that gets one has its store flushed in the same step.
+
+    Ids can be reused, and a failed job concerns no request.
+    """
     core, queue = lazy_core()
     queue.free(*compute(core, range(8), 1, "a"))
     job = only_store(empty_step(core))
@@ -467,7 +487,7 @@ def test_lazy_jobs_belong_to_no_request() -> None:
 
 
 def test_s101_a_lazy_store_is_described_though_its_request_is_gone() -> None:
-    """S101: the request ended long before its block was stored; the event tells its tokens all the same."""
+    """S101: the request ended long before its block was stored; the event has its tokens all the same."""
     core, queue = lazy_core()
     queue.free(*compute(core, range(8), 1, "a"))
     job = only_store(empty_step(core))
@@ -476,8 +496,8 @@ def test_s101_a_lazy_store_is_described_though_its_request_is_gone() -> None:
     assert [getattr(event, "token_ids", None) for event in described] == [(4, 5, 6, 7), (0, 1, 2, 3)]
 
 
-def test_s81_a_lazy_store_with_nobody_left() -> None:
-    """S81: no request is left, so no later step may come: what the walk found in this step is flushed with it."""
+def test_s81_a_lazy_store_with_no_request_left() -> None:
+    """S81: no request is left, so possibly no step follows: chunks found in this step are flushed with it."""
     core, queue = lazy_core()
     queue.free(*compute(core, range(4), 1, "a"))
     meta = empty_step(core)
@@ -492,7 +512,7 @@ def test_s119_target_free() -> None:
 
 
 def test_lazy_stores_windows_and_leaves_out_what_no_hit_ends_in() -> None:
-    """S68 under the lazy plan: the filter holds there, too, and groups keep their order in the job."""
+    """S68 under the lazy plan: the filter applies there, too, and groups keep their order in the job."""
     core = make_core(groups=[full(16), window(4)], hash_block_tokens=4, limits=SchedulerLimits(store_plan="lazy"))
     queue = FreeQueue()
     core.scheduler.register_free_queue(queue, 64)
@@ -508,13 +528,13 @@ def test_lazy_stores_windows_and_leaves_out_what_no_hit_ends_in() -> None:
 
 
 def test_lazy_needs_chunks_of_one_block() -> None:
-    """The blocks of a larger chunk come near the head one by one; the message names key, reason and fix."""
+    """Blocks of a larger chunk reach the head one by one; the message names key, reason and fix."""
     with pytest.raises(ConfigError, match=r'store.plan = "lazy" .* has 2 of them: set chunk.blocks = 1'):
         make_core(factor=2, limits=SchedulerLimits(store_plan="lazy"))
 
 
 def test_lazy_needs_the_queue() -> None:
-    """Without it nothing would ever be stored, and nobody would know why."""
+    """Without the queue nothing would ever be stored, for no visible reason."""
     core = make_core(limits=SchedulerLimits(store_plan="lazy"))
     with pytest.raises(EngineProtocolError, match="register_free_queue once"):
         empty_step(core)

@@ -1,4 +1,4 @@
-"""What is offered for storing, from which blocks, and when again (spec, section 10)."""
+"""Stores: chunks offered, their source blocks, and repeated offers (spec, section 10)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from tierkv.types.engine import StepOutput
 
 
 def record_of(core: Core, *tables: list[int], tokens: int) -> RequestRecord:
-    """A record with these block ids."""
+    """Record with these block ids."""
     record = core.record(core.request(tokens))
     record.replace_blocks(tuple(map(tuple, tables)), whole_table=True)
     return record
 
 
 def test_s14_no_chunk_is_offered_twice() -> None:
-    """S14: each group's cursor counts whole chunks of its own size and never goes back, also when the engine computes
-    again from an earlier token (a load failed elsewhere, or it was preempted)."""
+    """S14: each group's cursor counts whole chunks of its own size and never goes back.
+
+    Also when the engine computes again from an earlier token, after a failed load elsewhere or a preemption.
+    """
     core = make_core(block_tokens=(2, 4), hash_block_tokens=2)
     request = core.arrive(16)
     ids = [range(1, 9), range(11, 15)]
@@ -85,7 +87,7 @@ def test_s67_max_offload_tokens() -> None:
 
 
 def test_s67_zero_stores_nothing() -> None:
-    """S67, S12: a request that must not be cached leaves no chunk."""
+    """S67, S12: a request that must not be cached stores no chunk."""
     core = make_core()
     request = core.arrive(16, max_offload_tokens=0)
     assert not core.schedule(request, computed=0, scheduled=16, ids=[range(1, 5)]).stores
@@ -103,8 +105,7 @@ def test_s69_a_chunk_is_judged_by_its_last_block() -> None:
 
 
 def test_s70_null_blocks_before_the_first_real_one() -> None:
-    """S70: F=3, [0 0 6] and a window of one block: the chunk is offered with its one block, and the index points at
-    it."""
+    """S70: F=3, [0 0 6], a window of one block: the chunk is offered with its one block, and the index points at it."""
     core = make_core(groups=[window(4)], factor=3)
     record = record_of(core, [0, 0, 6], tokens=12)
     (candidate,) = candidates(record, core.geometry, 12, 99)
@@ -131,7 +132,7 @@ def test_s71_no_room_twice_then_room() -> None:
 
 
 def test_s72_a_chunk_in_the_middle_is_there_already() -> None:
-    """S72: what the host tier has is left out of ids and sizes, and its neighbours come from their own blocks."""
+    """S72: chunks in the host tier are left out of ids and sizes; their neighbours have their own blocks."""
     core = make_core(factor=2)
     request = core.arrive(24)
     keys = core.truth.keys(request)
@@ -141,7 +142,7 @@ def test_s72_a_chunk_in_the_middle_is_there_already() -> None:
 
 
 def test_s73_preempted_and_resumed() -> None:
-    """S73: the new table replaces the old one, what was offered stays offered, and no chunk comes from an old block."""
+    """S73: the new table replaces the old one, offered chunks stay offered, and none is stored from an old block."""
     core = make_core()
     request = core.arrive(16)
     store = only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2, 3]]))
@@ -154,8 +155,10 @@ def test_s73_preempted_and_resumed() -> None:
 
 
 def test_s73_asked_again_without_notice_of_preemption() -> None:
-    """S73: a running request that is asked about has lost its blocks, whatever the engine forgot to say: its stores are
-    flushed before anybody fills those blocks, and an abort stores nothing from them."""
+    """S73: a running request that is asked about has lost its blocks, even without a preemption call.
+
+    Its stores are flushed before these blocks are filled, and an abort stores nothing from them.
+    """
     core = make_core()
     request = core.arrive(16)
     store = only_store(core.schedule(request, computed=0, scheduled=12, ids=[[1, 2, 3]]))
@@ -171,8 +174,10 @@ def test_s73_asked_again_without_notice_of_preemption() -> None:
 
 
 def test_s73_aborted_before_it_ran_again() -> None:
-    """S73: preempted, given new blocks, aborted before a step was scheduled: what it could still store would be read
-    from blocks that are somebody else's by now."""
+    """S73: preempted, given new blocks, aborted before a step was scheduled.
+
+    A store would read blocks that belong to another request now.
+    """
     core = make_core()
     request = core.arrive(16)
     request.hashes_withheld = 4
@@ -186,8 +191,10 @@ def test_s73_aborted_before_it_ran_again() -> None:
 
 
 def test_the_end_of_a_request_is_its_last_use() -> None:
-    """Recency is applied once, when a request ends (spec, section 8, as of 0.33): the chunks of one that decoded for
-    long outlive those that were stored after them, and among them the head outlives the tail (S54)."""
+    """Recency is updated once, when a request ends (spec, section 8, as of 0.33).
+
+    The chunks of one that decoded for long outlive those stored after them, and its head outlives its tail (S54).
+    """
     core = make_core(slots=8)
     request = core.arrive(8)
     core.report(only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])).job_id)
@@ -201,7 +208,7 @@ def test_the_end_of_a_request_is_its_last_use() -> None:
 
 
 def test_s74_a_group_whose_blocks_are_placeholders() -> None:
-    """S74: it takes part with size 0."""
+    """S74: the group takes part with size 0."""
     core = make_core(block_tokens=(4, 4))
     request = core.arrive(8)
     job = only_store(core.schedule(request, computed=0, scheduled=8, ids=[[0, 0], [5, 6]]))
@@ -219,7 +226,7 @@ def test_s75_groups_advance_by_themselves() -> None:
 
 
 def test_s76_two_stores_of_one_request() -> None:
-    """S76: a store does not wait for the one before it."""
+    """S76: a store does not wait for the previous one."""
     core = make_core()
     request = core.arrive(8)
     first = only_store(core.schedule(request, computed=0, scheduled=4, ids=[[1]]))
@@ -230,8 +237,10 @@ def test_s76_two_stores_of_one_request() -> None:
 
 
 def test_s77_d5_the_last_chunk_of_a_finished_request() -> None:
-    """S77, D5: the chunk that the last step completes is stored although the request ends with that step; the token
-    that was sampled last is not computed, so its chunk is not offered."""
+    """S77, D5: the chunk that the last step completes is stored although the request ends with that step.
+
+    The token that was sampled last is not computed, so its chunk is not offered.
+    """
     core = make_core()
     request = core.arrive(7)
     core.report(only_store(core.schedule(request, computed=0, scheduled=7, ids=[[1, 2]])).job_id)
@@ -245,8 +254,10 @@ def test_s77_d5_the_last_chunk_of_a_finished_request() -> None:
 
 
 def test_s77_hashes_that_come_late() -> None:
-    """S77: hashes that were not known in the last step are known at its end: those chunks are stored then, and their
-    blocks are fenced at once."""
+    """S77: hashes unknown in the last step are known at its end: those chunks are stored then.
+
+    Their blocks are fenced at once.
+    """
     core = make_core()
     request = core.arrive(8)
     request.hashes_withheld = 1
@@ -260,7 +271,7 @@ def test_s77_hashes_that_come_late() -> None:
 
 
 def test_s77_an_aborted_request_stores_what_is_computed() -> None:
-    """S77: an abort in the middle of a prompt keeps what was computed, and offers nothing of the rest."""
+    """S77: an abort in the middle of a prompt stores the computed chunks, and offers no others."""
     core = make_core()
     request = core.arrive(16)
     meta = core.schedule(request, computed=0, scheduled=9, ids=[[1, 2, 3]])
@@ -270,8 +281,10 @@ def test_s77_an_aborted_request_stores_what_is_computed() -> None:
 
 
 def test_s77_a_long_prompt_that_ends_at_once() -> None:
-    """S77: what one step's bound left over of a local prefix is stored at the end, in a bounded number of further jobs;
-    and what is lost all the same is counted, once."""
+    """S77: the rest of a local prefix beyond the bound of a step is stored at the end, in a bounded number of jobs.
+
+    Chunks lost all the same are counted, once.
+    """
     core = make_core(slots=40, limits=SchedulerLimits(store_chunks_per_step_max=3))
     request = core.arrive(4 * 20)
     meta = core.schedule(request, computed=76, scheduled=4, ids=[list(range(1, 21))])
@@ -286,8 +299,7 @@ def test_s77_a_long_prompt_that_ends_at_once() -> None:
 
 @pytest.mark.parametrize("plan", ["immediate", "eager"])
 def test_what_a_step_completes_is_stored_however_much_it_is(plan: StorePlanName) -> None:
-    """A long prompt is computed in few large steps: with a bound below one step's chunks its end would be lost, and
-    nobody would be told."""
+    """A long prompt is computed in few large steps: a bound below one step's chunks would lose its end silently."""
     core = make_core(slots=200, limits=SchedulerLimits(store_chunks_per_step_max=3, store_plan=plan))
     request = core.arrive(4 * 100)
     stored: list[int] = []
@@ -303,7 +315,7 @@ def test_what_a_step_completes_is_stored_however_much_it_is(plan: StorePlanName)
 
 
 def test_chunks_that_a_full_host_tier_never_took_are_counted() -> None:
-    """A request that ends while the host tier has no room loses what it computed: that must show somewhere."""
+    """A request that ends while the host tier has no room loses its chunks: a counter shows it."""
     core = make_core(slots=8)
     others = core.request(range(1000, 1028), "others")
     assert core.manager.prepare_store([(key, 0) for key in core.truth.keys(others)], RequestContext("others"))
@@ -314,7 +326,7 @@ def test_chunks_that_a_full_host_tier_never_took_are_counted() -> None:
 
 
 def test_d3_a_request_that_never_ran() -> None:
-    """D3: queued, asked about, aborted: no table, no crash, nothing kept."""
+    """D3: queued, asked about, aborted: no table, no error, nothing kept."""
     core = make_core()
     request = core.arrive(16)
     core.put(core.truth.keys(request))
@@ -325,7 +337,7 @@ def test_d3_a_request_that_never_ran() -> None:
 
 
 def test_d3_fewer_blocks_than_tokens() -> None:
-    """D3: a request that is aborted has more keys than blocks, or no block yet: only what has blocks is offered."""
+    """D3: an aborted request has more keys than blocks, or no block: only chunks with blocks are offered."""
     core = make_core()
     request, queued = core.arrive(16), core.arrive(16, "queued")
     meta = core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]])
@@ -336,7 +348,7 @@ def test_d3_fewer_blocks_than_tokens() -> None:
 
 
 def test_a_large_prompt_takes_several_steps() -> None:
-    """One request must not flush the whole host tier at once: a part per step, front first over all groups."""
+    """One request must not replace the whole host tier at once: a part per step, front first over all groups."""
     core = make_core(block_tokens=(2, 4), hash_block_tokens=2, slots=16)
     request = core.arrive(16)
     ids = [range(1, 9), range(11, 15)]
@@ -351,7 +363,7 @@ def test_a_large_prompt_takes_several_steps() -> None:
 
 
 class NoisyGrant:
-    """Stands before a manager and refuses every second request for room."""
+    """Wrapper of a manager that refuses every second request for room."""
 
     def __init__(self, core: Core) -> None:
         self.offered: list[list[bytes]] = []
@@ -379,7 +391,7 @@ def test_s71_refusals_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_candidates_are_sorted_by_group_and_cut_by_token() -> None:
-    """The cut keeps what is nearest to the start in every group, so that each group's cursor stays gapless."""
+    """The limit keeps the chunks nearest to the start in every group, so that each group's cursor has no gaps."""
     core = make_core(block_tokens=(2, 3), hash_block_tokens=1)
     record = record_of(core, [1, 2, 3], [4, 5], tokens=6)
     found = candidates(record, core.geometry, 6, 3)

@@ -16,7 +16,7 @@ from tierkv.types.transfers import ConnectorMeta, chunk_blocks
 
 
 class Gate:
-    """Stands before a manager and grants no room while it is shut."""
+    """Wrapper of a manager that grants no room while it is shut."""
 
     def __init__(self, core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shut = True
@@ -37,8 +37,10 @@ def step(core: Core, *entries: tuple[BedRequest, int, int, list[list[int]], bool
 
 
 def test_s68_only_chunks_in_which_a_hit_can_end() -> None:
-    """S68: full attention has chunks of 16 tokens, the window one of 4 and needs one of them: of its chunks only 3, 7
-    and 11 lie before a place where a hit can end."""
+    """S68: full attention has chunks of 16 tokens, the window has chunks of 4 and needs one.
+
+    Only its chunks 3, 7 and 11 are before a place where a hit can end.
+    """
     core = make_core(groups=[full(16), window(4)], hash_block_tokens=4)
     assert core.geometry.groups[1].aligned_chunks == 4
     request = core.arrive(48)
@@ -75,9 +77,12 @@ def test_s68_what_is_filtered_is_not_offered_later() -> None:
     ],
 )
 def test_s70_a_chunk_with_missing_blocks_must_still_serve_every_hit(groups: list[GroupSpec], offered: bool) -> None:
-    """S70: F=3, [0 0 6]. The lineage stores such a chunk always. But a chunk found later is read wherever a hit ends
-    with it: one that lacks a block of that hit's window would give it zeros. So it is stored only where nobody can
-    need what is missing. Finer chunks beside it change nothing: no hit ends inside a window's chunk."""
+    """S70: F=3, [0 0 6]. The lineage always stores such a chunk.
+
+    But a chunk found later is read wherever a hit ends with it: without a block of that hit's window it would give
+    zeros. So it is stored only if no hit can need the missing blocks. Smaller chunks beside it change nothing: no hit
+    ends inside a window's chunk.
+    """
     core = make_core(groups=groups, factor=3, hash_block_tokens=2)
     request = core.arrive(24)
     ids = [[0, 0, 0, 0, 0, 6], list(range(21, 33))][: len(groups)]
@@ -89,8 +94,10 @@ def test_s70_a_chunk_with_missing_blocks_must_still_serve_every_hit(groups: list
 
 
 def test_s70_placeholders_in_a_later_chunk_begin_another_job() -> None:
-    """S70: a job can leave out blocks only at its front. State groups have placeholders in every chunk: each of them
-    comes from its own block, at its own place."""
+    """S70: a job can leave out blocks only at its front. State groups have null blocks in every chunk.
+
+    Each chunk is stored from its own block, at its own place.
+    """
     core = make_core(groups=[full(), ssm()], factor=2)
     request = core.arrive(24)
     ids = [[1, 2, 3, 4, 5, 6], [0, 11, 0, 12, 13, 14]]
@@ -103,8 +110,10 @@ def test_s70_placeholders_in_a_later_chunk_begin_another_job() -> None:
 
 
 def test_s74_sizes_of_a_windowed_group_count_what_is_there() -> None:
-    """S74, S75: the window of a request that found a prefix on the GPU begins behind placeholders: sizes, indices and
-    chunks of each group are its own."""
+    """S74, S75: the window of a request that found a prefix on the GPU begins behind null blocks.
+
+    Sizes, indices and chunks of each group are its own.
+    """
     core = make_core(groups=[full(), window(8)], factor=2)
     request = core.arrive(32)
     job = only_store(core.schedule(request, computed=24, scheduled=8, ids=[range(1, 9), [0, 0, 0, 0, 15, 16, 17, 18]]))
@@ -113,7 +122,7 @@ def test_s74_sizes_of_a_windowed_group_count_what_is_there() -> None:
 
 
 def test_a_long_run_of_placeholders_does_not_hide_what_follows() -> None:
-    """More placeholders than chunks are offered in one step: the cursor passes over them at once."""
+    """More null blocks than chunks are offered in one step: the cursor passes them at once."""
     core = make_core(groups=[window(4)], limits=SchedulerLimits(store_chunks_per_step_max=2))
     request = core.arrive(48)
     meta = core.schedule(request, computed=40, scheduled=8, ids=[[0] * 10 + [1, 2]])
@@ -122,7 +131,7 @@ def test_a_long_run_of_placeholders_does_not_hide_what_follows() -> None:
 
 
 def test_placeholders_are_passed_over_also_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused offer is repeated step by step; what can never be stored is not looked at each time."""
+    """A refused offer is repeated step by step; chunks that can never be stored are not checked each time."""
     core = make_core(groups=[window(4)])
     Gate(core, monkeypatch)
     request = core.arrive(48)
@@ -133,9 +142,11 @@ def test_placeholders_are_passed_over_also_without_room(monkeypatch: pytest.Monk
 # -- blocks that change hands ----------------------------------------------------------------------------------------
 
 
-def test_s78_d6_a_block_that_somebody_else_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S78, D6: the host tier was full, the window moved on, and the engine gave a block that was never stored to
-    another request in this very step: the chunk is given up, whichever of the two is scheduled first."""
+def test_s78_d6_a_block_that_another_request_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S78, D6: the host tier was full, the window moved on, and the engine gave an unstored block to another request.
+
+    That happened in this very step: the chunk is given up, whichever of the two is scheduled first.
+    """
     for other_first in (True, False):
         core = make_core(groups=[window(8)])
         gate = Gate(core, monkeypatch)
@@ -150,7 +161,7 @@ def test_s78_d6_a_block_that_somebody_else_got(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_s78_d6_a_block_that_the_request_itself_got_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S78: the request's own window block comes back as its newest: only the new place counts."""
+    """S78: the request gets its own window block again as its newest: only the new position counts."""
     core = make_core(groups=[window(8)])
     gate = Gate(core, monkeypatch)
     request = core.arrive(16)
@@ -182,9 +193,11 @@ def test_s78_d6_a_block_that_a_load_fills(monkeypatch: pytest.MonkeyPatch) -> No
     assert chunk_indices(core, request, meta, 1) == [i for i in range(4) if 11 + i not in struck]
 
 
-def test_s78_d6_a_block_that_a_stranger_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S78: a request that never reached us writes to the GPU as well: its blocks are struck out, and jobs that read
-    them are flushed."""
+def test_s78_d6_a_block_that_an_unknown_request_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S78: an unregistered request writes to the GPU as well: its blocks are removed from other tables.
+
+    Jobs that read them are flushed.
+    """
     core = make_core(groups=[window(8)])
     request = core.arrive(16)
     stored = only_store(core.schedule(request, computed=0, scheduled=4, ids=[[1]]))
@@ -197,9 +210,11 @@ def test_s78_d6_a_block_that_a_stranger_got(monkeypatch: pytest.MonkeyPatch) -> 
     assert meta.jobs_to_flush == {stored.job_id}
 
 
-def test_s78_a_shared_block_is_nobodys_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S78: a request that finds a block on the GPU reads it, so it stays in both tables; when it is handed out in
-    earnest, it leaves both."""
+def test_s78_a_shared_block_stays_in_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S78: a request that finds a block on the GPU only reads it, so it stays in both tables.
+
+    When it is reused for writing, it is removed from both.
+    """
     core = make_core(groups=[window(8)])
     gate = Gate(core, monkeypatch)
     first, second = core.arrive(16), core.arrive(16, "b")
@@ -213,8 +228,8 @@ def test_s78_a_shared_block_is_nobodys_loss(monkeypatch: pytest.MonkeyPatch) -> 
     assert chunk_indices(core, first, core.schedule(first, computed=12, scheduled=0, ids=[[]], whole=False)) == [1, 2]
 
 
-def test_window_places_are_forgotten_with_their_requests() -> None:
-    """A system prompt's blocks are shared by requests without end: their places must go when the requests go."""
+def test_window_positions_are_forgotten_with_their_requests() -> None:
+    """Many requests share a system prompt's blocks: their positions must be removed with the requests."""
     core = make_core(groups=[window(8)])
     for i in range(5):
         request = core.arrive(8, f"r{i}")
@@ -230,8 +245,10 @@ def test_window_places_are_forgotten_with_their_requests() -> None:
 
 
 def test_i3_window_blocks_are_fenced_at_once() -> None:
-    """I3: a window leaves blocks behind while the request runs: whoever gets one waits for the store that reads it.
-    Blocks of other groups stay the request's until it ends."""
+    """I3: a window passes blocks while the request runs: a writer of one waits for the store that reads it.
+
+    Blocks of other groups belong to the request until it ends.
+    """
     core = make_core(groups=[full(), window(4)])
     request, other = core.arrive(16), core.arrive(range(50, 66), "b")
     job = only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2], [11, 12]]))
@@ -247,7 +264,7 @@ def test_i3_window_blocks_are_fenced_at_once() -> None:
 
 
 def test_i3_reading_a_shared_block_crosses_no_fence() -> None:
-    """A fence holds back writers. The front of a table that was found on the GPU is only read: nothing is flushed."""
+    """Fences delay writers. The front of a table that was found on the GPU is only read: nothing is flushed."""
     core = make_core()
     request = core.arrive(8)
     job = only_store(core.schedule(request, computed=0, scheduled=8, ids=[[1, 2]]))

@@ -182,7 +182,7 @@ def a_reset_forgets_what_legs_have_brought(patch: Patch) -> None:
 
 
 @breaks("tiny-host", 12)
-def the_last_job_overtakes_a_leg(patch: Patch) -> None:
+def the_last_job_overtakes_a_segment(patch: Patch) -> None:
     """A worker that goes by it would call the load over while a segment is still being copied."""
     step = Loads.make_due_jobs
     patch.setattr(Loads, "make_due_jobs", lambda self, *, is_last: step(self, is_last=True))
