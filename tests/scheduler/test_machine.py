@@ -35,7 +35,7 @@ class CoreMachine(RuleBasedStateMachine):
         cap=st.sampled_from([-1, -1, -1, 0, 9]), wish=st.integers(0, len(HINTS) - 1),
     )  # fmt: skip
     def arrive(self, family: int, shared: int, own: int, new: int, cap: int, wish: int) -> None:
-        if len(self.moves.bed.engine.seats) < 12:
+        if len(self.moves.bed.engine.sequences) < 12:
             self.moves.arrive(family, shared, own, new, cap, wish)
 
     @rule(family=st.integers(0, PROMPTS - 1), tokens=st.integers(8, 64), tier=st.integers(0, 1), gap=st.integers(0, 40))

@@ -71,8 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     break
     failed = [outcome.seed for outcome in outcomes if outcome.finding is not None]
     if options.json:
-        told = {"failed": failed, "totals": total(outcomes), "outcomes": [outcome.as_dict() for outcome in outcomes]}
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        dicts = [outcome.as_dict() for outcome in outcomes]
+        document = {"failed": failed, "totals": total(outcomes), "outcomes": dicts}
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:
         sys.stdout.write(summary(outcomes) + "\n")
     return 1 if failed else 0

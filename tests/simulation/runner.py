@@ -54,11 +54,11 @@ class Outcome:
 
 
 def simulate(seed: int, *, steps: int = STEPS, scenario: str | None = None) -> Outcome:
-    """Play one run: ``steps`` engine steps of trouble, then peace until nothing is left to do.
+    """Play one run: ``steps`` engine steps of fault, then peace until nothing is left to do.
 
     Args:
         seed: decides everything.
-        steps: engine steps with trouble.
+        steps: engine steps with fault.
         scenario: one of :data:`~simulation.drawing.scenarios.SCENARIOS`; None: the one that the seed chooses.
     """
     setup = draw_run_spec(seed, scenario)

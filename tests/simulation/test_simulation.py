@@ -63,9 +63,9 @@ def test_it_tells_what_it_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "python -m nox -s simulate -- --seed 7 --scenario" in said.err
     assert "failed seeds: 7" in said.out
     assert main(["--seed", "7", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["failed"] == [7]
-    assert told["outcomes"][0]["finding"]["invariant"] == "made up"
+    document = json.loads(capsys.readouterr().out)
+    assert document["failed"] == [7]
+    assert document["outcomes"][0]["finding"]["invariant"] == "made up"
 
 
 def _broken(_self: object) -> None:

@@ -123,7 +123,7 @@ class Bed:
         return request
 
     def step(
-        self, whims: EngineBehaviour | None = None, *, seconds: float = 0.01, reports_max: int = REPORTS_MAX
+        self, behaviour: EngineBehaviour | None = None, *, seconds: float = 0.01, reports_max: int = REPORTS_MAX
     ) -> None:
         """One engine step, as the stack's step loop does it."""
         core = self.core
@@ -131,7 +131,7 @@ class Bed:
         self._take_in()
         core.scheduler.begin_step(core.now)
         self.worker.reports_max = reports_max
-        self.engine.step(whims or EngineBehaviour())
+        self.engine.step(behaviour or EngineBehaviour())
         self._hand_out()
 
     def _take_in(self) -> None:
@@ -209,13 +209,13 @@ class Bed:
         for tier in range(len(self.spec.tiers)):
             self.set_health(tier, usable=True)
         for steps in range(steps_max):
-            if not self.engine.seats and self.is_quiet:
+            if not self.engine.sequences and self.is_quiet:
                 return steps
             self.run_transfers()
             self.run_io()
             self.step(seconds=0.1)
             self.check()
-        left = [(seat.request.request_id, seat.computed, seat.request.num_tokens) for seat in self.engine.seats]
+        left = [(one.request.request_id, one.computed, one.request.num_tokens) for one in self.engine.sequences]
         raise AssertionError(f"no end after {steps_max} steps: {left}, {len(self.tiers.pending)} instructions")
 
     @property
@@ -238,40 +238,40 @@ class Bed:
 
     # -- what must always hold ---------------------------------------------------------------------------------------
 
-    def answered(self, seat: EngineSequence[BedRequest], local: int, answer: int | None) -> None:
+    def answered(self, sequence: EngineSequence[BedRequest], local: int, answer: int | None) -> None:
         """No key is offered unless its bytes are readable; and no deferral outlives its deadline."""
         now = self.core.now
-        record = self.core.scheduler._records[seat.request.request_id]
+        record = self.core.scheduler._records[sequence.request.request_id]
         if answer is None:
             if record.has_jobs:
                 return  # it waits for a worker, not for a tier
-            if seat.deferred_since_s is None:
-                seat.deferred_since_s = now
-            waited = now - seat.deferred_since_s
-            assert waited < self.spec.deadline_s, f"{seat.request.request_id} is deferred for {waited} s"
+            if sequence.deferred_since_s is None:
+                sequence.deferred_since_s = now
+            waited = now - sequence.deferred_since_s
+            assert waited < self.spec.deadline_s, f"{sequence.request.request_id} is deferred for {waited} s"
             return
-        seat.deferred_since_s = None
-        assert answer in range(seat.request.num_tokens - local + 1 - self.core.geometry.has_windows)
+        sequence.deferred_since_s = None
+        assert answer in range(sequence.request.num_tokens - local + 1 - self.core.geometry.has_windows)
         if not answer:
             return
         self.offers += 1
         for group in self.core.geometry.groups:
             assert answer >= group.chunk_tokens
-            keys = self.core.truth.keys(seat.request, group.index)
+            keys = self.core.truth.keys(sequence.request, group.index)
             stop = cdiv(local + answer, group.chunk_tokens)
             for i in range(max(local // group.chunk_tokens, stop - (group.window_chunks or stop)), stop):
                 if record.will_stream and keys[i] not in record.gathered:
                     # It is not held. When the offer is repeated, in a later step, it may have been evicted.
-                    repeated = self._offered.get(seat.request.request_id) is record.wanted
+                    repeated = self._offered.get(sequence.request.request_id) is record.wanted
                     assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, and nobody has it"
                     continue
-                chunk = self._offered_chunk(seat, keys[i])
+                chunk = self._offered_chunk(sequence, keys[i])
                 assert chunk.holders > 0
                 if chunk.slot not in self.worker.damaged:
                     assert self.core.truth.is_good(keys[i], self.memory[chunk.slot])
-        self._offered[seat.request.request_id] = record.wanted
+        self._offered[sequence.request.request_id] = record.wanted
 
-    def heard(self, report: LoadReport) -> None:
+    def loads_ended(self, report: LoadReport) -> None:
         """The core reported loads as ended."""
 
     def aborted(self, request_id: str) -> None:
@@ -282,10 +282,10 @@ class Bed:
         core = self.core
         return core.host.slots.find(key) is not None or core.manager._tier_io.source_of(key) is not None
 
-    def _offered_chunk(self, seat: EngineSequence[BedRequest], key: Key) -> Chunk:
+    def _offered_chunk(self, sequence: EngineSequence[BedRequest], key: Key) -> Chunk:
         """The chunk that is held for a request, readable or (if another request found it damaged) given up."""
-        granted = self.core.manager.reservations.granted(seat.request.request_id)
-        assert key in granted, f"{key.hex()} is offered to {seat.request.request_id}, but not held for it"
+        granted = self.core.manager.reservations.granted(sequence.request.request_id)
+        assert key in granted, f"{key.hex()} is offered to {sequence.request.request_id}, but not held for it"
         chunk = granted[key][0]
         assert chunk.state in (ChunkState.READY, ChunkState.DOOMED)
         return chunk

@@ -154,9 +154,9 @@ class Moves:
 
     def abort(self, pick: int) -> None:
         """A request is aborted."""
-        seats = self.bed.engine.seats
-        if seats:
-            self.bed.engine.abort(seats[pick % len(seats)])
+        sequences = self.bed.engine.sequences
+        if sequences:
+            self.bed.engine.abort(sequences[pick % len(sequences)])
 
     def transfer(self, pick: int, failing: Sequence[bool] = ()) -> None:
         """One transfer runs."""
@@ -238,7 +238,7 @@ def drive(moves: Moves, rng: Random, count: int) -> None:
     ]  # fmt: skip
     weights, actions = [weight for weight, _ in menu], [action for _, action in menu]
     for action in rng.choices(actions, weights, k=count):
-        if len(moves.bed.engine.seats) < 12 or action is not actions[0]:
+        if len(moves.bed.engine.sequences) < 12 or action is not actions[0]:
             action()
             moves.bed.check()
     moves.end()

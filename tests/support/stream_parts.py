@@ -56,7 +56,7 @@ def until(bed: Bed, condition: Callable[[], bool], steps_max: int = 600) -> int:
 
 def finish(bed: Bed, steps_max: int = 600) -> int:
     """Turns until all requests are done; nothing may be left over."""
-    steps = until(bed, lambda: not bed.engine.seats, steps_max)
+    steps = until(bed, lambda: not bed.engine.sequences, steps_max)
     bed.settle()
     bed.check_end()
     return steps

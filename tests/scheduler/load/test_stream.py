@@ -134,7 +134,7 @@ def test_a_segment_is_sent_with_the_slots_that_there_are() -> None:
     """A hung tier keeps slots of reads in flight forever. A stream uses the one that is left."""
     bed = stream_bed(4, tiers=(disk(write="read_only"), disk(name="hung", queue=3)))
     arrive(bed, 40)
-    while bed.engine.seats:
+    while bed.engine.sequences:
         bed.step(ALL)
         bed.check()
         for op in [op for op in bed.tiers.pending.values() if op.verb is not Verb.WRITE]:
@@ -364,7 +364,7 @@ def test_with_windows_a_failure_costs_the_whole_load() -> None:
     bed = stream_bed(16, groups=(full(), window(8)))
     request = arrive(bed, 60)
     bad = bed.core.truth.keys(request, 0)[30]
-    while bed.engine.seats:
+    while bed.engine.sequences:
         bed.step(ALL)
         bed.check()
         for op in list(bed.tiers.pending.values()):
@@ -379,7 +379,7 @@ def test_a_segment_ends_when_all_workers_have_reported() -> None:
     """Three ranks report at different times: the next segment waits for the last of them."""
     bed = stream_bed(8, num_workers=3)
     arrive(bed, 40)
-    while bed.engine.seats:
+    while bed.engine.sequences:
         bed.step(ALL, reports_max=1)
         bed.check()
         bed.run_io()
@@ -421,9 +421,9 @@ def test_whatever_the_sizes(
             faults = [kind if bad is not None and bad < chunks and key == keys[bad] else None for key in op.keys]
             bed.tiers.complete(op.op_id, faults)
         bed.run_transfers()
-        if not bed.engine.seats:
+        if not bed.engine.sequences:
             break
-    assert not bed.engine.seats
+    assert not bed.engine.sequences
     good = 4 * min(chunks, chunks if bad is None else bad)
     assert computed(bed) <= count + 4 * chunks - good
     for request in requests[1:]:

@@ -39,7 +39,7 @@ def test_a_chunk_that_fails_below(chunk: int, kind: OutcomeKind) -> None:
     bed = stream_bed(8)
     request = arrive(bed, 100)
     keys = bed.core.truth.keys(request)
-    while bed.engine.seats:
+    while bed.engine.sequences:
         bed.step(ALL)
         bed.check()
         for op in list(bed.tiers.pending.values()):
@@ -62,7 +62,7 @@ def test_a_chunk_that_fails_in_one_tier_is_had_from_another() -> None:
     request = arrive(bed, 40)
     bed.fill_below(request, 1)
     bad = bed.core.truth.keys(request)[21]
-    while bed.engine.seats:
+    while bed.engine.sequences:
         bed.step(ALL)
         bed.check()
         for op in list(bed.tiers.pending.values()):
@@ -223,7 +223,7 @@ def test_a_tier_hangs_in_the_middle() -> None:
     until_stream(bed, StreamState.GATHERING, 60)
     reads = len(bed.tiers.reads)
     began = bed.core.now
-    while bed.engine.seats:
+    while bed.engine.sequences:
         turn(bed, io=False, seconds=0.1)
     assert bed.core.now - began < bed.spec.deadline_s + 1.0
     assert len(bed.tiers.reads) == reads
@@ -240,7 +240,7 @@ def test_a_slow_tier_is_waited_for_while_chunks_come() -> None:
     for tier in range(4):
         bed.fill_below(request, tier, range(tier, 20, 4))
     until(bed, lambda: bool(bed.engine.loading))
-    while bed.engine.seats:
+    while bed.engine.sequences:
         for op_id in list(bed.tiers.pending)[:1]:
             bed.tiers.complete(op_id)
         turn(bed, io=False, seconds=4.0)
@@ -257,7 +257,7 @@ def test_waiting_for_a_turn_is_not_hanging() -> None:
     for family in range(5):
         arrive(bed, 40, family)
     until(bed, lambda: len(bed.engine.loading) == 5)
-    while bed.engine.seats:
+    while bed.engine.sequences:
         for op_id in list(bed.tiers.pending)[:1]:
             bed.tiers.complete(op_id)
         turn(bed, io=False, seconds=0.9)
@@ -274,7 +274,7 @@ def test_late_completions() -> None:
     (op_id,) = [op.op_id for op in bed.tiers.pending.values() if op.verb is Verb.READ]
     lost = bed.core.truth.keys(request).index(bed.tiers.pending[op_id].keys[0])
     bed.tiers.announce_late(op_id)
-    while bed.engine.seats:
+    while bed.engine.sequences:
         turn(bed, io=False)
     assert computed(bed) == 401 - 4 * lost
     bed.tiers.complete(op_id)
@@ -290,7 +290,7 @@ def test_a_tier_that_is_detached(state: StreamState) -> None:
     stream = until_stream(bed, state, 60)
     had = 100 - stream.num_pending
     bed.core.manager.detach("disk")
-    while bed.engine.seats:
+    while bed.engine.sequences:
         turn(bed)
     assert computed(bed) in range(401 - 4 * (had + 8), 401 - 4 * had + 1)
     assert bed.core.counters.loads_given_up == 1
@@ -313,16 +313,16 @@ def test_abort_in_each_state(state: StreamState, holds: bool, alone: bool) -> No
         arrive(bed, 40, 1)
     reads = sum(bed.tiers.reads.values()) + sum(len(op.keys) for op in bed.tiers.pending.values())
     keys = set(stream.plan.keys)
-    (seat,) = bed.engine.loading.values()
-    assert seat.request is request
-    bed.engine.abort(seat)
+    (sequence,) = bed.engine.loading.values()
+    assert sequence.request is request
+    bed.engine.abort(sequence)
     assert bed.core.scheduler.has_pending_work
     told = 0
     for _ in range(200):
         orphans = len(bed.engine.orphans)
         turn(bed)
         told += orphans - len(bed.engine.orphans)
-        if not bed.engine.seats and not bed.core.scheduler.has_pending_work:
+        if not bed.engine.sequences and not bed.core.scheduler.has_pending_work:
             break
     assert told == 1
     assert sum(count for key, count in bed.tiers.reads.items() if key in keys) <= reads
@@ -339,8 +339,8 @@ def test_the_last_request_is_aborted_and_no_step_may_follow() -> None:
     arrive(bed, 100)
     stream = until_stream(bed, StreamState.COPYING)
     (segment,) = stream.jobs
-    (seat,) = bed.engine.loading.values()
-    bed.engine.abort(seat)
+    (sequence,) = bed.engine.loading.values()
+    bed.engine.abort(sequence)
     bed.step(ALL)
     bed.check()
     assert not bed.worker.open_loads

@@ -167,7 +167,7 @@ def test_g7_every_tier_hangs() -> None:
         bed.step(EngineBehaviour(budget=10_000), seconds=0.1)
         bed.run_transfers()
         bed.check()
-    assert not bed.engine.seats
+    assert not bed.engine.sequences
     assert all(op.verb is not Verb.WRITE or op.slots for op in bed.tiers.pending.values())
     bed.settle()
     bed.check_end()

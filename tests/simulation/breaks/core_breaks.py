@@ -94,7 +94,7 @@ def stores_run_before_the_forward_pass(patch: Patch) -> None:
 
 
 @breaks("hung", 20)
-def a_slot_is_reused_although_somebody_uses_it(patch: Patch) -> None:
+def a_slot_in_use_is_reused(patch: Patch) -> None:
     drop = HostTier.drop
 
     def hasty(self: HostTier, slots: Sequence[int]) -> None:
@@ -188,7 +188,7 @@ def a_failed_read_becomes_readable(patch: Patch) -> None:
 
 
 @breaks("mixed", 60)
-def failed_loads_are_not_told(patch: Patch) -> None:
+def failed_loads_are_not_reported(patch: Patch) -> None:
     patch.setattr(CompletionHandler, "_invalid_blocks", lambda self, status: set())
 
 
@@ -334,7 +334,7 @@ def a_load_that_failed_on_one_worker_counts_as_whole(patch: Patch) -> None:
 
 
 @breaks("mixed", 20)
-def evictions_are_not_told(patch: Patch) -> None:
+def evictions_are_not_reported(patch: Patch) -> None:
     extend = EventLog.extend
 
     def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
@@ -345,7 +345,7 @@ def evictions_are_not_told(patch: Patch) -> None:
 
 
 @breaks("mixed", 20)
-def deletions_below_are_not_told(patch: Patch) -> None:
+def deletions_below_are_not_reported(patch: Patch) -> None:
     extend = EventLog.extend
 
     def silent(self: EventLog, kind: CacheEventKind, tier: str, keys: Sequence[Any]) -> None:
@@ -411,7 +411,7 @@ def a_slot_is_free_before_its_chunk_is_written_back(patch: Patch) -> None:
 
 
 @breaks("demotions", 20)
-def a_chunk_leaves_although_somebody_came_for_it(patch: Patch) -> None:
+def a_requested_chunk_is_evicted(patch: Patch) -> None:
     patch.setattr(HostTier, "cancel_demotions", lambda self, slots: None)
 
 

@@ -77,7 +77,7 @@ def an_attached_tier_forgets_what_it_held(patch: Patch) -> None:
 
 
 @breaks("changes", 20)
-def deletions_in_a_detached_tier_are_told(patch: Patch) -> None:
+def deletions_in_a_detached_tier_are_reported(patch: Patch) -> None:
     patch.setattr(LowerTier, "emits_events", property(lambda self: not self.phase.emptying))
 
 

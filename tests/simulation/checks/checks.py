@@ -41,15 +41,15 @@ class Checks:
         self,
         setup: RunSpec,
         probe: Probe,
-        watch: Monitor,
+        monitor: Monitor,
         engine: BatchingEngine[SimRequest],
-        places: Mapping[str, Storage],
+        storages: Mapping[str, Storage],
     ) -> None:
         self._setup = setup
         self._probe = probe
-        self._watch = watch
+        self._monitor = monitor
         self._engine = engine
-        self._places = places
+        self._storages = storages
         self._indexed = {tier.name for tier in setup.tiers if tier.capabilities.authoritative_index}
         self._owed: dict[str, set[Key]] = {}
         self.quotas = QuotaChecks(setup, probe)
@@ -58,7 +58,7 @@ class Checks:
     def opened(self) -> None:
         """A new process has learned what lies in its tiers."""
         for name in self._indexed:
-            self._watch.residents[name] = self._probe.resident(name)
+            self._monitor.residents[name] = self._probe.resident(name)
 
     # -- tiers that come and go --------------------------------------------------------------------------------------
 
@@ -78,19 +78,19 @@ class Checks:
         self._owed.pop(name, None)
 
     def comes(self, name: str) -> None:
-        """A tier has learned what lies in its place, and will be in service: what was lost meanwhile is not owed."""
-        self._owed.get(name, set()).difference_update(self._places[name].suspects)
+        """A tier has learned what lies in its storage, and will be in service: what was lost meanwhile is not owed."""
+        self._owed.get(name, set()).difference_update(self._storages[name].suspects)
 
     def arrived(self, name: str) -> None:
-        """A tier was attached, and has learned what lies in its place."""
+        """A tier was attached, and has learned what lies in its storage."""
         self.quotas.forget(name)
         if name in self._indexed:
             self._hear()
-            self._watch.residents[name] = self._probe.resident(name)
+            self._monitor.residents[name] = self._probe.resident(name)
             self.demand_found({name: self._owed.pop(name, set()) - self._probe.leaving(name)})
 
     def _owed_by(self, name: str) -> set[Key]:
-        return self._watch.residents[name] - self._places[name].suspects - self._probe.leaving(name)
+        return self._monitor.residents[name] - self._storages[name].suspects - self._probe.leaving(name)
 
     # -- after every step --------------------------------------------------------------------------------------------
 
@@ -113,25 +113,25 @@ class Checks:
         """Take the stack's events."""
         with guarded("take_events"):
             events = self._probe.take_events()
-        self._watch.replay(events, {HOST, *self._indexed})
+        self._monitor.replay(events, {HOST, *self._indexed})
 
     def _check_residents(self) -> None:
-        told = self._watch.residents
+        reported = self._monitor.residents
         listed = {key for key, _ in self._probe.ready_slots()}
-        readable = self._probe.readable(listed | told[HOST])
-        demand(told[HOST] == readable, EVENTS, f"host: {_difference(told[HOST], readable)}")
+        readable = self._probe.readable(listed | reported[HOST])
+        demand(reported[HOST] == readable, EVENTS, f"host: {_difference(reported[HOST], readable)}")
         for name in self._in_service:
             resident = self._probe.resident(name)
-            demand(told[name] == resident, EVENTS, f"{name}: {_difference(told[name], resident)}")
+            demand(reported[name] == resident, EVENTS, f"{name}: {_difference(reported[name], resident)}")
             self._check_kept(name, resident - self._probe.leaving(name))
-        for name in told.keys() - self._probe.tiers().keys() - {HOST}:
-            demand(not told[name], EVENTS, f"{name}: {_difference(told[name], set())}, but it was detached")
+        for name in reported.keys() - self._probe.tiers().keys() - {HOST}:
+            demand(not reported[name], EVENTS, f"{name}: {_difference(reported[name], set())}, but it was detached")
 
     def _check_bounds(self) -> None:
-        for place in self._places.values():
-            if place.verdict is not None:
-                raise place.verdict
-            demand(not place.over_capacity, CAPACITY, place.over_capacity)
+        for storage in self._storages.values():
+            if storage.violation is not None:
+                raise storage.violation
+            demand(not storage.over_capacity, CAPACITY, storage.over_capacity)
         for name in self._probe.tiers():
             waiting = self._probe.waiting_writes(name)
             demand(waiting <= self._setup.host_slots, BOUNDED, f"{waiting} chunks wait to be written to {name}")
@@ -145,15 +145,15 @@ class Checks:
         demand(not failed, POLICIES, f"policies of {', '.join(failed)} raised, or chose what is held")
 
     def _check_jobs(self, trace: Trace) -> None:
-        live = self._watch.jobs
+        live = self._monitor.jobs
         # The stack may know of more: of stores that it will hand out with the next step.
         demand(not live or self._probe.has_pending_work(), JOBS, f"jobs {sorted(live)} are live, the stack has no work")
         now_s = trace.clock()
         for job_id, job in live.items():
             demand(now_s - job.since_s < JOB_S_MAX, JOBS, f"job {job_id} is under way for {now_s - job.since_s:g} s")
-        for seat in self._engine.seats:
-            age = trace.step - seat.born_step
-            demand(age < STEPS_MAX, PROGRESS, f"{seat.request.request_id} has not finished after {age} steps")
+        for sequence in self._engine.sequences:
+            age = trace.step - sequence.born_step
+            demand(age < STEPS_MAX, PROGRESS, f"{sequence.request.request_id} has not finished after {age} steps")
 
     # -- a restart ---------------------------------------------------------------------------------------------------
 
@@ -165,17 +165,17 @@ class Checks:
         """
         self._hear()
         if new_weights:
-            for place in self._places.values():
-                place.suspects.update(place.frames)
+            for storage in self._storages.values():
+                storage.suspects.update(storage.frames)
             return {}
         return {**self._owed, **{name: self._owed_by(name) for name in self._in_service}}
 
     def demand_found(self, owed: dict[str, set[Key]]) -> None:
-        """The new process, or the new tier, knows of it, unless its place could not tell."""
+        """The new process, or the new tier, knows of it, unless its storage could not tell."""
         for name, keys in owed.items():
-            place = self._places[name]
-            if not place.index_lost:
-                lost = [key.hex() for key in keys - place.suspects if not self._probe.is_known(name, key)]
+            storage = self._storages[name]
+            if not storage.index_lost:
+                lost = [key.hex() for key in keys - storage.suspects if not self._probe.is_known(name, key)]
                 demand(not lost, DURABLE, f"{name} has forgotten {lost}")
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -188,42 +188,42 @@ class Checks:
         held = self._engine.tables.pool.num_held
         demand(not held, LEFTOVERS, f"{held} GPU blocks are still held")
         for key, slot in self._probe.ready_slots():
-            self._watch.check_slot(key, slot, "at rest")
-        for place in self._places.values():
-            self._check_frames(place)
-            stale = place.stale & place.frames.keys() - place.suspects - place.orphans
-            demand(not stale, RESET, f"{len(stale)} chunks of before lie in {place.name} for ever")
+            self._monitor.check_slot(key, slot, "at rest")
+        for storage in self._storages.values():
+            self._check_frames(storage)
+            stale = storage.stale & storage.frames.keys() - storage.suspects - storage.orphans
+            demand(not stale, RESET, f"{len(stale)} chunks of before lie in {storage.name} for ever")
         for name in self._in_service:
-            place = self._places[name]
-            if not place.index_lost:
+            storage = self._storages[name]
+            if not storage.index_lost:
                 self._check_kept(name, self._probe.resident(name))
-                sure = place.frames.keys() - place.suspects - place.orphans
+                sure = storage.frames.keys() - storage.suspects - storage.orphans
                 unknown = sure - self._probe.resident(name)
                 demand(not unknown, CAPACITY, f"{name} holds {len(unknown)} frames that nobody accounts for")
-                self.quotas.check_frames(name, {key: len(place.frames[key]) for key in sure})
+                self.quotas.check_frames(name, {key: len(storage.frames[key]) for key in sure})
 
     def _check_kept(self, tier: str, said: set[Key]) -> None:
         """What a tier is said to hold lies there, if no fault has touched it."""
-        place = self._places[tier]
-        lost = said - place.frames.keys() - place.suspects
-        demand(not lost, DURABLE, f"{place.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
+        storage = self._storages[tier]
+        lost = said - storage.frames.keys() - storage.suspects
+        demand(not lost, DURABLE, f"{storage.name} lacks {[key.hex() for key in lost]}, which it is said to hold")
 
-    def _check_frames(self, place: Storage) -> None:
+    def _check_frames(self, storage: Storage) -> None:
         """What lies in a tier is right, if no fault has touched it."""
-        for key, frame in place.frames.items():
-            if key in place.suspects:
+        for key, frame in storage.frames.items():
+            if key in storage.suspects:
                 continue
             header = parse_header(memoryview(frame))
-            right = self._watch.truth.payloads.get(key)
+            right = self._monitor.truth.payloads.get(key)
             if right is not None and header.codec == NO_CODEC:
                 found = frame[HEADER_BYTES : HEADER_BYTES + len(right)]
                 demand(
-                    self._watch.truth.is_right(key, found),
+                    self._monitor.truth.is_right(key, found),
                     WRONG_BYTES,
-                    f"{place.name} holds foreign bytes as chunk {key.hex()}",
+                    f"{storage.name} holds foreign bytes as chunk {key.hex()}",
                 )
 
 
-def _difference(told: set[Key], found: set[Key]) -> str:
-    extra, missing = told - found, found - told
+def _difference(reported: set[Key], found: set[Key]) -> str:
+    extra, missing = reported - found, found - reported
     return f"told and not there {[key.hex() for key in extra]}, there and not told {[key.hex() for key in missing]}"

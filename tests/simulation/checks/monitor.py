@@ -41,29 +41,29 @@ class SlotUse:
     readers: dict[int, set[str]] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
 
-    def begin(self, slots: Iterable[int], who: str, *, writes: bool) -> None:
+    def begin(self, slots: Iterable[int], user: str, *, writes: bool) -> None:
         """``who`` uses these slots from now on."""
         for slot in slots:
             writer, readers = self.writers.get(slot), self.readers.get(slot)
-            demand(writer is None, SLOTS, f"{who} uses slot {slot} while {writer} writes it")
-            demand(not (writes and readers), SLOTS, f"{who} writes slot {slot} while {readers} read it")
+            demand(writer is None, SLOTS, f"{user} uses slot {slot} while {writer} writes it")
+            demand(not (writes and readers), SLOTS, f"{user} writes slot {slot} while {readers} read it")
             if writes:
-                self.writers[slot] = who
+                self.writers[slot] = user
             else:
-                self.readers.setdefault(slot, set()).add(who)
+                self.readers.setdefault(slot, set()).add(user)
 
-    def end(self, slots: Iterable[int], who: str, *, writes: bool) -> None:
+    def end(self, slots: Iterable[int], user: str, *, writes: bool) -> None:
         """Undo :meth:`begin`."""
         for slot in slots:
             if writes:
                 self.writers.pop(slot, None)
             else:
-                self.readers.get(slot, set()).discard(who)
+                self.readers.get(slot, set()).discard(user)
 
 
 @dataclass(slots=True)
 class LiveJob:
-    """A transfer that workers were told of, and those that have not reported it yet."""
+    """A transfer that workers were reported of, and those that have not reported it yet."""
 
     job: TransferJob
     left: set[int]
@@ -80,8 +80,8 @@ class Monitor:
         rotten: slots of the host tier that were damaged on purpose, with what they have held since.
         offers, deferrals: answers so far.
         left: numbers of tiers that were detached.
-        not_written: chunks whose slot was bad, for which too much waited, or which a place had no room for that holds
-            more than the stack was told of.
+        not_written: chunks whose slot was bad, for which too much waited, or which a storage had no room for that holds
+            more than the stack was reported of.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Monitor:
         probe: Probe,
         truth: Truth,
         trace: Trace,
-        places: Mapping[str, Storage],
+        storages: Mapping[str, Storage],
     ) -> None:
         self.residents: dict[str, set[Key]] = {HOST: set()}
         self.rotten: dict[int, bytes] = {}
@@ -102,7 +102,7 @@ class Monitor:
         self._trace = trace
         self._deadline_s = setup.deadline_s
         self._workers = setup.engine.num_workers
-        self._places = places
+        self._storages = storages
         self._slots = SlotUse()
         self._ops: dict[int, TierOp] = {}
         self._last_job = 0
@@ -118,33 +118,34 @@ class Monitor:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def answered(self, seat: EngineSequence[SimRequest], local: int, answer: int | None) -> None:
+    def answered(self, sequence: EngineSequence[SimRequest], local: int, answer: int | None) -> None:
         """A deferral ends within its deadline, and an offer is readable to the byte."""
-        request_id, now_s = seat.request.request_id, self._trace.clock()
+        request_id, now_s = sequence.request.request_id, self._trace.clock()
         self._trace.note("answer", request_id, f"local {local}:", answer)
         if answer is None:
             self.deferrals += 1
             if any(live.job.request_id == request_id for live in self.jobs.values()):
                 return  # it waits for a worker, not for a tier
-            seat.deferred_since_s = now_s if seat.deferred_since_s is None else seat.deferred_since_s
-            waited_s = now_s - seat.deferred_since_s
+            sequence.deferred_since_s = now_s if sequence.deferred_since_s is None else sequence.deferred_since_s
+            waited_s = now_s - sequence.deferred_since_s
             demand(
                 waited_s < self._deadline_s,
                 PROGRESS,
                 f"{request_id} is deferred for {waited_s:g} s, the deadline is {self._deadline_s:g} s",
             )
             return
-        seat.deferred_since_s = None
-        demand(0 <= answer <= seat.request.num_tokens - local, OFFERS, f"{request_id}: {answer} tokens beyond {local}")
+        sequence.deferred_since_s = None
+        possible = 0 <= answer <= sequence.request.num_tokens - local
+        demand(possible, OFFERS, f"{request_id}: {answer} tokens beyond {local}")
         if answer:
             self.offers += 1
-            self._check_offer(seat, local, answer)
+            self._check_offer(sequence, local, answer)
 
-    def _check_offer(self, seat: EngineSequence[SimRequest], local: int, answer: int) -> None:
-        held = self._probe.offered_slots(seat.request.request_id)
-        streamed = self._probe.streamed_keys(seat.request.request_id)
+    def _check_offer(self, sequence: EngineSequence[SimRequest], local: int, answer: int) -> None:
+        held = self._probe.offered_slots(sequence.request.request_id)
+        streamed = self._probe.streamed_keys(sequence.request.request_id)
         for group in self.truth.geometry.groups:
-            keys = self.truth.keys(seat.request, group.index)
+            keys = self.truth.keys(sequence.request, group.index)
             last = cdiv(local + answer, group.chunk_tokens)
             first = local // group.chunk_tokens
             if group.window_chunks is not None:
@@ -153,10 +154,10 @@ class Monitor:
                 demand(
                     key in held or key in streamed,
                     OFFERS,
-                    f"{seat.request.request_id}: chunk {key.hex()} is not held for it",
+                    f"{sequence.request.request_id}: chunk {key.hex()} is not held for it",
                 )
         for key, slot in held.items():
-            self.check_slot(key, slot, f"offered to {seat.request.request_id}")
+            self.check_slot(key, slot, f"offered to {sequence.request.request_id}")
 
     def check_slot(self, key: Key, slot: int, why: str) -> None:
         """A slot holds the right bytes of its chunk, or was damaged on purpose."""
@@ -230,7 +231,7 @@ class Monitor:
         elif job.job_id in self._stale:
             self._stale_loads.setdefault(job.request_id, set()).update(job.block_ids)
 
-    def heard(self, report: LoadReport) -> None:
+    def loads_ended(self, report: LoadReport) -> None:
         """What a reset has overtaken counts for nothing: blocks that were loaded, chunks that were stored."""
         for request_id in report.finished:
             self._loaded.pop(request_id, None)
@@ -238,7 +239,7 @@ class Monitor:
             wrong = set() if request_id in self._aborted else stale - report.invalid_block_ids
             self._aborted.discard(request_id)
             demand(not wrong, RESET, f"blocks {sorted(wrong)} were loaded before the reset, and are called valid")
-        void = {place for place in self._void if place in self._probe.ready_slots()}
+        void = {storage for storage in self._void if storage in self._probe.ready_slots()}
         demand(not void, RESET, f"slots {sorted(slot for _, slot in void)} hold what is from before the reset")
         self._void.clear()
 
@@ -256,9 +257,9 @@ class Monitor:
         demand(not left, RESET, f"slots {[slot for _, slot in left]} are still readable")
         for name in tiers:
             writes = [op for op in self._ops.values() if op.verb is Verb.WRITE and self._probe.name_of(op.tier) == name]
-            place = self._places[name]
-            place.was_emptied(key for op in writes for key in op.keys)
-            known = [key.hex() for key in place.stale if self._probe.is_known(name, key)]
+            storage = self._storages[name]
+            storage.was_emptied(key for op in writes for key in op.keys)
+            known = [key.hex() for key in storage.stale if self._probe.is_known(name, key)]
             demand(not known, RESET, f"{name} still answers {known}")
 
     # -- tiers -------------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ class Monitor:
         self._trace.note(op.verb.value, op.op_id, f"tier {op.tier}:", op.keys, "slots", [ref.slot for ref in op.slots])
         name = self._probe.name_of(op.tier)
         if op.verb is Verb.READ:
-            stale = [key.hex() for key in op.keys if key in self._places[name].stale]
+            stale = [key.hex() for key in op.keys if key in self._storages[name].stale]
             demand(not stale, RESET, f"{name} is to read {stale}, which are from before the cache was emptied")
         alone = op.tier not in self.left or op.verb is Verb.DELETE  # of what it was late to write
         demand(alone, DETACHED, f"{op.verb.value} of {len(op.keys)} chunks goes to {name}, which was detached")
@@ -288,9 +289,9 @@ class Monitor:
                 continue
             del self._ops[word.op_id]
             self._slots.end((ref.slot for ref in op.slots), f"op {op.op_id}", writes=op.verb is Verb.READ)
-            place = self._places[self._probe.name_of(op.tier)]
+            storage = self._storages[self._probe.name_of(op.tier)]
             if op.verb is Verb.WRITE:
-                place.stale_writes.difference_update(op.keys)
+                storage.stale_writes.difference_update(op.keys)
                 self.not_written += sum(outcome.kind in _NOT_TAKEN for outcome in word.outcomes)
             if op.op_id in self._stale_reads:
                 self._void += [(key, ref.slot) for key, ref in zip(op.keys, op.slots, strict=True)]
@@ -298,9 +299,9 @@ class Monitor:
                 if op.verb is Verb.READ and outcome.kind is OutcomeKind.OK:
                     self.check_slot(key, op.slots[i].slot, f"read by op {op.op_id}")
                 elif op.verb is Verb.DELETE and outcome.kind is not OutcomeKind.OK:
-                    place.suspects.add(key)  # it may be gone all the same
+                    storage.suspects.add(key)  # it may be gone all the same
 
-    def judge(self, codec: str, key: Key, frame: memoryview) -> bool:
+    def check_frame(self, codec: str, key: Key, frame: memoryview) -> bool:
         """A stack writes a frame to a tier with that codec: it must be the right one.
 
         Returns:

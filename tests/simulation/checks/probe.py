@@ -76,7 +76,7 @@ class Probe:
         vars(self._stack)["build_connector_meta"] = build_aloud
         vars(self._stack._core)["_dispatcher"] = _Tap(self._wiring.dispatcher, submitted, drained)
         for index, worker in enumerate(workers_of(self._stack)):
-            vars(worker)["get_finished"] = partial(_overheard, worker.get_finished, partial(reported, index))
+            vars(worker)["get_finished"] = partial(_observed, worker.get_finished, partial(reported, index))
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -262,7 +262,7 @@ def workers_of(stack: Stack) -> list[Worker]:
     return list(stack.workers)
 
 
-def _overheard(get_finished: Callable[[], WorkerOutput], reported: Callable[[WorkerOutput], None]) -> WorkerOutput:
+def _observed(get_finished: Callable[[], WorkerOutput], reported: Callable[[WorkerOutput], None]) -> WorkerOutput:
     output = get_finished()
     reported(output)
     return output

@@ -37,11 +37,11 @@ class QuotaChecks:
 
     def after_step(self) -> None:
         """Who had too much when the step began has lost what nobody used then. What has come since may be too much."""
-        told = self._probe.tenant_usage()
+        reported = self._probe.tenant_usage()
         for name in self._in_service:
             before, now = self._seen.get(name, {}), self._probe.evictable(name)
             self._seen[name] = now
-            total, right = sum(told[name].values()), sum(kept.size for kept in now.values())
+            total, right = sum(reported[name].values()), sum(kept.size for kept in now.values())
             swept = name != HOST or self._probe.is_swept()
             demand(total == right or not swept, QUOTAS, f"{name} tells of {total} bytes, there are {right}")
             if self._tells_apart:

@@ -1,4 +1,4 @@
-"""What happened lately: a bounded ring of short notes, written cheaply and told when something went wrong."""
+"""What happened lately: a bounded ring of short notes, written cheaply and reported when something went wrong."""
 
 from __future__ import annotations
 

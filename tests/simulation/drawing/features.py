@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from simulation.drawing.scenarios import Scenario
-from simulation.engine.expected_bytes import NOBODY, Who
+from simulation.engine.expected_bytes import ANONYMOUS, User
 from tierkv.plugins.loading import load_plugins
 from tierkv.types.keys import Tenant, tenant_of_salt
 
@@ -30,7 +30,7 @@ CODECS: tuple[str | dict[str, Any], ...] = (
 )  # fmt: skip
 """Exact ones: of what a lossy one gives back nobody could say whether it is right."""
 
-USERS = (NOBODY, Who("a"), Who("b"), Who("c"), Who("a", "adapter"), Who(None, "adapter"))
+USERS = (ANONYMOUS, User("a"), User("b"), User("c"), User("a", "adapter"), User(None, "adapter"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Features:
     host, tenants: more for these tables of the stack's description.
     """
 
-    users: tuple[Who, ...]
+    users: tuple[User, ...]
     quotas: bool
     blind: bool
     host: Mapping[str, Any]
@@ -59,17 +59,17 @@ def policies() -> list[str]:
 def draw_features(rng: Random, plan: Scenario, host_slots: int) -> Features:
     """What a seed chooses."""
     policy = rng.choice(("lru", rng.choice(policies())))
-    told_apart = rng.choice((None, None, None, None, 1, 2))  # None: all; else several share a quota
+    tracked_max = rng.choice((None, None, None, None, 1, 2))  # None: all; else several share a quota
     blind = rng.random() < plan.blind
     users = rng.sample(USERS, rng.randint(2, len(USERS)))
     if rng.random() >= plan.tenants:
-        return Features((NOBODY,), quotas=False, blind=False, host={"policy": policy}, tenants={})
+        return Features((ANONYMOUS,), quotas=False, blind=False, host={"policy": policy}, tenants={})
     return Features(
         tuple(users),
         quotas=True,
         blind=blind,
         host={"policy": policy, **_draw_quotas(rng, host_slots * SLOT_BYTES)},
-        tenants={} if told_apart is None else {"tracked_max": told_apart},
+        tenants={} if tracked_max is None else {"tracked_max": tracked_max},
     )
 
 

@@ -1,4 +1,4 @@
-"""What one run is made of: an engine, a stack and its troubles, all drawn from one seed."""
+"""What one run is made of: an engine, a stack and its faults, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from simulation.drawing.features import SLOT_BYTES, Features, draw_features, draw_tier_features
 from simulation.drawing.scenarios import SCENARIOS, Scenario
-from simulation.engine.expected_bytes import TOKEN_BYTES, Who
+from simulation.engine.expected_bytes import TOKEN_BYTES, User
 from simulation.world.fault_schedule import Fault
 from tierkv.abc import Capabilities
 from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, GroupSpec
@@ -17,43 +17,48 @@ from tierkv.types.engine import EngineCapabilities, EngineSpec, GroupKind, Group
 
 @dataclass(frozen=True, slots=True)
 class TierSetup:
-    """One lower tier. ``options`` is its table in the stack's description; the rest is for its place and weather.
-
-    asynchronous: its backend runs on the event loop, where the reply may travel for a while after the deed.
-    """
+    """One lower tier: its table, and the properties of its storage and fault schedule."""
 
     name: str
     capabilities: Capabilities
     capacity_bytes: int | None
     options: Mapping[str, Any]
+    """Its table in the stack's description."""
     menu: Sequence[Fault]
+    """Faults that it may have."""
     healthy_s: float
-    trouble_s: float
+    """Average duration of a spell of health."""
+    faulty_s: float
+    """Average duration of a spell of a fault."""
     usual_s: Sequence[float]
+    """Durations of calls; each call takes one of them."""
     tail: float
+    """Share of calls that take long without a fault."""
     asynchronous: bool
+    """Whether its backend runs on the event loop, where a reply may arrive some time after the effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Everything that is fixed for a run. Equal seeds give equal setups.
-
-    gpu_blocks: with the placeholder. token_budget: tokens per engine step. running_max: requests in the engine at once.
-    frees_early: the engine reuses the blocks of a load that was aborted at once, trusting fences alone.
-    caching: the engine finds computed blocks again. prompt_tokens_max: no prompt is longer.
-    """
+    """Everything that is fixed for a run. Equal seeds give equal specs."""
 
     seed: int
     scenario: Scenario
     engine: EngineSpec
     chunk_blocks: int
     gpu_blocks: int
+    """Blocks of the engine's pool, the null block included."""
     token_budget: int
+    """Tokens per engine step."""
     running_max: int
+    """Requests in the engine at once."""
     frees_early: bool
+    """Whether the engine reuses the blocks of an aborted load at once, and trusts fences alone."""
     caching: bool
+    """Whether the engine finds computed blocks again."""
     host_slots: int
     prompt_tokens_max: int
+    """Longest prompt."""
     deadline_s: float
     host: Mapping[str, Any]
     lookup: Mapping[str, Any]
@@ -63,21 +68,21 @@ class RunSpec:
     tiers: tuple[TierSetup, ...] = field(default=())
 
     @property
-    def users(self) -> tuple[Who, ...]:
-        """Who uses the engine."""
+    def users(self) -> tuple[User, ...]:
+        """Users of the engine."""
         return self.features.users
 
     @property
     def scoped_hashes(self) -> bool:
-        """Whether the engine's hashes tell users apart: they must, where it finds blocks of its own by them."""
+        """Whether the engine's hashes differ by user; required where it finds its own blocks by them."""
         return self.caching or not self.features.blind
 
     def tier(self, name: str) -> TierSetup:
-        """By name."""
+        """Setup of the tier of that name."""
         return next(tier for tier in self.tiers if tier.name == name)
 
     def config(self, epoch: str) -> dict[str, Any]:
-        """The stack's description."""
+        """Description of the stack."""
         return {
             "namespace": {"epoch": epoch},
             "chunk": {"blocks": self.chunk_blocks},
@@ -90,7 +95,7 @@ class RunSpec:
         }
 
     def describe(self) -> str:
-        """In a line."""
+        """Text of one line."""
         groups = ", ".join(
             f"{group.kind.value}/{group.block_tokens}"
             + (f" window {group.window_tokens}" if group.window_tokens else "")
@@ -111,13 +116,13 @@ class RunSpec:
 
 
 def codec_name(tier: TierSetup) -> str:
-    """What a tier writes with."""
+    """Name of the codec of a tier."""
     codec = tier.options["codec"]
     return str(codec if isinstance(codec, str) else codec["name"])
 
 
 def draw_run_spec(seed: int, scenario: str | None = None) -> RunSpec:
-    """The setup of a seed; with a scenario named, that one instead of the one the seed would choose."""
+    """Draw the spec of a seed, with the scenario that the seed chooses, or with the one named."""
     rng = Random(f"setup {seed}")
     chosen = rng.choice(sorted(SCENARIOS))
     plan = SCENARIOS[scenario or chosen]
@@ -189,7 +194,7 @@ MODELS: tuple[tuple[tuple[GroupKind, int, int | None], ...], ...] = (
     ((_FULL, 4, None), (_STATE, 8, None)),
     ((_FULL, 8, None), (_WINDOW, 2, 6)),
 )
-"""Kind, tokens per block and window of each group."""
+"""Models to draw from: kind, tokens per block and window of each group."""
 
 
 def _draw_engine(rng: Random, plan: Scenario) -> EngineSpec:
@@ -258,7 +263,7 @@ def _draw_tier(rng: Random, plan: Scenario, name: str, kind: str, host_slots: in
         options=options,
         menu=plan.menu,
         healthy_s=plan.healthy_s,
-        trouble_s=plan.trouble_s,
+        faulty_s=plan.faulty_s,
         usual_s=rng.choice(plan.paces),
         tail=plan.tail,
         asynchronous=shared or rng.random() < 0.5,

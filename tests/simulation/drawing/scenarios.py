@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simulation.world.fault_schedule import Fault
 
 _T = Fault
-_ALL = tuple(trouble for trouble in Fault if trouble is not Fault.NONE)
+_ALL = tuple(fault for fault in Fault if fault is not Fault.NONE)
 _STACKS: tuple[tuple[str, ...], ...] = (
     (),
     ("disk",),
@@ -48,7 +48,7 @@ class Scenario:
     tiers: Sequence[tuple[str, ...]] = _STACKS
     menu: Sequence[Fault] = ()
     healthy_s: float = 3.0
-    trouble_s: float = 1.5
+    faulty_s: float = 1.5
     host_slots: tuple[int, int] = (24, 64)
     prompt_share: tuple[float, float] = (0.15, 0.5)
     gpu_share: tuple[float, float] = (1.0, 1.4)
@@ -71,7 +71,7 @@ class Scenario:
     lose: float = 0.01
     others: float = 0.02
     idle: float = 0.02
-    shy: float = 0.1
+    refuses_first: float = 0.1
     lazy: float = 0.1
     caching: float = 0.3
     tenants: float = 0.3
@@ -85,7 +85,7 @@ def _scenarios() -> list[Scenario]:
     return [
         Scenario("calm", "Nothing goes wrong, nobody is in a hurry.", kill=0.0, rot=0.0, lose=0.0),
         Scenario("mixed", "A bit of everything.", menu=_ALL),
-        Scenario("storm", "Everything goes wrong all the time.", rows, _ALL, healthy_s=0.5, trouble_s=1.0),
+        Scenario("storm", "Everything goes wrong all the time.", rows, _ALL, healthy_s=0.5, faulty_s=1.0),
         Scenario(
             "tiny-host", "Prefixes longer than the host tier; eight requests over a full one.", rows,
             host_slots=(4, 8), prompt_share=(1.1, 3.0), gpu_share=(1.0, 4.0), burst_max=8,
@@ -93,7 +93,7 @@ def _scenarios() -> list[Scenario]:
         Scenario(
             "returning", "Conversations come back long after their GPU blocks were given to others.",
             (("disk",), ("disk", "objects"), ("disk", "disk")), (_T.SLOW,), healthy_s=6.0, gpu_share=(1.0, 1.2),
-            disk_share=(2.0, 5.0), back=0.8, kill=0.0, lazy=0.0, shy=0.0,
+            disk_share=(2.0, 5.0), back=0.8, kill=0.0, lazy=0.0, refuses_first=0.0,
         ),
         Scenario(
             "cramped", "Small disks that make room all the time, for what they have just deleted.",
@@ -107,7 +107,7 @@ def _scenarios() -> list[Scenario]:
             rot=0.5, lose=0.0, kill=0.0, close=0.0,
         ),
         Scenario(
-            "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), trouble_s=3.0
+            "hung", "Tiers stop answering, some for good.", rows, (_T.HUNG, _T.STUCK, _T.SLOW), faulty_s=3.0
         ),
         Scenario("flapping", "Tiers come and go.", rows, (_T.FLAPPING, _T.RAISING, _T.PARTIAL), healthy_s=1.0),
         Scenario(
@@ -141,7 +141,7 @@ def _scenarios() -> list[Scenario]:
         ),
         Scenario(
             "churn", "Requests are aborted and preempted in every state.", menu=(_T.SLOW, _T.PARTIAL),
-            gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, shy=0.3,
+            gpu_share=(1.0, 1.5), arrive=0.5, abort=0.12, preempt=0.15, refuses_first=0.3,
         ),
     ]  # fmt: skip
 

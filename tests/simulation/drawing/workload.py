@@ -1,4 +1,4 @@
-"""Who asks what, and when: arrivals with shared prefixes, returning conversations, and an engine's whims."""
+"""Who asks what, and when: arrivals with shared prefixes, returning conversations, and an engine's behaviour."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from random import Random
 
 from simulation.drawing.run_spec import RunSpec
 from simulation.engine.engine import EngineBehaviour
-from simulation.engine.expected_bytes import SimRequest, Who
+from simulation.engine.expected_bytes import SimRequest, User
 
-Prompt = tuple[list[int], Who]
+Prompt = tuple[list[int], User]
 """Tokens, and who asks."""
 
-Arrival = tuple[list[int], Who, int, dict[str, object] | None]
+Arrival = tuple[list[int], User, int, dict[str, object] | None]
 """Prompt tokens, who asks, tokens to generate, and what the user attached."""
 
-STRANGERS = 0.3
+OTHER_USER_SHARE = 0.3
 """Of those who go on with an earlier request, so many are somebody else, who must get nothing of it."""
 
 WAITING_MAX = 10
@@ -70,22 +70,22 @@ class Workload:
             prompts += [self._grown(shared) for _ in range(count)]
         else:
             prompts += [self._grown(self._beginning()) for _ in range(count)]
-        return [(tokens, who, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for tokens, who in prompts]
+        return [(tokens, user, rng.choice(NEW_TOKENS), rng.choice(PARAMS)) for tokens, user in prompts]
 
     def _beginning(self) -> Prompt:
         """Somebody goes on with an earlier request, or begins as many do."""
         if self._conversations and self._rng.random() < self._plan.back:
-            tokens, who = self._rng.choice(self._conversations)
-            return tokens, self.somebody() if self._rng.random() < STRANGERS else who
-        return self.prefix(), self.somebody()
+            tokens, user = self._rng.choice(self._conversations)
+            return tokens, self.random_user() if self._rng.random() < OTHER_USER_SHARE else user
+        return self.prefix(), self.random_user()
 
-    def somebody(self) -> Who:
+    def random_user(self) -> User:
         """One of those who use the engine."""
         return self._rng.choice(self._setup.users)
 
     def _grown(self, beginning: Prompt) -> Prompt:
-        tokens, who = beginning
-        return [*tokens, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max], who
+        tokens, user = beginning
+        return [*tokens, *self._own(self._rng.choice((0, 0, 1, 5)))][: self._setup.prompt_tokens_max], user
 
     def prefix(self) -> list[int]:
         """The beginning of one of the prompts that many share."""
@@ -100,13 +100,13 @@ class Workload:
     def finished(self, request: SimRequest) -> None:
         """Its user may go on with it."""
         self.done += 1
-        self._conversations.append((list(request.tokens), request.who))
+        self._conversations.append((list(request.tokens), request.user))
 
     def resubmit(self, request: SimRequest) -> None:
         """The process died under it: its user tries again."""
-        self._again.append((request.tokens[: request.num_prompt_tokens], request.who))
+        self._again.append((request.tokens[: request.num_prompt_tokens], request.user))
 
-    def whims(self) -> EngineBehaviour:
+    def behaviour(self) -> EngineBehaviour:
         """What the engine feels like now."""
         rng, workers = self._rng, self._setup.engine.num_workers
         return EngineBehaviour(
@@ -115,10 +115,10 @@ class Workload:
             preempt=int(rng.random() < self._plan.preempt),
             forward_s=rng.choice((0.0, 0.002, 0.02)),
             silent=frozenset(rank for rank in range(workers) if workers > 1 and rng.random() < 0.2),
-            shy=rng.random() < self._plan.shy,
+            refuses_first=rng.random() < self._plan.refuses_first,
             filling=rng.randrange(256),
         )
 
-    def calm_whims(self) -> EngineBehaviour:
+    def calm_behaviour(self) -> EngineBehaviour:
         """A sensible engine."""
         return EngineBehaviour(filling=self._rng.randrange(256))

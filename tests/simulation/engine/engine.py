@@ -33,7 +33,7 @@ class EngineBehaviour:
     """Number of its youngest running requests that it preempts."""
     forward_s: float = 0.0
     """Duration of the forward pass in seconds; half of it before the engine writes."""
-    shy: bool = False
+    refuses_first: bool = False
     """Whether it leaves the first offer unused."""
     filling: int = 0xDD
     """Byte that new owners of blocks write first."""
@@ -113,10 +113,10 @@ class Memory(Protocol[R_contra]):
 class EngineObserver(Protocol[R]):
     """Observer of the calls between an engine and what it drives."""
 
-    def answered(self, seat: EngineSequence[R], local: int, answer: int | None) -> None:
+    def answered(self, sequence: EngineSequence[R], local: int, answer: int | None) -> None:
         """A lookup was answered."""
 
-    def heard(self, report: LoadReport) -> None:
+    def loads_ended(self, report: LoadReport) -> None:
         """Loads were reported as ended."""
 
     def aborted(self, request_id: str) -> None:
@@ -148,7 +148,7 @@ class BatchingEngine(Generic[R]):
         stack: Driven,
         workers: Sequence[EngineWorker],
         memory: Memory[R],
-        watch: EngineObserver[R],
+        monitor: EngineObserver[R],
         pass_time: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.waiting: list[EngineSequence[R]] = []
@@ -166,15 +166,15 @@ class BatchingEngine(Generic[R]):
         self.workers = workers
         self._stack = stack
         self._setup = setup
-        self._watch = watch
+        self._monitor = monitor
         self._windows = any(group.kind is not GroupKind.FULL_ATTENTION for group in setup.engine.groups)
         self._arrivals = 0
         self._pass_time = pass_time
 
     @property
-    def seats(self) -> list[EngineSequence[R]]:
+    def sequences(self) -> list[EngineSequence[R]]:
         """All unfinished requests, oldest first."""
-        return sorted([*self.waiting, *self.running, *self.loading.values()], key=lambda seat: seat.arrival)
+        return sorted([*self.waiting, *self.running, *self.loading.values()], key=lambda sequence: sequence.arrival)
 
     def add(self, request: R, new_tokens: int, step: int = 0) -> None:
         """A request arrives that will generate ``new_tokens``."""
@@ -183,113 +183,113 @@ class BatchingEngine(Generic[R]):
         self.waiting.append(EngineSequence(request, new_tokens, self._arrivals, step))
         self._stack.on_new_request(request)
 
-    def abort(self, seat: EngineSequence[R]) -> None:
+    def abort(self, sequence: EngineSequence[R]) -> None:
         """End a request in whatever state it is."""
-        if seat in self.waiting:
-            self.waiting.remove(seat)
-            self._finish(seat)
-        elif seat in self.running:
-            self.running.remove(seat)
-            self._finish(seat)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            self._finish(sequence)
+        elif sequence in self.running:
+            self.running.remove(sequence)
+            self._finish(sequence)
         else:
-            del self.loading[seat.request.request_id]
+            del self.loading[sequence.request.request_id]
             self.done += 1
-            self._watch.aborted(seat.request.request_id)
-            self._stack.request_finished(seat.request, seat.tables)
+            self._monitor.aborted(sequence.request.request_id)
+            self._stack.request_finished(sequence.request, sequence.tables)
             if self._setup.frees_early:
-                self.tables.free(seat)
+                self.tables.free(sequence)
             else:
-                self.orphans[seat.request.request_id] = seat
+                self.orphans[sequence.request.request_id] = sequence
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, whims: EngineBehaviour) -> None:
+    def step(self, behaviour: EngineBehaviour) -> None:
         """Schedule, transfer, compute, report."""
         scheduled: list[tuple[EngineSequence[R], int]] = []
-        preempted = [self._preempt() for _ in range(min(whims.preempt, len(self.running)))]
-        budget = self._setup.token_budget if whims.budget is None else whims.budget
+        preempted = [self._preempt() for _ in range(min(behaviour.preempt, len(self.running)))]
+        budget = self._setup.token_budget if behaviour.budget is None else behaviour.budget
         budget = self._schedule_running(budget, scheduled, preempted)
         if not preempted:
-            self._admit(whims, budget, scheduled)
-        entries = tuple(self._entry(seat, count) for seat, count in scheduled)
+            self._admit(behaviour, budget, scheduled)
+        entries = tuple(self._entry(sequence, count) for sequence, count in scheduled)
         meta = self._stack.build_connector_meta(
-            StepOutput(entries, frozenset(seat.request.request_id for seat in preempted))
+            StepOutput(entries, frozenset(sequence.request.request_id for sequence in preempted))
         )
         for worker in self.workers:
             worker.start_step(meta)
-        self._pass_time(whims.forward_s / 2)
-        for seat, count in scheduled:
-            self._forward(seat, count, whims.filling)
-        self._pass_time(whims.forward_s / 2)
+        self._pass_time(behaviour.forward_s / 2)
+        for sequence, count in scheduled:
+            self._forward(sequence, count, behaviour.filling)
+        self._pass_time(behaviour.forward_s / 2)
         for worker in self.workers:
             worker.queue_stores(meta)
-        for seat, _ in scheduled:
-            self._sample(seat)
-        self.take_reports(whims.silent)
+        for sequence, _ in scheduled:
+            self._sample(sequence)
+        self.take_reports(behaviour.silent)
 
     def take_reports(self, silent: Collection[int] = ()) -> None:
         """Hand the workers' reports to the stack, and its answer to the requests. Ranks in ``silent`` say nothing."""
-        heard = [worker for rank, worker in enumerate(self.workers) if rank not in silent]
-        output = WorkerOutput.aggregate([worker.get_finished() for worker in heard])
+        reporting = [worker for rank, worker in enumerate(self.workers) if rank not in silent]
+        output = WorkerOutput.aggregate([worker.get_finished() for worker in reporting])
         report = self._stack.update_connector_output(output)
-        self._watch.heard(report)
+        self._monitor.loads_ended(report)
         self._end_loads(report)
 
     def _schedule_running(
         self, budget: int, scheduled: list[tuple[EngineSequence[R], int]], preempted: list[EngineSequence[R]]
     ) -> int:
-        for seat in list(self.running):
-            count = min(budget, seat.request.num_tokens - seat.computed)
-            if seat not in self.running or not count:
+        for sequence in list(self.running):
+            count = min(budget, sequence.request.num_tokens - sequence.computed)
+            if sequence not in self.running or not count:
                 continue
-            self.tables.leave_behind(seat)
-            while not self.tables.extend(seat, seat.computed + count):
+            self.tables.leave_behind(sequence)
+            while not self.tables.extend(sequence, sequence.computed + count):
                 victim = self._preempt()
                 preempted.append(victim)
-                if victim is seat:
+                if victim is sequence:
                     break
             else:
-                scheduled.append((seat, count))
+                scheduled.append((sequence, count))
                 budget -= count
         return budget
 
     def _preempt(self) -> EngineSequence[R]:
-        seat = self.running.pop()
-        self.tables.free(seat)
-        seat.computed = 0
-        _insert(self.waiting, seat)
-        return seat
+        sequence = self.running.pop()
+        self.tables.free(sequence)
+        sequence.computed = 0
+        _insert(self.waiting, sequence)
+        return sequence
 
-    def _admit(self, whims: EngineBehaviour, budget: int, scheduled: list[tuple[EngineSequence[R], int]]) -> None:
-        shy = whims.shy
-        for seat in self.waiting[: whims.asks]:
+    def _admit(self, behaviour: EngineBehaviour, budget: int, scheduled: list[tuple[EngineSequence[R], int]]) -> None:
+        refuses_first = behaviour.refuses_first
+        for sequence in self.waiting[: behaviour.asks]:
             if not budget or len(self.running) + len(self.loading) >= self._setup.running_max:
                 return
-            request = seat.request
+            request = sequence.request
             prefix, local = self.tables.local_prefix(request)
             external, asynchronous = self._stack.get_num_new_matched_tokens(request, local)
-            self._watch.answered(seat, local, external)
+            self._monitor.answered(sequence, local, external)
             demand(asynchronous == bool(external), PROTOCOL, f"answered ({external}, {asynchronous})")
             if external is None:
                 continue
-            if external and shy:
-                shy = False
+            if external and refuses_first:
+                refuses_first = False
                 continue
-            if external and whims.accepts < 1:
-                external = self._accepted(local, external, whims.accepts)
+            if external and behaviour.accepts < 1:
+                external = self._accepted(local, external, behaviour.accepts)
             count = 0 if external else min(budget, request.num_tokens - local)
-            if not self.tables.open(seat, prefix, local + external, local + external + count):
+            if not self.tables.open(sequence, prefix, local + external, local + external + count):
                 return
-            self.waiting.remove(seat)
-            seat.computed, seat.load_end = local, local + external
-            self._stack.update_state_after_alloc(request, self.tables.views(seat), external)
+            self.waiting.remove(sequence)
+            sequence.computed, sequence.load_end = local, local + external
+            self._stack.update_state_after_alloc(request, self.tables.views(sequence), external)
             self.tokens_external += external
             if external:
-                seat.fresh.clear()  # the load fills them
-                self.loading[request.request_id] = seat
+                sequence.fresh.clear()  # the load fills them
+                self.loading[request.request_id] = sequence
             else:
-                _insert(self.running, seat)
-                scheduled.append((seat, count))
+                _insert(self.running, sequence)
+                scheduled.append((sequence, count))
                 budget -= count
 
     def _accepted(self, local: int, external: int, share: float) -> int:
@@ -298,51 +298,51 @@ class BatchingEngine(Generic[R]):
         return 0 if self._windows else max(0, int(local + external * share) // align * align - local)
 
     @staticmethod
-    def _entry(seat: EngineSequence[R], count: int) -> ScheduledRequest:
-        ids = tuple(tuple(table[reported:]) for table, reported in zip(seat.tables, seat.reported, strict=True))
-        first_time = not any(seat.reported)
-        seat.reported = [len(table) for table in seat.tables]
-        return ScheduledRequest(seat.request.request_id, seat.computed, count, ids, first_time)
+    def _entry(sequence: EngineSequence[R], count: int) -> ScheduledRequest:
+        ids = tuple(tuple(table[reported:]) for table, reported in zip(sequence.tables, sequence.reported, strict=True))
+        first_time = not any(sequence.reported)
+        sequence.reported = [len(table) for table in sequence.tables]
+        return ScheduledRequest(sequence.request.request_id, sequence.computed, count, ids, first_time)
 
     # -- compute -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, seat: EngineSequence[R], count: int, filling: int) -> None:
+    def _forward(self, sequence: EngineSequence[R], count: int, filling: int) -> None:
         """Read every earlier token's bytes as attention would, and write those of the scheduled ones."""
-        start, stop = seat.computed, seat.computed + count
-        for group, block_id in seat.fresh:
+        start, stop = sequence.computed, sequence.computed + count
+        for group, block_id in sequence.fresh:
             self.memory.garble(group, (block_id,), filling)
-        seat.fresh.clear()
-        for group, (spec, table) in enumerate(zip(self.tables.groups, seat.tables, strict=True)):
-            self.memory.verify(seat.request, group, table, first_attended(spec, start), start)
-            self.memory.compute(seat.request, group, table, start, stop)
-        seat.computed = stop
+        sequence.fresh.clear()
+        for group, (spec, table) in enumerate(zip(self.tables.groups, sequence.tables, strict=True)):
+            self.memory.verify(sequence.request, group, table, first_attended(spec, start), start)
+            self.memory.compute(sequence.request, group, table, start, stop)
+        sequence.computed = stop
         self.tokens_computed += count
-        self.tables.register(seat, stop)
+        self.tables.register(sequence, stop)
 
-    def _sample(self, seat: EngineSequence[R]) -> None:
-        request = seat.request
-        if seat.computed < request.num_tokens:
+    def _sample(self, sequence: EngineSequence[R]) -> None:
+        request = sequence.request
+        if sequence.computed < request.num_tokens:
             return
-        seat.generated += 1
-        if seat.generated < seat.new_tokens:
+        sequence.generated += 1
+        if sequence.generated < sequence.new_tokens:
             hashes = len(request.block_hashes)
             request.extend([request.next_token()])
             if len(request.block_hashes) > hashes:
                 self.memory.learn(request)
             return
-        self.running.remove(seat)
-        self._finish(seat)
+        self.running.remove(sequence)
+        self._finish(sequence)
         self.finished.append(request)
 
-    def _finish(self, seat: EngineSequence[R]) -> None:
+    def _finish(self, sequence: EngineSequence[R]) -> None:
         """The request is over; its blocks are free at once, or when the stack says that its stores have ended."""
         self.done += 1
-        hold, _ = self._stack.request_finished(seat.request, seat.tables)
+        hold, _ = self._stack.request_finished(sequence.request, sequence.tables)
         if hold:
             demand(self._setup.engine.capabilities.delays_free_blocks, PROTOCOL, "blocks shall be held")
-            self.held[seat.request.request_id] = seat
+            self.held[sequence.request.request_id] = sequence
         else:
-            self.tables.free(seat)
+            self.tables.free(sequence)
 
     def _end_loads(self, report: LoadReport) -> None:
         for request_id in sorted(report.finished_sending):
@@ -352,18 +352,18 @@ class BatchingEngine(Generic[R]):
             orphan = self.orphans.pop(request_id, None)
             if orphan is not None:
                 self.tables.free(orphan)
-            seat = self.loading.pop(request_id, None)
-            if seat is None:
+            sequence = self.loading.pop(request_id, None)
+            if sequence is None:
                 continue
-            valid = self.tables.usable_tokens(seat, seat.load_end, report.invalid_block_ids)
-            self.tables.cut(seat, valid)  # where a window had no blocks, some are needed now
-            self.tables.register(seat, valid)
-            self.tokens_loaded += max(0, valid - seat.computed)
-            seat.computed = min(valid, seat.request.num_tokens - 1)
-            _insert(self.running, seat)
+            valid = self.tables.usable_tokens(sequence, sequence.load_end, report.invalid_block_ids)
+            self.tables.cut(sequence, valid)  # where a window had no blocks, some are needed now
+            self.tables.register(sequence, valid)
+            self.tokens_loaded += max(0, valid - sequence.computed)
+            sequence.computed = min(valid, sequence.request.num_tokens - 1)
+            _insert(self.running, sequence)
 
 
-def _insert(seats: list[EngineSequence[R]], seat: EngineSequence[R]) -> None:
-    """Keep seats in order of arrival."""
-    seats.append(seat)
-    seats.sort(key=lambda other: other.arrival)
+def _insert(sequences: list[EngineSequence[R]], sequence: EngineSequence[R]) -> None:
+    """Keep sequences in order of arrival."""
+    sequences.append(sequence)
+    sequences.sort(key=lambda other: other.arrival)

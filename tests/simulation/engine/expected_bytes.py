@@ -19,14 +19,14 @@ PARTS_MAX = 64 // TOKEN_BYTES
 """Tensors of all workers together: what one digest yields."""
 
 
-class Who(NamedTuple):
+class User(NamedTuple):
     """Whose request it is, and which adapter computes it. Others' bytes for the same tokens are other bytes."""
 
     cache_salt: str | None = None
     lora_name: str | None = None
 
 
-NOBODY = Who()
+ANONYMOUS = User()
 
 
 class SimRequest:
@@ -46,21 +46,21 @@ class SimRequest:
         tokens: Sequence[int],
         hash_block_tokens: int,
         params: Mapping[str, Any] | None,
-        who: Who = NOBODY,
+        user: User = ANONYMOUS,
         *,
         scoped_hashes: bool = True,
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = len(tokens)
         self.kv_transfer_params = params
-        self.cache_salt, self.lora_name = self.who = who
-        self.scope = make_scope(*who)
+        self.cache_salt, self.lora_name = self.user = user
+        self.scope = make_scope(*user)
         self.block_hashes: list[bytes] = []
         self.tokens: list[int] = []
         self.chain: list[bytes] = []
         self._last_hash = self._last_link = b"root"
-        if who != NOBODY:
-            self._last_link += repr(tuple(who)).encode()
+        if user != ANONYMOUS:
+            self._last_link += repr(tuple(user)).encode()
         if scoped_hashes:
             self._last_hash = self._last_link
         self._hash_block_tokens = hash_block_tokens
@@ -114,8 +114,8 @@ class Truth:
 
     def tensor_bytes(self, request: SimRequest, group: int, part: int, start: int, stop: int) -> bytes:
         """KV bytes of tokens ``start`` to ``stop``. ``part`` counts tensors over all workers, worker by worker."""
-        place = slice(part * TOKEN_BYTES, (part + 1) * TOKEN_BYTES)
-        return b"".join(self._digest(link, group)[place] for link in request.chain[start:stop])
+        span = slice(part * TOKEN_BYTES, (part + 1) * TOKEN_BYTES)
+        return b"".join(self._digest(link, group)[span] for link in request.chain[start:stop])
 
     def _digest(self, link: bytes, group: int) -> bytes:
         digest = self._digests.get((link, group))

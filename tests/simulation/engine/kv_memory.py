@@ -61,10 +61,10 @@ class KvMemory:
         first = start // size
         ids = table[first : cdiv(stop, size)]
         demand(NULL_BLOCK_ID not in ids, ENGINE, f"request {request.request_id} has freed a block that it needs")
-        place = slice((start - first * size) * TOKEN_BYTES, (stop - first * size) * TOKEN_BYTES)
+        span = slice((start - first * size) * TOKEN_BYTES, (stop - first * size) * TOKEN_BYTES)
         for part, tensor in enumerate(self._parts[group]):
             right = self._truth.tensor_bytes(request, group, part, start, stop)
-            found = tensor[ids].reshape(-1)[place].tobytes()
+            found = tensor[ids].reshape(-1)[span].tobytes()
             if found != right:
                 bad = next(i for i, (one, other) in enumerate(zip(found, right, strict=True)) if one != other)
                 token = start + bad // TOKEN_BYTES
@@ -81,7 +81,7 @@ class KvMemory:
             if table[i] == NULL_BLOCK_ID:
                 continue
             begin, end = max(start, i * size), min(stop, (i + 1) * size)
-            place = slice((begin - i * size) * TOKEN_BYTES, (end - i * size) * TOKEN_BYTES)
+            span = slice((begin - i * size) * TOKEN_BYTES, (end - i * size) * TOKEN_BYTES)
             for part, tensor in enumerate(self._parts[group]):
                 right = self._truth.tensor_bytes(request, group, part, begin, end)
-                tensor[table[i], place] = np.frombuffer(right, np.uint8)
+                tensor[table[i], span] = np.frombuffer(right, np.uint8)

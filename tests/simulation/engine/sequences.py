@@ -126,83 +126,83 @@ class TableKeeper(Generic[R]):
         per_block = self.groups[group].block_tokens // self._hash_block_tokens
         return request.block_hashes[per_block * (index + 1) - 1]
 
-    def open(self, seat: EngineSequence[R], prefix: list[list[int]], start: int, tokens: int) -> bool:
-        """Blocks for ``tokens`` tokens, for a seat that will go on from ``start``; False if there are too few.
+    def open(self, sequence: EngineSequence[R], prefix: list[list[int]], start: int, tokens: int) -> bool:
+        """Blocks for ``tokens`` tokens, for a sequence that will go on from ``start``; False if there are too few.
 
         Those behind the prefix that was found, up to ``start``, will be filled by a load.
         """
-        start = min(start, seat.request.num_tokens - 1)
-        seat.tables = []
+        start = min(start, sequence.request.num_tokens - 1)
+        sequence.tables = []
         for group, found in enumerate(prefix):
             first = self._first_block(group, start)
-            seat.tables.append([NULL_BLOCK_ID] * first + found[first:])
-        for table in seat.tables:
+            sequence.tables.append([NULL_BLOCK_ID] * first + found[first:])
+        for table in sequence.tables:
             self.pool.hold(self._blocks(table))
-        seat.reported = [0] * len(prefix)
-        if not self.extend(seat, tokens):
-            self.free(seat)
+        sequence.reported = [0] * len(prefix)
+        if not self.extend(sequence, tokens):
+            self.free(sequence)
             return False
         return True
 
-    def extend(self, seat: EngineSequence[R], tokens: int) -> bool:
+    def extend(self, sequence: EngineSequence[R], tokens: int) -> bool:
         """More blocks, up to ``tokens`` tokens; False if there are too few, and then nothing is taken."""
         needs = [cdiv(tokens, spec.block_tokens) for spec in self.groups]
-        missing = [max(0, need - len(table)) for need, table in zip(needs, seat.tables, strict=True)]
+        missing = [max(0, need - len(table)) for need, table in zip(needs, sequence.tables, strict=True)]
         if sum(missing) > self.pool.num_free:
             return False
         for group, count in enumerate(missing):
             new = [block.block_id for block in self.pool.allocate(count)]
-            seat.tables[group] += new
-            seat.fresh += [(group, block_id) for block_id in new]
+            sequence.tables[group] += new
+            sequence.fresh += [(group, block_id) for block_id in new]
         return True
 
-    def leave_behind(self, seat: EngineSequence[R]) -> None:
+    def leave_behind(self, sequence: EngineSequence[R]) -> None:
         """Free what windows have left, now that the next token is about to be computed."""
-        for group, table in enumerate(seat.tables):
-            for i in range(min(self._first_block(group, seat.computed), len(table))):
+        for group, table in enumerate(sequence.tables):
+            for i in range(min(self._first_block(group, sequence.computed), len(table))):
                 self.pool.release([self.pool[table[i]]])
                 table[i] = NULL_BLOCK_ID
 
-    def cut(self, seat: EngineSequence[R], tokens: int) -> None:
+    def cut(self, sequence: EngineSequence[R], tokens: int) -> None:
         """Give back all blocks behind the first ``tokens``, the tail first."""
-        for spec, table in zip(self.groups, seat.tables, strict=True):
+        for spec, table in zip(self.groups, sequence.tables, strict=True):
             stop = cdiv(tokens, spec.block_tokens)
             self.pool.release(self._blocks(reversed(table[stop:])))
             del table[stop:]
 
-    def free(self, seat: EngineSequence[R]) -> None:
+    def free(self, sequence: EngineSequence[R]) -> None:
         """Give all blocks back."""
-        if seat.tables:
-            self.cut(seat, 0)
-        seat.tables, seat.reported, seat.fresh = [], [], []
+        if sequence.tables:
+            self.cut(sequence, 0)
+        sequence.tables, sequence.reported, sequence.fresh = [], [], []
 
-    def register(self, seat: EngineSequence[R], tokens: int) -> None:
+    def register(self, sequence: EngineSequence[R], tokens: int) -> None:
         """Whole blocks within ``tokens`` may be found by others."""
-        for group, table in enumerate(seat.tables):
+        for group, table in enumerate(sequence.tables):
             for i in range(tokens // self.groups[group].block_tokens):
-                block, block_hash = self.pool[table[i]], self._block_hash(seat.request, group, i)
+                block, block_hash = self.pool[table[i]], self._block_hash(sequence.request, group, i)
                 if not block.is_null and self._caching and self.pool.find(block_hash, group) is None:
                     self.pool.register(block, block_hash, group)
 
-    def views(self, seat: EngineSequence[R]) -> list[list[Block]]:
+    def views(self, sequence: EngineSequence[R]) -> list[list[Block]]:
         """The tables as tierkv sees them."""
-        return [self._blocks(table) for table in seat.tables]
+        return [self._blocks(table) for table in sequence.tables]
 
     def _blocks(self, table: Iterable[int]) -> list[Block]:
         return [self.pool[block_id] for block_id in table]
 
-    def usable_tokens(self, seat: EngineSequence[R], tokens: int, invalid: Collection[int]) -> int:
-        """After how many of its first ``tokens`` a seat can go on, if some of its blocks are invalid."""
+    def usable_tokens(self, sequence: EngineSequence[R], tokens: int, invalid: Collection[int]) -> int:
+        """After how many of its first ``tokens`` a sequence can go on, if some of its blocks are invalid."""
         ends = [tokens, *(end for end in range(tokens - 1, -1, -1) if self._has_states(end))]
-        return next(end for end in ends if self._is_usable(seat, end, invalid))
+        return next(end for end in ends if self._is_usable(sequence, end, invalid))
 
     def _has_states(self, tokens: int) -> bool:
         """Whether every state space group can go on there: a block has the state after its last token only."""
         return not any(group.kind is GroupKind.SSM and tokens % group.block_tokens for group in self.groups)
 
-    def _is_usable(self, seat: EngineSequence[R], tokens: int, invalid: Collection[int]) -> bool:
-        position = min(tokens, seat.request.num_tokens - 1)
-        for group, table in enumerate(seat.tables):
+    def _is_usable(self, sequence: EngineSequence[R], tokens: int, invalid: Collection[int]) -> bool:
+        position = min(tokens, sequence.request.num_tokens - 1)
+        for group, table in enumerate(sequence.tables):
             needed = table[self._first_block(group, position) : cdiv(tokens, self.groups[group].block_tokens)]
             if any(block_id == NULL_BLOCK_ID or block_id in invalid for block_id in needed):
                 return False

@@ -1,4 +1,4 @@
-"""The plugins that put a place under a real tier: a blocking backend, and an async one."""
+"""The plugins that put a storage under a real tier: a blocking backend, and an async one."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ HANG_POLL_S = 0.05
 class ThreadBackend:
     """A blocking backend. How long its calls take is the executor's business; they take effect at their end."""
 
-    def __init__(self, place: Storage) -> None:
-        self._place = place
-        self._opening = place.open()
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._opening = storage.open()
 
     @property
-    def place(self) -> Storage:
+    def storage(self) -> Storage:
         """Where a call that ends now takes effect. One that ends after the backend was closed finds it shut."""
         self._opening.check()
-        return self._place
+        return self._storage
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :class:`tierkv.abc.Backend`."""
-        return self.place.contains(keys)
+        return self.storage.contains(keys)
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
         """See :class:`tierkv.abc.Backend`."""
-        return self.place.read_into(requests)
+        return self.storage.read_into(requests)
 
     def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.Backend`."""
-        return self.place.write(requests)
+        return self.storage.write(requests)
 
     def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.Backend`."""
-        return self.place.delete(keys)
+        return self.storage.delete(keys)
 
     def scan(self) -> Iterable[Entry]:
         """See :class:`tierkv.abc.SupportsScan`."""
-        return self.place.scan()
+        return self.storage.scan()
 
     def close(self) -> None:
         """See :class:`tierkv.abc.Backend`."""
-        self._place.close(self._opening)
+        self._storage.close(self._opening)
 
 
 class LoopBackend:
@@ -74,83 +74,83 @@ class LoopBackend:
     it, are two orders.
     """
 
-    def __init__(self, place: Storage) -> None:
-        self._place = place
-        self._opening = place.open()
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._opening = storage.open()
 
     @property
-    def place(self) -> Storage:
+    def storage(self) -> Storage:
         """See :class:`ThreadBackend`."""
         self._opening.check()
-        return self._place
+        return self._storage
 
     async def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :class:`tierkv.abc.AsyncBackend`."""
         await self._travel()
-        return self.place.contains(keys)
+        return self.storage.contains(keys)
 
     async def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
         """See :class:`tierkv.abc.AsyncBackend`."""
         await self._travel()
         for request in requests:
-            frame = self.place.frames.get(request.key, b"")
+            frame = self.storage.frames.get(request.key, b"")
             half = min(len(frame) // 2, len(request.buffer))
             request.buffer[:half] = frame[:half]
         await self._travel()
-        return self.place.read_into(requests)
+        return self.storage.read_into(requests)
 
     async def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.AsyncBackend`."""
         call = object()
-        self.place.under_way[call] = requests
+        self.storage.under_way[call] = requests
         try:
             await self._travel()
-            results = self.place.write(requests)
+            results = self.storage.write(requests)
             await self._travel()
             return results
         finally:
-            self._place.under_way.pop(call, None)
+            self._storage.under_way.pop(call, None)
 
     async def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
         """See :class:`tierkv.abc.AsyncBackend`."""
         call = object()
-        self.place.deletes_under_way[call] = keys
+        self.storage.deletes_under_way[call] = keys
         try:
             await self._travel()
-            results = self.place.delete(keys)
+            results = self.storage.delete(keys)
             await self._travel()
             return results
         finally:
-            self._place.deletes_under_way.pop(call, None)
+            self._storage.deletes_under_way.pop(call, None)
 
     def scan(self) -> Iterable[Entry]:
         """See :class:`tierkv.abc.SupportsScan`."""
-        return self.place.scan()
+        return self.storage.scan()
 
     async def close(self) -> None:
         """See :class:`tierkv.abc.AsyncBackend`."""
-        self._place.close(self._opening)
+        self._storage.close(self._opening)
 
     async def _travel(self) -> None:
-        seconds = self.place.weather.duration()
+        seconds = self.storage.fault_schedule.duration()
         while math.isinf(seconds):
             await asyncio.sleep(HANG_POLL_S)
-            seconds = self.place.weather.duration()
+            seconds = self.storage.fault_schedule.duration()
         await asyncio.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """These backends need no option: they are handed their place."""
+    """These backends need no option: they are handed their storage."""
 
 
-def plugin_of(name: str, capabilities: Capabilities, place: Storage, *, asynchronous: bool) -> BackendPlugin:
-    """A kind of tier that has one place alone."""
+def plugin_of(name: str, capabilities: Capabilities, storage: Storage, *, asynchronous: bool) -> BackendPlugin:
+    """A kind of tier that has one storage alone."""
 
     def open_backend(_context: BackendContext, _options: object) -> Backend | AsyncBackend:
-        return LoopBackend(place) if asynchronous else ThreadBackend(place)
+        return LoopBackend(storage) if asynchronous else ThreadBackend(storage)
 
-    return BackendPlugin(name, f"simulated, at {place.name}", NoOptions, capabilities, open_backend)
+    return BackendPlugin(name, f"simulated, at {storage.name}", NoOptions, capabilities, open_backend)
 
 
 def registry_of(plugins: Sequence[BackendPlugin]) -> PluginRegistry:

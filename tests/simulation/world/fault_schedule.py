@@ -1,4 +1,4 @@
-"""What is wrong with a tier, and when: spells of trouble between spells of health, drawn from one seed."""
+"""What is wrong with a tier, and when: spells of fault between spells of health, drawn from one seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierkv.errors import BackendError, BackendUnavailableError, OutOfSpaceError
 
 
 class Fault(Enum):
-    """One kind of trouble. Each may last for many operations."""
+    """One kind of fault. Each may last for many operations."""
 
     NONE = "none"
     SLOW = "slow"
@@ -50,7 +50,7 @@ CALM_S = 0.0005
 
 
 class FaultSchedule:
-    """The trouble of one tier over time. All times are seconds of simulated time.
+    """The fault of one tier over time. All times are seconds of simulated time.
 
     Args:
         rng: chance.
@@ -65,42 +65,42 @@ class FaultSchedule:
         rng: Random,
         menu: Sequence[Fault],
         healthy_s: float,
-        trouble_s: float,
+        faulty_s: float,
         usual_s: Sequence[float],
         tail: float,
     ) -> None:
-        self.trouble = Fault.NONE
+        self.fault = Fault.NONE
         self.rng = rng
         self._menu = menu
         self._healthy_s = healthy_s
-        self._trouble_s = trouble_s
+        self._trouble_s = faulty_s
         self._usual_s = usual_s
         self._tail = tail
         self._until_s = -math.inf
         self._now_s = 0.0
 
     def advance(self, now_s: float) -> bool:
-        """Time has passed; whether the weather has changed."""
+        """Time has passed; whether the fault schedule has changed."""
         self._now_s = now_s
         if now_s < self._until_s or not self._menu:
             return False
-        before, rng = self.trouble, self.rng
+        before, rng = self.fault, self.rng
         first = self._until_s == -math.inf
         healthy = first or before is not Fault.NONE
-        self.trouble = Fault.NONE if healthy else rng.choice(self._menu)
+        self.fault = Fault.NONE if healthy else rng.choice(self._menu)
         self._until_s = now_s + rng.expovariate(1 / (self._healthy_s if healthy else self._trouble_s))
-        return self.trouble is not before
+        return self.fault is not before
 
     def clear_up(self) -> None:
         """Nothing goes wrong any more, and nothing takes long: no deadline is missed."""
-        self.trouble = Fault.NONE
+        self.fault = Fault.NONE
         self._menu = ()
         self._tail = 0.0
         self._usual_s = (CALM_S,)
 
     def duration(self) -> float:
         """Seconds that a call takes which begins now."""
-        match self.trouble:
+        match self.fault:
             case Fault.HUNG | Fault.STUCK:
                 return math.inf
             case Fault.SLOW:
@@ -112,9 +112,9 @@ class FaultSchedule:
     @property
     def raises(self) -> bool:
         """Whether a call that comes now raises at once."""
-        if self.trouble is Fault.FLAPPING:
+        if self.fault is Fault.FLAPPING:
             return int(self._now_s * 4) % 2 == 0
-        return self.trouble is Fault.RAISING
+        return self.fault is Fault.RAISING
 
     def error(self) -> BaseException:
         """Something that a plugin might raise."""
@@ -122,9 +122,9 @@ class FaultSchedule:
 
     def key_error(self) -> BackendError | None:
         """What goes wrong with one key, if anything does: a value, as the contract wants it."""
-        if self.trouble is Fault.FULL:
+        if self.fault is Fault.FULL:
             return OutOfSpaceError("no room left")
-        if self.trouble is Fault.PARTIAL and self.rng.random() < 0.4:
+        if self.fault is Fault.PARTIAL and self.rng.random() < 0.4:
             return self.rng.choice((BackendUnavailableError("try again"), BackendError("this one is bad")))
         return None
 

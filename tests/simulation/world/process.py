@@ -1,4 +1,4 @@
-"""One process: an engine and a stack over the places, from its start to its end, orderly or not."""
+"""One process: an engine and a stack over the storages, from its start to its end, orderly or not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Process:
 
     Args:
         setup: what it is made of.
-        places: where its tiers keep their frames.
+        storages: where its tiers keep their frames.
         clock: simulated time.
         trace: hears of everything.
         duration: see :class:`Executor`.
@@ -62,18 +62,18 @@ class Process:
     def __init__(
         self,
         setup: RunSpec,
-        places: Mapping[str, Storage],
+        storages: Mapping[str, Storage],
         clock: ManualClock,
         trace: Trace,
         duration: Callable[[str], float],
         era: Era,
     ) -> None:
-        self._places = places
+        self._storages = storages
         self._clock = clock
         self.trace = trace
         self.executor = Executor(clock, duration)
         plugins = [
-            plugin_of(f"sim-{tier.name}", tier.capabilities, places[tier.name], asynchronous=tier.asynchronous)
+            plugin_of(f"sim-{tier.name}", tier.capabilities, storages[tier.name], asynchronous=tier.asynchronous)
             for tier in setup.tiers
         ]
         runtime = Runtime(
@@ -85,27 +85,27 @@ class Process:
             rng=Random(f"jitter {setup.seed} {era.number}"),
         )
         trace.note("open", f"process {era.number}, epoch {era.epoch}")
-        for place in places.values():
-            place.was_told()
-            place.index_lost = place.is_asked = True  # until it is scanned
+        for storage in storages.values():
+            storage.was_indexed()
+            storage.index_lost = storage.is_asked = True  # until it is scanned
         with guarded("open_stack"), key_at_hand():
             self.stack = open_stack(
                 setup.config(str(era.epoch)), setup.engine, plugins=registry_of(plugins), runtime=runtime
             )
         self.truth = Truth(self.stack.geometry, str(era.epoch))
         self.probe = Probe(self.stack)
-        self.watch = Monitor(setup, self.probe, self.truth, trace, places)
+        self.monitor = Monitor(setup, self.probe, self.truth, trace, storages)
         for tier in setup.tiers:
-            place = places[tier.name]
-            place.is_asked = False
-            place.judge = partial(self.watch.judge, codec_name(tier))
+            storage = storages[tier.name]
+            storage.is_asked = False
+            storage.frame_check = partial(self.monitor.check_frame, codec_name(tier))
         memory = KvMemory(setup.engine, self.truth, setup.gpu_blocks)
         for rank, worker in enumerate(self.stack.workers):
             worker.register_kv_caches(memory.caches(rank))
-        self.engine = BatchingEngine(setup, self.stack, self.stack.workers, memory, self.watch, self.pass_time)
+        self.engine = BatchingEngine(setup, self.stack, self.stack.workers, memory, self.monitor, self.pass_time)
         if setup.engine.capabilities.shows_free_blocks:
             self.stack.register_free_queue(self.engine.tables.pool.free_queue, setup.token_budget)
-        self.checks = Checks(setup, self.probe, self.watch, self.engine, places)
+        self.checks = Checks(setup, self.probe, self.monitor, self.engine, storages)
         self.checks.opened()
 
     def pass_time(self, seconds: float) -> None:
@@ -116,16 +116,16 @@ class Process:
     def kill(self) -> None:
         """The process dies: what was under way may have happened, or not, or in part."""
         self.trace.note("killed")
-        for place in self._places.values():
-            requests: list[WriteRequest] = list(chain.from_iterable(place.under_way.values()))
-            deletes: list[Key] = list(chain.from_iterable(place.deletes_under_way.values()))
-            for op in self.executor.ops_under_way(f"tierkv-{place.name}-"):
+        for storage in self._storages.values():
+            requests: list[WriteRequest] = list(chain.from_iterable(storage.under_way.values()))
+            deletes: list[Key] = list(chain.from_iterable(storage.deletes_under_way.values()))
+            for op in self.executor.ops_under_way(f"tierkv-{storage.name}-"):
                 if op.verb is Verb.DELETE:
                     deletes += op.keys
                 elif op.verb is Verb.WRITE:
                     slots = [self.probe.arena.slot(ref.slot) for ref in op.slots]
                     requests += [WriteRequest(key, slot) for key, slot in zip(op.keys, slots, strict=True)]
-            place.power_cut(requests, deletes)
+            storage.power_cut(requests, deletes)
         self.vanish()
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
@@ -149,7 +149,7 @@ class Process:
         """Whatever still runs ends here, and the computer gets its memory back."""
         self.executor.halt()
         self.probe.arena.close()
-        for place in self._places.values():
-            place.under_way.clear()
-            place.deletes_under_way.clear()
-            place.opening = None
+        for storage in self._storages.values():
+            storage.under_way.clear()
+            storage.deletes_under_way.clear()
+            storage.opening = None

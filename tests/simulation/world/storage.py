@@ -1,4 +1,4 @@
-"""Where simulated tiers keep their frames. A place outlives the stacks that are opened over it, as a disk does."""
+"""Where simulated tiers keep their frames. A storage outlives the stacks that are opened over it, as a disk does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER_USED_BYTES = 362
 
 _T = TypeVar("_T")
 
-Judge = Callable[[Key, memoryview], bool]
+FrameCheck = Callable[[Key, memoryview], bool]
 """Looks at every frame that a stack writes; raises where it is wrong, and is False where a fault has spoiled it."""
 
 
@@ -27,16 +27,16 @@ DETACHED = "a detached tier is left alone"
 
 
 class Opening:
-    """One backend over a place.
+    """One backend over a storage.
 
     Attributes:
-        is_closed: it was told to close. is_gone: the stack has said that nothing goes on in it any more.
+        is_closed: it was reported to close. is_gone: the stack has said that nothing goes on in it any more.
     """
 
-    def __init__(self, place: Storage) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.is_closed = False
         self.is_gone = False
-        self._place = place
+        self._storage = storage
 
     def check(self) -> None:
         """A call takes effect now.
@@ -45,18 +45,19 @@ class Opening:
             BackendUnavailableError: the backend is closed.
         """
         if self.is_gone:
-            self._place.condemn(Violation(DETACHED, f"{self._place.name} is called although it is said to have left"))
+            name = self._storage.name
+            self._storage.keep_violation(Violation(DETACHED, f"{name} is called although it is said to have left"))
         if self.is_closed:
             raise BackendUnavailableError("this backend is closed")
 
 
 class Storage:
-    """The frames of one tier, and all that its weather does to them. Every verb takes effect at one moment.
+    """The frames of one tier, and all that its fault schedule does to them. Every verb takes effect at one moment.
 
     Attributes:
         frames: what lies there.
         suspects: keys whose frame was lost or spoiled by a fault, so that nobody is owed it.
-        orphans: keys whose frame lies there although the stack was told, or decided, that its write failed.
+        orphans: keys whose frame lies there although the stack was reported, or decided, that its write failed.
         judge: looks at what is written. verdict: what it has said first.
         under_way, deletes_under_way: what async calls are to do, by call.
         over_capacity: the first moment at which more lay there than was allowed, in words.
@@ -65,38 +66,38 @@ class Storage:
         opening: the backend that has it open. Nobody else may open it meanwhile.
     """
 
-    def __init__(self, name: str, capacity_bytes: int | None, weather: FaultSchedule) -> None:
+    def __init__(self, name: str, capacity_bytes: int | None, fault_schedule: FaultSchedule) -> None:
         self.name = name
         self.capacity_bytes = capacity_bytes
-        self.weather = weather
-        self.judge: Judge | None = None
+        self.fault_schedule = fault_schedule
+        self.frame_check: FrameCheck | None = None
         self.frames: dict[Key, bytes] = {}
         self.suspects: set[Key] = set()
         self.orphans: set[Key] = set()
         self.under_way: dict[object, Sequence[WriteRequest]] = {}
         self.deletes_under_way: dict[object, Sequence[Key]] = {}
         self.over_capacity = ""
-        self.verdict: AssertionError | None = None
+        self.violation: AssertionError | None = None
         self.index_lost = False
         self.is_asked = False
         self.stale: set[Key] = set()
         self.stale_writes: set[Key] = set()
         self.opening: Opening | None = None
-        self._rng: Random = weather.rng
+        self._rng: Random = fault_schedule.rng
 
     @property
     def used_bytes(self) -> int:
         """Bytes at rest."""
         return sum(map(len, self.frames.values()))
 
-    def condemn(self, verdict: AssertionError) -> None:
+    def keep_violation(self, violation: AssertionError) -> None:
         """Remember what was found, for who looks after the step: here it would be lost among a backend's errors."""
-        self.verdict = self.verdict or verdict
+        self.violation = self.violation or violation
 
     # -- who has it open -------------------------------------------------------------------------------------------
 
     def open(self) -> Opening:
-        """A backend is made for this place.
+        """A backend is made for this storage.
 
         Raises:
             BackendError: another one has it open.
@@ -117,8 +118,8 @@ class Storage:
         self.stale_writes = set(writing)
         self.stale = self.stale_writes | self.frames.keys()
 
-    def was_told(self) -> None:
-        """A new tier over this place has learned what lies here: what it was to forget, it did not in time."""
+    def was_indexed(self) -> None:
+        """A new tier over this storage has learned what lies here: what it was to forget, it did not in time."""
         self.index_lost = False
         self.orphans.clear()
         self.stale.clear()
@@ -129,7 +130,7 @@ class Storage:
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
         """See :class:`tierkv.abc.Backend`."""
         self._gate()
-        lies = self.weather.trouble is Fault.FALSE_PRESENCE
+        lies = self.fault_schedule.fault is Fault.FALSE_PRESENCE
         return self._reply(keys, [(key in self.frames) != (lies and self._rng.random() < 0.5) for key in keys])
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
@@ -154,30 +155,30 @@ class Storage:
         return [Entry(key, len(frame)) for key, frame in self.frames.items()]
 
     def _gate(self) -> None:
-        if self.weather.raises:
-            raise self.weather.error()
+        if self.fault_schedule.raises:
+            raise self.fault_schedule.error()
 
     def _reply(self, batch: Sequence[Any], results: list[_T]) -> Sequence[_T]:
-        """What the caller hears: the results, unless the weather spoils them."""
-        match self.weather.trouble:
+        """What the caller hears: the results, unless the fault schedule spoils them."""
+        match self.fault_schedule.fault:
             case Fault.LOST_REPLIES:
-                raise self.weather.error()
+                raise self.fault_schedule.error()
             case Fault.BABBLING:
                 return cast("Sequence[_T]", LIES[self._rng.choice(sorted(LIES))](batch, lambda _: results))
         return results
 
     def _read(self, request: ReadRequest) -> ReadResult:
-        error = self.weather.key_error()
+        error = self.fault_schedule.key_error()
         if error is not None and not isinstance(error, OutOfSpaceError):
             return error
         frame = self.frames.get(request.key)
-        if self.weather.trouble is Fault.BAD_READS and self._rng.random() < 0.7:
+        if self.fault_schedule.fault is Fault.BAD_READS and self._rng.random() < 0.7:
             frame = self._spoiled(request.key, frame)
         if frame is None:
             return None
         frame = frame[: len(request.buffer)]
         request.buffer[: len(frame)] = frame
-        if self.weather.trouble is Fault.BAD_READS and self._rng.random() < 0.1:
+        if self.fault_schedule.fault is Fault.BAD_READS and self._rng.random() < 0.1:
             return self._rng.randrange(len(request.buffer) + 1)  # whatever lies in the rest of the buffer
         return len(frame)
 
@@ -197,19 +198,19 @@ class Storage:
 
     def _write(self, request: WriteRequest) -> WriteResult:
         sound = self._is_sound(request)
-        if (error := self.weather.key_error()) is not None:
+        if (error := self.fault_schedule.key_error()) is not None:
             return error
         frame = bytes(request.frame)
         others = self.used_bytes - len(self.frames.get(request.key, b""))
         if self.capacity_bytes is not None and others + len(frame) > self.capacity_bytes:
             if self.index_lost or self.orphans:
-                return OutOfSpaceError("no room left")  # bytes that the stack was never told of: not its doing
+                return OutOfSpaceError("no room left")  # bytes that the stack was never reported of: not its doing
             self.over_capacity = f"{others + len(frame)} bytes in {self.name}, {self.capacity_bytes} are allowed"
         self.suspects.discard(request.key)
         self.orphans.discard(request.key)
         if request.key not in self.stale_writes:
             self.stale.discard(request.key)
-        if self.weather.trouble is Fault.FORGETFUL:
+        if self.fault_schedule.fault is Fault.FORGETFUL:
             self.suspects.add(request.key)
             self.frames.pop(request.key, None)
             if self._rng.random() < 0.5:
@@ -223,13 +224,13 @@ class Storage:
     def _is_sound(self, request: WriteRequest) -> bool:
         """Have a frame judged. A verdict must not be lost among the errors that a backend may raise."""
         try:
-            return self.judge is None or self.judge(request.key, request.frame)
-        except AssertionError as verdict:
-            self.condemn(verdict)
+            return self.frame_check is None or self.frame_check(request.key, request.frame)
+        except AssertionError as violation:
+            self.keep_violation(violation)
             return False
 
     def _delete(self, key: Key) -> WriteResult:
-        error = self.weather.key_error()
+        error = self.fault_schedule.key_error()
         if error is not None and not isinstance(error, OutOfSpaceError):
             return error
         self.frames.pop(key, None)

@@ -27,7 +27,7 @@ TIMEOUTS_S = (0.0, 0.3, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A tier that was told to leave. opening: its backend. change: done when nothing goes on there any more."""
+    """A tier that was reported to leave. opening: its backend. change: done when nothing goes on there any more."""
 
     name: str
     index: int
@@ -42,13 +42,13 @@ class Mover:
         attached, detached: tiers so far. refused: those that could not be opened.
     """
 
-    def __init__(self, setup: RunSpec, process: Process, places: Mapping[str, Storage], chance: Random) -> None:
+    def __init__(self, setup: RunSpec, process: Process, storages: Mapping[str, Storage], chance: Random) -> None:
         self.attached = 0
         self.detached = 0
         self.refused = 0
         self._setup = setup
         self._process = process
-        self._places = places
+        self._storages = storages
         self._chance = chance
         self._trace: Trace = process.trace
         self._coming: dict[str, TierChange] = {}
@@ -64,10 +64,10 @@ class Mover:
             self._attach(name)
 
     def bring_back(self) -> None:
-        """Attach whatever is out and has left its place."""
+        """Attach whatever is out and has left its storage."""
         for tier in self._setup.tiers:
             out = tier.name not in self._process.probe.tiers() and tier.name not in self._coming
-            if out and self._places[tier.name].opening is None:
+            if out and self._storages[tier.name].opening is None:
                 self._attach(tier.name)
 
     @property
@@ -83,24 +83,24 @@ class Mover:
         index = process.probe.tiers()[name].index
         with guarded("detach_tier"):
             change = process.stack.tiers.detach(name, timeout_s=timeout_s)
-        self._going.append(Departure(name, index, self._places[name].opening, change))
+        self._going.append(Departure(name, index, self._storages[name].opening, change))
         self.detached += 1
 
     def _attach(self, name: str) -> None:
-        process, place = self._process, self._places[name]
+        process, storage = self._process, self._storages[name]
         before = self._chance.choice((None, *process.probe.tiers()))
-        locked = place.opening is not None
+        locked = storage.opening is not None
         with guarded("attach_tier"), key_at_hand():
             try:
                 change = process.probe.attach(dict(self._setup.tier(name).options), before, SCAN_S)
             except BackendError as error:
                 self._trace.note("not attached", name, error)
-                excused = locked or place.weather.trouble is not Fault.NONE
+                excused = locked or storage.fault_schedule.fault is not Fault.NONE
                 demand(excused, PROGRESS, f"{name} cannot be attached, and nothing is wrong with it: {error}")
                 self.refused += 1
                 return
         self._trace.note("attach", name, "before", before)
-        place.was_told()
+        storage.was_indexed()
         process.checks.comes(name)
         self._coming[name] = change
         self.attached += 1
@@ -117,7 +117,7 @@ class Mover:
             in_service = process.probe.tiers().get(departure.name)
             gone = in_service is None or in_service.index != departure.index
             demand(gone, PROGRESS, f"{departure.name} is in service, a step after it was detached")
-            process.watch.left.add(departure.index)
+            process.monitor.left.add(departure.index)
         self._leaving += self._going
         self._going.clear()
         for departure in [departure for departure in self._leaving if departure.change.done]:

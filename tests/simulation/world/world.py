@@ -1,4 +1,4 @@
-"""One run: users, an engine, a stack, its tiers and their troubles, step by step, from one seed."""
+"""One run: users, an engine, a stack, its tiers and their faults, step by step, from one seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulation.checks.monitor import HOST, PROGRESS, RESET
 from simulation.checks.trace import Trace
 from simulation.drawing.run_spec import RunSpec, TierSetup
 from simulation.drawing.workload import Workload
-from simulation.engine.expected_bytes import NOBODY, SimRequest, Who
+from simulation.engine.expected_bytes import ANONYMOUS, SimRequest, User
 from simulation.world.fault_schedule import Fault, FaultSchedule
 from simulation.world.process import CLOSE_AT_REST_S, Era, Process
 from simulation.world.storage import Storage, flipped
@@ -47,7 +47,7 @@ class World:
         self._by_name = {
             tier.name: Storage(tier.name, tier.capacity_bytes, _weather(setup, tier)) for tier in setup.tiers
         }
-        self.places = list(self._by_name.values())
+        self.storages = list(self._by_name.values())
         self._chance = Random(f"chance {setup.seed}")
         self._durations = Random(f"durations {setup.seed}")
         self._era = Era()
@@ -61,15 +61,15 @@ class World:
         return process
 
     def _duration(self, thread: str) -> float:
-        place = self._by_name.get(thread.split("-")[1])
-        if place is not None:
-            return place.weather.duration()
+        storage = self._by_name.get(thread.split("-")[1])
+        if storage is not None:
+            return storage.fault_schedule.duration()
         return self._durations.choice(COPY_S)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Time passes, the weather changes, users do things, the engine computes, everything is checked."""
+        """Time passes, the fault schedule changes, users do things, the engine computes, everything is checked."""
         self.trace.step += 1
         self._pass_time(self.workload.pause_s())
         if self._chance.random() < self.setup.scenario.kill:
@@ -81,38 +81,38 @@ class World:
             self._mover.move()
         with guarded("engine step"):
             self._users()
-            self.process.engine.step(self.workload.whims())
+            self.process.engine.step(self.workload.behaviour())
         self._look(take_events=self._chance.random() < 0.8)
 
     def _pass_time(self, seconds: float) -> None:
         self.process.pass_time(seconds)
-        for place in self.places:
-            before = place.weather.trouble
-            if place.weather.advance(self.clock()):
-                self.trace.note("weather", place.name, place.weather.trouble.value)
+        for storage in self.storages:
+            before = storage.fault_schedule.fault
+            if storage.fault_schedule.advance(self.clock()):
+                self.trace.note("weather", storage.name, storage.fault_schedule.fault.value)
                 if before is Fault.HUNG:
-                    self.process.executor.release(f"tierkv-{place.name}-")
+                    self.process.executor.release(f"tierkv-{storage.name}-")
 
     def _users(self) -> None:
         """Requests come and are aborted, somebody empties the cache."""
         engine, plan, chance = self.process.engine, self.setup.scenario, self._chance
-        for tokens, who, new_tokens, params in self.workload.arrivals(len(engine.seats)):
+        for tokens, user, new_tokens, params in self.workload.arrivals(len(engine.sequences)):
             self._requests += 1
-            request = self._request(f"r{self._requests}", tokens, params, who)
+            request = self._request(f"r{self._requests}", tokens, params, user)
             engine.add(request, new_tokens, self.trace.step)
-            told = f"{len(tokens)} tokens + {new_tokens}"
-            self.trace.note("arrives", request.request_id, told, params or "", "" if who == NOBODY else tuple(who))
-        if chance.random() < plan.abort and engine.seats:
+            size = f"{len(tokens)} tokens + {new_tokens}"
+            self.trace.note("arrives", request.request_id, size, params or "", "" if user == ANONYMOUS else tuple(user))
+        if chance.random() < plan.abort and engine.sequences:
             loading = list(engine.loading.values())
-            seat = chance.choice(loading if loading and chance.random() < 0.5 else engine.seats)
-            self.trace.note("abort", seat.request.request_id)
-            engine.abort(seat)
+            sequence = chance.choice(loading if loading and chance.random() < 0.5 else engine.sequences)
+            self.trace.note("abort", sequence.request.request_id)
+            engine.abort(sequence)
         if chance.random() < plan.reset * (MORE_IN_LOAD if self._slots_loading() else 1):
             self._reset()
 
-    def _request(self, name: str, tokens: list[int], params: dict[str, object] | None, who: Who) -> SimRequest:
+    def _request(self, name: str, tokens: list[int], params: dict[str, object] | None, user: User) -> SimRequest:
         setup = self.setup
-        return SimRequest(name, tokens, setup.engine.hash_block_tokens, params, who, scoped_hashes=setup.scoped_hashes)
+        return SimRequest(name, tokens, setup.engine.hash_block_tokens, params, user, scoped_hashes=setup.scoped_hashes)
 
     def _reset(self) -> None:
         """The host tier is emptied, or all of them; where one is not ours to empty, none is."""
@@ -132,7 +132,7 @@ class World:
         for tier in tiers:
             process.checks.was_emptied(tier.name)
             self._reached("tiers_emptied", 1)
-        process.watch.was_reset([tier.name for tier in tiers])
+        process.monitor.was_reset([tier.name for tier in tiers])
 
     def _look(self, *, take_events: bool) -> None:
         for request in self.process.engine.finished:
@@ -155,8 +155,8 @@ class World:
         if not new_weights:
             self.process.truth.payloads.update(before.truth.payloads)
         self.process.checks.demand_found(owed)
-        for seat in before.engine.seats[: self.setup.running_max]:
-            self.workload.resubmit(seat.request)
+        for sequence in before.engine.sequences[: self.setup.running_max]:
+            self.workload.resubmit(sequence.request)
 
     # -- mischief ----------------------------------------------------------------------------------------------------
 
@@ -168,19 +168,19 @@ class World:
             self._rot_slot(*chance.choice(loading))
         elif chance.random() < plan.rot:
             self._rot()
-        if self.places and chance.random() < plan.lose:
-            place = chance.choice(self.places)
-            place.lose(chance.randint(1, 4))
-            self.trace.note("lost", place.name)
-        shared = [place for place in self.places if place.capacity_bytes is None]
+        if self.storages and chance.random() < plan.lose:
+            storage = chance.choice(self.storages)
+            storage.lose(chance.randint(1, 4))
+            self.trace.note("lost", storage.name)
+        shared = [storage for storage in self.storages if storage.capacity_bytes is None]
         if shared and chance.random() < plan.others:
             self._others_write(chance.choice(shared))
 
     def _rot(self) -> None:
-        place = self._chance.choice([*self.places, None])
-        if place is not None:
-            place.rot(1)
-            self.trace.note("rot", place.name)
+        storage = self._chance.choice([*self.storages, None])
+        if storage is not None:
+            storage.rot(1)
+            self.trace.note("rot", storage.name)
             return
         ready = self.process.probe.ready_slots()
         if ready:
@@ -190,20 +190,20 @@ class World:
         view = self.process.probe.arena.slot(slot)
         used = HEADER_BYTES + len(self.process.truth.payloads[key])
         view[:used] = flipped(bytes(view[:used]), self._chance)
-        self.process.watch.rotten[slot] = bytes(view)
+        self.process.monitor.rotten[slot] = bytes(view)
         self.trace.note("rot", HOST, "slot", slot, key)
 
     def _slots_loading(self) -> list[tuple[Key, int]]:
         """What is being loaded to the GPU, with its slots."""
         process = self.process
-        jobs = [live.job for live in process.watch.jobs.values() if not live.job.is_store]
+        jobs = [live.job for live in process.monitor.jobs.values() if not live.job.is_store]
         pairs = [(key, ref) for job in jobs for key, ref in zip(job.keys, job.slots, strict=True)]
         return [(key, ref.slot) for key, ref in pairs if ref != VOID_SLOT]
 
-    def _others_write(self, place: Storage) -> None:
+    def _others_write(self, storage: Storage) -> None:
         """Another engine with the same model has stored a prefix."""
         truth = self.process.truth
-        request = self._request("other", self.workload.prefix(), None, self.workload.somebody())
+        request = self._request("other", self.workload.prefix(), None, self.workload.random_user())
         truth.learn(request)
         workers = self.setup.engine.num_workers
         sealer = FrameSealer(self.process.stack.namespace.fingerprint())
@@ -218,8 +218,8 @@ class World:
             else:
                 checksums = [checksum(payload[rank * size : (rank + 1) * size]) for rank in range(workers)]
                 sealer.seal_parts(memoryview(frame), key, len(payload), checksums)
-            place.frames[key] = bytes(frame)
-        self.trace.note("others write", place.name, keys)
+            storage.frames[key] = bytes(frame)
+        self.trace.note("others write", storage.name, keys)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -227,9 +227,9 @@ class World:
         """Everything goes well from now on: all requests finish, all I/O ends, and nothing is left over."""
         self.trace.note("settle")
         process = self.process
-        for place in self.places:
-            place.weather.clear_up()
-            process.executor.release(f"tierkv-{place.name}-")
+        for storage in self.storages:
+            storage.fault_schedule.clear_up()
+            process.executor.release(f"tierkv-{storage.name}-")
         for _ in range(SETTLE_STEPS_MAX):
             if self._is_quiet():
                 break
@@ -237,16 +237,16 @@ class World:
             self._mover.bring_back()
             self._pass_time(0.05)
             with guarded("engine step"):
-                process.engine.step(self.workload.calm_whims())
+                process.engine.step(self.workload.calm_behaviour())
             self._look(take_events=True)
         else:
-            left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.seats]
+            left = [f"{s.request.request_id} {s.computed}/{s.request.num_tokens}" for s in process.engine.sequences]
             kept = {**process.probe.leftovers(), **process.checks.quotas.over()}
             raise Violation(PROGRESS, f"no end after {SETTLE_STEPS_MAX} steps: {left}, {kept}")
         process.checks.at_rest()
-        before = process.watch.not_written
+        before = process.monitor.not_written
         flushed = process.close(CLOSE_AT_REST_S)
-        lost = process.watch.not_written - before
+        lost = process.monitor.not_written - before
         demand(flushed or lost, PROGRESS, "a stack at rest could not write all before it was closed")
         demand(not (flushed and lost), PROGRESS, f"{lost} chunks were not written, and it says that all were")
         self._count()
@@ -254,7 +254,7 @@ class World:
     def _is_quiet(self) -> bool:
         process = self.process
         return (
-            not process.engine.seats
+            not process.engine.sequences
             and not process.engine.orphans
             and not process.engine.held
             and not process.stack.has_pending_work()
@@ -274,7 +274,7 @@ class World:
             "requests_finished": self.workload.done,
             "tokens_computed": process.engine.tokens_computed,
             "tokens_loaded": process.engine.tokens_loaded,
-            "offers": process.watch.offers,
+            "offers": process.monitor.offers,
             "processes": 1,
             "tiers_attached": self._mover.attached,
             "tiers_detached": self._mover.detached,
@@ -293,4 +293,4 @@ class World:
 
 def _weather(setup: RunSpec, tier: TierSetup) -> FaultSchedule:
     rng = Random(f"weather {setup.seed} {tier.name}")
-    return FaultSchedule(rng, tier.menu, tier.healthy_s, tier.trouble_s, tier.usual_s, tier.tail)
+    return FaultSchedule(rng, tier.menu, tier.healthy_s, tier.faulty_s, tier.usual_s, tier.tail)
