@@ -208,7 +208,7 @@ def nobody_is_told_of_a_bad_tier(patch: Patch) -> None:
 
 @noticed_by("test_a_prefix_longer_than_the_host_tier_resolves")
 def what_fits_is_all(patch: Patch) -> None:
-    patch.setattr(Lookups, "_asks_whole", lambda self, record: False)
+    patch.setattr(Lookups, "_may_stream", lambda self, record: False)
 
 
 @noticed_by("test_batches_and_calls_keep_to_the_declaration")

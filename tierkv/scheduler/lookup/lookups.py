@@ -85,15 +85,15 @@ class Lookups:
         The open lookup is reused if the question is the same: OFFERED repeats its answer; GATHERING is answered when
         its reservation is ready; ASKING is searched again only after a tier has answered something.
         """
-        about = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
-        record.asked_at_s = self.now_s
+        question = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
+        record.last_asked_s = self.now_s
         self._open[record.ctx.request_id] = record
         self._open.move_to_end(record.ctx.request_id)
-        new_question = record.state is RequestState.OFFERED and record.asked_about != about
-        if record.asked_since_s is None or new_question:
-            record.asked_since_s = self.now_s
-        expired = self.now_s - record.asked_since_s >= self._deadline_s
-        if record.asked_about == about:
+        new_question = record.state is RequestState.OFFERED and record.question != question
+        if record.first_asked_s is None or new_question:
+            record.first_asked_s = self.now_s
+        expired = self.now_s - record.first_asked_s >= self._deadline_s
+        if record.question == question:
             if record.state is RequestState.OFFERED:
                 return record.hit_tokens
             fits = len(record.gathered) <= self._manager.reserved_chunks_max  # shrinks while a load streams
@@ -107,8 +107,8 @@ class Lookups:
                         return self._offer(record, record.hit_tokens, expired=False)
             elif record.state is RequestState.ASKING and not expired and self._is_still_open(record):
                 return self._defer(record, None)
-        record.asked_about, record.asked_version = about, self._manager.version
-        record.asked_whole = not expired and self._asks_whole(record)
+        record.question, record.searched_version = question, self._manager.version
+        record.may_stream = not expired and self._may_stream(record)
         return self._resolve(record, computed_tokens, expired=expired)
 
     def _resolve(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> int | None:
@@ -136,9 +136,9 @@ class Lookups:
 
     def _is_still_open(self, record: RequestRecord) -> bool:
         """Whether nothing has happened since the last search that could change its result."""
-        return record.asked_version == self._manager.version and record.asked_whole == self._asks_whole(record)
+        return record.searched_version == self._manager.version and record.may_stream == self._may_stream(record)
 
-    def _asks_whole(self, record: RequestRecord) -> bool:
+    def _may_stream(self, record: RequestRecord) -> bool:
         """Whether the request may be offered more than can be gathered at once.
 
         Not if its windows leave no room for other chunks. Not if half of its deadline has passed while the length of
@@ -146,7 +146,7 @@ class Lookups:
         """
         if window_chunks_max(record.search_groups) >= self._manager.streams.chunks_max:
             return False
-        waited_s = 0.0 if record.asked_since_s is None else self.now_s - record.asked_since_s
+        waited_s = 0.0 if record.first_asked_s is None else self.now_s - record.first_asked_s
         return 2 * waited_s < self._deadline_s
 
     def _to_gather(self, record: RequestRecord, computed_tokens: int) -> tuple[Key, ...]:
@@ -184,7 +184,7 @@ class Lookups:
         chunks readable in the host tier count, and no tier is asked.
         """
         cap = tokens_max
-        if not record.asked_whole:
+        if not record.may_stream:
             chunks_max = self._manager.reserved_chunks_max
             cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
@@ -266,10 +266,10 @@ class Lookups:
 
         keeps_time: the next question shares the deadline of this one.
         """
-        since = record.asked_since_s if keeps_time else None
+        since = record.first_asked_s if keeps_time else None
         self._manager.reservations.release(record.ctx.request_id)
         self.close_lookup(record)
-        record.asked_since_s = since
+        record.first_asked_s = since
 
     def begin_step(self, now_s: float) -> None:
         """Set the time of this step, and release lookups that the engine has not repeated within the deadline.
@@ -279,7 +279,7 @@ class Lookups:
         self.now_s = now_s
         while self._open:
             record = next(iter(self._open.values()))
-            if now_s - record.asked_at_s < self._deadline_s:
+            if now_s - record.last_asked_s < self._deadline_s:
                 return
             deferred = record.state in _DEFERRED
             self._counters.deadlines_expired += deferred

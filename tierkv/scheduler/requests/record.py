@@ -90,7 +90,38 @@ class GroupRecord:
 
 
 class RequestRecord:
-    """One request over all groups. Invariant I1: its jobs in flight are one load, or stores, or none."""
+    """One request over all groups. Invariant I1: its jobs in flight are one load, or stores, or none.
+
+    Attributes:
+        request: as the engine registered it.
+        ctx: its id, parameters and hints, as the manager needs them.
+        state: changed by :meth:`apply` only.
+        watcher: called for each state change; None: no watcher.
+        transitions: latest state changes, for error messages.
+        groups: keys, blocks and store cursor per group.
+        search_groups: the same groups for the search, in lookup order.
+        load_job: id of its load job in flight.
+        streaming: its load has several jobs; between two of them none is in flight.
+        store_jobs: ids of its store jobs in flight.
+        computed_tokens: tokens with computed KV; during a lookup, those in the engine's own cache.
+        unconfirmed_tokens: tokens of its latest step, which may still be rejected; used by the eager store plan.
+        stats: its running totals.
+        arrival: observation of its arrival, if policies want observations.
+        has_arrived: whether its first lookup was answered.
+        store_policy: whether loaded chunks are offered for storing again.
+        held_for_stores: it has finished, and the engine keeps its blocks until its stores have ended.
+        offload_tokens_max: tokens from the start that may be stored; None: all.
+        first_asked_s: time of the first question of the open lookup, from which its deadline counts; None: no open
+            lookup.
+        last_asked_s: time of the latest question.
+        question: computed tokens, end and number of keys that the open lookup is about.
+        searched_version: version of the manager's knowledge at the latest search.
+        shortened_question: latest question whose hit was shortened, so that it is counted once.
+        hit_tokens: tokens of the hit beyond the computed ones.
+        wanted: chunks of the hit.
+        gathered: the wanted chunks that are gathered before the answer.
+        may_stream: whether the hit may be longer than what can be gathered at once.
+    """
 
     def __init__(
         self, request: Request, geometry: Geometry, hints: RequestHints = NO_HINTS, stats: RequestStats | None = None
@@ -105,26 +136,25 @@ class RequestRecord:
         self.search_groups = _search_groups(self.groups, geometry)
         self._windows = geometry.has_windows
         self.load_job: int | None = None
-        self.streaming = False  # its load has several jobs; between two of them none is in flight
+        self.streaming = False
         self.store_jobs: set[int] = set()
         self.computed_tokens = 0
-        self.tokens_unconfirmed = 0  # computed in its last step; used if only confirmed tokens are stored
+        self.unconfirmed_tokens = 0
         self.stats = RequestStats(request.request_id) if stats is None else stats
         self.arrival: RequestObservation | None = None
         self.has_arrived = False
         self.store_policy = StorePolicy.BLOCK_LEVEL
-        self.held_for_stores = False  # finished; the engine keeps its blocks until its stores have ended
+        self.held_for_stores = False
         self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
-        # The open lookup: since when it is deferred, its question, and its result.
-        self.asked_since_s: float | None = None
-        self.asked_at_s = 0.0
-        self.asked_about: tuple[int, ...] | None = None
-        self.asked_version = -1
-        self.shortened_about: tuple[int, ...] | None = None
+        self.first_asked_s: float | None = None
+        self.last_asked_s = 0.0
+        self.question: tuple[int, ...] | None = None
+        self.searched_version = -1
+        self.shortened_question: tuple[int, ...] | None = None
         self.hit_tokens = 0
         self.wanted: tuple[Key, ...] = ()
-        self.gathered: tuple[Key, ...] = ()  # the wanted chunks that are gathered before the answer
-        self.asked_whole = False
+        self.gathered: tuple[Key, ...] = ()
+        self.may_stream = False
 
     def apply(self, event: RequestEvent) -> None:
         """Move to the state after ``event``.
@@ -171,8 +201,8 @@ class RequestRecord:
 
     def end_lookup(self) -> None:
         """Forget the open lookup."""
-        self.asked_since_s = None
-        self.asked_about = None
+        self.first_asked_s = None
+        self.question = None
         self.hit_tokens = 0
         self.wanted = self.gathered = ()
 

@@ -75,9 +75,9 @@ class _StagedRequest:
     """Open lookup of one request.
 
     Attributes:
-        step: latest step with a question about it.
-        asked_at_s: time of that step.
-        since_s: time since when its lookup is deferred; None: not deferred.
+        last_step: latest step with a question about it.
+        last_asked_s: time of that step.
+        deferred_since_s: time since when its lookup is deferred; None: not deferred.
         expired: its deadline has passed: until it runs it is not deferred again (S47).
         pins: single chunks held for it.
         reservation: holds further chunks for it.
@@ -87,16 +87,16 @@ class _StagedRequest:
     """
 
     __slots__ = (
-        "answers", "asked_at_s", "ctx", "expired", "held", "pins", "reservation", "runs", "since_s", "step",
-        "tokens_max",
+        "answers", "ctx", "deferred_since_s", "expired", "held", "last_asked_s", "last_step", "load_tokens_max", "pins",
+        "reservation", "runs",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext) -> None:
         self.ctx = ctx
-        self.tokens_max = ctx.hints.max_load_tokens
-        self.step = -1
-        self.asked_at_s = 0.0
-        self.since_s: float | None = None
+        self.load_tokens_max = ctx.hints.max_load_tokens
+        self.last_step = -1
+        self.last_asked_s = 0.0
+        self.deferred_since_s: float | None = None
         self.expired = False
         self.pins: set[Key] = set()
         self.reservation: Reservation | None = None
@@ -135,14 +135,14 @@ class _StagedRequest:
 
         keeps_time: the next question shares the deadline of this one.
         """
-        self.step = -1
+        self.last_step = -1
         self.pins = set()
         self.held = set()
         self.reservation = None
         self.runs.clear()
         self.answers.clear()
         if not keeps_time:
-            self.since_s, self.expired = None, False
+            self.deferred_since_s, self.expired = None, False
 
 
 def group_budgets(geometry: Geometry, chunks_max: int) -> tuple[int, ...]:
@@ -216,8 +216,8 @@ class StagedLookups:
 
     def _count_wait(self, request: _StagedRequest) -> None:
         """Count the time of deferral, unless the deadline has passed: then it was counted already."""
-        if request.since_s is not None and not request.expired:
-            self._counters.deferred_ms += round((self._now_s - request.since_s) * 1000)
+        if request.deferred_since_s is not None and not request.expired:
+            self._counters.deferred_ms += round((self._now_s - request.deferred_since_s) * 1000)
 
     # -- step --------------------------------------------------------------------------------------------------------
 
@@ -229,9 +229,9 @@ class StagedLookups:
         self._now_s = now_s
         while self._open:
             request = next(iter(self._open.values()))
-            if now_s - request.asked_at_s < self._deadline_s:
+            if now_s - request.last_asked_s < self._deadline_s:
                 return
-            waited = request.since_s is not None
+            waited = request.deferred_since_s is not None
             self._counters.deadlines_expired += waited and not request.expired
             self._release_chunks(request, keeps_time=waited)
 
@@ -254,15 +254,15 @@ class StagedLookups:
         if not request.is_deferred():
             self._count_wait(request)
             if not request.expired:
-                request.since_s = None  # answered: the next question is a new one
+                request.deferred_since_s = None  # answered: the next question is a new one
             self._release_unwanted(request, wanted)
             return ()
         self._counters.deferrals += 1
-        if request.since_s is None:
-            request.since_s = self._now_s
-        waits = request.open_answers(wanted)
+        if request.deferred_since_s is None:
+            request.deferred_since_s = self._now_s
+        open_answers = request.open_answers(wanted)
         # The wanted chunks are known only when every tier has answered.
-        if request.awaits_tier or not waits or LookupResult.RETRY in waits:
+        if request.awaits_tier or not open_answers or LookupResult.RETRY in open_answers:
             self._release_unwanted(request, wanted)
             return ()
         return wanted
@@ -297,7 +297,7 @@ class StagedLookups:
         if request is None:
             self.add_request(RequestContext(request_id))
             request = self._requests[request_id]
-        if request.step != self._step:
+        if request.last_step != self._step:
             self._begin_questions(request)
         run = request.runs.get(group)
         if run is None or key in run.asked:
@@ -305,7 +305,7 @@ class StagedLookups:
         run.note_question(key, end_token)
         if run.is_full(self._budgets[group]):
             return _MISS
-        if request.tokens_max is not None and self._is_beyond(request.tokens_max, run, group, end_token):
+        if request.load_tokens_max is not None and self._is_beyond(request.load_tokens_max, run, group, end_token):
             return _MISS
         answer = request.answers.get(key)
         if answer is None:
@@ -316,15 +316,16 @@ class StagedLookups:
     def _begin_questions(self, request: _StagedRequest) -> None:
         """Begin the questions about a request in this step."""
         request_id = request.ctx.request_id
-        request.step = self._step
-        request.asked_at_s = self._now_s
+        request.last_step = self._step
+        request.last_asked_s = self._now_s
         request.runs.clear()
         request.answers.clear()
         self._asked_in_step[request_id] = request
         self._open[request_id] = request
         self._open.move_to_end(request_id)
         self._counters.lookups += 1
-        if request.since_s is not None and not request.expired and self._now_s - request.since_s >= self._deadline_s:
+        since_s = request.deferred_since_s
+        if since_s is not None and not request.expired and self._now_s - since_s >= self._deadline_s:
             self._count_wait(request)
             request.expired = True
             self._counters.deadlines_expired += 1
@@ -359,7 +360,7 @@ class StagedLookups:
     def reset(self) -> None:
         """Reopen every lookup after a reset of the cache. Deferred ones keep their deadline."""
         for request in list(self._open.values()):
-            self._release_chunks(request, keeps_time=request.since_s is not None)
+            self._release_chunks(request, keeps_time=request.deferred_since_s is not None)
 
     def validate(self) -> None:
         """Check that every request with held chunks has an open lookup, which ``begin_step`` releases in time.

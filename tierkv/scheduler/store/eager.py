@@ -30,8 +30,8 @@ class EagerPlan:
         if not self._full:
             confirmed = scheduled.num_computed_tokens - scheduled.num_placeholder_tokens
             tokens = self._stores.storable_tokens(record, confirmed)
-            self._full = not self._stores.offer_fitting(record, tokens, record.tokens_unconfirmed)
-        record.tokens_unconfirmed = scheduled.num_scheduled_tokens
+            self._full = not self._stores.offer_fitting(record, tokens, record.unconfirmed_tokens)
+        record.unconfirmed_tokens = scheduled.num_scheduled_tokens
 
     def end_step(self) -> None:
         """Allow offers again: the next step may find room."""
@@ -39,7 +39,7 @@ class EagerPlan:
 
     def on_finished(self, record: RequestRecord) -> None:
         """Offer the rest: all of it is confirmed now (D5)."""
-        self._stores.offer_remaining(record, record.tokens_unconfirmed)
+        self._stores.offer_remaining(record, record.unconfirmed_tokens)
 
     def reset(self) -> None:
         """Nothing to forget."""
