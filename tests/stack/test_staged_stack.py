@@ -288,7 +288,7 @@ def test_keys_name_groups_as_the_engine_numbers_them() -> None:
         granted = stack.prepare_store("a", [(keys(1, group=4)[0], 16)])
         assert granted is not None
         assert granted.transfer.groups == (1,)
-        with pytest.raises(EngineProtocolError, match="of no group"):
+        with pytest.raises(EngineProtocolError, match="belongs to no group"):
             stack.lookup("a", keys(1, group=0)[0], 16)
     finally:
         stack.close()

@@ -172,7 +172,7 @@ def deadlines_are_far_away(patch: Patch) -> None:
 
 @noticed_by("test_wedged_writes_do_not_stop_stores")
 def writes_may_hold_every_slot(patch: Patch) -> None:
-    patch.setattr(tier_opening, "HELD_BY_CASCADES_SHARE", 1.0)
+    patch.setattr(tier_opening, "PINNED_BY_WRITES_SHARE", 1.0)
 
 
 @noticed_by("test_wedged_deletes_do_not_stop_stores")

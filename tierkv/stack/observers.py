@@ -1,4 +1,4 @@
-"""Cache events on their way to observers (the hook ``tierkv_observe``), off the engine's thread and under a bound."""
+"""Delivery of cache events to observers (hook ``tierkv_observe``): off the engine's thread, and bounded."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from tierkv.types.cache_events import CacheEvent
 _log = logging.getLogger(__name__)
 
 PENDING_BATCHES_MAX = 64
-"""Batches that may wait for slow observers; more are dropped and counted."""
+"""Pending batches at most, where observers are slow; further ones are dropped and counted."""
 
 
 class Observers:
-    """Calls observers in order, elsewhere.
+    """Queue of event batches for observers. They are called in order, on a framework thread.
 
     Args:
-        call: hands one batch to every observer; None if there is none.
+        call: passes one batch to every observer; None if there is none.
         submit: runs a function on a framework thread, in order of submission.
+        pending_max: batches that may be pending.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class Observers:
 
     @property
     def any(self) -> bool:
-        """Whether somebody observes."""
+        """Whether there is an observer."""
         return self._call is not None
 
     def notify(self, events: Sequence[CacheEvent]) -> None:
-        """Pass a batch on; never waits. Engine's thread."""
+        """Submit a batch without waiting. Engine's thread."""
         if self._call is None or self._submit is None or not events:
             return
         self._pending = [future for future in self._pending if not future.done()]
@@ -52,7 +53,7 @@ class Observers:
         self._pending.append(self._submit(lambda: self._deliver(batch)))
 
     def finish(self, timeout_s: float) -> None:
-        """Wait, within a bound, until observers have heard everything. For an orderly end."""
+        """Wait, within ``timeout_s``, until observers have received all batches."""
         wait(self._pending, timeout_s)
 
     def _deliver(self, batch: Sequence[CacheEvent]) -> None:
@@ -60,6 +61,6 @@ class Observers:
             if self._call is not None:
                 self._call(batch)
         except Exception:  # noqa: BLE001 - see below
-            # An observer is somebody else's code; its fault is counted and stays its own (hook contract).
+            # An observer is plugin code: its error is counted and logged, and goes no further (hook contract).
             self.failed_batches += 1
             _log.exception("an observer of cache events failed")

@@ -1,8 +1,8 @@
-"""Workers in other processes: what they need to know, and how they begin.
+"""Workers in processes of their own: the setup they need, and how they are opened.
 
-The process that opened the stack makes a :class:`WorkerSetup` per rank (``stack.worker_setup(rank)``) and sends it by
-any way that pickles; the worker's process gives it to :func:`open_worker`. Metadata goes the same way in every step,
-and reports come back by it: tierkv brings no channel of its own, since every engine has one.
+The process that opened the stack makes one :class:`WorkerSetup` per rank (``stack.worker_setup(rank)``) and sends it by
+any channel that pickles. The worker's process passes it to :func:`open_worker`. Metadata of each step takes the same
+way, and reports return by it. tierkv has no channel of its own, since every engine has one.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from tierkv.worker.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker's process must know of the stack. Plain data that pickles.
-
-    rank: which worker it will be. geometry: sizes of groups and chunks. namespace: the fingerprint, sixteen bytes.
-    arena: where the host tier's memory is. copy_threads: threads for its copies. gpu_staging_bytes: device memory for
-    chunks on their way. verify_frames: compare checksums at all. verify_loads: check each chunk's part on its way to
-    the GPU. completion_flags: where completed jobs are flagged; only of a stack whose engine schedules itself, and
-    then the worker is *staged* (see :mod:`tierkv.worker.rank_slice`).
-    """
+    """Everything that a worker's process needs of the stack. Plain data that pickles."""
 
     rank: int
+    """Rank of the worker."""
     geometry: Geometry
+    """Sizes of groups and chunks."""
     namespace: bytes
+    """Fingerprint of the namespace, sixteen bytes."""
     arena: ArenaHandle
+    """Handle of the host tier's memory."""
     copy_threads: int
+    """Threads for the worker's copies."""
     gpu_staging_bytes: int
+    """Device memory for chunks in flight."""
     verify_frames: bool
+    """Whether checksums are compared at all."""
     verify_loads: bool
+    """Whether the part of each chunk is verified on its way to the GPU."""
     completion_flags: MemoryHandle | None = None
+    """Table in which completed jobs are flagged; only of a staged stack (:mod:`tierkv.worker.rank_slice`)."""
 
 
 def setup_of_rank(setup: WorkerSetup | None, rank: int) -> WorkerSetup:
@@ -60,7 +62,7 @@ def setup_of_rank(setup: WorkerSetup | None, rank: int) -> WorkerSetup:
 
 
 class ProcessWorker(Worker):
-    """A worker with a mapping of the arena and copy threads of its own; see :func:`open_worker`."""
+    """Worker with its own mapping of the arena and its own copy threads. Opened by :func:`open_worker`."""
 
     def __init__(self, setup: WorkerSetup, arena: HostArena) -> None:
         self._arena = arena
@@ -80,12 +82,12 @@ class ProcessWorker(Worker):
         self._flags = None if flags is None else RankFlags(flags, setup.geometry.num_workers, setup.rank)
 
     def mark_ended(self, number: int) -> None:
-        """Tell a staged stack that this worker has ended the job of that number."""
+        """Flag a job as ended by this worker, for a staged stack; without effect for other stacks."""
         if self._flags is not None:
             self._flags.set_ended(number)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Shut down, then give threads and memory back. Call ``drain`` first to lose no store. Idempotent."""
+        """Shut down, then release threads and memory. Call ``drain`` first to lose no store. Idempotent."""
         self.shutdown()
         self._pool.close(timeout_s)
         self._arena.close()
@@ -93,7 +95,7 @@ class ProcessWorker(Worker):
             self._flags.close()
 
     def __enter__(self) -> Self:
-        """The open worker."""
+        """Return the open worker."""
         return self
 
     def __exit__(
@@ -104,7 +106,7 @@ class ProcessWorker(Worker):
 
 
 def open_worker(setup: WorkerSetup) -> ProcessWorker:
-    """Become a worker of a stack that another process has opened. Close it when the engine's worker ends.
+    """Open a worker of a stack in another process. Close it when the engine's worker ends.
 
     Raises:
         EngineProtocolError: the arena cannot be reached: the stack was closed, its process has ended or belongs to

@@ -1,7 +1,7 @@
-"""A stack for an engine that schedules itself: it asks chunk by chunk, and no load that it was promised may fail.
+"""Stack for an engine that schedules itself: it looks up chunk by chunk, and a promised load must not fail.
 
-*Staged* (docs/explanation/decisions/0012-engines-that-schedule-themselves.md): chunks are gathered, checked and held in
-the host tier before the engine hears HIT. The engine's own scheduler decides what is stored and loaded, and names
+*Staged* (docs/explanation/decisions/0012-engines-that-schedule-themselves.md): chunks are read, verified and pinned in
+the host tier before a lookup answers HIT. The engine's own scheduler decides what is stored and loaded, and names
 transfers by their chunks.
 """
 
@@ -37,29 +37,31 @@ from tierkv.worker.completion_flags import CompletionFlags
 from tierkv.worker.staged_seals import StagedSeals
 
 DESCRIBED = ("tiers", "blocks_per_chunk", "host_slots", "host_slot_bytes")
-"""What :meth:`StagedStack.describe` tells."""
+"""Names of the facts that :meth:`StagedStack.describe` returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedTransfer:
-    """What the workers must know of one job, beside their own blocks: plain data that pickles.
-
-    number: each worker calls ``mark_ended`` with it when it has ended the job. keys, groups, slots: the chunks, in
-    order.
-    """
+    """Instructions for one job to the workers, except their own blocks. Plain data that pickles."""
 
     number: int
+    """Each worker calls ``mark_ended`` with it when it has ended the job."""
     keys: tuple[Key, ...]
+    """Chunks, in order."""
     groups: tuple[int, ...]
+    """Group of each chunk."""
     slots: tuple[SlotRef, ...]
+    """Host slot of each chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedStore:
-    """An accepted store: what the workers must know, and what was evicted for it. Without keys: nothing to copy."""
+    """An accepted store. Without keys there is nothing to copy."""
 
     transfer: StagedTransfer
+    """Instructions to the workers."""
     evicted: tuple[Key, ...]
+    """Chunks evicted from the host tier to make room."""
 
 
 class StagedStack:
@@ -138,12 +140,12 @@ class StagedStack:
     def on_new_request(
         self, request_id: str, params: Mapping[str, Any] | None = None, load_tiers: frozenset[str] | None = None
     ) -> None:
-        """A request has arrived.
+        """Register a request.
 
         Args:
-            request_id: unique among requests that are alive.
-            params: what the engine's user attached, hints among it.
-            load_tiers: names of tiers that a hit may come from; None: all. Hints may allow fewer.
+            request_id: unique among requests that have not finished.
+            params: parameters of the engine's user, including hints.
+            load_tiers: names of tiers that may serve a hit; None: all. Hints may allow fewer.
         """
         hints = self._hints.read(request_id, params)
         if load_tiers is not None:
@@ -152,18 +154,27 @@ class StagedStack:
         self._lookups.add_request(RequestContext(request_id, params or {}, hints))
 
     def lookup(self, request_id: str, key: Key, end_token: int) -> LookupResult:
-        """Whether a chunk can be loaded; see :meth:`StagedLookups.lookup`."""
+        """Look up one chunk.
+
+        Args:
+            request_id: a registered request.
+            key: the chunk; ends with the number of its group.
+            end_token: tokens of the prompt up to the end of the chunk.
+
+        Raises:
+            EngineProtocolError: the key belongs to no group of the engine.
+        """
         if not self._core.in_step:  # saves a call per chunk
             self._begin_step()
         return self._lookups.lookup(request_id, key, self._group_of(key), end_token)
 
     def request_finished(self, request_id: str) -> None:
-        """The request ended, in whatever way. Its transfers may go on."""
+        """End a request, for any reason. Its transfers may continue."""
         self._lookups.finish_request(request_id)
         self._sources.pop(request_id, None)
 
     def end_step(self, started: Iterable[str] = (), preempted: Iterable[str] = ()) -> None:
-        """The engine has asked all it wanted in this step.
+        """End the step: no further lookup follows in it.
 
         Args:
             started: requests that were scheduled for the first time.
@@ -178,16 +189,16 @@ class StagedStack:
     def _group_of(self, key: Key) -> int:
         group = self._groups.get(key[-GROUP_BYTES:])
         if group is None:
-            raise EngineProtocolError(f"chunk {key.hex()} is of no group of this engine's", key=key)
+            raise EngineProtocolError(f"chunk {key.hex()} belongs to no group of this engine", key=key)
         return group
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
     def prepare_load(self, request_id: str, keys: Collection[Key]) -> StagedTransfer:
-        """Hold the slots of chunks that were HITs until :meth:`complete_load`; the lookup is over.
+        """Pin the slots of chunks that were HITs until :meth:`complete_load`, and close the lookup.
 
         Raises:
-            EngineProtocolError: one of them was none; nothing has changed.
+            EngineProtocolError: one of the chunks was not a HIT; nothing has changed.
         """
         self._begin_step()
         ordered = tuple(keys)
@@ -201,7 +212,7 @@ class StagedStack:
         return StagedTransfer(number, ordered, groups, grant.slots)
 
     def _count_hits(self, groups: Sequence[int], sources: Sequence[str]) -> None:
-        """Chunks by tier, and the tokens of one group's: the first in lookup order of which anything is loaded."""
+        """Count chunks by tier, and tokens by the first group in lookup order that loads any chunk."""
         lead = next((index for index in self.geometry.lookup_order if index in groups), None)
         for (group, source), chunks in Counter(zip(groups, sources, strict=True)).items():
             self._counters.chunks_hit[source] += chunks
@@ -209,24 +220,24 @@ class StagedStack:
                 self._counters.tokens_loaded[source] += chunks * self.geometry.groups[group].chunk_tokens
 
     def load_source(self, request_id: str, key: Key) -> str:
-        """The tier that a chunk of the request's last load came from."""
+        """Return the name of the tier that served a chunk of the request's last load."""
         return self._sources.get(request_id, {}).get(key, HOST)
 
     def complete_load(self, request_id: str, keys: Collection[Key]) -> None:
-        """All workers ended the request's load of these chunks. What a reset has overtaken is passed over."""
+        """End the request's load of these chunks, after all workers did. A load from before a reset is ignored."""
         job = self._jobs.end_load(request_id, keys)
         if job is not None:
-            self._tell_time()
+            self._update_time()
             self._manager.complete_load(job.slots)
             self._core.submit_ops()
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, request_id: str, chunks: Sequence[tuple[Key, int]]) -> StagedStore | None:
-        """Slots for those of ``chunks`` (key, end token) that the host tier lacks, and that shall be stored.
+        """Allocate slots for those of ``chunks`` (key, end token) that the host tier lacks and hints allow to store.
 
-        Of a large offer the front is taken, if there is no room for all of it: whoever waits for room for more than
-        there is waits in vain. Half of the host tier's slots is not large: that will find room in a later step.
+        If there is no room for a large offer, its front is accepted: an offer larger than the host tier would never be
+        granted. An offer of up to half of the host tier's slots is not large: it will find room in a later step.
 
         Returns:
             The store, perhaps without chunks; None: there is no room now.
@@ -237,7 +248,7 @@ class StagedStack:
         wanted = [key for key, end in chunks if tokens_max is None or end <= tokens_max] if hints.stores else []
         if not wanted:
             return StagedStore(StagedTransfer(NO_FLAG, (), (), ()), ())
-        self._tell_time()
+        self._update_time()
         number = self._flags.allocate(is_store=True)
         if number == NO_FLAG:
             self._counters.stores_refused += 1
@@ -262,13 +273,13 @@ class StagedStack:
         return StagedStore(StagedTransfer(number, grant.keys, groups, grant.slots), grant.evicted)
 
     def complete_store(self, keys: Iterable[Key], *, success: bool = True) -> None:
-        """All workers ended the jobs that stored these chunks. What is not whole in its slot is dropped, and counted.
+        """End the jobs that stored these chunks, after all workers did.
 
-        What a reset has overtaken is passed over.
+        Chunks that fail verification are dropped and counted. Stores from before a reset are ignored.
         """
         jobs = self._jobs.end_stores(keys)
         if jobs:
-            self._tell_time()
+            self._update_time()
         for job in jobs:
             self._end_store(job, self._seals.seal_slots(_chunks(job)) if success else frozenset(job.keys))
         if jobs:
@@ -283,16 +294,16 @@ class StagedStack:
         self._counters.tokens_stored += good * self.geometry.groups[lead].chunk_tokens
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """Recency only."""
+        """Mark chunks as recently used in the host tier's policy."""
         self._manager.touch(keys)
 
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
-        """Empty the host tier, or every tier, between steps. Nothing of before is answered from now on.
+        """Empty the host tier, or every tier, between steps. No chunk stored before is found from now on.
 
-        The slots of transfers in flight are used again only when every worker has marked their ends: the engine reports
-        these to nobody.
+        Slots of transfers in flight are reused only when every worker has flagged their ends, because the engine no
+        longer reports these transfers.
 
         Raises:
             EngineProtocolError: "all", where a tier is shared or read-only: nothing has changed.
@@ -304,28 +315,28 @@ class StagedStack:
         self._core.submit_ops()
 
     def workers_flushed(self) -> None:
-        """The engine says itself that all that was in flight at the last reset has ended."""
+        """Release the slots of all transfers in flight at the last reset: the engine states that they ended."""
         self._take_orphans(all_of_them=True)
 
     def _take_orphans(self, *, all_of_them: bool = False) -> None:
         for job, is_store in self._jobs.take_ended_orphans(all_of_them=all_of_them):
             if is_store:
-                self._manager.complete_store(job.slots)  # its chunks were dropped: this only frees their slots
+                self._manager.complete_store(job.slots)  # its chunks were dropped: this call only frees their slots
             else:
                 self._manager.complete_load(job.slots)
 
     def describe(self) -> dict[str, str | int]:
-        """Facts that do not change, by the names in :data:`DESCRIBED`."""
+        """Return constant facts, by the names in :data:`DESCRIBED`."""
         arena = self._core.wiring.arena
         facts = (",".join((HOST, *self.tiers.names)), self.geometry.blocks_per_chunk, arena.num_slots, arena.slot_bytes)
         return dict(zip(DESCRIBED, facts, strict=True))
 
     def has_pending_work(self) -> bool:
-        """Whether a transfer is in flight, or tiers come or go: the engine should go on stepping."""
+        """Whether the engine should keep stepping: transfers or changes of tiers are pending."""
         return self._jobs.in_flight or self._core.wiring.changes.pending
 
-    def _tell_time(self) -> None:
-        """Between steps too, things begin that have a deadline: a step may take long, and the engine may have slept."""
+    def _update_time(self) -> None:
+        """Update the manager's time between steps: a step may be long, and operations that begin now have deadlines."""
         self._manager.tell_time(self._clock())
 
     # -- step loop ---------------------------------------------------------------------------------------------------

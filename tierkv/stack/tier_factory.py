@@ -1,6 +1,6 @@
-"""How one lower tier is opened: from its part of the description to a backend in its wrapper, and its table.
+"""Factory of lower tiers: from a tier's part of the description to its opened backend and its table in the manager.
 
-A stack opens its tiers with this when it starts, and those that are attached later.
+A stack opens its tiers with it when it starts, and those that are attached later.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from tierkv.types.namespace import Namespace
 
 _log = logging.getLogger(__name__)
 
-HELD_BY_CASCADES_SHARE = 0.5
-"""Share of the host slots that chunks on their way to lower tiers may hold, all tiers together."""
+PINNED_BY_WRITES_SHARE = 0.5
+"""Share of the host slots that pending writes to lower tiers may pin, all tiers together."""
 
 
-class TierOpener:
-    """Opens tiers for one stack. Blocks; any thread.
+class TierFactory:
+    """Factory of the tiers of one stack. Its methods block; any thread.
 
     Args:
         registry: the installed plugins.
-        runtime: where time, chance and threads come from.
-        namespace: whose chunks these are.
-        sealer: seals and checks their frames.
-        arena: where the host slots are.
-        counters: for policies that fail.
+        runtime: source of time, chance and threads.
+        namespace: identity of the chunks.
+        sealer: seals and verifies frames.
+        arena: memory of the host slots.
+        counters: count failed policies.
         tenants_max: tenants with a quota of their own, in each tier.
-        replica: of the engine; see :class:`tierkv.types.engine.EngineSpec`.
+        replica: number of the engine (:class:`tierkv.types.engine.EngineSpec`).
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that a tier has to know of its stack
+    def __init__(  # noqa: PLR0913, PLR0917 - everything that a tier needs of its stack
         self,
         registry: PluginRegistry,
         runtime: Runtime,
@@ -83,22 +83,22 @@ class TierOpener:
         self._arena = arena
         self._counters = counters
         self._tenants_max = tenants_max
-        self._own_place = replace(namespace, replica=replica)
+        self._replica_namespace = replace(namespace, replica=replica)
 
-    def open(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
-        """The backend, opened and wrapped. ``codecs`` are those that may have written what lies there.
+    def open_tier(self, tier: ResolvedTier, codecs: Mapping[str, Codec]) -> Tier:
+        """Open the backend of a tier and wrap it. codecs: by name, those that may have written stored frames.
 
         Raises:
-            BackendError: it cannot be opened; says what to do.
+            BackendError: the backend cannot be opened; says what to do.
             ConfigError: the tier's codec does not suit the engine's payloads, or lacks what it needs.
             PluginError: backend or codec is broken.
         """
         config, codec = tier.config, tier.codec
-        codecs = {**codecs, codec.name: self._codec(codec, tier.codec_options, config.name)}
+        codecs = {**codecs, codec.name: self._open_codec(codec, tier.codec_options, config.name)}
         capabilities = tier.backend.capabilities
         context = BackendContext(
             config.name,
-            self._namespace if capabilities.shared else self._own_place,
+            self._namespace if capabilities.shared else self._replica_namespace,
             self._arena.slot_bytes,
             config.capacity,
             partial(recognise_frame, self._sealer.namespace, capabilities.alignment),
@@ -122,31 +122,31 @@ class TierOpener:
             raise
 
     def open_codecs(self, tiers: Collection[ResolvedTier]) -> dict[str, Codec]:
-        """Codecs by name, to read frames of an earlier description: all that need no option and suit the payloads."""
+        """Open all codecs that need no option and suit the payloads: they read frames of an earlier description."""
         named = {tier.codec.name for tier in tiers}
         codecs = {}
         for name, registered in self._registry.codecs.items() if named else ():
             try:
                 options, missing = make_options(registered.plugin, {}, name)
                 if not missing:
-                    codecs[name] = self._codec(registered.plugin, options)
-            except ConfigError:  # not for these payloads: nothing can have been written with it
+                    codecs[name] = self._open_codec(registered.plugin, options)
+            except ConfigError:  # it does not suit these payloads: no frame can have been written with it
                 continue
             except TierKVError as error:
-                if name not in named:  # a tier that writes with it stops the stack, and says why
-                    _log.warning("%s; no tier is to write with it, and frames that it wrote are misses", error)
+                if name not in named:  # a tier that writes with it raises the error later
+                    _log.warning("%s; no tier writes with this codec, and frames that it wrote are misses", error)
         return codecs
 
-    def _codec(self, plugin: CodecPlugin, options: object, tier: str | None = None) -> Codec:
+    def _open_codec(self, plugin: CodecPlugin, options: object, tier: str | None = None) -> Codec:
         origin = self._registry.codecs[plugin.name].origin
         context = CodecContext(self._namespace)
         return open_value(f"codec {plugin.name!r}", origin, partial(plugin.open, context, options), tier=tier)
 
-    def host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
-        """The host tier's eviction policy; one for each tenant, where there are quotas."""
-        return self._policy_with_quotas(config, plugin, num_slots * self._arena.slot_bytes, HOST)
+    def make_host_policy(self, config: HostConfig, plugin: PolicyPlugin, num_slots: int) -> EvictionPolicy:
+        """Make the host tier's eviction policy; one for each tenant, where there are quotas."""
+        return self._make_policy_with_quotas(config, plugin, num_slots * self._arena.slot_bytes, HOST)
 
-    def _policy_with_quotas(
+    def _make_policy_with_quotas(
         self,
         config: HostConfig | TierConfig,
         plugin: PolicyPlugin,
@@ -155,19 +155,19 @@ class TierOpener:
     ) -> EvictionPolicy:
         slot_bytes = self._arena.slot_bytes
         if capacity_bytes is None or (config.tenant_quota is None and not config.tenant_quotas):
-            return self._policy(plugin, None if capacity_bytes is None else capacity_bytes // slot_bytes, tier)
+            return self._make_policy(plugin, None if capacity_bytes is None else capacity_bytes // slot_bytes, tier)
         named = {tenant_of_salt(salt or None): quota for salt, quota in config.tenant_quotas.items()}
         quotas = Quotas(capacity_bytes, config.tenant_quota, named, self._tenants_max)
-        return TenantPolicy(lambda chunks: self._policy(plugin, chunks, tier), quotas, slot_bytes)
+        return TenantPolicy(lambda chunks: self._make_policy(plugin, chunks, tier), quotas, slot_bytes)
 
-    def _policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
-        """An eviction policy for a tier of so many chunks (None: no bound), watched."""
+    def _make_policy(self, plugin: PolicyPlugin, chunks: int | None, tier: str) -> EvictionPolicy:
+        """Make an eviction policy for up to ``chunks`` chunks (None: no bound), guarded unless it is built in."""
         origin = self._registry.policies[plugin.name].origin
         policy = open_value(f"eviction policy {plugin.name!r}", origin, partial(plugin.open, chunks), tier=tier)
         return policy if origin.is_builtin else GuardedPolicy(policy, tier, self._counters)
 
-    def table(self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend) -> LowerTier:
-        """The tier as the manager sees it, still empty. ``backend`` is its own, which may tell its room.
+    def make_table(self, index: int, tier: ResolvedTier, backend: Backend | AsyncBackend) -> LowerTier:
+        """Make the empty table of a tier for the manager. backend: may state its room (:class:`SupportsRoomLimit`).
 
         Raises:
             PluginError: policy or backend is broken.
@@ -190,35 +190,35 @@ class TierOpener:
             seen_keys_max=config.seen_keys_max,
             exact=not config.lossy,
         )
-        policy = self._policy_with_quotas(config, tier.policy, capacity, config.name)
+        policy = self._make_policy_with_quotas(config, tier.policy, capacity, config.name)
         return LowerTier(index, config.name, tier.backend.capabilities, limits, policy)
 
 
 def _checked_room(room_bytes: object, tier: str) -> int:
     if type(room_bytes) is not int or room_bytes < 0:
-        raise PluginError(f"its backend says room_bytes = {room_bytes!r}, which is no number of bytes", tier=tier)
+        raise PluginError(f"its backend says room_bytes = {room_bytes!r}, which is not a number of bytes", tier=tier)
     return room_bytes
 
 
-def share_host_slots(tables: Sequence[LowerTier], num_slots: int, held: int = 0) -> None:
-    """Say how many host slots the writes of each tier may hold, now that the tiers are these.
+def share_host_slots(tables: Sequence[LowerTier], num_slots: int, pinned: int = 0) -> None:
+    """Divide the host slots that writes may pin among the tiers in service.
 
-    held: slots that writes to tiers that are leaving hold, perhaps for long.
+    pinned: slots pinned by writes to tiers that are being detached, perhaps for long.
     """
-    share = (int(num_slots * HELD_BY_CASCADES_SHARE) - held) // max(1, len(tables))
+    share = (int(num_slots * PINNED_BY_WRITES_SHARE) - pinned) // max(1, len(tables))
     for table in tables:
         table.queue_chunks_max = max(1, min(table.limits.queue_chunks_max, share))
 
 
 def close_backend(backend: Backend | AsyncBackend) -> None:
-    """Close a backend that is not to be used after all, so that its locks do not outlive the error."""
+    """Close a backend that will not be used, so that its locks do not outlive the error."""
     result = backend.close()
     if inspect.iscoroutine(result):
         asyncio.run(result)
 
 
 def dispatch_limits(tier: ResolvedTier) -> TierLimits:
-    """The bounds that dispatch keeps for a tier."""
+    """Return the bounds that dispatch keeps for a tier."""
     return TierLimits(
         queue_ops_max=tier.config.queue_ops_max,
         io_threads=tier.io_threads,

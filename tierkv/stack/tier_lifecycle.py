@@ -1,7 +1,7 @@
-"""Tiers that come and go while a stack runs: opened on the caller's thread, put in service on the engine's.
+"""Tiers that are attached and detached while a stack runs: opened on the caller's thread, linked on the engine's.
 
-Opening a backend and reading its index may take seconds, so whoever asks for a tier pays for it. The engine's thread
-only links what is ready, between two steps.
+Opening a backend and listing what it holds may take seconds, so it blocks the thread of the caller. The engine's thread
+only links opened tiers, between two steps.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tierkv.errors import BackendError, EngineProtocolError, TierKVError
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager
 from tierkv.plugins.registry import PluginRegistry
-from tierkv.stack.tier_factory import TierOpener, close_backend, dispatch_limits, share_host_slots
+from tierkv.stack.tier_factory import TierFactory, close_backend, dispatch_limits, share_host_slots
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 
 SCAN_TIMEOUT_S = 60.0
-"""How long opening a tier waits for it to tell what it holds; where a stack opens, a later one stays out."""
+"""Seconds that an opening tier may take to list what it holds. A slower tier of an opening stack is out of service."""
 
 
 class TierChange:
-    """A tier that is to come or go. The engine's thread does it in a step of its own."""
+    """Pending attachment or detachment of a tier. The engine's thread executes it in one of its steps."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -44,17 +44,17 @@ class TierChange:
 
     @property
     def done(self) -> bool:
-        """Whether it has come about, or failed."""
+        """Whether the change is complete, or has failed."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for it. Never on the engine's thread, which has to do it.
+        """Wait for the change. Never on the engine's thread, which executes it.
 
         Returns:
-            Whether it has come about. A tier whose calls hang leaves when they end, which may be never.
+            Whether it is complete. A tier whose calls hang is detached when they end, which may be never.
 
         Raises:
-            EngineProtocolError: it cannot be: a name is taken, or unknown.
+            EngineProtocolError: the change is impossible: a name is taken, or unknown.
         """
         done = self._done.wait(timeout_s)
         if self._error is not None:
@@ -62,17 +62,17 @@ class TierChange:
         return done
 
     def settle(self, error: TierKVError | None = None) -> None:
-        """It has come about, or cannot."""
+        """Complete the change, or fail it with ``error``."""
         self._error = error
         self._done.set()
 
     def __repr__(self) -> str:
-        """For people."""
+        """Describe the change."""
         return f"<TierChange {self._what}: {'done' if self.done else 'waits for a step'}>"
 
 
 @dataclass(slots=True)
-class _Arrival:
+class _Attachment:
     table: LowerTier
     tier: Tier
     limits: TierLimits
@@ -81,37 +81,40 @@ class _Arrival:
 
 
 @dataclass(slots=True)
-class _Departure:
+class _Detachment:
     name: str
     timeout_s: float
     change: TierChange
 
 
 @dataclass(slots=True)
-class _Leaving:
+class _Detaching:
     table: LowerTier
     change: TierChange
-    by_s: float
+    deadline_s: float
 
 
 class TierChanges:
-    """What :class:`tierkv.stack.stack.Stack` needs to let tiers come and go.
+    """Queue of attachments and detachments of one stack.
 
-    ``names`` are those of all tiers there ever were, by number.
-
-    :meth:`attach` and :meth:`detach` on any thread, :meth:`apply` on the engine's.
+    :meth:`attach` and :meth:`detach` may be called on any thread, :meth:`apply` on the engine's.
 
     Args:
-        opener: opens tiers. registry: the installed plugins. runtime: time and threads.
-        codecs: those that are open already, by name.
+        factory: opens tiers.
+        registry: the installed plugins.
+        runtime: time and threads.
+        codecs: codecs in use, by name.
         manager, dispatcher: of the stack.
-        names: of the tiers it has.
-        num_slots: of the host tier.
+        names: names of the tiers in service.
+        num_slots: slots of the host tier.
+
+    Attributes:
+        names: names of all tiers that were ever attached, by number.
     """
 
-    def __init__(  # noqa: PLR0913 - a tier concerns every floor; this is where they meet
+    def __init__(  # noqa: PLR0913 - a tier concerns every layer; this class joins them
         self,
-        opener: TierOpener,
+        factory: TierFactory,
         registry: PluginRegistry,
         runtime: Runtime,
         codecs: Mapping[str, Codec],
@@ -122,7 +125,7 @@ class TierChanges:
         num_slots: int,
     ) -> None:
         self.names = list(names)
-        self._opener = opener
+        self._factory = factory
         self._registry = registry
         self._runtime = runtime
         self._codecs = codecs
@@ -130,8 +133,8 @@ class TierChanges:
         self._dispatcher = dispatcher
         self._num_slots = num_slots
         self._indices = itertools.count(len(self.names))
-        self._waiting: deque[_Arrival | _Departure] = deque()
-        self._leaving: dict[int, _Leaving] = {}
+        self._waiting: deque[_Attachment | _Detachment] = deque()
+        self._detaching: dict[int, _Detaching] = {}
         self._is_closed = False
 
     # -- any thread --------------------------------------------------------------------------------------------------
@@ -139,34 +142,34 @@ class TierChanges:
     def attach(
         self, table: Mapping[str, Any], before: str | None, scan_timeout_s: float = SCAN_TIMEOUT_S
     ) -> TierChange:
-        """Open a tier and queue it for service. Raises as :meth:`tierkv.stack.tiers.StackTiers.attach`."""
+        """Open a tier and queue its attachment. Raises as :meth:`tierkv.stack.tiers.StackTiers.attach`."""
         resolved = self._resolved(table)
         self._check_names(resolved.config.name, before)
-        tier = self._opener.open(resolved, self._codecs_for(resolved))
+        tier = self._factory.open_tier(resolved, self._codecs_for(resolved))
         try:
             entries = self._scan(tier, scan_timeout_s)
-            lower = self._opener.table(next(self._indices), resolved, tier.backend)
+            lower = self._factory.make_table(next(self._indices), resolved, tier.backend)
             lower.load_index(entries)
         except BaseException:
             close_backend(tier.backend)
             raise
         change = TierChange(f"attach {tier.name}")
-        self._queue(_Arrival(lower, tier, dispatch_limits(resolved), before, change))
+        self._queue(_Attachment(lower, tier, dispatch_limits(resolved), before, change))
         return change
 
     def detach(self, name: str, timeout_s: float) -> TierChange:
-        """Queue a tier's departure. Any thread; does not wait."""
+        """Queue a detachment, without waiting."""
         change = TierChange(f"detach {name}")
-        self._queue(_Departure(name, timeout_s, change))
+        self._queue(_Detachment(name, timeout_s, change))
         return change
 
-    def _queue(self, item: _Arrival | _Departure) -> None:
+    def _queue(self, item: _Attachment | _Detachment) -> None:
         self._waiting.append(item)
-        if self._is_closed:  # closed meanwhile, and nobody will look any more
+        if self._is_closed:  # closed meanwhile: no step will execute it
             self.close()
 
     def _check_names(self, name: str, before: str | None) -> None:
-        """Refuse early what the engine's thread would refuse, before anything is opened."""
+        """Raise before anything is opened, where the engine's thread would refuse the change."""
         if self._is_closed:
             raise EngineProtocolError(f"tier {name!r} cannot be attached: the stack is closed")
         names = self._manager.tier_names[1:]
@@ -180,7 +183,7 @@ class TierChanges:
         return resolve(config, self._registry, "attach_tier").tiers[0]
 
     def _codecs_for(self, tier: ResolvedTier) -> Mapping[str, Codec]:
-        return self._codecs if tier.codec.name in self._codecs else self._opener.open_codecs([tier])
+        return self._codecs if tier.codec.name in self._codecs else self._factory.open_codecs([tier])
 
     def _scan(self, tier: Tier, timeout_s: float) -> list[tuple[Key, int]]:
         runtime = self._runtime
@@ -194,44 +197,46 @@ class TierChanges:
 
     @property
     def pending(self) -> bool:
-        """Whether the engine should step for it. Not for a tier that hangs beyond its time: that may be for ever."""
-        return bool(self._waiting) or any(self._runtime.clock() < leaving.by_s for leaving in self._leaving.values())
+        """Whether the engine should step for a change. A tier that hangs beyond its timeout does not count."""
+        return bool(self._waiting) or any(
+            self._runtime.clock() < detaching.deadline_s for detaching in self._detaching.values()
+        )
 
     def apply(self) -> None:
-        """Let go of what has left, and link what is ready. Never waits; costs nothing where nothing changes."""
-        # In this order: what the manager still had to say to a tier that goes now is said, and refused, before it left.
-        if self._leaving:
+        """Forget detached tiers and link opened ones, without waiting. Costs nothing where nothing changes."""
+        # In this order: a tier's last operations are submitted, and refused, before the tier is forgotten.
+        if self._detaching:
             for index in self._dispatcher.take_detached():
                 self._manager.forget(index)
-                self._leaving.pop(index).change.settle()
+                self._detaching.pop(index).change.settle()
                 self._share_host_slots()
         while self._waiting:
             item = self._waiting.popleft()
             try:
-                self._come(item) if isinstance(item, _Arrival) else self._go(item)
+                self._attach_now(item) if isinstance(item, _Attachment) else self._detach_now(item)
             except TierKVError as error:
                 item.change.settle(error)
-            except Exception as error:  # noqa: BLE001 - such as no thread to be had: no reason to stop the engine
+            except Exception as error:  # noqa: BLE001 - such as a thread that cannot start: the engine must go on
                 item.change.settle(EngineProtocolError(f"it could not be done: {error}"))
 
     def close(self) -> None:
-        """The stack has closed, with every tier in it: what has not come never will."""
+        """Fail all pending changes: the stack has closed, with every tier in it."""
         self._is_closed = True
-        for leaving in list(self._leaving.values()):
-            leaving.change.settle()
+        for detaching in list(self._detaching.values()):
+            detaching.change.settle()
         while True:
             try:
                 item = self._waiting.popleft()
-            except IndexError:  # another thread, whose tier came too late, may be here as well
+            except IndexError:  # another thread, with a late tier, may be in this loop as well
                 return
             item.change.settle(EngineProtocolError("the stack was closed before a step could do it"))
-            if isinstance(item, _Arrival):
+            if isinstance(item, _Attachment):
                 self._close_unused(item.tier)
 
     def _close_unused(self, tier: Tier) -> None:
         self._runtime.spawn(f"tierkv-{tier.name}-close", OneShot(partial(close_backend, tier.backend)))
 
-    def _come(self, item: _Arrival) -> None:
+    def _attach_now(self, item: _Attachment) -> None:
         index, name = item.table.index, item.tier.name
         try:
             self._manager.attach(item.table, item.before)
@@ -248,13 +253,13 @@ class TierChanges:
         self._share_host_slots()
         item.change.settle()
 
-    def _go(self, item: _Departure) -> None:
+    def _detach_now(self, item: _Detachment) -> None:
         tables = {table.name: table for table in self._manager.tiers}
         index = self._manager.detach(item.name)
-        self._leaving[index] = _Leaving(tables[item.name], item.change, self._runtime.clock() + item.timeout_s)
+        self._detaching[index] = _Detaching(tables[item.name], item.change, self._runtime.clock() + item.timeout_s)
         self._dispatcher.detach(index, item.timeout_s)
         self._share_host_slots()
 
     def _share_host_slots(self) -> None:
-        held = sum(leaving.table.residency.num_writing for leaving in self._leaving.values())
-        share_host_slots(list(self._manager.tiers), self._num_slots, held)
+        pinned = sum(detaching.table.residency.num_writing for detaching in self._detaching.values())
+        share_host_slots(list(self._manager.tiers), self._num_slots, pinned)

@@ -77,7 +77,7 @@ class StackTiers:
     def usage(self) -> dict[str, dict[str, int]]:
         """Bytes by tenant, in each tier with quotas; a tenant's name is the digest of its salt in hex.
 
-        ``""`` stands for requests without a salt. :func:`tierkv.types.keys.tenant_of_salt` computes the digest.
+        ``""`` is the name for requests without a salt. :func:`tierkv.types.keys.tenant_of_salt` computes the digest.
         """
         return usage_by_tier(self._manager.policies)
 

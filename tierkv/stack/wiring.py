@@ -31,7 +31,7 @@ from tierkv.scheduler.events.block_events import BlockEvents
 from tierkv.scheduler.events.event_queue import EventQueue
 from tierkv.stack.observers import Observers
 from tierkv.stack.remote_worker import WorkerSetup
-from tierkv.stack.tier_factory import TierOpener, close_backend, dispatch_limits, share_host_slots
+from tierkv.stack.tier_factory import TierFactory, close_backend, dispatch_limits, share_host_slots
 from tierkv.stack.tier_lifecycle import SCAN_TIMEOUT_S, TierChanges
 from tierkv.tiers.tier import Tier
 from tierkv.types.engine import EngineSpec
@@ -57,7 +57,7 @@ class StackPlan:
     geometry: Geometry
     """Sizes of groups and chunks."""
     namespace: Namespace
-    """What makes the engine's KV bytes interchangeable."""
+    """Identity of the engine's KV bytes."""
     sealer: FrameSealer
     """Seals and verifies frames."""
     counters: CoreCounters
@@ -84,7 +84,7 @@ class OpenedTiers:
     """The arena's memory, where workers are other processes."""
     dispatcher: Dispatcher
     """Runs the operations of the tiers."""
-    opener: TierOpener
+    factory: TierFactory
     """Opened the tiers, and opens those attached later."""
     codecs: Mapping[str, Codec]
     """Codecs in use, by name."""
@@ -111,7 +111,7 @@ class StackWiring:
     setup: WorkerSetup | None
     """Setup of rank 0, where workers are other processes."""
     namespace: Namespace
-    """What makes the engine's KV bytes interchangeable."""
+    """Identity of the engine's KV bytes."""
     geometry: Geometry
     """Sizes of groups and chunks."""
     counters: CoreCounters
@@ -180,15 +180,15 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     memory = private_memory if shared is None else shared.map
     arena = HostArena(config.host.capacity, plan.geometry.payload_bytes_max, memory)
     undo.callback(arena.close)
-    opener = TierOpener(
+    factory = TierFactory(
         plan.registry, runtime, plan.namespace, plan.sealer, arena, plan.counters,
         config.tenants.tracked_max, plan.engine.replica,
     )  # fmt: skip
-    codecs = opener.open_codecs(plan.resolved.tiers)
+    codecs = factory.open_codecs(plan.resolved.tiers)
     with contextlib.ExitStack() as unopened:
         tiers: list[Tier] = []
         for resolved in plan.resolved.tiers:
-            tier = opener.open(resolved, codecs)
+            tier = factory.open_tier(resolved, codecs)
             unopened.callback(close_backend, tier.backend)
             tiers.append(tier)
         unopened.pop_all()  # from here on the dispatcher closes them
@@ -196,17 +196,17 @@ def open_tiers(plan: StackPlan, undo: contextlib.ExitStack) -> OpenedTiers:
     dispatcher = Dispatcher(tiers, limits, runtime.clock, spawn=runtime.spawn, engine_sleep=runtime.engine_sleep)
     undo.callback(dispatcher.close, 0.0)
     lower = [
-        opener.table(index, resolved, tier.backend)
+        factory.make_table(index, resolved, tier.backend)
         for index, (resolved, tier) in enumerate(zip(plan.resolved.tiers, tiers, strict=True))
     ]
     share_host_slots(lower, arena.num_slots)
-    return OpenedTiers(arena, shared, dispatcher, opener, codecs, lower)
+    return OpenedTiers(arena, shared, dispatcher, factory, codecs, lower)
 
 
 def host_tier(plan: StackPlan, opened: OpenedTiers) -> HostTier:
     """Return the empty host tier, with the eviction policy of the description."""
     slots = opened.arena.num_slots
-    return HostTier(slots, opened.opener.host_policy(plan.config.host, plan.resolved.host_policy, slots))
+    return HostTier(slots, opened.factory.make_host_policy(plan.config.host, plan.resolved.host_policy, slots))
 
 
 def reserved_chunks_max(plan: StackPlan, opened: OpenedTiers) -> int:
@@ -233,7 +233,7 @@ def connect(plan: StackPlan, opened: OpenedTiers, manager: OffloadManager, block
         observers=_observers(plan),
         events=EventQueue(block_events, plan.counters, kept=config.events.enabled),
         changes=TierChanges(
-            opened.opener,
+            opened.factory,
             plan.registry,
             plan.runtime,
             opened.codecs,
