@@ -1,4 +1,4 @@
-"""Encryption: what is hidden, what is bound, which keys read what."""
+"""Encryption: concealed data, bound data, and keys that read it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INNERS = sorted(INNER_CODES)
 
 
 def sealed(plain: bytes = PLAIN, inner: str = "none", key: bytes = KEY) -> tuple[bytes, CodecFrame]:
-    """What lies at rest, and the frame that goes with it."""
+    """Return the stored bytes and the frame argument."""
     frame = frame_of()
     stored = encoded(aes(key, inner=inner), plain, frame)
     assert stored is not None
@@ -32,8 +32,8 @@ def sealed(plain: bytes = PLAIN, inner: str = "none", key: bytes = KEY) -> tuple
 
 @pytest.mark.parametrize("plain", [PLAIN, NOISE], ids=["shrinks", "noise"])
 @pytest.mark.parametrize("inner", INNERS)
-def test_nothing_of_the_payload_is_to_be_seen(plain: bytes, inner: str) -> None:
-    """Also not where the inner codec declines, and not of the checksum: it would confirm a guess."""
+def test_no_part_of_the_payload_is_visible(plain: bytes, inner: str) -> None:
+    """Also if the inner codec declines. The checksum is concealed too: it would confirm a guess."""
     stored, frame = sealed(plain, inner)
     at_rest = stored + bytes(frame.notes)
     assert len(stored) <= len(plain)
@@ -41,16 +41,16 @@ def test_nothing_of_the_payload_is_to_be_seen(plain: bytes, inner: str) -> None:
     assert bytes(frame.raw_checksum) not in at_rest
 
 
-def test_one_payload_never_looks_the_same_twice() -> None:
-    """With a nonce that came back, two payloads could be subtracted from each other."""
+def test_one_payload_is_never_encrypted_alike_twice() -> None:
+    """With a repeated nonce, the difference of two payloads could be computed."""
     seen = [sealed() for _ in range(50)]
     assert len({stored for stored, _ in seen}) == 50
     assert len({bytes(frame.notes[10:22]) for _, frame in seen}) == 50
 
 
 @pytest.mark.parametrize(("inner", "shrinks"), [("none", False), ("bf16", True), ("zstd", True)])
-def test_what_the_inner_codec_makes_shorter_stays_shorter(inner: str, shrinks: bool) -> None:
-    """Ciphertext does not shrink: compression is of use inside only."""
+def test_the_inner_codec_shortens_the_stored_payload(inner: str, shrinks: bool) -> None:
+    """Ciphertext does not compress: compression works before encryption only."""
     stored, frame = sealed(PLAIN, inner)
     assert (len(stored) < len(PLAIN)) == shrinks
     assert frame.notes[1] == INNER_CODES[inner if shrinks else "none"]
@@ -59,15 +59,15 @@ def test_what_the_inner_codec_makes_shorter_stays_shorter(inner: str, shrinks: b
 @pytest.mark.parametrize("inner", INNERS)
 @pytest.mark.parametrize("configured", INNERS)
 def test_any_inner_codec_is_read_with_any(inner: str, configured: str) -> None:
-    """The notes say what was done; the configuration may have changed since. The checksum comes back with it."""
+    """The notes name the inner codec, whatever is configured now. The checksum is restored."""
     stored, frame = sealed(PLAIN, inner)
     back = opened_frame(frame)
     assert decoded(aes(inner=configured), stored, len(PLAIN), back) == PLAIN
     assert bytes(back.raw_checksum) == bytes(frame.raw_checksum)
 
 
-def test_the_format_is_what_its_page_says() -> None:
-    """Decrypted with the library's one-shot call and the documented offsets alone: others can write a reader."""
+def test_the_format_matches_its_page() -> None:
+    """Decrypted with the library's one-shot call and the documented offsets: others can write a reader."""
     stored, frame = sealed()
     notes = bytes(frame.notes)
     bound = frame.identity + notes[:10]
@@ -77,8 +77,8 @@ def test_the_format_is_what_its_page_says() -> None:
     assert notes[54:] == bytes(10)
 
 
-def test_a_frame_in_the_place_of_another_is_refused() -> None:
-    """Who can write to the place, but has no key, must not be able to hand out one prompt's chunks as another's."""
+def test_a_frame_under_another_identity_is_refused() -> None:
+    """An attacker with write access, but no key, must not be able to serve chunks of another prompt."""
     stored, frame = sealed()
     with pytest.raises(CorruptFrameError, match="does not match its authentication tag"):
         decoded(aes(), stored, len(PLAIN), opened_frame(frame, b"another frame"))
@@ -87,7 +87,7 @@ def test_a_frame_in_the_place_of_another_is_refused() -> None:
 @settings(max_examples=200)
 @given(place=st.integers(0, CODEC_NOTES_BYTES + len(PLAIN) - 1), bit=st.integers(0, 7))
 def test_any_changed_bit_is_refused(place: int, bit: int) -> None:
-    """Everything at rest is bound to everything else."""
+    """All bytes at rest are bound to each other."""
     stored, frame = sealed()
     at_rest = bytearray(bytes(frame.notes) + stored)
     at_rest[place] ^= 1 << bit
@@ -98,7 +98,7 @@ def test_any_changed_bit_is_refused(place: int, bit: int) -> None:
 
 @pytest.mark.parametrize("place", range(CODEC_NOTES_BYTES))
 def test_any_changed_bit_of_the_notes_is_refused(place: int) -> None:
-    """Each of them, also of those that mean nothing: there is one way to write a frame."""
+    """Also of the unused ones: a frame has exactly one form."""
     stored, frame = sealed()
     for bit in range(8):
         notes = bytearray(frame.notes)
@@ -107,8 +107,8 @@ def test_any_changed_bit_of_the_notes_is_refused(place: int) -> None:
             decoded(aes(), stored, len(PLAIN), CodecFrame(frame.identity, memoryview(notes), memoryview(bytearray(16))))
 
 
-def test_what_nobody_vouches_for_is_not_left_behind() -> None:
-    """The library hands out bytes before it has seen the tag."""
+def test_unauthenticated_bytes_are_erased() -> None:
+    """The library returns bytes before it verifies the tag."""
     stored, frame = sealed()
     out = bytearray(len(PLAIN))
     with pytest.raises(CorruptFrameError):
@@ -119,7 +119,7 @@ def test_what_nobody_vouches_for_is_not_left_behind() -> None:
 @pytest.mark.parametrize("inner", INNERS)
 @pytest.mark.parametrize("length", [0, 1, len(PLAIN) - 1, len(PLAIN) + 1])
 def test_a_wrong_length_is_refused(inner: str, length: int) -> None:
-    """Also where the tag is right: the raw length is bound by the framework, and the codec must not rely on it."""
+    """Also with a valid tag: the framework binds the raw length, and the codec must not rely on that."""
     stored, frame = sealed(PLAIN, inner)
     with pytest.raises(CorruptFrameError):
         decoded(aes(), stored, length, opened_frame(frame))
@@ -134,15 +134,15 @@ def test_a_wrong_length_is_refused(inner: str, length: int) -> None:
     ),
     raw_bytes=st.integers(0, 300),
 )
-def test_any_bytes_are_refused(stored: bytes, notes: bytes, raw_bytes: int) -> None:
-    """Nothing but CorruptFrameError, whatever somebody has put there."""
+def test_random_bytes_are_refused(stored: bytes, notes: bytes, raw_bytes: int) -> None:
+    """Only CorruptFrameError may be raised, whatever the bytes."""
     frame = CodecFrame(b"a frame", memoryview(notes), memoryview(bytearray(16)))
     with pytest.raises(CorruptFrameError):
         decoded(aes(), stored, raw_bytes, frame)
 
 
-def test_another_key_reads_nothing_and_calls_nothing_damaged() -> None:
-    """A wrong key in the configuration must not get a whole tier deleted as corrupt: the right one will read it."""
+def test_a_wrong_key_is_unreadable_not_corrupt() -> None:
+    """A wrong key in the configuration must not delete a whole tier as corrupt: the right key will read it."""
     stored, frame = sealed()
     with pytest.raises(UnreadableFrameError, match="previous_key_env or previous_key_file") as caught:
         decoded(aes(OTHER_KEY), stored, len(PLAIN), opened_frame(frame))
@@ -150,7 +150,7 @@ def test_another_key_reads_nothing_and_calls_nothing_damaged() -> None:
 
 
 def test_old_frames_are_read_after_a_rotation() -> None:
-    """New frames have the new key; what the old one wrote stays of use."""
+    """New frames use the new key; frames of the old key stay readable."""
     stored, frame = sealed()
     rotated = aes(OTHER_KEY, KEY)
     assert decoded(rotated, stored, len(PLAIN), opened_frame(frame)) == PLAIN
@@ -161,7 +161,7 @@ def test_old_frames_are_read_after_a_rotation() -> None:
 
 
 def test_a_forged_key_id_does_not_make_a_key() -> None:
-    """A frame of a foreign key under our key's id is refused by its tag."""
+    """The tag reveals a frame of a foreign key under a known key's id."""
     stored, frame = sealed(key=OTHER_KEY)
     frame.notes[2:10] = sealed()[1].notes[2:10]
     with pytest.raises(CorruptFrameError, match="does not match its authentication tag"):
@@ -169,14 +169,14 @@ def test_a_forged_key_id_does_not_make_a_key() -> None:
 
 
 def test_a_codec_does_not_show_its_key() -> None:
-    """A repr ends in logs and in tracebacks that somebody sends to somebody."""
+    """A repr may appear in logs and tracebacks that users share."""
     codec = aes(OTHER_KEY, KEY)
     shown = repr(codec) + str(codec)
     assert not any(key.hex() in shown or repr(key) in shown for key in (KEY, OTHER_KEY))
 
 
 def test_without_the_library_the_error_says_what_to_install() -> None:
-    """The library is an extra; a stack that needs it must not end with an ImportError of somebody else's."""
+    """The library is an extra; the error of a stack that needs it must name the package to install."""
     program = (
         "import sys; sys.modules['cryptography'] = None\n"
         "from tierkv.codecs.builtin import CODEC_PLUGINS\n"

@@ -1,4 +1,4 @@
-"""The codec for bfloat16 payloads; what every codec must do is tested in test_codecs.py."""
+"""Codec for bfloat16 payloads. test_codecs.py tests the rules of all codecs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tierkv.errors import CorruptFrameError
 
 
 def kv_like(values: int, seed: int = 0) -> bytes:
-    """bfloat16 values spread as activations are: channels of different widths, each around zero."""
+    """Return bfloat16 values with the distribution of activations: channels of different widths around zero."""
     rng = np.random.default_rng(seed)
     widths = rng.lognormal(0, 1, 128)
     floats = (rng.normal(size=(-(-values // 128), 128)) * widths).astype(np.float32).reshape(-1)[:values]
@@ -21,7 +21,7 @@ def kv_like(values: int, seed: int = 0) -> bytes:
 
 
 def encoded(raw: bytes) -> bytes:
-    """What the codec makes of it."""
+    """Return the stored form."""
     stored = codec_parts.encoded(Bf16Codec(), raw)
     assert stored is not None
     return stored
@@ -29,20 +29,20 @@ def encoded(raw: bytes) -> bytes:
 
 @pytest.mark.parametrize("values", [4096, VALUES_PER_STEP, VALUES_PER_STEP + 1, 3 * VALUES_PER_STEP + 77])
 @pytest.mark.parametrize("odd", [b"", b"\x07"])
-def test_values_come_back(values: int, odd: bytes) -> None:
-    """Also where the payload is no multiple of a step, or of a value."""
+def test_values_are_restored(values: int, odd: bytes) -> None:
+    """Also if the payload is not a multiple of a step, or of a value."""
     raw = kv_like(values) + odd
     assert codec_parts.decoded(Bf16Codec(), encoded(raw), len(raw)) == raw
 
 
-def test_every_bit_pattern_comes_back() -> None:
-    """NaN, infinities, denormals and both zeros are bytes like others. Repeated, so that it shrinks at all."""
+def test_every_bit_pattern_is_restored() -> None:
+    """NaN, infinities, denormals and both zeros. Repeated, so that the payload shrinks."""
     raw = np.repeat(np.arange(2**16, dtype=np.uint16), 4).tobytes()
     assert codec_parts.decoded(Bf16Codec(), encoded(raw), len(raw)) == raw
 
 
-def test_it_gets_near_the_entropy_of_exponents() -> None:
-    """What a coder of single exponents can reach at most, within 2 %; and more than plain Zstandard does."""
+def test_it_nearly_reaches_the_entropy_of_the_exponents() -> None:
+    """Within 2 % of the limit of a coder of single exponents, and better than plain Zstandard."""
     raw = kv_like(512 * 1024)
     counts = np.bincount((np.frombuffer(raw, np.uint16) >> 7) & 0xFF)
     shares = counts[counts > 0] / counts.sum()
@@ -54,14 +54,14 @@ def test_it_gets_near_the_entropy_of_exponents() -> None:
 
 
 def test_noise_is_declined() -> None:
-    """Random bytes have random exponents: stored raw, they cost no time to read."""
+    """Random bytes have random exponents. Stored raw, they are read without decoding."""
     raw = np.random.default_rng(1).bytes(200_000)
     assert codec_parts.encoded(Bf16Codec(), raw) is None
 
 
 @pytest.mark.parametrize("damage", ["longer", "shorter", "length", "exponents", "foreign", "empty"])
 def test_damaged_data_is_refused(damage: str) -> None:
-    """Whatever is wrong with it, the tier hears CorruptFrameError and nothing else."""
+    """Any damage raises CorruptFrameError and nothing else."""
     raw = kv_like(10_000)
     good = encoded(raw)
     bad = {
@@ -77,7 +77,7 @@ def test_damaged_data_is_refused(damage: str) -> None:
 
 
 def _with_exponents(good: bytes, exponents: bytes) -> bytes:
-    """The same data with other exponents, so many that the length is right and their number is not."""
+    """Replace the exponents. The length stays right, their number does not."""
     length = int.from_bytes(good[:LENGTH_BYTES], "little")
     others = good[LENGTH_BYTES + length :]
     return len(exponents).to_bytes(LENGTH_BYTES, "little") + exponents + others

@@ -1,4 +1,4 @@
-"""The codecs that come with tierkv."""
+"""Rules of all codecs that ship with tierkv."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ LOSSLESS = {
 @settings(max_examples=60)
 @given(raw=payloads)
 def test_round_trip(name: str, raw: bytes) -> None:
-    """Whatever a codec takes must come back byte for byte; what it does not shorten it must decline, unless it hides
-    payloads: then it must take all, and make none of them longer."""
+    """A codec restores every byte, and declines payloads that it does not shorten.
+
+    A codec that conceals accepts all payloads and lengthens none.
+    """
     codec, frame, hides = LOSSLESS[name], frame_of(), name.startswith("aes")
     stored = encoded(codec, raw, frame)
     if stored is None:
@@ -48,7 +50,7 @@ def test_round_trip(name: str, raw: bytes) -> None:
 
 
 def test_all_of_them_are_tested() -> None:
-    """A codec that is added must come under the tests of this folder."""
+    """A new codec must be covered by the tests of this folder."""
     tested = {name.partition(",")[0].replace("aes", "aes-256-gcm") for name in LOSSLESS} | {"fp8", "int8"}
     assert tested == {plugin.name for plugin in CODEC_PLUGINS}
     assert {plugin.name for plugin in CODEC_PLUGINS if plugin.lossy} == {"fp8", "int8"}
@@ -65,14 +67,14 @@ def test_any_level_is_read_with_any(level: int) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 23, -1])
-def test_a_level_that_there_is_not(level: int) -> None:
-    """The library would clamp it without a word."""
+def test_an_unknown_level_is_refused(level: int) -> None:
+    """The library would clamp it silently."""
     with pytest.raises(ValueError, match=f"level = {level} is not one of 1 to 22"):
         ZstdOptions(level=level)
 
 
-def test_zstd_shrinks_what_can_be_shrunk() -> None:
-    """Without this the round trip above would pass for a codec that always declines."""
+def test_zstd_shrinks_compressible_bytes() -> None:
+    """Otherwise the round trip above would pass for a codec that always declines."""
     raw = b"key value " * 10_000
     written = encoded(ZstdCodec(), raw)
     assert written is not None
@@ -80,7 +82,7 @@ def test_zstd_shrinks_what_can_be_shrunk() -> None:
 
 
 def test_zstd_declines_random_bytes() -> None:
-    """Stored longer than raw would not fit the slot, and would cost time for nothing."""
+    """A stored form longer than raw would not fit the slot, and would only cost time."""
     raw = random.Random(1).randbytes(100_000)
     assert encoded(ZstdCodec(), raw) is None
 
@@ -91,7 +93,7 @@ def test_none_declines() -> None:
 
 
 def test_none_decodes_an_exact_copy_only() -> None:
-    """The interface asks every codec to refuse a wrong length."""
+    """The interface requires every codec to refuse a wrong length."""
     out = bytearray(3)
     NoneCodec().decode(memoryview(b"abc"), memoryview(out), frame_of())
     assert out == b"abc"
@@ -100,30 +102,30 @@ def test_none_decodes_an_exact_copy_only() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 999, 1001])
-def test_zstd_decode_wants_the_exact_length(length: int) -> None:
-    """A frame whose header lies about its length must not leave old bytes at the end of the slot."""
+def test_zstd_decode_requires_the_exact_length(length: int) -> None:
+    """A frame with a wrong declared length must not leave old bytes at the end of the slot."""
     stored = zstandard.compress(b"a" * 1000)
     with pytest.raises(CorruptFrameError, match="1000"):
         decoded(ZstdCodec(), stored, length)
 
 
 @given(cut=st.integers(0, 60))
-def test_zstd_decode_refuses_cut_data(cut: int) -> None:
-    """Half a zstd frame is no payload."""
+def test_zstd_decode_refuses_truncated_data(cut: int) -> None:
+    """Half a zstd frame is invalid."""
     stored = zstandard.compress(random.Random(2).randbytes(64) * 40)
     with pytest.raises(CorruptFrameError):
         decoded(ZstdCodec(), stored[:cut], 64 * 40)
 
 
 @given(junk=st.binary(max_size=300))
-def test_zstd_decode_survives_anything(junk: bytes) -> None:
-    """The library's own errors must not escape: the tier knows CorruptFrameError only."""
+def test_zstd_decode_survives_random_bytes(junk: bytes) -> None:
+    """The library's own errors must not escape: tiers expect CorruptFrameError."""
     with pytest.raises(CorruptFrameError):
         decoded(ZstdCodec(), junk, 1000)
 
 
-def test_zstd_asks_for_no_more_memory_than_the_payload() -> None:
-    """A frame of a kilobyte may say that it needs a window of gigabytes; the library takes the memory first."""
+def test_zstd_allocates_no_more_memory_than_the_payload() -> None:
+    """A frame of a kilobyte may declare a window of gigabytes, which the library would allocate first."""
     magic, sizes_follow, window_of_2_gib = b"\x28\xb5\x2f\xfd", b"\xc0", bytes([(31 - 10) << 3])
     stored = magic + sizes_follow + window_of_2_gib + (1000).to_bytes(8, "little") + b"\x43\x1f\x00a"
     with pytest.raises(CorruptFrameError, match="window of 2147483648"):
@@ -134,8 +136,8 @@ def test_zstd_asks_for_no_more_memory_than_the_payload() -> None:
 
 @pytest.mark.parametrize("level", [1, 3, 9, 19, 22])
 @pytest.mark.parametrize("raw_bytes", [1, 2, 100, 1023, 1024, 1025, 70_000, 3_000_001])
-def test_no_window_of_ours_is_refused(level: int, raw_bytes: int) -> None:
-    """The other side of that bound: what a level writes must pass it."""
+def test_windows_of_every_level_are_accepted(level: int, raw_bytes: int) -> None:
+    """The windows that each level writes are within the bound."""
     raw = (b"window " * (raw_bytes // 7 + 1))[:raw_bytes]
     stored = encoded(open_codec("zstd", level=level), raw)
     assert stored is None or decoded(ZstdCodec(), stored, raw_bytes) == raw
@@ -143,14 +145,14 @@ def test_no_window_of_ours_is_refused(level: int, raw_bytes: int) -> None:
 
 
 def test_zstd_without_content_size_is_refused() -> None:
-    """A foreign writer's frame whose length is not stated could be anything."""
+    """A foreign frame that declares no length could have any."""
     stored = zstandard.ZstdCompressor(write_content_size=False).compress(b"a" * 1000)
     with pytest.raises(CorruptFrameError):
         decoded(ZstdCodec(), stored, 1000)
 
 
-def test_zstd_contexts_belong_to_threads() -> None:
-    """One context used by two threads at once corrupts data; one per call costs more than the compression."""
+def test_zstd_contexts_are_per_thread() -> None:
+    """A context used by two threads at once corrupts data. A context per call costs more than the compression."""
     made: list[int] = []
 
     def make() -> zstandard.ZstdCompressor:
@@ -179,7 +181,7 @@ def test_zstd_contexts_belong_to_threads() -> None:
 
 
 def test_names_fit_a_header() -> None:
-    """A name that is too long would be found out at the first store, in production."""
+    """A name that is too long would otherwise fail at the first store, in production."""
     names = [plugin.name for plugin in CODEC_PLUGINS]
     assert names[0] == NO_CODEC
     assert all(name.isascii() and len(name) <= CODEC_BYTES_MAX for name in names)

@@ -1,4 +1,4 @@
-"""Fp8 and int8: how far from the truth values come back, and what is refused."""
+"""Fp8 and int8: bounds of the error, and refused payloads."""
 
 from __future__ import annotations
 
@@ -27,21 +27,24 @@ F32 = npt.NDArray[np.float32]
 
 
 def to_bytes(values: F32, dtype: str) -> bytes:
-    """Values as an engine holds them."""
+    """Return values as bytes of a type."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
     return values.astype(dtype).tobytes()
 
 
 def to_values(raw: bytes, dtype: str) -> F32:
-    """The other way round."""
+    """Return bytes of a type as values."""
     if dtype == "bfloat16":
         return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(raw, dtype).astype(np.float32)
 
 
 def largest_of_columns(values: F32) -> F32:
-    """Of each value, the largest magnitude among those that share its scale: told anew, from the docstring's rule."""
+    """Return, for each value, the largest magnitude among those that share its scale.
+
+    Computed independently of the codec.
+    """
     found = np.zeros(len(values), np.float32)
     for start in range(0, len(values), TILE):
         tile = np.abs(values[start : start + TILE])
@@ -52,7 +55,7 @@ def largest_of_columns(values: F32) -> F32:
 
 
 class Payload:
-    """Values of a type. No dataclass: Hypothesis would show all of the bytes."""
+    """Values of a type. Not a dataclass, because Hypothesis would print all bytes."""
 
     def __init__(self, dtype: str, raw: bytes) -> None:
         self.dtype = dtype
@@ -64,7 +67,7 @@ class Payload:
 
 @st.composite
 def payloads(draw: st.DrawFn) -> Payload:
-    """A payload of it: channels of very different widths, zeros, and a length that suits nothing."""
+    """Draw a payload: channels of very different widths, zeros, and an odd length."""
     dtype = draw(st.sampled_from(DTYPES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     count = draw(st.one_of(st.integers(40, 3000), st.just(TILE), st.just(TILE + 77)))
@@ -80,7 +83,7 @@ def payloads(draw: st.DrawFn) -> Payload:
 @settings(max_examples=80, deadline=None)
 @given(payload=payloads())
 def test_the_error_is_bounded(name: str, payload: Payload) -> None:
-    """What a user who writes lossy = true is promised: the bounds that the documentation names, for every value."""
+    """The documented bounds of lossy = true hold for every value."""
     dtype, raw = payload.dtype, payload.raw
     codec = open_codec(name, dtype)
     stored = encoded(codec, raw)
@@ -95,8 +98,8 @@ def test_the_error_is_bounded(name: str, payload: Payload) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(payload=payloads())
-def test_a_second_time_changes_nothing(name: str, payload: Payload) -> None:
-    """A chunk may go up and down many times: errors must not add up."""
+def test_a_second_round_trip_changes_nothing(name: str, payload: Payload) -> None:
+    """A chunk may be written and read many times: errors must not accumulate."""
     dtype, raw = payload.dtype, payload.raw
     codec = open_codec(name, dtype)
     first = encoded(codec, raw)
@@ -110,7 +113,7 @@ def test_a_second_time_changes_nothing(name: str, payload: Payload) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_bit_pattern(name: str, dtype: str) -> None:
-    """Every finite value of 16 bits, each in a column of its own size, and also denormals and both zeros."""
+    """Every finite value of 16 bits, each in a column of its magnitude, including denormals and both zeros."""
     bits = np.arange(2**16, dtype=np.uint16)
     not_finite = (bits & 0x7F80) == 0x7F80 if dtype == "bfloat16" else (bits & 0x7C00) == 0x7C00
     magnitude = bits & 0x7FFF
@@ -128,8 +131,8 @@ def test_every_bit_pattern(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("poison", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, TILE - 1, TILE, TILE + 500])
-def test_what_is_not_finite_is_stored_raw(name: str, dtype: str, poison: float, place: int) -> None:
-    """A code has no place for it, and an infinity as a scale would make the whole column one."""
+def test_values_that_are_not_finite_are_stored_raw(name: str, dtype: str, poison: float, place: int) -> None:
+    """No code represents them, and an infinity as a scale would make the whole column infinite."""
     values = np.ones(TILE + 501, np.float32)
     values[place] = poison
     assert encoded(open_codec(name, dtype), to_bytes(values, dtype)) is None
@@ -137,8 +140,8 @@ def test_what_is_not_finite_is_stored_raw(name: str, dtype: str, poison: float, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_would_round_to_an_infinity_is_stored_raw(name: str, dtype: str) -> None:
-    """The largest value of a type rounds up to a power of two that the type has not."""
+def test_values_that_round_to_an_infinity_are_stored_raw(name: str, dtype: str) -> None:
+    """The largest value of a type rounds up to a power of two that the type cannot represent."""
     top = {"bfloat16": 3.3896e38, "float16": 65504.0, "float32": 3.4028e38}[dtype]
     values = np.full(TILE, 1.0, np.float32)
     values[7] = top
@@ -152,8 +155,8 @@ def test_what_would_round_to_an_infinity_is_stored_raw(name: str, dtype: str) ->
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 0.5), ("float16", 0.5), ("float32", 0.25)])
-def test_the_size_is_what_is_said(name: str, dtype: str, share: float) -> None:
-    """One byte a value, and one for 32: what a user plans a tier's capacity with."""
+def test_the_size_is_as_documented(name: str, dtype: str, share: float) -> None:
+    """One byte per value, and one per 32 values: users plan the capacity of a tier with it."""
     raw = to_bytes(np.linspace(-3, 3, 5 * TILE + 123, dtype=np.float32), dtype)
     stored = encoded(open_codec(name, dtype), raw)
     assert stored is not None
@@ -162,8 +165,8 @@ def test_the_size_is_what_is_said(name: str, dtype: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_would_not_shrink_is_declined(name: str) -> None:
-    """Two values need two codes and a scale; none at all need nothing."""
+def test_payloads_that_would_not_shrink_are_declined(name: str) -> None:
+    """Two values need two codes and a scale. An empty payload needs nothing."""
     assert encoded(open_codec(name), b"") is None
     assert encoded(open_codec(name), b"\1") is None
     assert encoded(open_codec(name), b"\1\2") is None
@@ -171,8 +174,8 @@ def test_what_would_not_shrink_is_declined(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_behind_the_last_value_come_back(name: str, dtype: str) -> None:
-    """No engine has such a payload; a codec that shifted all values by a byte for it would be worse than none."""
+def test_bytes_after_the_last_value_are_restored(name: str, dtype: str) -> None:
+    """No engine has such a payload, but a codec must not shift all values by a byte for it."""
     raw = to_bytes(np.linspace(-1, 1, 200, dtype=np.float32), dtype) + b"\xab"
     codec = open_codec(name, dtype)
     stored = encoded(codec, raw)
@@ -181,7 +184,7 @@ def test_bytes_behind_the_last_value_come_back(name: str, dtype: str) -> None:
 
 
 def nearest_e4m3(value: float) -> float:
-    """The nearest value of the format, ties to even, found by trying all: the specification's formula, bit by bit."""
+    """Return the nearest value of the format, ties to even, by trying all codes of the specification."""
     best = (np.inf, 1, 0.0)
     for code in range(CODE_MAX + 1):
         exponent, mantissa = code >> 3, code & 7
@@ -193,15 +196,15 @@ def nearest_e4m3(value: float) -> float:
 @settings(max_examples=300)
 @given(st.floats(-240, 240, width=32))
 def test_fp8_codes_are_the_nearest(value: float) -> None:
-    """The table and its look-up by half of the bits, against the definition of e4m3."""
+    """The table, indexed by half of the bits, matches the definition of e4m3."""
     scaled, codes, back = np.array([value], np.float32), np.empty(1, np.uint8), np.empty(1, np.float32)
     Fp8Codes().quantise(scaled, codes)
     Fp8Codes().values(codes, back)
     assert float(back[0]) == nearest_e4m3(value)
 
 
-def test_ties_between_fp8_codes_go_to_the_even_one() -> None:
-    """Always up or always down would shift the mean of all values."""
+def test_ties_between_fp8_codes_round_to_even() -> None:
+    """Rounding always up or always down would shift the mean of all values."""
     known = np.array([1.0, 1.125, 1.25, 1.375, 1.5], np.float32)
     middles, codes, back = (known[:-1] + known[1:]) / 2, np.empty(4, np.uint8), np.empty(4, np.float32)
     Fp8Codes().quantise(middles.copy(), codes)
@@ -210,7 +213,7 @@ def test_ties_between_fp8_codes_go_to_the_even_one() -> None:
 
 
 def test_a_channel_keeps_its_own_scale() -> None:
-    """Why columns and not rows: one wide channel must not cost the others their bits."""
+    """Columns rather than rows: one wide channel must not cost the others their bits."""
     values = np.tile(np.where(np.arange(128) == 5, 1000.0, 0.01), TILE // 128).astype(np.float32)
     raw = to_bytes(values, "float32")
     for name in NAMES:
@@ -224,8 +227,8 @@ def test_a_channel_keeps_its_own_scale() -> None:
 
 @pytest.mark.parametrize("make", [open_fp8, open_int8])
 @pytest.mark.parametrize("dtype", ["float64", "fp8_e4m3", "uint8", "auto", ""])
-def test_a_dtype_that_cannot_be_served_is_refused_at_once(make: object, dtype: str) -> None:
-    """Bytes taken for values of another type would come back as noise that every checksum calls right."""
+def test_an_unsupported_dtype_is_refused_at_open(make: object, dtype: str) -> None:
+    """Bytes decoded as another type would be noise with valid checksums."""
     with pytest.raises(ConfigError, match=f"type '{dtype}': it serves bfloat16, float16 and float32; choose another"):
         make(CodecContext(namespace(dtype)))  # type: ignore[operator]
 
@@ -233,13 +236,16 @@ def test_a_dtype_that_cannot_be_served_is_refused_at_once(make: object, dtype: s
 @pytest.mark.parametrize("make", [open_fp8, open_int8])
 @pytest.mark.parametrize("dtype", ["bf16", "torch.bfloat16", "BFloat16", "half", "torch.float16", "fp32", "float"])
 def test_other_names_of_known_types(make: object, dtype: str) -> None:
-    """Engines call one type by several names."""
+    """Engines use several names for one type."""
     make(CodecContext(namespace(dtype)))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("make", [open_fp8, open_int8])
-def test_pages_of_other_things_are_refused(make: object) -> None:
-    """A state is summed up over thousands of tokens, and half a value at a page's end would shift all that follow."""
+def test_pages_of_other_contents_are_refused(make: object) -> None:
+    """Errors in a state accumulate over thousands of tokens.
+
+    Half a value at the end of a page would shift all later ones.
+    """
     with pytest.raises(ConfigError, match="group 0: states of SSM layers"):
         make(CodecContext(namespace(kind="ssm")))  # type: ignore[operator]
     with pytest.raises(ConfigError, match=r"group 0: pages of \(4096, 33\) bytes do not hold whole values"):
@@ -250,7 +256,7 @@ def test_pages_of_other_things_are_refused(make: object) -> None:
 @settings(max_examples=100)
 @given(stored=st.binary(max_size=300), raw_bytes=st.integers(0, 600))
 def test_any_stored_bytes_are_values_or_corrupt(name: str, stored: bytes, raw_bytes: int) -> None:
-    """Nothing else may be raised, nothing not finite may come out, and no length in them can ask for memory."""
+    """No other error, no value that is not finite, and no allocation of a declared length."""
     try:
         back = decoded(open_codec(name, "float16"), stored, raw_bytes)
     except CorruptFrameError:
@@ -260,8 +266,8 @@ def test_any_stored_bytes_are_values_or_corrupt(name: str, stored: bytes, raw_by
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", ["scale 0", "scale 255", "code", "longer", "shorter"])
-def test_what_encode_never_writes_is_corrupt(name: str, damage: str) -> None:
-    """A code or scale outside its range is a frame of somebody else's making."""
+def test_codes_that_encode_never_writes_are_corrupt(name: str, damage: str) -> None:
+    """A code or scale outside its range was not written by this codec."""
     raw = to_bytes(np.linspace(-1, 1, 320, dtype=np.float32), "bfloat16")
     good = bytearray(encoded(open_codec(name), raw) or b"")
     if damage.startswith("scale"):
@@ -274,7 +280,7 @@ def test_what_encode_never_writes_is_corrupt(name: str, damage: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_threads_do_not_share_their_room(name: str) -> None:
+def test_threads_do_not_share_buffers(name: str) -> None:
     """Codecs are called on several threads at once."""
     codec, errors = open_codec(name), []
 

@@ -1,4 +1,4 @@
-"""Stored payloads of every codec, as they lie on users' disks: what was written once is read for ever."""
+"""Golden stored payloads of every codec: once written, they stay readable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 
 
 def test_every_codec_has_golden_files() -> None:
-    """An empty folder would make every test below pass."""
+    """With an empty folder every test below would pass."""
     assert {json.loads((GOLDEN / f"{case}.json").read_text())["codec"] for case in CASES} == {
         *("zstd", "bf16", "fp8", "int8", "aes-256-gcm"),
     }
@@ -23,7 +23,7 @@ def test_every_codec_has_golden_files() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_read_as_ever(case: str) -> None:
+def test_golden_payloads_are_read_unchanged(case: str) -> None:
     """The bytes of a payload may change with the format version only."""
     told = json.loads((GOLDEN / f"{case}.json").read_text())
     codec = aes() if told["codec"] == "aes-256-gcm" else open_codec(told["codec"], told["dtype"])
@@ -35,8 +35,8 @@ def test_it_is_read_as_ever(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("fp8", "int8"))])
-def test_lossy_codecs_write_it_as_ever(case: str) -> None:
-    """Theirs is arithmetic alone, and no library's: the same values become the same codes."""
+def test_lossy_codecs_write_golden_payloads_unchanged(case: str) -> None:
+    """Their output depends on arithmetic only, not on a library: the same values give the same codes."""
     told = json.loads((GOLDEN / f"{case}.json").read_text())
     codec = open_codec(told["codec"], told["dtype"])
     source = (GOLDEN / f"{case}.source").read_bytes()

@@ -1,4 +1,4 @@
-"""Where keys come from, and what is said where they do not."""
+"""Sources of keys, and the errors if there is no key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = bytes(range(7, 39))
 
 
 def key_file(place: Path, content: bytes, mode: int = 0o600) -> str:
-    """A file with a key."""
+    """Write a file with a key."""
     path = place / "key"
     path.write_bytes(content)
     path.chmod(mode)
@@ -33,20 +33,20 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_key_as_text(tmp_path: Path, text: str) -> None:
-    """As tools print it, in a variable or in a file."""
+    """In the forms of common tools, in a variable or in a file."""
     assert read_key_env("KEY", {"KEY": text}) == KEY
     assert read_key_file(key_file(tmp_path, text.encode())) == KEY
 
 
 def test_a_key_as_bytes(tmp_path: Path) -> None:
-    """As `head -c 32 /dev/urandom` writes it, whatever the bytes look like."""
+    """As `head -c 32 /dev/urandom` writes it, whatever the bytes."""
     for key in (KEY, b"\xff\0 \n" * 8, b"0123456789abcdef" * 2):
         assert read_key_file(key_file(tmp_path, key)) == key
 
 
 @pytest.mark.parametrize("text", ["", "secret-passphrase", KEY.hex()[:-2], KEY.hex() + "00", "zz" * 32, "é" * 64])
-def test_what_is_no_key(tmp_path: Path, text: str) -> None:
-    """A passphrase is none: guessing one is easy. The message names the place and the fix, and not the text."""
+def test_other_texts_are_refused(tmp_path: Path, text: str) -> None:
+    """A passphrase is not a key: it is easy to guess. The message names source and fix, and never the text."""
     for read in (
         lambda: read_key_env("MY_KEY", {"MY_KEY": text}),
         lambda: read_key_file(key_file(tmp_path, text.encode())),
@@ -58,34 +58,34 @@ def test_what_is_no_key(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["00" * 32, "ff" * 32])
-def test_a_placeholder_is_no_key(text: str) -> None:
-    """It stands in somebody's template, and would be everybody's key."""
+def test_a_placeholder_is_refused(text: str) -> None:
+    """A value copied from a template would be the same for all users."""
     with pytest.raises(ConfigError, match="one byte 32 times"):
         read_key_env("KEY", {"KEY": text})
 
 
-def test_a_variable_that_is_not_set() -> None:
+def test_an_unset_variable_is_refused() -> None:
     """The most frequent mistake."""
     with pytest.raises(ConfigError, match="environment variable MY_KEY is not set; give 32 random bytes"):
         read_key_env("MY_KEY", {})
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o606, 0o602, 0o644, 0o777])
-def test_a_file_that_is_open_to_all(tmp_path: Path, mode: int) -> None:
-    """A key that every user of the machine can read hides nothing from them."""
+def test_a_file_that_is_open_to_all_users_is_refused(tmp_path: Path, mode: int) -> None:
+    """A key that every user of the machine can read protects nothing from them."""
     path = key_file(tmp_path, KEY, mode)
     with pytest.raises(ConfigError, match=rf"open to every user \(mode {mode:04o}\); run: chmod 600 {path}"):
         read_key_file(path)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
-def test_a_file_for_some(tmp_path: Path, mode: int) -> None:
-    """Secrets of a cluster are given to a group; that is somebody's decision."""
+def test_a_file_of_a_group_is_accepted(tmp_path: Path, mode: int) -> None:
+    """Clusters give secrets to a group on purpose."""
     assert read_key_file(key_file(tmp_path, KEY, mode)) == KEY
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
-    """None of it may hang or fill the memory."""
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """None of them may hang or fill the memory."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     (tmp_path / "folder").mkdir()
     for name, says in (
@@ -106,7 +106,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_the_first_key_encrypts(tmp_path: Path) -> None:
-    """Its place among the others decides, not the order in which they were written down."""
+    """The option decides which key encrypts, not the order in the file."""
     other, third = bytes(range(50, 82)), bytes(range(90, 122))
     path = key_file(tmp_path, KEY)
     environment = {"A": other.hex(), "B": third.hex()}
@@ -115,15 +115,15 @@ def test_the_first_key_encrypts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"key_env": "A", "key_file": "/x"}])
-def test_one_key_encrypts(options: dict[str, str]) -> None:
+def test_exactly_one_key_encrypts(options: dict[str, str]) -> None:
     """Neither none nor two."""
     with pytest.raises(ValueError, match="either key_env, the name of an environment variable"):
         AesGcmOptions(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [KEY.hex(), "a" * 64, base64.b64encode(KEY).decode(), "MY KEY", "1KEY", ""])
-def test_a_key_is_no_name(name: str) -> None:
-    """Who puts the key itself there is told, without its being repeated."""
+def test_a_key_in_place_of_a_name_is_refused(name: str) -> None:
+    """The error does not repeat the key."""
     with pytest.raises(ValueError, match="never a key itself") as caught:
         AesGcmOptions(key_env=name)
     assert not name or name not in str(caught.value)

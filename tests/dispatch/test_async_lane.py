@@ -295,7 +295,7 @@ def test_close_abandons_calls_that_ignore_cancellation(async_bench: Bench) -> No
 
 def completed_ops(dispatch: DispatchBench) -> list[int]:
     """Operations with a completion, in order."""
-    return [said.op_id for said in dispatch.completion if isinstance(said, Completion)]
+    return [said.op_id for said in dispatch.reports if isinstance(said, Completion)]
 
 
 def test_every_operation_is_reported_at_close(async_bench: Bench) -> None:

@@ -97,7 +97,7 @@ def test_every_operation_is_reported_at_close(bench: Bench, gate: Event) -> None
         wait_for(lambda: "read_into" in bench.backend.calls, "the hung call")
         dispatch.dispatcher.close(0.05)
         dispatch.drain()
-        assert sorted(said.op_id for said in dispatch.completion if isinstance(said, Completion)) == ops
+        assert sorted(said.op_id for said in dispatch.reports if isinstance(said, Completion)) == ops
         gate.set()
 
 

@@ -202,7 +202,7 @@ def test_drain_gives_no_more_than_asked(bench: Bench) -> None:
         ops = [dispatch.submit(Verb.PROBE, [1]) for _ in range(10)]
         sizes = [len(dispatch.drain(4)) for _ in range(4)]
         assert sizes == [4, 4, 2, 0]
-        assert [said.op_id for said in dispatch.completion] == ops  # type: ignore[union-attr]  # completions only
+        assert [said.op_id for said in dispatch.reports] == ops  # type: ignore[union-attr]  # completions only
 
 
 def test_reports_of_missed_deadlines_keep_the_limit(bench: Bench, gate: Event) -> None:

@@ -1,4 +1,4 @@
-"""The frame header: its golden bytes, and that no damage, mix-up or cut goes unnoticed."""
+"""Frame header: golden bytes, and detection of every damage, mix-up and truncation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SEALER = FrameSealer(NAMESPACE)
 
 
 def sealed(key: bytes = KEY, raw_bytes: int = RAW_BYTES, sealer: FrameSealer = SEALER) -> bytearray:
-    """A slot of exactly one frame with random payload, sealed over old rubbish."""
+    """Return a slot of one frame with random payload, sealed over other bytes."""
     slot = bytearray(b"\xee" * frame_bytes(raw_bytes))
     slot[HEADER_BYTES : HEADER_BYTES + raw_bytes] = random.Random(7).randbytes(raw_bytes)
     sealer.seal(memoryview(slot), key, raw_bytes)
@@ -46,12 +46,12 @@ def sealed(key: bytes = KEY, raw_bytes: int = RAW_BYTES, sealer: FrameSealer = S
 
 
 def golden_cases() -> list[str]:
-    """Names of the golden files."""
+    """Return the names of the golden files."""
     return sorted(path.stem for path in GOLDEN.glob("*.json"))
 
 
 def golden_header(name: str) -> FrameHeader:
-    """The fields that a golden page was made from."""
+    """Return the fields of a golden page."""
     fields = json.loads((GOLDEN / f"{name}.json").read_text())
     parts = tuple(bytes.fromhex(part) for part in fields.pop("part_checksums", ()))
     return FrameHeader(
@@ -64,7 +64,7 @@ def golden_header(name: str) -> FrameHeader:
 
 
 @pytest.mark.parametrize("name", golden_cases())
-def test_golden_header_is_written_as_ever(name: str) -> None:
+def test_golden_header_is_written_unchanged(name: str) -> None:
     """Frames on users' disks outlive releases: the bytes of a header may change with the format version only."""
     page = bytearray(b"\xee" * HEADER_BYTES)
     pack_header(golden_header(name), memoryview(page))
@@ -72,19 +72,19 @@ def test_golden_header_is_written_as_ever(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", golden_cases())
-def test_golden_header_is_read_as_ever(name: str) -> None:
-    """The other direction of the same promise."""
+def test_golden_header_is_read_unchanged(name: str) -> None:
+    """Every release reads the headers of all earlier ones."""
     page = memoryview((GOLDEN / f"{name}.bin").read_bytes())
     assert parse_header(page) == golden_header(name)
 
 
 def test_there_are_golden_files() -> None:
-    """A glob that finds nothing would make the two tests above pass for ever."""
+    """Without golden files the two tests above would always pass."""
     assert golden_cases() == ["approximate", "encrypted", "longest", "lossy", "none", "parts", "zstd"]
 
 
-def test_header_stands_at_the_documented_offsets() -> None:
-    """Somebody who writes a reader from docs/reference/frame-format.md must find what the page says."""
+def test_header_has_the_documented_offsets() -> None:
+    """The bytes match docs/reference/frame-format.md, from which others may write a reader."""
     page = (GOLDEN / "zstd.bin").read_bytes()
     header = golden_header("zstd")
     assert page[0:8] == b"\x89TIERKV\n"
@@ -102,8 +102,8 @@ def test_header_stands_at_the_documented_offsets() -> None:
     assert page[362:] == bytes(4096 - 362)
 
 
-def test_the_part_table_stands_at_the_documented_offsets() -> None:
-    """The same for a frame that several workers wrote."""
+def test_part_table_has_the_documented_offsets() -> None:
+    """The bytes of a frame of several workers match the page."""
     page = (GOLDEN / "parts.bin").read_bytes()
     header = golden_header("parts")
     assert int.from_bytes(page[10:12], "little") == 1
@@ -113,8 +113,8 @@ def test_the_part_table_stands_at_the_documented_offsets() -> None:
     assert header.raw_checksum == checksum(page[364:428])
 
 
-def test_flags_and_notes_stand_at_the_documented_offsets() -> None:
-    """The same for frames of codecs that conceal, or give approximations."""
+def test_flags_and_notes_have_the_documented_offsets() -> None:
+    """The bytes of frames of concealing or lossy codecs match the page."""
     flags = {name: (GOLDEN / f"{name}.bin").read_bytes()[10] for name in ("encrypted", "lossy", "approximate")}
     assert flags == {"encrypted": 1 + 2 + 8, "lossy": 2 + 4, "approximate": 4}
     page = (GOLDEN / "encrypted.bin").read_bytes()
@@ -124,8 +124,8 @@ def test_flags_and_notes_stand_at_the_documented_offsets() -> None:
 
 
 @pytest.mark.parametrize("bit", range(4, 16))
-def test_a_flag_of_the_future_is_refused(bit: int) -> None:
-    """What this version does not know it cannot obey."""
+def test_an_unknown_flag_is_refused(bit: int) -> None:
+    """This version cannot obey a flag that it does not know."""
     slot = memoryview(sealed())
     slot[10:12] = (1 << bit).to_bytes(2, "little")
     with pytest.raises(CorruptFrameError, match="flags"):
@@ -133,7 +133,7 @@ def test_a_flag_of_the_future_is_refused(bit: int) -> None:
 
 
 def test_a_raw_frame_withholds_nothing() -> None:
-    """Else a flag would be enough to have a payload taken without its checksum: who seals it anew looks at no other."""
+    """Otherwise a flag would suffice to accept a payload without its checksum."""
     page = memoryview(bytearray(HEADER_BYTES))
     pack_header(FrameHeader("none", NAMESPACE, KEY, 5, 5, bytes(16), bytes(16), withheld=True), page)
     with pytest.raises(CorruptFrameError, match="flags"):
@@ -144,7 +144,7 @@ def test_a_raw_frame_withholds_nothing() -> None:
     ("raw_checksum", "parts"), [(b"\1" + bytes(15), ()), (bytes(16), (bytes(16), bytes(15) + b"\1"))]
 )
 def test_what_is_withheld_is_zero(raw_checksum: bytes, parts: tuple[bytes, ...]) -> None:
-    """A checksum of the payload beside the encrypted payload would confirm a guess."""
+    """A checksum of the raw payload beside the encrypted payload would confirm a guess."""
     page = memoryview(bytearray(HEADER_BYTES))
     pack_header(FrameHeader("x", NAMESPACE, KEY, 10, 5, bytes(16), raw_checksum, parts, withheld=True), page)
     with pytest.raises(CorruptFrameError, match="raw checksum"):
@@ -153,7 +153,7 @@ def test_what_is_withheld_is_zero(raw_checksum: bytes, parts: tuple[bytes, ...])
 
 @pytest.mark.parametrize("flags", [0, 8])
 def test_notes_are_as_safe_as_the_header(flags: int) -> None:
-    """A byte of them that changed is found: by the header's checksum, or as a byte that must be zero."""
+    """A changed byte of the notes is detected by the header's checksum, or as a byte that must be zero."""
     page = bytearray(HEADER_BYTES)
     header = FrameHeader("x", NAMESPACE, KEY, 10, 5, bytes(16), bytes(16), notes=bytes(range(1, 65)) if flags else b"")
     pack_header(header, memoryview(page))
@@ -166,14 +166,14 @@ def test_notes_are_as_safe_as_the_header(flags: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 63, 65])
 def test_notes_of_another_length_are_a_mistake(length: int) -> None:
-    """They would hide a part table, or be cut off."""
+    """They would overwrite a part table, or be truncated."""
     header = FrameHeader("x", NAMESPACE, KEY, 10, 5, bytes(16), bytes(16), notes=b"n" * length)
     with pytest.raises(ValueError, match="notes have 64 bytes"):
         pack_header(header, memoryview(bytearray(HEADER_BYTES)))
 
 
 def test_the_reference_page_leaves_no_gap(root: Path) -> None:
-    """The page is a contract for other programs: its rows must join, sum up to a page, and agree with the code."""
+    """The page is a contract for other programs: its rows must join, add up to a page, and agree with the code."""
     rows = re.findall(
         r"^\| (\d+) \| (\d+) \| ([\w' ]+) \|", (root / "docs/reference/frame-format.md").read_text(), flags=re.MULTILINE
     )
@@ -208,16 +208,16 @@ headers = st.builds(
 
 
 @given(headers)
-def test_any_header_comes_back(header: FrameHeader) -> None:
-    """Every value that fits must survive, also keys that end in zeros."""
+def test_any_header_is_read_back(header: FrameHeader) -> None:
+    """Every valid value must survive, also keys that end in zeros."""
     page = memoryview(bytearray(HEADER_BYTES))
     pack_header(header, page)
     assert parse_header(page) == header
 
 
 @given(digests=st.lists(st.binary(min_size=16, max_size=16), min_size=2, max_size=PARTS_MAX))
-def test_any_part_table_comes_back(digests: list[bytes]) -> None:
-    """From two parts to as many as a page holds, none is lost and none is added."""
+def test_any_part_table_is_read_back(digests: list[bytes]) -> None:
+    """From two parts to the maximum of a page, none is lost or added."""
     raw = checksum_of_parts(digests)
     header = FrameHeader("none", NAMESPACE, KEY, 4096, 4096, raw, raw, tuple(digests))
     page = memoryview(bytearray(b"\xee" * HEADER_BYTES))
@@ -227,7 +227,7 @@ def test_any_part_table_comes_back(digests: list[bytes]) -> None:
 
 @pytest.mark.parametrize("digests", [[bytes(16)], [bytes(16)] * (PARTS_MAX + 1), [bytes(16), bytes(15)]])
 def test_pack_refuses_a_part_table_that_does_not_fit(digests: list[bytes]) -> None:
-    """One part is no part, and a table must not run over its page."""
+    """A single part needs no table, and a table must not exceed its page."""
     with pytest.raises(ValueError, match="parts"):
         pack_header(
             FrameHeader("none", NAMESPACE, KEY, 1, 1, bytes(16), bytes(16), tuple(digests)),
@@ -237,8 +237,8 @@ def test_pack_refuses_a_part_table_that_does_not_fit(digests: list[bytes]) -> No
 
 @pytest.mark.parametrize("name", ["zstd", "parts"])
 @given(data=st.data())
-def test_any_damaged_header_byte_is_seen(name: str, data: st.DataObject) -> None:
-    """Promise 1: no single wrong byte in a header page, not even in its unused rest, may pass."""
+def test_any_damaged_header_byte_is_detected(name: str, data: st.DataObject) -> None:
+    """Promise 1: no wrong byte in a header page may pass, not even in its unused rest."""
     page = bytearray((GOLDEN / f"{name}.bin").read_bytes())
     page[data.draw(st.integers(0, HEADER_BYTES - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptFrameError):
@@ -246,8 +246,8 @@ def test_any_damaged_header_byte_is_seen(name: str, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("name", ["zstd", "parts"])
-def test_every_header_byte_is_looked_at(name: str) -> None:
-    """The same, without luck: each of the 4096 bytes once."""
+def test_every_header_byte_is_verified(name: str) -> None:
+    """Each of the 4096 bytes is changed once, without random choice."""
     good = (GOLDEN / f"{name}.bin").read_bytes()
     for offset in range(HEADER_BYTES):
         page = bytearray(good)
@@ -257,7 +257,7 @@ def test_every_header_byte_is_looked_at(name: str) -> None:
 
 
 @given(offset=st.integers(0, RAW_BYTES - 1), flip=st.integers(1, 255))
-def test_any_damaged_payload_byte_is_seen(offset: int, flip: int) -> None:
+def test_any_damaged_payload_byte_is_detected(offset: int, flip: int) -> None:
     """Promise 1, for the payload."""
     slot = sealed()
     SEALER.check_slot(memoryview(slot), KEY)
@@ -267,7 +267,7 @@ def test_any_damaged_payload_byte_is_seen(offset: int, flip: int) -> None:
 
 
 def sealed_in_parts(parts: int = 4) -> bytearray:
-    """A slot whose parts were checksummed one by one."""
+    """Return a slot whose parts were checksummed one by one."""
     slot = sealed()
     size = RAW_BYTES // parts
     digests = [checksum(memoryview(slot)[start : start + size]) for start in range(4096, 4096 + RAW_BYTES, size)]
@@ -276,8 +276,8 @@ def sealed_in_parts(parts: int = 4) -> bytearray:
 
 
 @given(offset=st.integers(0, RAW_BYTES - 1), flip=st.integers(1, 255))
-def test_any_damaged_payload_byte_is_seen_in_its_part(offset: int, flip: int) -> None:
-    """Promise 1, for a payload of four parts: who checks all sees it, and of those who check one, exactly its owner."""
+def test_any_damaged_payload_byte_is_detected_in_its_part(offset: int, flip: int) -> None:
+    """Promise 1, for four parts: a check of all parts detects it, and of the single checks only that of its part."""
     slot = memoryview(sealed_in_parts())
     header = SEALER.check_slot(slot, KEY)
     assert header.raw_checksum == checksum_of_parts(header.part_checksums)
@@ -295,7 +295,7 @@ def test_any_damaged_payload_byte_is_seen_in_its_part(offset: int, flip: int) ->
 
 
 def test_parts_that_do_not_divide_the_payload() -> None:
-    """A header that says so is nonsense, and a worker that would make one is told."""
+    """Such a header is invalid, and sealing such parts raises."""
     slot = memoryview(sealed())
     digests = (bytes(16),) * 3
     with pytest.raises(ValueError, match="no 3 parts of one length"):
@@ -307,8 +307,8 @@ def test_parts_that_do_not_divide_the_payload() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, PARTS_MAX + 1, 2**16 - 1])
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_part_count_that_cannot_be(count: int, verify: bool) -> None:
-    """Also without checksums a table is never read beyond its page, nor a payload divided by nothing."""
+def test_an_invalid_part_count_is_refused(count: int, verify: bool) -> None:
+    """Also without verification, a table is never read beyond its page, and no division by zero occurs."""
     slot = memoryview(sealed_in_parts())
     slot[362:364] = count.to_bytes(2, "little")
     with pytest.raises(CorruptFrameError, match="part count"):
@@ -316,34 +316,34 @@ def test_a_part_count_that_cannot_be(count: int, verify: bool) -> None:
 
 
 @given(length=st.integers(0, frame_bytes(RAW_BYTES) - 1))
-def test_a_cut_frame_is_seen(length: int) -> None:
+def test_a_truncated_frame_is_detected(length: int) -> None:
     """A short read or a half-written file must be a miss, wherever it ends."""
     with pytest.raises(CorruptFrameError, match="cut off"):
         SEALER.check_slot(memoryview(sealed())[:length], KEY)
 
 
-def test_swapped_keys_are_seen() -> None:
-    """A backend that returns another chunk's whole and undamaged frame must not be believed."""
+def test_swapped_keys_are_detected() -> None:
+    """An intact frame of another chunk must not be accepted."""
     other = make_key(b"another-chunk-hash-of-the-same-l", 3)
     with pytest.raises(CorruptFrameError, match=r"'key' is .*expected"):
         SEALER.check_slot(memoryview(sealed(other)), KEY)
 
 
-def test_same_hash_of_another_group_is_seen() -> None:
-    """Two groups share chunk hashes; their bytes are not the same (spec S2)."""
+def test_same_hash_of_another_group_is_detected() -> None:
+    """Two groups share chunk hashes; their bytes differ (spec S2)."""
     with pytest.raises(CorruptFrameError, match="'key'"):
         SEALER.check_slot(memoryview(sealed(make_key(b"chunk-hash-of-thirty-two-bytes..", 4))), KEY)
 
 
-def test_foreign_namespace_is_seen() -> None:
+def test_foreign_namespace_is_detected() -> None:
     """Bytes of another model under the same key must never be read."""
     foreign = FrameSealer(bytes(16))
     with pytest.raises(CorruptFrameError, match="'namespace'"):
         SEALER.check_slot(memoryview(sealed(sealer=foreign)), KEY)
 
 
-def test_an_encoded_frame_is_no_raw_frame() -> None:
-    """A slot with zstd bytes must not go to the GPU, however whole the frame is."""
+def test_an_encoded_frame_is_not_a_raw_frame() -> None:
+    """A slot with zstd bytes must not be copied to the GPU, even if the frame is intact."""
     slot = sealed()
     header = parse_header(memoryview(slot))
     pack_header(
@@ -355,8 +355,8 @@ def test_an_encoded_frame_is_no_raw_frame() -> None:
 
 
 @pytest.mark.parametrize(("raw", "stored"), [(5000, 4999), (4999, 5000), (2**40, 2**40), (0, 5000)])
-def test_lengths_that_contradict_are_seen(raw: int, stored: int) -> None:
-    """A header that passes its own checksum may still be nonsense; lengths drive memory access."""
+def test_contradicting_lengths_are_detected(raw: int, stored: int) -> None:
+    """A header with a valid checksum may still be invalid; its lengths control memory access."""
     slot = sealed()
     digest = checksum(memoryview(slot)[HEADER_BYTES : HEADER_BYTES + min(stored, 5000)])
     pack_header(FrameHeader("none", NAMESPACE, KEY, raw, stored, digest, digest), memoryview(slot))
@@ -365,7 +365,7 @@ def test_lengths_that_contradict_are_seen(raw: int, stored: int) -> None:
 
 
 def test_payload_false_reads_the_header_only() -> None:
-    """Before a write the header is checked, not megabytes of payload."""
+    """Before a write only the header is checked, not megabytes of payload."""
     slot = sealed()
     slot[HEADER_BYTES] ^= 1
     SEALER.check_slot(memoryview(slot), KEY, payload=False)
@@ -374,7 +374,7 @@ def test_payload_false_reads_the_header_only() -> None:
 
 
 def test_without_verification_damage_passes_and_mix_ups_do_not() -> None:
-    """The switch of one test removes checksums, and must not remove the identity of a chunk."""
+    """The switch disables checksums, but not the identity of a chunk."""
     blind = FrameSealer(NAMESPACE, verify=False)
     slot = sealed()
     slot[HEADER_BYTES + 17] ^= 1
@@ -390,7 +390,7 @@ def test_without_verification_damage_passes_and_mix_ups_do_not() -> None:
 
 @given(raw_bytes=st.integers(0, 3 * HEADER_BYTES))
 def test_seal_leaves_no_old_bytes(raw_bytes: int) -> None:
-    """Frames go to disk as they lie in memory: what another chunk left in the padding must not go with them."""
+    """Frames are written as they are in memory: bytes of another chunk in the padding must not be written."""
     slot = sealed(raw_bytes=raw_bytes)
     assert len(slot) % HEADER_BYTES == 0
     assert slot[HEADER_BYTES + raw_bytes :] == bytes(len(slot) - HEADER_BYTES - raw_bytes)
@@ -400,13 +400,13 @@ def test_seal_leaves_no_old_bytes(raw_bytes: int) -> None:
 
 
 def test_frame_bytes_is_the_aligned_total() -> None:
-    """Arena, tier and backends must agree on lengths."""
+    """Arena, tiers and backends must agree on lengths."""
     assert [SEALER.frame_bytes(n) for n in (0, 1, 4096, 4097)] == [4096, 8192, 8192, 12288]
 
 
 @pytest.mark.parametrize("raw_bytes", [-1, RAW_BYTES + 4096])
 def test_seal_refuses_what_does_not_fit(raw_bytes: int) -> None:
-    """A payload longer than its slot would write into the neighbour's."""
+    """A payload longer than its slot would overwrite the next slot."""
     slot = memoryview(bytearray(frame_bytes(RAW_BYTES)))
     with pytest.raises(ValueError, match="does not fit"):
         SEALER.seal(slot, KEY, raw_bytes)
@@ -424,7 +424,7 @@ def test_seal_refuses_what_does_not_fit(raw_bytes: int) -> None:
     ],
 )
 def test_pack_refuses_fields_that_do_not_fit(field: str, value: object) -> None:
-    """A struct would cut them in silence."""
+    """Struct would truncate them silently."""
     fields = {
         "codec": "none",
         "namespace": NAMESPACE,
@@ -439,7 +439,7 @@ def test_pack_refuses_fields_that_do_not_fit(field: str, value: object) -> None:
 
 
 def test_messages_name_the_field() -> None:
-    """An operator who sees a corrupt frame wants to know which part of it."""
+    """The message tells the operator which part of a frame is corrupt."""
     slot = sealed()
     for offset, field in ((0, "magic"), (8, "format version"), (10, "flags"), (12, "header length")):
         damaged = bytearray(slot)

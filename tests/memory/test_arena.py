@@ -1,4 +1,4 @@
-"""The host arena: shapes, alignment, and a close that never pulls memory from under a view."""
+"""Host arena: sizes, alignment, and a close that never unmaps memory under a view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierkv.memory.arena import HostArena
 
 
 def test_capacity_is_cut_into_whole_slots() -> None:
-    """Capacity is a promise to the operator: never more memory than it says."""
+    """The arena never takes more memory than its configured capacity."""
     arena = HostArena(5 * (4096 + 8192) + 4095, 5000)
     assert (arena.num_slots, arena.slot_bytes) == (5, 4096 + 8192)
 
@@ -29,7 +29,7 @@ def test_slots_are_aligned() -> None:
 
 
 def test_payload_is_the_slot_behind_the_header() -> None:
-    """The worker writes through one view what the tier sends through the other."""
+    """The worker writes through one view, and the tier reads through the other."""
     arena = HostArena(1 << 20, 5000)
     arena.payload(3)[:] = 7
     assert set(arena.slot(3)[HEADER_BYTES:]) == {7}
@@ -40,7 +40,7 @@ def test_payload_is_the_slot_behind_the_header() -> None:
 
 
 def test_slots_do_not_overlap() -> None:
-    """A chunk that writes all of its slot must not touch its neighbours."""
+    """A chunk that fills its slot must not touch its neighbours."""
     arena = HostArena(1 << 20, 5000)
     for index in range(arena.num_slots):
         arena.slot(index)[:] = bytes([index % 251]) * arena.slot_bytes
@@ -49,8 +49,8 @@ def test_slots_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 10**9])
-def test_a_slot_that_is_none_is_refused(index: int) -> None:
-    """A slice beyond the end would be empty in silence, and -1 would be somebody else's slot."""
+def test_a_slot_outside_the_arena_is_refused(index: int) -> None:
+    """A slice beyond the end would silently be empty, and -1 would be another chunk's slot."""
     arena = HostArena(1 << 20, 5000)
     with pytest.raises(IndexError):
         arena.slot(index)
@@ -59,20 +59,20 @@ def test_a_slot_that_is_none_is_refused(index: int) -> None:
 
 
 def test_too_small_names_both_numbers() -> None:
-    """The operator must see what was given and what is needed."""
+    """The operator must see the given and the needed size."""
     with pytest.raises(ConfigError, match=r"12287 bytes holds no chunk: one takes 12288 bytes"):
         HostArena(12287, 5000)
 
 
 @pytest.mark.parametrize("capacity", [2**62, 2**70])
 def test_more_than_the_system_has_is_a_config_error(capacity: int) -> None:
-    """A typing error in the capacity must not end in a traceback of mmap."""
+    """A typing error in the capacity must not cause a traceback of mmap."""
     with pytest.raises(ConfigError, match="lower its capacity"):
         HostArena(capacity, 5000)
 
 
 def test_a_chunk_of_no_bytes_is_refused() -> None:
-    """An engine that tells a page size of zero is caught here."""
+    """This detects an engine that declares a page size of zero."""
     with pytest.raises(ConfigError, match="at least one byte"):
         HostArena(1 << 20, 0)
 
@@ -111,7 +111,7 @@ print("alive")
 
 
 def test_memory_returns_when_the_last_view_is_gone() -> None:
-    """Left to the garbage collector must not mean left for ever."""
+    """The garbage collector must be able to free the memory."""
     arena = HostArena(1 << 20, 5000)
     inner = arena._mmap
     slot = arena.slot(0)

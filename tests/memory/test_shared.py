@@ -1,4 +1,4 @@
-"""An arena that other processes map: the same memory, found safely, gone when the last process is gone."""
+"""Arena that other processes map: the same memory, found safely, freed with the last process."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ sys.stdin.read()
 
 @pytest.fixture
 def shared() -> Iterator[SharedMemory]:
-    """Memory for one test."""
+    """Shared memory for one test."""
     memory = SharedMemory()
     yield memory
     memory.close()
 
 
 def arena_of(shared: SharedMemory) -> HostArena:
-    """An arena of some 85 slots."""
+    """Return an arena of about 85 slots."""
     return HostArena(1 << 20, PAYLOAD_BYTES, shared.map)
 
 
 def mappings() -> list[str]:
-    """Files behind this process's mappings of an arena."""
+    """Return the files behind this process's mappings of an arena."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line.split(maxsplit=5)[5] for line in lines if "tierkv-arena" in line]
 
 
 def descriptors() -> list[Path]:
-    """This process's descriptors of an arena."""
+    """Return this process's descriptors of an arena."""
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return [link for link in links if "tierkv-arena" in str(link.readlink())]
 
 
 def child(program: str, handle: ArenaHandle) -> subprocess.Popen[str]:
-    """Another process that attaches and runs ``program``."""
+    """Start a process that attaches and runs ``program``."""
     return subprocess.Popen(
         [sys.executable, "-I", "-c", ATTACH_AND + program, pickle.dumps(handle).hex()],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -70,7 +70,7 @@ def child(program: str, handle: ArenaHandle) -> subprocess.Popen[str]:
 
 
 def test_another_process_sees_and_writes_the_same_slots(shared: SharedMemory) -> None:
-    """What the worker's process gathers is what the tier's thread sends, and the other way round."""
+    """Bytes that a worker's process gathers are sent by the tier's thread, and vice versa."""
     arena = arena_of(shared)
     arena.slot(3)[:5] = b"ours!"
     process = child(
@@ -82,8 +82,8 @@ def test_another_process_sees_and_writes_the_same_slots(shared: SharedMemory) ->
     assert not arena.payload(5).any()
 
 
-def test_a_killed_process_takes_nothing_along(shared: SharedMemory) -> None:
-    """A worker that has the arena mapped dies by kill -9: the owner reads and writes on."""
+def test_a_killed_process_does_no_harm(shared: SharedMemory) -> None:
+    """A worker with a mapping is killed (kill -9): the owner continues to read and write."""
     arena = arena_of(shared)
     process = child("arena.payload(1)[:] = 9; print('ready', flush=True); sys.stdin.read()", shared.arena_handle(arena))
     assert process.stdout is not None
@@ -96,7 +96,7 @@ def test_a_killed_process_takes_nothing_along(shared: SharedMemory) -> None:
 
 
 def test_a_killed_owner_leaves_nothing_behind() -> None:
-    """The other way round: the engine's process dies, its workers read on without harm, and the last one frees all."""
+    """The engine's process is killed: its workers continue to read, and the last one frees all memory."""
     owner = subprocess.Popen(
         [sys.executable, "-I", "-c", OWN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -113,8 +113,8 @@ def test_a_killed_owner_leaves_nothing_behind() -> None:
     assert mappings() == []
 
 
-def test_what_is_not_the_arena_is_refused(shared: SharedMemory) -> None:
-    """Pids and descriptors are reused: another file behind the same number must not be taken for the arena."""
+def test_other_memory_is_refused(shared: SharedMemory) -> None:
+    """Pids and descriptors are reused: another file with the same number must not be taken for the arena."""
     arena = arena_of(shared)
     handle = shared.arena_handle(arena)
     attach_arena(handle).close()
@@ -134,8 +134,8 @@ def test_what_is_not_the_arena_is_refused(shared: SharedMemory) -> None:
         shared.arena_handle(arena)
 
 
-def test_nobody_can_cut_it_off(shared: SharedMemory) -> None:
-    """A shortened file would end every process that touches the missing pages with SIGBUS."""
+def test_it_cannot_be_truncated(shared: SharedMemory) -> None:
+    """Truncation would end every process that accesses the missing pages with SIGBUS."""
     arena = arena_of(shared)
     handle = shared.arena_handle(arena)
     fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR)
@@ -149,13 +149,13 @@ def test_nobody_can_cut_it_off(shared: SharedMemory) -> None:
 
 @pytest.mark.parametrize("capacity", [2**45, 2**62, 2**70])
 def test_more_than_the_machine_has_is_a_config_error(shared: SharedMemory, capacity: int) -> None:
-    """The kernel promises shared memory that it does not have, and kills the process that uses it; we say it first."""
+    """The kernel overcommits shared memory and kills the process that uses it. The error is raised before."""
     with pytest.raises(ConfigError, match="lower its capacity"):
         HostArena(capacity, PAYLOAD_BYTES, shared.map)
 
 
-def test_the_memory_is_given_back(shared: SharedMemory) -> None:
-    """It has no name that could outlive a crash, and closing leaves no mapping and no descriptor open."""
+def test_the_memory_is_freed(shared: SharedMemory) -> None:
+    """It has no name that could outlive a crash, and closing releases all mappings and descriptors."""
     arena = arena_of(shared)
     assert mappings() == ["/memfd:tierkv-arena (deleted)"]
     assert descriptors()

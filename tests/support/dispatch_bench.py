@@ -1,4 +1,4 @@
-"""A dispatcher over real files with a clock that the test moves."""
+"""Dispatcher over real files with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from tierkv.types.transfers import SlotRef
 
 KEYS = [make_key(number) for number in range(64)]
 PATIENCE_S = 60.0
-"""How long a test waits for a thread before it fails. No verdict about speed."""
+"""Seconds that a test waits for a thread before it fails. No measure of speed."""
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     """Wait for other threads."""
     give_up_s = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < give_up_s, f"waited in vain for {what}"
+        assert time.monotonic() < give_up_s, f"{what} did not happen within {PATIENCE_S:g} seconds"
         time.sleep(0.001)
 
 
 @dataclass
 class DispatchBench:
-    """A dispatcher, and all that it said."""
+    """Dispatcher with all its completions."""
 
     bench: Bench
     dispatcher: Dispatcher
     clock: ManualClock
-    completion: list[Completion | TierHealth] = field(default_factory=list)
+    reports: list[Completion | TierHealth] = field(default_factory=list)
     _op_ids: Iterator[int] = field(default_factory=itertools.count)
 
     def submit(
         self, verb: Verb, numbers: Sequence[int], slots: Sequence[int] = (), *, deadline_s: float = 10.0, tier: int = 0
     ) -> int:
-        """Submit an operation on ``KEYS[number]`` whose deadline is so many seconds from now."""
+        """Submit an operation on ``KEYS[number]``. deadline_s: seconds from now."""
         op_id = next(self._op_ids)
         refs = tuple(SlotRef(slot, 1) for slot in slots)
         keys = tuple(KEYS[number] for number in numbers)
@@ -57,48 +57,48 @@ class DispatchBench:
         return self.submit(Verb.WRITE, [number], [slot], **options)
 
     def drain(self, limit: int = 1000) -> list[Completion | TierHealth]:
-        """Drain once, and remember."""
-        completion = self.dispatcher.drain(limit)
-        self.completion.extend(completion)
-        return completion
+        """Drain once, and record the completions."""
+        reports = self.dispatcher.drain(limit)
+        self.reports.extend(reports)
+        return reports
 
     def completions(self, op_id: int) -> list[Completion]:
-        """What was said of an operation so far."""
-        return [said for said in self.completion if isinstance(said, Completion) and said.op_id == op_id]
+        """Return the completions of an operation so far."""
+        return [report for report in self.reports if isinstance(report, Completion) and report.op_id == op_id]
 
     def health(self) -> list[bool]:
-        """What was said of tiers so far."""
-        return [said.usable for said in self.completion if isinstance(said, TierHealth)]
+        """Return the health reports so far."""
+        return [report.usable for report in self.reports if isinstance(report, TierHealth)]
 
     def kinds(self, op_id: int) -> list[OutcomeKind]:
-        """The outcomes of the last completion of an operation."""
+        """Return the outcomes of the last completion of an operation."""
         return [outcome.kind for outcome in self.completions(op_id)[-1].outcomes]
 
     def wait(self, *op_ids: int) -> list[list[OutcomeKind]]:
-        """Drain until these operations have ended, and return their outcomes."""
+        """Drain until these operations have ended; returns their outcomes."""
 
         def ended() -> bool:
             self.drain()
-            return all(any(said.ended for said in self.completions(op_id)) for op_id in op_ids)
+            return all(any(report.ended for report in self.completions(op_id)) for op_id in op_ids)
 
         wait_for(ended, f"the end of operations {op_ids}")
         return [self.kinds(op_id) for op_id in op_ids]
 
     def wait_health(self, *expected: bool) -> None:
-        """Drain until the tier's health was told so."""
+        """Drain until the health reports are as expected."""
 
-        def told() -> bool:
+        def is_reported() -> bool:
             self.drain()
             return self.health() == list(expected)
 
-        wait_for(told, f"health {expected}, got {self.health()}")
+        wait_for(is_reported, f"health {expected}, got {self.health()}")
 
 
 @contextmanager
 def dispatching(
     bench: Bench, *tiers: Tier, limits: TierLimits | None = None, **options: Any
 ) -> Iterator[DispatchBench]:
-    """A dispatcher over the bench's tier, or the given ones."""
+    """Open a dispatcher over the bench's tier, or over the given ones."""
     tiers = tiers or (bench.tier(),)
     options.setdefault("close_grace_s", 0.1)
     dispatcher = Dispatcher(tiers, [limits or TierLimits()] * len(tiers), bench.clock, **options)

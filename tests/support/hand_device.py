@@ -1,4 +1,4 @@
-"""A GPU on the CPU: what is enqueued runs at once, but whether an event has passed is for the test to say."""
+"""Simulated GPU on the CPU: work runs at once, but the test decides when events have passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tierkv.worker.cuda_runtime import Event, Stream
 
 
 class HandEvent:
-    """Passes when the device is let go, or when somebody waits for it."""
+    """Event that passes when the device is released, or when a thread waits for it."""
 
     def __init__(self, device: HandDevice) -> None:
         self._device = device
@@ -19,14 +19,14 @@ class HandEvent:
         device.recorded += 1
 
     def query(self) -> bool:
-        """Whether the device got so far."""
+        """Whether the device has reached the event."""
         if self._device.is_broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self._device.queries += 1
         return self._number < self._device.passed
 
     def elapsed_time(self, end_event: HandEvent) -> float:
-        """Each point is a millisecond behind the one before."""
+        """Return one millisecond per recorded point."""
         return float(end_event._number - self._number)
 
     def synchronize(self) -> None:
@@ -36,7 +36,7 @@ class HandEvent:
 
 
 class HandStream:
-    """Remembers what it was told to wait for."""
+    """Stream that records the events it waits for."""
 
     def __init__(self, device: HandDevice) -> None:
         self._device = device
@@ -44,7 +44,7 @@ class HandStream:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Enqueue here."""
+        """Make it the current stream."""
         yield
 
     def wait_event(self, event: Event) -> None:
@@ -59,7 +59,7 @@ class HandStream:
 
 
 class HandDevice:
-    """See the module's docstring. ``pinnable``: whether memory can be pinned."""
+    """Simulated device. ``pinnable``: whether memory can be pinned."""
 
     def __init__(self, *, pinnable: bool = True) -> None:
         self.pinnable = pinnable
@@ -70,7 +70,7 @@ class HandDevice:
         self.registered: dict[int, int] = {}
 
     def let_go(self) -> None:
-        """Everything enqueued so far has run."""
+        """Let all enqueued work pass."""
         self.passed = self.recorded
 
     def now(self) -> Event:

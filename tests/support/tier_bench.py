@@ -1,4 +1,4 @@
-"""A tier over real files, and a way to fill and inspect slots: what tests of tiers and of dispatch share."""
+"""Tier over real files, with functions to fill and inspect slots. Shared by the tests of tiers and of dispatch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONCE = RetryLimits(attempts=1)
 
 @dataclass
 class Bench:
-    """Everything around one tier, in reach of a test."""
+    """Collaborators of one tier."""
 
     place: Path
     arena: HostArena
@@ -40,7 +40,7 @@ class Bench:
     clock: ManualClock = field(default_factory=ManualClock)
 
     def tier(self, codec: str = "none", *, asynchronous: bool = False, **changes: Any) -> Tier:
-        """A tier over the files; ``changes`` are capabilities, codecs, retry, timing, sealer."""
+        """Return a tier over the files. changes: capabilities, codecs, retry, timing, sealer."""
         declared = changes.pop("capabilities", Capabilities(preferred_batch=4))
         codecs = changes.pop("codecs", CODECS)
         sealer = changes.pop("sealer", self.sealer)
@@ -50,7 +50,7 @@ class Bench:
         return Tier("files", backend, declared, codec, codecs, sealer, self.arena, **changes)
 
     def fill(self, slot: int, key: Key, payload: bytes, parts: int = 1) -> SlotRef:
-        """Store a chunk in a slot, as the worker does, or several of them."""
+        """Store a chunk in a slot, as one or several workers would."""
         view = self.arena.slot(slot)
         view[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
         if parts == 1:
@@ -62,18 +62,18 @@ class Bench:
         return SlotRef(slot, 1)
 
     def payload(self, slot: int, key: Key) -> bytes:
-        """The payload of a slot that must hold ``key``."""
+        """Return the payload of a slot that must hold ``key``."""
         view = self.arena.slot(slot)
         header = self.sealer.check_slot(view, key)
         return bytes(view[HEADER_BYTES : HEADER_BYTES + header.raw_bytes])
 
     def file(self, key: Key) -> Path:
-        """Where the frame of ``key`` lies."""
+        """Return the path of the frame of ``key``."""
         inner = self.files.files if isinstance(self.files, AsyncPlainFiles) else self.files
         return inner.path(key)
 
     def stale(self, slots: Sequence[int]) -> list[SlotRef]:
-        """Slots full of rubbish, as another chunk may have left them."""
+        """Fill slots with the bytes of another chunk."""
         for slot in slots:
             self.arena.slot(slot)[:] = b"\x5a" * self.arena.slot_bytes
         return [SlotRef(slot, 2) for slot in slots]
@@ -82,7 +82,7 @@ class Bench:
 def make_bench(
     place: Path, kind: type[PlainFiles | AsyncPlainFiles] = PlainFiles, *, beside: Bench | None = None
 ) -> Bench:
-    """Open a directory and an arena of eight slots; or share arena and clock with another bench: one stack's tiers."""
+    """Open a directory and an arena of eight slots. With ``beside``, share arena and clock with another bench."""
     # Slots are a page longer than the chunks: what a file has too much then arrives, and must be seen.
     arena = beside.arena if beside else HostArena(8 * (HEADER_BYTES + 16_384), PAYLOAD_BYTES + 4096)
     context = BackendContext("files", NAMESPACE, arena.slot_bytes, None)
@@ -93,5 +93,5 @@ def make_bench(
 
 
 def compressible(number: int, size: int = PAYLOAD_BYTES) -> bytes:
-    """A payload that zstd shortens, different for each number."""
+    """Return a payload that zstd shortens, different for each number."""
     return (random.Random(number).randbytes(50) * (size // 50 + 1))[:size]

@@ -1,4 +1,4 @@
-"""A worker over real memory: in host memory, on a GPU, or on a GPU that a test plays by hand."""
+"""Worker over real memory: in host memory, on a GPU, or on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CUDA = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 )
 DEVICES = [HOST, HAND, CUDA]
-"""Where a worker's tensors may be: the same tests hold for all."""
+"""Devices of a worker's tensors. The same tests run on all."""
 
 
 class Bed:
-    """A worker; its copy thread can be held back by a gate."""
+    """Worker whose copy thread can be held back by a gate."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Bed:
             self.worker._copies = CudaCopies(self.worker._rank_slice, pages, self.submit, self.hand, 4 * staging_bytes)
 
     def submit(self, copy: Callable[[], Any]) -> Future[Any]:
-        """Run on the one copy thread, behind the gate."""
+        """Run a copy on the one copy thread, after the gate opens."""
 
         def gated() -> object:
             self.gate.wait(10)
@@ -79,19 +79,19 @@ class Bed:
         return self.pool.submit(gated)
 
     def snapshot(self) -> list[list[np.ndarray]]:
-        """A copy of all tensors."""
+        """Return a copy of all tensors."""
         if self.device == "cuda":
             torch.cuda.synchronize()
             return [[tensor.cpu().numpy().copy() for tensor in group] for group in self.caches]
         return [[tensor.copy() for tensor in group] for group in self.caches]
 
     def clear(self, group: int, blocks: slice = slice(None)) -> None:
-        """The forward pass writes zeros."""
+        """Write zeros, as the forward pass would."""
         for tensor in self.caches[group]:
             tensor[blocks] = 0
 
     def close(self) -> None:
-        """End the thread."""
+        """End the copy thread."""
         self.gate.set()
         self.worker.shutdown()
         self.pool.shutdown()
@@ -99,7 +99,7 @@ class Bed:
     def run(
         self, *, loads: tuple[TransferJob, ...] = (), stores: tuple[TransferJob, ...] = ()
     ) -> dict[int, frozenset[Key]]:
-        """One step that is flushed at once; returns the failures."""
+        """Run one step that is flushed at once; returns the failures."""
         everything = frozenset(j.job_id for j in (*loads, *stores))
         self.worker.start_step(ConnectorMeta(loads=loads, stores=stores, jobs_to_flush=everything))
         output = self.worker.get_finished()
@@ -117,7 +117,7 @@ def job(
     keys: tuple[Key, ...] | None = None,
     slot: int = 0,
 ) -> TransferJob:
-    """A job over one group whose chunks lie in neighbouring slots."""
+    """Return a job over one group, with chunks in neighbouring slots."""
     chunks = -(-(first_block % 3 + len(blocks)) // 3)
     names = keys or tuple(make_key(b"%08d" % (first_block // 3 + i), group) for i in range(chunks))
     sizes, indices = [0, 0], [0, 0]

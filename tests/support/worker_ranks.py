@@ -1,4 +1,4 @@
-"""A small engine of several workers, in threads' reach or in processes of their own, over one stack.
+"""Small engine of several workers over one stack, in this process or in processes of their own.
 
 Every page of a rank is filled from rank, block and a seed, so that a wrong byte anywhere shows.
 """
@@ -30,7 +30,7 @@ PATIENCE_S = 20.0
 
 
 def spec_of(num_workers: int, *, processes: bool = False) -> EngineSpec:
-    """An engine whose chunks of two blocks have 704 bytes per worker."""
+    """Return an engine whose chunks of two blocks have 704 bytes per worker."""
     return EngineSpec(
         "m", "float32", (GroupSpec(BLOCK_TOKENS, PAGE_BYTES),), BLOCK_TOKENS, num_workers=num_workers,
         capabilities=EngineCapabilities(worker_processes=processes),
@@ -38,31 +38,31 @@ def spec_of(num_workers: int, *, processes: bool = False) -> EngineSpec:
 
 
 def config_of(**more: Any) -> dict[str, Any]:
-    """A stack of sixteen slots or so."""
+    """Return a stack of about sixteen slots."""
     return {"host": {"capacity": "128KiB"}, "chunk": {"blocks": 2}, **more}
 
 
 def pages_of(rank: int, seed: int) -> list[np.ndarray]:
-    """The tensors of one rank, full of bytes that no other rank or seed has."""
+    """Return the tensors of one rank, with bytes that no other rank or seed has."""
     rng = np.random.default_rng((rank, seed))
     return [rng.integers(0, 256, (NUM_BLOCKS, size), dtype=np.uint8) for size in PAGE_BYTES]
 
 
 class Rank(Protocol):
-    """One worker, wherever it runs."""
+    """One worker, in this process or another."""
 
     def step(self, meta: ConnectorMeta, written: Sequence[int] = ()) -> None:
-        """A whole step: start, forward pass (writes these blocks), queue."""
+        """Run a whole step: start, forward pass (writes these blocks), queue."""
 
     def finished(self) -> WorkerOutput:
-        """What ended."""
+        """Return the ended jobs."""
 
     def block(self, block_id: int) -> bytes:
-        """The bytes of one block in all tensors."""
+        """Return the bytes of one block in all tensors."""
 
 
 class LocalRank:
-    """A worker in this process. ``device``: torch's name of where its pages lie; none: in numpy's memory."""
+    """Worker in this process. ``device``: torch's device of its pages; empty: numpy memory."""
 
     def __init__(self, worker: Worker, seed: int = 1, device: str = "") -> None:
         self.worker = worker
@@ -87,7 +87,7 @@ class LocalRank:
 
 
 class RemoteRank:
-    """A worker in a process of its own."""
+    """Worker in a process of its own."""
 
     def __init__(self, setup: WorkerSetup, seed: int = 1, stall: str = "", device: str = "") -> None:
         context = multiprocessing.get_context("spawn")
@@ -97,7 +97,7 @@ class RemoteRank:
         other.close()
 
     def ask(self, *message: object) -> Any:
-        """One call in the worker's process."""
+        """Call a method in the worker's process."""
         self._pipe.send(message)
         if not self._pipe.poll(PATIENCE_S):
             raise TimeoutError(f"{message[0]} was not answered")
@@ -115,12 +115,12 @@ class RemoteRank:
         return data
 
     def kill(self) -> None:
-        """End it as an out-of-memory killer would."""
+        """End the process as an out-of-memory killer would."""
         self.process.kill()
         self.process.join(PATIENCE_S)
 
     def close(self) -> None:
-        """End it in order, if it still lives."""
+        """End the process in order, if it still runs."""
         with suppress(OSError, EOFError):
             self.ask("quit")
         self.process.join(PATIENCE_S)
@@ -128,7 +128,7 @@ class RemoteRank:
 
 
 def serve_rank(pipe: Connection, setup: WorkerSetup, seed: int, stall: str, device: str) -> None:
-    """The main function of a worker's process. ``stall``: which copies stop half-way, for ever."""
+    """Run a worker's process. ``stall``: copies that stop half-way, forever."""
     if stall:
         setattr(HostPages, stall, _stalled(getattr(HostPages, stall)))
     with tierkv.open_worker(setup) as worker:
@@ -154,7 +154,7 @@ def _stalled(copy: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass
 class PagedRequest:
-    """A prompt."""
+    """Prompt of a request."""
 
     request_id: str
     tokens: Sequence[int]
@@ -171,7 +171,7 @@ class PagedRequest:
 
 @dataclass(frozen=True)
 class PagedBlock:
-    """A GPU block."""
+    """GPU block."""
 
     block_id: int
     block_hash: bytes | None = None
@@ -187,25 +187,25 @@ class Driver:
         self._count = 0
 
     def request(self, tokens: Iterable[int]) -> PagedRequest:
-        """A new request."""
+        """Create a request."""
         self._count += 1
         request = PagedRequest(f"r{self._count}", list(tokens))
         self.stack.on_new_request(request)
         return request
 
     def step(self, output: StepOutput | None = None, written: Sequence[int] = ()) -> LoadReport:
-        """One step of everybody."""
+        """Run one step of the stack and of all workers."""
         meta = self.stack.build_connector_meta(output or StepOutput())
         for rank in self.ranks:
             rank.step(meta, written)
         return self.collect()
 
     def collect(self) -> LoadReport:
-        """Take in what the workers report."""
+        """Hand the reports of the workers to the stack."""
         return self.stack.update_connector_output(WorkerOutput.aggregate(rank.finished() for rank in self.ranks))
 
     def compute(self, request: PagedRequest, block_ids: Sequence[int]) -> None:
-        """Compute all of a prompt in one step; its store is queued. The request stays alive."""
+        """Compute all of a prompt in one step, which queues its store. The request stays alive."""
         self.stack.get_num_new_matched_tokens(request, 0)
         self.stack.update_state_after_alloc(request, [[PagedBlock(i) for i in block_ids]], 0)
         scheduled = ScheduledRequest(
@@ -214,7 +214,7 @@ class Driver:
         self.step(StepOutput((scheduled,)))
 
     def begin_store(self, request: PagedRequest, block_ids: Sequence[int]) -> None:
-        """Compute a prompt, and let its store begin in the next step."""
+        """Compute a prompt, and begin its store in the next step."""
         self.compute(request, block_ids)
         meta = self.stack.build_connector_meta(StepOutput())
         for rank in self.ranks:
@@ -234,7 +234,7 @@ class Driver:
             self.step()
 
     def begin_load(self, request: PagedRequest, block_ids: Sequence[int]) -> int:
-        """Ask, allocate and hand out the load. Returns how many tokens it brings."""
+        """Look up, allocate and begin the load. Returns the number of loaded tokens."""
         deadline = time.monotonic() + PATIENCE_S
         while (hit := self.stack.get_num_new_matched_tokens(request, 0)[0]) is None:
             assert time.monotonic() < deadline, "a lookup stays deferred"
@@ -246,7 +246,7 @@ class Driver:
         return hit
 
     def load(self, request: PagedRequest, block_ids: Sequence[int]) -> tuple[int, frozenset[int]]:
-        """Load a prompt. Returns its tokens that were found, and the blocks whose load failed."""
+        """Load a prompt. Returns its number of found tokens, and the blocks whose load failed."""
         hit = self.begin_load(request, block_ids)
         invalid: set[int] = set()
         deadline = time.monotonic() + PATIENCE_S
@@ -262,7 +262,7 @@ class Driver:
 def remote_ranks(
     stack: Stack, count: int, *, stall: dict[int, str] | None = None, device: str = ""
 ) -> Iterator[list[RemoteRank]]:
-    """Worker processes that end with the block."""
+    """Start worker processes that end with the block."""
     ranks = [
         RemoteRank(stack.worker_setup(rank), stall=(stall or {}).get(rank, ""), device=device) for rank in range(count)
     ]

@@ -13,7 +13,7 @@ from tier_bench import Bench, make_bench
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A bench over blocking files."""
+    """Bench over blocking files."""
     bench = make_bench(tmp_path)
     yield bench
     bench.files.close()
@@ -22,7 +22,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def async_bench(tmp_path: Path) -> Iterator[Bench]:
-    """A bench over async files."""
+    """Bench over async files."""
     bench = make_bench(tmp_path, AsyncPlainFiles)
     yield bench
     bench.files.files.close()  # type: ignore[union-attr]  # it is the async kind
@@ -31,5 +31,5 @@ def async_bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def compressible() -> Callable[..., bytes]:
-    """Makes payloads that zstd shortens, different for each number."""
+    """Function that returns payloads that zstd shortens, different for each number."""
     return tier_bench.compressible

@@ -1,4 +1,4 @@
-"""Frames of every codec in a tier: what is read under which configuration, what lies there, what is found out."""
+"""Frames of every codec in a tier: readable configurations, bytes at rest, detected damage."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ OK, CORRUPT, UNREADABLE = OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.UNREA
 
 
 def rules_of(codec: str, *, accepts_lossy: bool = True) -> FrameRules:
-    """What a tier is told that writes with it."""
+    """Rules of a tier that writes with ``codec``."""
     rules = RULES.get(codec, FrameRules())
     return FrameRules(rules.lossy, rules.conceals, accepts_lossy)
 
 
 def kv(seed: int = 0, size: int = PAYLOAD_BYTES) -> bytes:
-    """Bfloat16 values that every codec shortens."""
+    """Return bfloat16 values that every codec shortens."""
     values = np.random.default_rng(seed).normal(size=size // 2).astype(np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 def stored(bench: Bench, codec: str, payload: bytes, parts: int = 1, slot: int = 0) -> bytes:
-    """Write a chunk; what lies at rest then."""
+    """Write a chunk; returns its bytes at rest."""
     ref = bench.fill(slot, KEYS[0], payload, parts=parts)
     (outcome,) = bench.tier(codec, codecs=ALL, rules=rules_of(codec)).write_chunks(KEYS[:1], [ref])
     assert outcome.kind is OK, outcome
@@ -50,9 +50,11 @@ def stored(bench: Bench, codec: str, payload: bytes, parts: int = 1, slot: int =
 @pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("reader", ALL)
 @pytest.mark.parametrize("writer", ALL)
-def test_what_one_configuration_wrote_any_other_reads(bench: Bench, writer: str, reader: str, parts: int) -> None:
-    """A tier's codec may be changed without losing what lies there: a frame says how it was written. A chunk of
-    several workers' parts as well, whose digests a frame may have to withhold."""
+def test_every_configuration_reads_frames_of_every_other(bench: Bench, writer: str, reader: str, parts: int) -> None:
+    """The codec of a tier may be changed without losing chunks.
+
+    This includes chunks of several parts, whose digests a frame may withhold.
+    """
     payload = kv()
     at_rest = parse_header(memoryview(stored(bench, writer, payload, parts)))
     assert at_rest.codec == writer
@@ -67,8 +69,8 @@ def test_what_one_configuration_wrote_any_other_reads(bench: Bench, writer: str,
 
 
 @pytest.mark.parametrize("writer", LOSSY)
-def test_an_exact_tier_gives_no_approximation(bench: Bench, writer: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Who takes `lossy = true` away wants exact chunks from then on; what lies there is a miss, not damage."""
+def test_an_exact_tier_returns_no_approximation(bench: Bench, writer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Without `lossy = true`, approximations at rest are misses, not damage."""
     stored(bench, writer, kv())
     tier = bench.tier("none", codecs=ALL)
     with caplog.at_level(logging.WARNING, "tierkv"):
@@ -81,8 +83,10 @@ def test_an_exact_tier_gives_no_approximation(bench: Bench, writer: str, caplog:
 
 
 @pytest.mark.parametrize("through", ["none", "zstd", "aes-256-gcm"])
-def test_an_approximation_stays_one(bench: Bench, tmp_path: Path, through: str, request: pytest.FixtureRequest) -> None:
-    """It goes on to other lossy tiers with its mark, and to an exact one not at all: whatever the manager thinks."""
+def test_an_approximation_stays_marked(
+    bench: Bench, tmp_path: Path, through: str, request: pytest.FixtureRequest
+) -> None:
+    """Lossy tiers receive it with its mark. Exact tiers refuse it, whatever the manager requests."""
     stored(bench, "fp8", kv())
     lossy = bench.tier(through, codecs=ALL, rules=rules_of(through))
     lossy.read_chunks(KEYS[:1], bench.stale([1]))
@@ -107,7 +111,7 @@ def test_an_approximation_stays_one(bench: Bench, tmp_path: Path, through: str, 
 
 @pytest.mark.parametrize("codec", LOSSY)
 def test_a_new_chunk_is_exact_again(bench: Bench, codec: str) -> None:
-    """A slot is used again and again: the mark of the chunk before must not stay with it."""
+    """Slots are reused: the mark of the previous chunk must not stay."""
     stored(bench, codec, kv())
     bench.tier(codec, codecs=ALL, rules=rules_of(codec)).read_chunks(KEYS[:1], bench.stale([1]))
     bench.fill(1, KEYS[1], kv(1))
@@ -116,9 +120,11 @@ def test_a_new_chunk_is_exact_again(bench: Bench, codec: str) -> None:
 
 @pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("codec", [*LOSSY, "aes-256-gcm"])
-def test_damage_in_the_host_tier_does_not_get_a_new_seal(bench: Bench, codec: str, parts: int) -> None:
-    """These frames do not carry the origin's checksum in the clear: a byte that changed before they were made must be
-    found when they are made, or when they are read."""
+def test_damage_in_the_host_tier_is_not_sealed_again(bench: Bench, codec: str, parts: int) -> None:
+    """These frames withhold the raw checksum.
+
+    A byte that changed before encoding must be detected when the frame is written or read.
+    """
     ref = bench.fill(0, KEYS[0], kv(), parts=parts)
     bench.arena.slot(0)[HEADER_BYTES + 4321] ^= 1
     tier = bench.tier(codec, codecs=ALL, rules=rules_of(codec))
@@ -135,7 +141,7 @@ def test_damage_in_the_host_tier_does_not_get_a_new_seal(bench: Bench, codec: st
 @pytest.mark.parametrize("codec", ALL)
 @pytest.mark.parametrize("parts", [1, 5])
 def test_a_flipped_bit_at_rest_is_a_miss(bench: Bench, codec: str, parts: int) -> None:
-    """Wherever it is: header, notes, part table, payload. Only padding may change, for nobody reads it."""
+    """In header, notes, part table and payload. Only the padding is not verified."""
     frame = stored(bench, codec, kv(), parts)
     header = parse_header(memoryview(frame))
     rng = random.Random(5)
@@ -156,8 +162,10 @@ PATTERN = b"a prompt that nobody else may see"
 @pytest.mark.parametrize("inner", ["none", "zstd", "bf16"])
 @pytest.mark.parametrize("alignment", [1, 4096])
 def test_an_encrypted_tier_holds_nothing_in_the_clear(bench: Bench, payload: bytes, inner: str, alignment: int) -> None:
-    """Not the payload, in particular not where it does not shrink and any other codec would store it raw; not its
-    checksum; and the frame is no longer than a raw one, so a slot and a disk's slot hold it."""
+    """Neither payload nor checksum is in the clear, also if the payload does not shrink.
+
+    The frame is at most as long as a raw one, so it fits every slot.
+    """
     codecs = {**ALL, "aes-256-gcm": aes(inner=inner)}
     capabilities = Capabilities(preferred_batch=4, alignment=alignment)
     tier = bench.tier("aes-256-gcm", codecs=codecs, rules=RULES["aes-256-gcm"], capabilities=capabilities)
@@ -176,8 +184,8 @@ def test_an_encrypted_tier_holds_nothing_in_the_clear(bench: Bench, payload: byt
         assert bench.payload(1, KEYS[0]) == payload
 
 
-def test_a_codec_that_hides_payloads_must_hide_all(bench: Bench) -> None:
-    """One that declines has failed: its chunk is not stored, least of all raw."""
+def test_a_codec_that_conceals_must_conceal_all_payloads(bench: Bench) -> None:
+    """If such a codec declines, the chunk fails and is never stored raw."""
     rules = FrameRules(conceals=True)
     ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))
     (outcome,) = bench.tier("zstd", rules=rules).write_chunks(KEYS[:1], [ref])
@@ -186,8 +194,8 @@ def test_a_codec_that_hides_payloads_must_hide_all(bench: Bench) -> None:
     assert not bench.file(KEYS[0]).exists()
 
 
-def test_a_codec_that_hides_a_checksum_and_loses_it(bench: Bench) -> None:
-    """Its frames are refused: what is not known to be right is wrong."""
+def test_a_codec_that_loses_the_raw_checksum(bench: Bench) -> None:
+    """A payload without a verified checksum is refused."""
     ref = bench.fill(0, KEYS[0], compressible(0))
     tier = bench.tier("zstd", rules=FrameRules(conceals=True))
     assert tier.write_chunks(KEYS[:1], [ref])[0].kind is OK
@@ -196,8 +204,8 @@ def test_a_codec_that_hides_a_checksum_and_loses_it(bench: Bench) -> None:
     assert "did not give back" in outcome.error
 
 
-def test_another_key_is_a_miss_that_is_told_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """All chunks of a tier are misses with a wrong key: the log says why, and which option mends it."""
+def test_a_wrong_key_is_a_miss_that_is_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """With a wrong key all chunks of a tier are misses. The log names the reason and the option that fixes it."""
     stored(bench, "aes-256-gcm", kv())
     before = bench.file(KEYS[0]).read_bytes()
     tier = bench.tier("aes-256-gcm", codecs={"aes-256-gcm": aes(bytes(range(32, 64)))}, rules=RULES["aes-256-gcm"])
@@ -210,8 +218,8 @@ def test_another_key_is_a_miss_that_is_told_once(bench: Bench, caplog: pytest.Lo
     assert bench.file(KEYS[0]).read_bytes() == before
 
 
-def test_encrypted_frames_cannot_change_places(bench: Bench) -> None:
-    """A copy under another key, header rewritten by somebody who knows the format, is refused by the tag."""
+def test_encrypted_frames_cannot_replace_each_other(bench: Bench) -> None:
+    """The tag reveals a copy of a frame under another key, even with a rewritten header."""
     frame = bytearray(stored(bench, "aes-256-gcm", kv()))
     header = parse_header(memoryview(frame))._replace(key=KEYS[1])
     pack_header(header, memoryview(frame))
@@ -224,7 +232,7 @@ def test_encrypted_frames_cannot_change_places(bench: Bench) -> None:
 
 
 def test_values_of_parts_that_end_between_tiles(bench: Bench) -> None:
-    """Scales go over the borders of workers' parts; values do not."""
+    """Tiles may cross the borders of workers' parts. Values do not."""
     codec = open_codec("int8")
     payload = kv(3, 9990)
     bench.fill(0, KEYS[0], payload, parts=5)

@@ -1,4 +1,4 @@
-"""Promise 3: whatever a backend raises, returns or claims becomes an outcome, and the tier goes on."""
+"""Promise 3: every error, result or claim of a backend becomes an outcome, and the tier stays usable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[..., bytes]
 
 
 def all_verbs(bench: Bench, make: Make) -> dict[str, list[Outcome]]:
-    """Do each verb once over all keys; every fault of the bench is in the way."""
+    """Perform each verb once over all keys."""
     tier = bench.tier()
     refs = [bench.fill(number, key, make(number)) for number, key in enumerate(KEYS)]
     return {
@@ -36,8 +36,8 @@ def all_verbs(bench: Bench, make: Make) -> dict[str, list[Outcome]]:
 
 @pytest.mark.parametrize("verb", ["write", "contains", "read_into", "delete"])
 @pytest.mark.parametrize("name", faults.LIES)
-def test_a_lie_fails_its_batch(bench: Bench, compressible: Make, verb: Any, name: str) -> None:
-    """A result of the wrong shape says that nothing in the batch can be believed; the next batch is heard again."""
+def test_an_invalid_result_fails_its_batch(bench: Bench, compressible: Make, verb: Any, name: str) -> None:
+    """A result of the wrong shape invalidates its whole batch. The next batch is performed as usual."""
     bench.backend.add(verb, faults.LIES[name], times=1)
     first = all_verbs(bench, compressible)
     assert [o.kind for o in first[verb]] == [OutcomeKind.FAILED] * 3, first[verb]
@@ -65,21 +65,21 @@ def test_a_lie_fails_its_batch(bench: Bench, compressible: Make, verb: Any, name
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value.value,
 )
-def test_what_is_raised_becomes_the_outcome_of_every_key(
+def test_a_raised_error_is_the_outcome_of_every_key(
     bench: Bench, compressible: Make, verb: Any, error: BaseException, kind: OutcomeKind
 ) -> None:
-    """Even an exit of a plugin must neither leave through an I/O thread nor lose the operation."""
+    """SystemExit in a plugin must neither end an I/O thread nor lose the operation."""
     bench.backend.add(verb, faults.raise_error(lambda: error), times=1)
     outcomes = all_verbs(bench, compressible)[verb]
     assert [o.kind for o in outcomes] == [kind] * 3
-    # Python itself turns a StopIteration that leaves a coroutine into another error, which names it.
-    told = "StopIteration" if isinstance(error, StopIteration) else "broken"
-    assert all(told in o.error for o in outcomes)
+    # Python converts a StopIteration that a coroutine raises to another error, which names it.
+    text = "StopIteration" if isinstance(error, StopIteration) else "broken"
+    assert all(text in o.error for o in outcomes)
 
 
 @pytest.mark.parametrize("verb", ["write", "contains", "read_into", "delete"])
-def test_what_is_returned_concerns_its_key_alone(bench: Bench, compressible: Make, verb: Any) -> None:
-    """One bad chunk in a batch must not cost the others."""
+def test_a_returned_error_concerns_its_key_alone(bench: Bench, compressible: Make, verb: Any) -> None:
+    """One bad chunk in a batch must not fail the others."""
     bench.backend.add(verb, faults.return_error(lambda: ValueError("just this one"), index=1), times=1)
     outcomes = all_verbs(bench, compressible)[verb]
     assert [o.kind for o in outcomes] == [OutcomeKind.OK, OutcomeKind.FAILED, OutcomeKind.OK]
@@ -87,14 +87,14 @@ def test_what_is_returned_concerns_its_key_alone(bench: Bench, compressible: Mak
 
 
 class UnprintableError(Exception):
-    """Its text cannot be had."""
+    """Error whose text cannot be read."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-def test_error_text_is_bounded_and_always_there(bench: Bench, compressible: Make) -> None:
-    """Promise 6 holds for text too, and telling of an error must not raise another."""
+def test_error_text_is_bounded_and_never_missing(bench: Bench, compressible: Make) -> None:
+    """Promise 6 applies to text too, and describing an error must not raise another."""
     bench.backend.add("read_into", faults.raise_error(lambda: ValueError("x" * 10_000)), times=1)
     assert {len(o.error) for o in all_verbs(bench, compressible)["read_into"]} == {ERROR_CHARS_MAX}
     bench.backend.add("read_into", faults.raise_error(UnprintableError), times=1)
@@ -116,26 +116,26 @@ def test_error_text_is_bounded_and_always_there(bench: Bench, compressible: Make
         faults.claim_without_reading(0),
     ],
 )
-def test_bytes_that_are_not_the_chunk_are_corrupt(bench: Bench, compressible: Make, fault: faults.Fault) -> None:
-    """Promise 1 against a backend whose answer has the right shape and the wrong bytes."""
+def test_bytes_of_another_chunk_are_corrupt(bench: Bench, compressible: Make, fault: faults.Fault) -> None:
+    """Promise 1: the results have the right shape, the bytes are wrong."""
     bench.backend.add("read_into", fault)
     assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.CORRUPT] * 3
 
 
-def test_a_half_written_frame_is_corrupt_when_read(bench: Bench, compressible: Make) -> None:
-    """The write was acknowledged; the read finds out."""
+def test_a_truncated_write_is_corrupt_when_read(bench: Bench, compressible: Make) -> None:
+    """The backend acknowledged the write. The read detects the damage."""
     bench.backend.add("write", faults.write_half())
     assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.CORRUPT] * 3
 
 
 def test_a_forgotten_write_is_absent_when_read(bench: Bench, compressible: Make) -> None:
-    """Likewise."""
+    """The backend acknowledged the write. The read reports a miss."""
     bench.backend.add("write", faults.forget())
     assert [o.kind for o in all_verbs(bench, compressible)["read_into"]] == [OutcomeKind.ABSENT] * 3
 
 
-def test_a_kept_buffer_is_taken_away(bench: Bench, compressible: Make) -> None:
-    """Buffers are valid during the call only: a backend that writes later must hit an error, not a slot in use."""
+def test_a_kept_buffer_is_released(bench: Bench, compressible: Make) -> None:
+    """Buffers are valid during the call only. A later access must raise, not change a slot in use."""
     kept: list[memoryview] = []
 
     def keep(batch: Any, inner: Callable[[Any], Any]) -> object:
@@ -152,7 +152,7 @@ def test_a_kept_buffer_is_taken_away(bench: Bench, compressible: Make) -> None:
 
 
 def test_frames_cannot_be_changed_by_the_backend(bench: Bench, compressible: Make) -> None:
-    """What is written is also what the GPU will load from the host tier."""
+    """The written slot is also the source of later loads to the GPU."""
     flags: list[bool] = []
 
     def look(batch: Any, inner: Callable[[Any], Any]) -> object:
@@ -165,7 +165,7 @@ def test_frames_cannot_be_changed_by_the_backend(bench: Bench, compressible: Mak
 
 
 def test_unavailable_is_a_failure_with_its_name(bench: Bench, compressible: Make) -> None:
-    """The text is what the operator reads in the log."""
+    """Operators read this text in the log."""
     bench.backend.add("contains", faults.raise_error(lambda: BackendUnavailableError("no route to bucket")))
     assert all_verbs(bench, compressible)["contains"][0] == Outcome(
         OutcomeKind.FAILED, error="BackendUnavailableError: no route to bucket"
@@ -173,10 +173,10 @@ def test_unavailable_is_a_failure_with_its_name(bench: Bench, compressible: Make
 
 
 @pytest.mark.parametrize("helpful", [True, False])
-def test_a_backend_hears_of_its_bad_frames(
+def test_a_backend_is_notified_of_corrupt_frames(
     bench: Bench, compressible: Make, monkeypatch: pytest.MonkeyPatch, *, helpful: bool
 ) -> None:
-    """Only of those that did not check out; and what it does with the news changes nothing about the miss."""
+    """Only frames that failed a check are reported. An error of the backend does not change the miss."""
     heard: list[tuple[Key, str]] = []
 
     def quarantine(key: Key, reason: str) -> None:

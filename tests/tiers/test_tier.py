@@ -1,4 +1,4 @@
-"""A tier over real files: what goes down comes back, and what is wrong comes back as a miss with a reason."""
+"""Tier over real files: chunks are restored exactly, and every failure is a miss with a reason."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Make = Callable[..., bytes]
 
 
 def kinds(outcomes: list[Outcome]) -> list[OutcomeKind]:
-    """What became of each key."""
+    """Return the kind of each outcome."""
     return [outcome.kind for outcome in outcomes]
 
 
 def store(bench: Bench, make: Make, count: int = 3, codec: str = "none", **changes: object) -> list[bytes]:
-    """Write chunks 0 to ``count`` - 1 and return their payloads."""
+    """Write chunks 0 to ``count`` - 1; returns their payloads."""
     payloads = [make(number) for number in range(count)]
     refs = [bench.fill(number, KEYS[number], payload) for number, payload in enumerate(payloads)]
     outcomes = bench.tier(codec, **changes).write_chunks(KEYS[:count], refs)
@@ -38,8 +38,8 @@ def store(bench: Bench, make: Make, count: int = 3, codec: str = "none", **chang
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_what_goes_down_comes_back(bench: Bench, compressible: Make, codec: str) -> None:
-    """The main job of a tier, into slots full of another chunk's bytes, in another order."""
+def test_written_chunks_are_read_back(bench: Bench, compressible: Make, codec: str) -> None:
+    """Chunks are read in another order, into slots full of another chunk's bytes."""
     payloads = store(bench, compressible, codec=codec)
     outcomes = bench.tier(codec).read_chunks(KEYS[2::-1], bench.stale([5, 6, 7]))
     assert kinds(outcomes) == [OutcomeKind.OK] * 3, outcomes
@@ -58,7 +58,7 @@ def test_what_goes_down_comes_back(bench: Bench, compressible: Make, codec: str)
     alignment=st.sampled_from([1, 512, 4096]),
 )
 def test_any_payload_by_any_codec(bench: Bench, payload: bytes, written: str, read: str, alignment: int) -> None:
-    """Frames name their codec, so a tier whose codec was changed reads both its old and its new frames."""
+    """Frames name their codec, so a tier whose codec was changed reads its old and new frames."""
     ref = bench.fill(0, KEYS[0], payload)
     capabilities = Capabilities(alignment=alignment)
     (stored,) = bench.tier(written, capabilities=capabilities).write_chunks(KEYS[:1], [ref])
@@ -75,13 +75,13 @@ def test_any_payload_by_any_codec(bench: Bench, payload: bytes, written: str, re
 
 
 def test_a_raw_frame_at_rest_is_the_slot(bench: Bench, compressible: Make) -> None:
-    """Decision 3: no copy, no second form. The file is the slot, byte for byte."""
+    """Decision 3: no copy, no second form. The file equals the slot, byte for byte."""
     store(bench, compressible, count=1)
     assert bench.file(KEYS[0]).read_bytes() == bytes(bench.arena.slot(0)[:RAW_FRAME_BYTES])
 
 
-def test_an_encoded_frame_is_shorter_and_says_so(bench: Bench, compressible: Make) -> None:
-    """Compression must reach the disk, and the raw checksum must stay the one that was made at the origin."""
+def test_an_encoded_frame_is_shorter_and_names_its_codec(bench: Bench, compressible: Make) -> None:
+    """Compression must reach the disk, and the raw checksum must stay that of the origin."""
     store(bench, compressible, count=1, codec="zstd")
     at_rest = bench.file(KEYS[0]).read_bytes()
     header, origin = parse_header(memoryview(at_rest)), bench.sealer.check_slot(bench.arena.slot(0), KEYS[0])
@@ -91,7 +91,7 @@ def test_an_encoded_frame_is_shorter_and_says_so(bench: Bench, compressible: Mak
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_checksums_of_parts_travel_with_the_payload(bench: Bench, compressible: Make, codec: str) -> None:
-    """What each worker vouched for comes back through any codec; damage in one part is seen on the way in."""
+    """Every codec preserves the checksums of the workers. Damage in one part is detected by the read."""
     ref = bench.fill(0, KEYS[0], compressible(0), parts=4)
     tier = bench.tier(codec)
     assert kinds(tier.write_chunks(KEYS[:1], [ref])) == [OutcomeKind.OK]
@@ -107,7 +107,7 @@ def test_checksums_of_parts_travel_with_the_payload(bench: Bench, compressible: 
 
 
 class OneByteOff:
-    """A codec that gives back all but the last byte."""
+    """Codec that restores all but the last byte."""
 
     encode = staticmethod(CODECS["zstd"].encode)
 
@@ -116,8 +116,8 @@ class OneByteOff:
         out[-1] ^= 1
 
 
-def test_a_codec_that_changes_one_part_is_found_out(bench: Bench, compressible: Make) -> None:
-    """The stored checksum speaks for the encoded bytes; only the parts' own speak for what the workers wrote."""
+def test_a_codec_that_changes_one_part_is_detected(bench: Bench, compressible: Make) -> None:
+    """The stored checksum covers the encoded bytes only. The parts' checksums cover what the workers wrote."""
     bench.tier("zstd").write_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0), parts=4)])
     (outcome,) = bench.tier("zstd", codecs={"zstd": OneByteOff()}).read_chunks(KEYS[:1], bench.stale([1]))
     assert outcome.kind is OutcomeKind.CORRUPT
@@ -126,7 +126,7 @@ def test_a_codec_that_changes_one_part_is_found_out(bench: Bench, compressible: 
 
 
 def test_padding_at_rest_is_zero(bench: Bench, compressible: Make) -> None:
-    """Staging is used again and again: what another chunk left there must not go out with this one."""
+    """Staging buffers are reused: bytes of another chunk must not be written with this one."""
     tier = bench.tier("zstd", capabilities=Capabilities(alignment=4096, preferred_batch=1))
     refs = [bench.fill(0, KEYS[0], os.urandom(5000) + bytes(5000)), bench.fill(1, KEYS[1], compressible(1))]
     assert kinds(tier.write_chunks(KEYS[:2], refs)) == [OutcomeKind.OK] * 2
@@ -136,7 +136,7 @@ def test_padding_at_rest_is_zero(bench: Bench, compressible: Make) -> None:
 
 
 def test_what_does_not_shrink_is_stored_raw(bench: Bench) -> None:
-    """A codec may only ever save bytes: also not when padding eats what it saved."""
+    """A codec may only ever save bytes, also if padding undoes the savings."""
     ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))
     bench.tier("zstd").write_chunks(KEYS[:1], [ref])
     assert parse_header(memoryview(bench.file(KEYS[0]).read_bytes())).codec == "none"
@@ -147,7 +147,7 @@ def test_what_does_not_shrink_is_stored_raw(bench: Bench) -> None:
 
 
 def test_presence_and_deletion(bench: Bench, compressible: Make) -> None:
-    """The other two verbs, over more keys than one batch holds."""
+    """Probe and delete, over more keys than one batch holds."""
     store(bench, compressible)
     tier = bench.tier()
     assert kinds(tier.probe_chunks(KEYS)) == [OutcomeKind.OK] * 3 + [OutcomeKind.ABSENT] * 5
@@ -156,7 +156,7 @@ def test_presence_and_deletion(bench: Bench, compressible: Make) -> None:
     assert kinds(tier.read_chunks(KEYS[:2], bench.stale([6, 7]))) == [OutcomeKind.OK, OutcomeKind.ABSENT]
 
 
-def test_batches_are_no_longer_than_the_backend_likes(bench: Bench, compressible: Make) -> None:
+def test_batches_keep_the_preferred_length(bench: Bench, compressible: Make) -> None:
     """preferred_batch is a promise to the backend's author."""
     sizes: list[int] = []
 
@@ -175,8 +175,8 @@ def test_batches_are_no_longer_than_the_backend_likes(bench: Bench, compressible
 
 
 @pytest.mark.parametrize(("wish", "sizes"), [(None, [3, 1]), (1, [1, 1, 1, 1]), (2, [2, 2]), (9, [3, 1])])
-def test_reads_come_in_their_own_batches(bench: Bench, compressible: Make, wish: int | None, sizes: list[int]) -> None:
-    """A frame is checked when the call that read it ends: some backends want that soon, none wants larger batches."""
+def test_reads_have_batches_of_their_own(bench: Bench, compressible: Make, wish: int | None, sizes: list[int]) -> None:
+    """A frame is checked when the call that read it ends. Some backends need that soon, none needs larger batches."""
     noted: list[int] = []
 
     def note(batch: object, inner: Callable[[object], object]) -> object:
@@ -192,7 +192,7 @@ def test_reads_come_in_their_own_batches(bench: Bench, compressible: Make, wish:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_every_kind_of_damage_at_rest_is_corrupt(bench: Bench, compressible: Make, codec: str) -> None:
-    """Promise 1, end to end: flipped, cut, grown, empty, swapped, foreign. One chunk's damage is its own."""
+    """Promise 1, end to end: flipped, cut, grown, empty, swapped, foreign. Damage affects one chunk only."""
     store(bench, compressible, codec=codec)
     good = bench.file(KEYS[0]).read_bytes()
     other = bench.file(KEYS[1]).read_bytes()
@@ -219,7 +219,7 @@ def test_every_kind_of_damage_at_rest_is_corrupt(bench: Bench, compressible: Mak
 
 
 def test_a_short_frame_does_not_borrow_from_the_slot(bench: Bench, compressible: Make) -> None:
-    """The slot may still hold this very chunk from before: what did not arrive now must not count as read."""
+    """The slot may still hold this chunk from an earlier read. Bytes that were not read now must not count."""
     store(bench, compressible, count=1)
     path = bench.file(KEYS[0])
     path.write_bytes(path.read_bytes()[: HEADER_BYTES + 100])
@@ -227,8 +227,8 @@ def test_a_short_frame_does_not_borrow_from_the_slot(bench: Bench, compressible:
     assert outcome.kind is OutcomeKind.CORRUPT
 
 
-def test_missing_padding_is_made_up_with_zeros(bench: Bench, compressible: Make) -> None:
-    """A backend that was written with a smaller alignment keeps less padding; old bytes must not take its place."""
+def test_missing_padding_is_filled_with_zeros(bench: Bench, compressible: Make) -> None:
+    """A backend with a smaller alignment stores less padding. Old bytes must not take its place."""
     store(bench, compressible, count=1)
     path = bench.file(KEYS[0])
     path.write_bytes(path.read_bytes()[: HEADER_BYTES + PAYLOAD_BYTES])
@@ -238,15 +238,15 @@ def test_missing_padding_is_made_up_with_zeros(bench: Bench, compressible: Make)
 
 
 def test_foreign_namespace_is_corrupt(bench: Bench, compressible: Make) -> None:
-    """Another model's frames in our directory must never become our KV."""
+    """Frames of another model in the same directory must never be loaded."""
     store(bench, compressible, count=1)
     (outcome,) = bench.tier(sealer=FrameSealer(bytes(16))).read_chunks(KEYS[:1], bench.stale([4]))
     assert outcome.kind is OutcomeKind.CORRUPT
     assert "namespace" in outcome.error
 
 
-def test_a_codec_that_is_gone_is_a_miss_with_a_reason(bench: Bench, compressible: Make) -> None:
-    """The frame is whole and somebody else may read it: calling it corrupt would have it deleted."""
+def test_a_missing_codec_is_a_miss_with_a_reason(bench: Bench, compressible: Make) -> None:
+    """The frame is intact and another process may read it. Calling it corrupt would delete it."""
     store(bench, compressible, count=1, codec="zstd")
     (outcome,) = bench.tier(codecs={"none": CODECS["none"]}).read_chunks(KEYS[:1], bench.stale([4]))
     assert outcome.kind is OutcomeKind.UNREADABLE
@@ -254,7 +254,7 @@ def test_a_codec_that_is_gone_is_a_miss_with_a_reason(bench: Bench, compressible
 
 
 class ReverseCodec:
-    """Encodes to half, and decodes to something else: what a wrong codec looks like from outside."""
+    """Codec that encodes to half and decodes to something else."""
 
     def __init__(self, encoded: object = None, error: Exception | None = None) -> None:
         self.encoded = encoded
@@ -272,7 +272,7 @@ class ReverseCodec:
 
 
 def test_a_codec_that_decodes_wrongly_is_seen(bench: Bench, compressible: Make) -> None:
-    """The raw checksum from the origin also guards against codecs."""
+    """The raw checksum of the origin also guards against codecs."""
     codecs = {**CODECS, "reverse": ReverseCodec()}
     store(bench, compressible, count=1, codec="reverse", codecs=codecs)
     (outcome,) = bench.tier(codecs=codecs).read_chunks(KEYS[:1], bench.stale([4]))
@@ -293,8 +293,8 @@ def test_a_codec_that_raises_fails_its_chunk_only(bench: Bench, compressible: Ma
 
 
 @pytest.mark.parametrize("encoded", [0, -5, PAYLOAD_BYTES, 10**9, "many", True])
-def test_a_codec_that_lies_about_lengths_writes_nothing(bench: Bench, compressible: Make, encoded: object) -> None:
-    """Its number would become a length of memory."""
+def test_a_codec_with_invalid_lengths_writes_nothing(bench: Bench, compressible: Make, encoded: object) -> None:
+    """Its result is used as a length of memory."""
     codecs = {**CODECS, "reverse": ReverseCodec(encoded=encoded)}
     (outcome,) = bench.tier("reverse", codecs=codecs).write_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
     assert outcome.kind is OutcomeKind.FAILED
@@ -309,8 +309,8 @@ def test_foreign_bytes_are_never_written(bench: Bench, compressible: Make) -> No
     assert [bench.file(key).exists() for key in KEYS[:3]] == [False, True, False]
 
 
-def test_a_read_only_tier_is_not_asked_to_change(bench: Bench, compressible: Make) -> None:
-    """Declared read_only: the framework does not even try."""
+def test_a_read_only_tier_is_never_changed(bench: Bench, compressible: Make) -> None:
+    """The framework never calls write or delete on a tier that declares read_only."""
     tier = bench.tier(capabilities=Capabilities(read_only=True))
     assert kinds(tier.write_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])) == [OutcomeKind.REFUSED]
     assert kinds(tier.delete_chunks(KEYS[:2])) == [OutcomeKind.REFUSED] * 2
@@ -319,19 +319,19 @@ def test_a_read_only_tier_is_not_asked_to_change(bench: Bench, compressible: Mak
 
 @pytest.mark.parametrize("alignment", [0, 24, 8192])
 def test_an_alignment_that_cannot_be_served_is_refused(bench: Bench, alignment: int) -> None:
-    """Slots are aligned to 4096: a backend that needs more must hear so at open, not at its first write."""
+    """Slots are aligned to 4096. A backend that needs more must fail at open, not at its first write."""
     with pytest.raises(PluginError, match=f"alignment {alignment}"):
         bench.tier(capabilities=Capabilities(alignment=alignment))
 
 
 def test_an_unknown_codec_is_refused(bench: Bench) -> None:
-    """Likewise."""
+    """It must fail at open, not at the first write."""
     with pytest.raises(PluginError, match="'lz4'"):
         bench.tier("lz4")
 
 
 def test_slots_and_keys_must_agree(bench: Bench) -> None:
-    """One slot too few would move every chunk behind it."""
+    """One missing slot would shift every chunk behind it."""
     with pytest.raises(EngineProtocolError):
         bench.tier().read_chunks(KEYS[:2], bench.stale([1]))
     with pytest.raises(EngineProtocolError):
@@ -339,7 +339,7 @@ def test_slots_and_keys_must_agree(bench: Bench) -> None:
 
 
 def test_staging_is_reused(bench: Bench, compressible: Make) -> None:
-    """Memory fresh from the system is ten times slower to fill, and must not grow with the number of writes."""
+    """Fresh memory is ten times slower to fill, and must not grow with the number of writes."""
     tier = bench.tier("zstd", capabilities=Capabilities(preferred_batch=2))
     refs = [bench.fill(number, KEYS[number], compressible(number)) for number in range(8)]
     for _ in range(3):
@@ -349,8 +349,8 @@ def test_staging_is_reused(bench: Bench, compressible: Make) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_an_async_backend_gets_the_same(async_bench: Bench, compressible: Make, codec: str) -> None:
-    """One implementation serves both kinds; this runs it on an event loop, two operations at once."""
+def test_an_async_backend_has_the_same_outcomes(async_bench: Bench, compressible: Make, codec: str) -> None:
+    """One implementation serves both kinds. Here two operations run at once on an event loop."""
     bench = async_bench
     tier = bench.tier(codec, asynchronous=True)
     payloads = [compressible(number) for number in range(4)]
@@ -369,7 +369,7 @@ def test_an_async_backend_gets_the_same(async_bench: Bench, compressible: Make, 
     assert [bench.payload(number + 3, KEYS[number]) for number in range(4)] == payloads
 
 
-def test_an_async_verb_on_a_plain_thread_is_told(async_bench: Bench) -> None:
-    """The mistake must have a name, not a coroutine that is never awaited."""
+def test_an_async_verb_on_a_plain_thread_is_refused(async_bench: Bench) -> None:
+    """The mistake must raise an error, not return a coroutine that is never awaited."""
     with pytest.raises(EngineProtocolError, match="perform_async"):
         async_bench.tier(asynchronous=True).probe_chunks([Key(b"k")])

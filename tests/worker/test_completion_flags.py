@@ -1,4 +1,4 @@
-"""Marks in shared memory: what tells that a transfer has ended when the engine's reports do not."""
+"""Flags in shared memory that report the end of a job when the engine's reports do not."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tierkv.worker.completion_flags import JOBS_MAX, STORES_MAX, CompletionFlags
 
 @pytest.fixture
 def flags() -> Iterator[CompletionFlags]:
-    """Of two workers."""
+    """Flags of two workers."""
     flags = CompletionFlags(2)
     yield flags
     flags.close()
 
 
-def test_a_job_has_ended_when_every_worker_says_so(flags: CompletionFlags) -> None:
-    """One worker's mark is not enough: the other may still read the slot."""
+def test_a_job_has_ended_when_every_worker_has_flagged_it(flags: CompletionFlags) -> None:
+    """After the flag of one worker the other may still read the slot."""
     ranks = [RankFlags(flags.handle, 2, rank) for rank in range(2)]
     first, second = flags.allocate(is_store=True), flags.allocate(is_store=False)
     ranks[0].set_ended(first)
@@ -30,8 +30,8 @@ def test_a_job_has_ended_when_every_worker_says_so(flags: CompletionFlags) -> No
         rank.close()
 
 
-def test_a_cell_that_is_used_again_says_nothing_of_the_new_job(flags: CompletionFlags) -> None:
-    """Cells are not cleared: the mark of the job before must not pass for that of the one now."""
+def test_a_reused_cell_does_not_flag_the_new_job(flags: CompletionFlags) -> None:
+    """Cells are not cleared: the flag of the previous job must not count for the current one."""
     ranks = [RankFlags(flags.handle, 2, rank) for rank in range(2)]
     old = flags.allocate(is_store=True)
     for rank in ranks:
@@ -47,7 +47,7 @@ def test_a_cell_that_is_used_again_says_nothing_of_the_new_job(flags: Completion
 
 
 def test_a_job_in_flight_keeps_its_cell(flags: CompletionFlags) -> None:
-    """However many jobs come and go, none gets the cell of one that may still end."""
+    """No later job gets the cell of a job in flight, however many there are."""
     kept = flags.allocate(is_store=False)
     for _ in range(2 * JOBS_MAX):
         number = flags.allocate(is_store=True)
@@ -55,8 +55,8 @@ def test_a_job_in_flight_keeps_its_cell(flags: CompletionFlags) -> None:
         flags.release(number)
 
 
-def test_stores_leave_numbers_for_loads(flags: CompletionFlags) -> None:
-    """A store can be refused, a load that was promised cannot. And 0 never ends."""
+def test_stores_cannot_take_the_numbers_of_loads(flags: CompletionFlags) -> None:
+    """A store can be refused, a promised load cannot. Job 0 never ends."""
     stores = [flags.allocate(is_store=True) for _ in range(STORES_MAX)]
     assert 0 not in stores
     assert flags.allocate(is_store=True) == 0

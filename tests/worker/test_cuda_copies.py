@@ -1,4 +1,4 @@
-"""Copies of a GPU: nobody waits for it, nothing is believed before its event has passed, and its faults are reports."""
+"""Copies of a GPU: no thread waits, no result counts before its event has passed, and errors are reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tierkv.worker.rank_slice import RankSlice
 
 @pytest.fixture
 def bed() -> Iterator[Bed]:
-    """A worker over a GPU played by hand."""
+    """Worker over a simulated GPU."""
     made = Bed(HAND)
     yield made
     made.close()
@@ -46,7 +46,7 @@ def start(bed: Bed, *, loads: tuple[TransferJob, ...] = (), stores: tuple[Transf
 
 
 def finish(bed: Bed) -> dict[int, frozenset[bytes]]:
-    """Let the GPU get on; returns failures of what had been running."""
+    """Let the GPU finish; returns the failures of the running transfers."""
     bed.hand.let_go()
     first = bed.worker.get_finished()  # loads have ended, of stores the checksums begin
     bed.pool.submit(int).result(10)
@@ -56,8 +56,8 @@ def finish(bed: Bed) -> dict[int, frozenset[bytes]]:
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_a_transfer_ends_when_its_event_has_passed_and_nobody_waits(bed: Bed, store: bool) -> None:
-    """Never in the way: polling asks the events, however often, and waits for none."""
+def test_a_transfer_ends_with_its_event_and_no_thread_waits(bed: Bed, store: bool) -> None:
+    """Polling queries the events, however often, and waits for none."""
     bed.run(stores=(job(1, [1, 2, 3], store=True),))
     bed.hand.waits = 0
     transfer = job(2, [4, 5, 6], store=store)
@@ -70,7 +70,7 @@ def test_a_transfer_ends_when_its_event_has_passed_and_nobody_waits(bed: Bed, st
 
 
 def test_a_slot_is_sealed_after_the_copy_not_before(bed: Bed) -> None:
-    """Promise 1: a checksum taken while the copy engine still writes would vouch for bytes that are not there yet."""
+    """Promise 1: a checksum computed while the copy engine writes would cover incomplete bytes."""
     start(bed, stores=(job(1, [1, 2, 3], store=True),))
     bed.worker.get_finished()
     bed.pool.submit(int).result(10)
@@ -82,7 +82,7 @@ def test_a_slot_is_sealed_after_the_copy_not_before(bed: Bed) -> None:
 
 
 def test_a_damaged_chunk_is_not_even_enqueued(bed: Bed) -> None:
-    """The checksum of a load is compared before its bytes go to the device, and its neighbour goes on."""
+    """The checksum of a load is verified before its bytes are copied to the device. Its neighbour is loaded."""
     stored = job(1, [1, 2, 3, 4, 5, 6], store=True)
     bed.run(stores=(stored,))
     bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
@@ -94,8 +94,8 @@ def test_a_damaged_chunk_is_not_even_enqueued(bed: Bed) -> None:
     assert finish(bed) == {2: frozenset({stored.keys[0]})}
 
 
-def test_copies_run_behind_what_the_engine_had_enqueued(bed: Bed) -> None:
-    """The step that computed a block, or that still reads it, may be on its way: every batch waits for that point."""
+def test_copies_run_after_the_work_that_the_engine_enqueued(bed: Bed) -> None:
+    """The step that computes or reads a block may still run: every batch waits for that point."""
     bed.hand.recorded = 40
     start(bed, stores=(job(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], store=True),))
     start(bed, loads=(job(2, [11, 12, 13], store=False),))
@@ -108,7 +108,7 @@ def test_copies_run_behind_what_the_engine_had_enqueued(bed: Bed) -> None:
 
 
 def test_transfers_are_timed_by_the_gpu(bed: Bed) -> None:
-    """S109: bytes and seconds of a transfer, from its first copy to its last, however late somebody asks."""
+    """S109: bytes and seconds of a transfer, from its first copy to its last, however late it is observed."""
     bed.run(stores=(job(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], store=True),))
     bed.worker.queue_stores(ConnectorMeta(stores=(job(2, [1, 2, 3], store=True),)))
     bed.worker.start_step(ConnectorMeta())
@@ -120,13 +120,13 @@ def test_transfers_are_timed_by_the_gpu(bed: Bed) -> None:
 
 
 def test_flushed_jobs_are_waited_for(bed: Bed) -> None:
-    """Preemption: the engine's thread waits for these events, and only because it asked."""
+    """Preemption: the engine's thread waits for these events, because it requested the flush."""
     assert not bed.run(stores=(job(1, [1, 2, 3], store=True),))
     assert bed.hand.waits == 1
 
 
-def test_an_arena_that_cannot_be_pinned_works_all_the_same() -> None:
-    """Through a pinned buffer, batch by batch: slower, and as exact."""
+def test_an_unpinned_arena_works_too() -> None:
+    """Batches go through a pinned buffer: slower, and as exact."""
     bed = Bed(HAND, pinnable=False)
     before = bed.snapshot()
     assert not bed.run(stores=(job(1, [1, 2, 3, 4, 5, 6, 7], store=True),))
@@ -139,7 +139,10 @@ def test_an_arena_that_cannot_be_pinned_works_all_the_same() -> None:
 
 
 def test_the_arena_is_pinned_once_and_unpinned_by_the_last(bed: Bed) -> None:
-    """Workers of one process share it; CUDA refuses a second registration, and a first one too many is a segfault."""
+    """Workers of one process share it.
+
+    CUDA refuses a second registration, and unpinning too early is a segmentation fault.
+    """
     address = bed.arena.payload(0).ctypes.data - HEADER_BYTES
     length = bed.arena.num_slots * bed.arena.slot_bytes
     assert bed.hand.registered == {address: length}
@@ -168,8 +171,8 @@ def test_device_memory_is_bounded_by_the_configuration() -> None:
         bed.close()
 
 
-def test_a_full_gpu_fails_the_batch_and_no_more(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
-    """Out of memory while copying is a failed store, told with its traceback; the next one works."""
+def test_a_full_gpu_fails_the_batch_only(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    """Out of memory is a failed store, logged with its traceback. The next store succeeds."""
     failing = job(1, [1, 2, 3, 4, 5, 6], store=True)
     bed.hand.is_full = True
     with caplog.at_level(logging.ERROR):
@@ -181,7 +184,7 @@ def test_a_full_gpu_fails_the_batch_and_no_more(bed: Bed, caplog: pytest.LogCapt
 
 
 def test_a_broken_gpu_fails_its_jobs(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
-    """S114, D4: an event that raises ends the jobs as failed. The process is the engine's to end, not ours."""
+    """S114, D4: an event that raises ends the jobs as failed. Only the engine may end the process."""
     stored = job(1, [1, 2, 3], store=True)
     start(bed, stores=(stored,))
     bed.hand.is_broken = True
@@ -193,8 +196,8 @@ def test_a_broken_gpu_fails_its_jobs(bed: Bed, caplog: pytest.LogCaptureFixture)
     assert bed.arena.slot(0)[0] == 0
 
 
-def test_a_job_that_no_thread_took_has_failed(bed: Bed) -> None:
-    """A full or closed pool refuses: the job is reported as failed, not lost."""
+def test_a_refused_job_has_failed(bed: Bed) -> None:
+    """A job that a full or closed pool refuses is reported as failed, not lost."""
     copies = bed.worker._copies
     assert isinstance(copies, CudaCopies)
     copies._submit = CopyPool(jobs_max=1, spawn=lambda *_: None).submit  # type: ignore[arg-type,return-value]  # no thread
@@ -204,7 +207,7 @@ def test_a_job_that_no_thread_took_has_failed(bed: Bed) -> None:
 
 
 def test_batches_of_several_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes are shared by copy threads: a batch that another one's gather overwrote would be stored as that one's."""
+    """Copy threads share the streams: one batch must not be overwritten by the gather of another."""
     bed = Bed(HAND, staging_bytes=600)
     pool = ThreadPoolExecutor(8)
     copies = bed.worker._copies
@@ -233,7 +236,7 @@ def test_batches_of_several_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch) 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[Geometry, list[tuple[int, list[int]]]]:
-    """Tensors of any page sizes, and chunks of which any part is taken."""
+    """Draw tensors of any page sizes, and chunks with any range of blocks."""
     factor = draw(st.integers(1, 4))
     sizes = draw(st.lists(st.sampled_from([1, 2, 6, 7, 8, 12, 64, 96]), min_size=1, max_size=4))
     geometry = Geometry.of(EngineSpec("m", "u8", (GroupSpec(16, tuple(sizes)),), 16), blocks=factor)
@@ -247,7 +250,7 @@ def layouts(draw: st.DrawFn) -> tuple[Geometry, list[tuple[int, list[int]]]]:
 
 @given(layouts())
 def test_both_kinds_of_pages_have_one_layout(case: tuple[Geometry, list[tuple[int, list[int]]]]) -> None:
-    """A chunk stored from a GPU may be loaded on a CPU, and the other way round: one layout, byte for byte."""
+    """A chunk stored from a GPU may be loaded on a CPU, and vice versa: one layout, byte for byte."""
     geometry, chunks = case
     sizes = geometry.groups[0]
     rng = np.random.default_rng(3)
@@ -274,8 +277,8 @@ def test_both_kinds_of_pages_have_one_layout(case: tuple[Geometry, list[tuple[in
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
-def test_any_dtype_is_moved_as_bytes(dtype: torch.dtype) -> None:
-    """Also bit patterns that are no number must survive: pages are moved as integers."""
+def test_any_dtype_is_copied_as_bytes(dtype: torch.dtype) -> None:
+    """Bit patterns that are no numbers must survive: pages are copied as integers."""
     size = torch.empty(0, dtype=dtype).element_size()
     tensor = torch.randint(0, 256, (20, 2 * 8 * size), dtype=torch.uint8).view(dtype).view(20, 2, 8)
     geometry = Geometry.of(EngineSpec("m", "x", (GroupSpec(16, (16 * size,)),), 16), blocks=2)
@@ -284,8 +287,8 @@ def test_any_dtype_is_moved_as_bytes(dtype: torch.dtype) -> None:
     assert torch.equal(staging, tensor[[3, 9]].reshape(-1).view(torch.uint8))
 
 
-def test_a_tensor_at_an_odd_place_is_moved_all_the_same() -> None:
-    """A KV pool may be cut out of one allocation anywhere; wide words need aligned addresses."""
+def test_an_unaligned_tensor_is_copied_too() -> None:
+    """A KV pool may be a part of one allocation. Wide words need aligned addresses."""
     memory = torch.arange(20 * 64 + 3, dtype=torch.int64).to(torch.uint8)
     tensor = memory[3:].view(20, 64)
     geometry = Geometry.of(EngineSpec("m", "x", (GroupSpec(16, (64,)),), 16))
@@ -295,7 +298,7 @@ def test_a_tensor_at_an_odd_place_is_moved_all_the_same() -> None:
 
 
 def tensors(*sizes: int) -> list[Any]:
-    """Four blocks of each size."""
+    """Return four blocks of each size."""
     return [torch.zeros(4, size, dtype=torch.uint8) for size in sizes]
 
 
@@ -311,7 +314,7 @@ def tensors(*sizes: int) -> list[Any]:
     ],
 )
 def test_wrong_tensors_are_refused_by_name(caches: list[list[Any]], message: str) -> None:
-    """As in host memory: which tensor, and what is wrong with it, before a byte moves."""
+    """As in host memory, the error names the tensor and the reason, before any byte is copied."""
     with pytest.raises(EngineProtocolError, match=message):
         DevicePages(Geometry.of(SPEC, blocks=3), caches)
 
@@ -321,7 +324,7 @@ def test_wrong_tensors_are_refused_by_name(caches: list[list[Any]], message: str
 
 @pytest.mark.parametrize("device", [CUDA])
 def test_stores_see_what_the_engine_computed_before(device: str) -> None:
-    """A store enqueued right behind a long computation must carry its result, not what was there before."""
+    """A store that is enqueued right after a long computation must have its result."""
     bed = Bed(device)
     busy = torch.randn(4096, 4096, device="cuda")
     for _ in range(50):
@@ -336,7 +339,7 @@ def test_stores_see_what_the_engine_computed_before(device: str) -> None:
 
 @pytest.mark.parametrize("device", [CUDA])
 def test_the_arena_is_pinned_for_cuda(device: str) -> None:
-    """Registered while the worker lives, and not after: memory that is unmapped while pinned is a fault for all."""
+    """It is registered while the worker exists, and not after: unmapping pinned memory is an error."""
     bed = Bed(device)
     assert torch.from_numpy(bed.arena.payload(0)).is_pinned()
     bed.worker.shutdown()

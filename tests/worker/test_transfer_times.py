@@ -1,4 +1,4 @@
-"""What a worker reports of its copies beside their success: bytes and seconds, once each."""
+"""Statistics of a worker's copies: bytes and seconds, reported once each."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ KEYS = tuple(make_key(b"%08d" % i, 0) for i in range(2))
 
 
 def inline(copy: Callable[[], frozenset[Key]]) -> Future[frozenset[Key]]:
-    """Runs a copy at once."""
+    """Run a copy at once."""
     future: Future[frozenset[Key]] = Future()
     future.set_result(copy())
     return future
 
 
 class Steps:
-    """A clock that says one number after the other."""
+    """Clock that returns given numbers in order."""
 
     def __init__(self, times: Sequence[float]) -> None:
         self._times = list(times)
@@ -41,13 +41,13 @@ class Steps:
 
 
 def job_of(job_id: int, *, store: bool) -> TransferJob:
-    """Both chunks, one block each."""
+    """Return a job of both chunks, one block each."""
     slots = tuple(SlotRef(i, 0) for i in range(2))
     return TransferJob(job_id, "r", store, KEYS, slots, (0, 0), (1, 2), (2,), (0,))
 
 
 def worker_with(times: Sequence[float]) -> Worker:
-    """A worker over real memory whose copies take the time that the clock says."""
+    """Return a worker over real memory whose copies take the time of the clock."""
     arena = HostArena(1 << 20, GEOMETRY.payload_bytes_max)
     worker = Worker(arena, FrameSealer(b"n" * 16), GEOMETRY, inline, clock=Steps(times))
     worker.register_kv_caches([[np.arange(4 * 256, dtype=np.uint8).reshape(4, 256)]])
@@ -55,7 +55,7 @@ def worker_with(times: Sequence[float]) -> Worker:
 
 
 def test_each_job_is_one_operation_with_its_bytes_and_seconds() -> None:
-    """A store and a load, told in the report in which they ended and never again."""
+    """A store and a load appear once, in the report in which they ended."""
     worker = worker_with([0.5, 1.0, 1.5, 1.75, 2.0, 2.25])
     worker.queue_stores(ConnectorMeta(stores=(job_of(1, store=True),)))
     worker.start_step(ConnectorMeta())
@@ -65,7 +65,7 @@ def test_each_job_is_one_operation_with_its_bytes_and_seconds() -> None:
     assert worker.get_finished().transfers == {}
 
 
-def test_s109_what_failed_is_not_counted_as_moved() -> None:
+def test_s109_failed_chunks_are_not_counted() -> None:
     """Empty slots hold no frames: the load is refused, moves nothing and is no operation."""
     worker = worker_with([0.5, 1.0, 1.5])
     worker.start_step(ConnectorMeta(loads=(job_of(1, store=False),)))
@@ -74,8 +74,8 @@ def test_s109_what_failed_is_not_counted_as_moved() -> None:
     assert output.transfers == {}
 
 
-def test_copies_that_are_not_timed_count_until_their_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU copies behind our back: bytes without any time would be left out of every rate."""
+def test_untimed_copies_last_until_their_end_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU copies asynchronously: bytes without a duration would be missing in every rate."""
     worker = worker_with([1.0, 2.0, 3.0, 5.0])
     original = HostTransfer.result
     monkeypatch.setattr(HostTransfer, "result", lambda transfer: replace(original(transfer), seconds=None))
@@ -85,8 +85,8 @@ def test_copies_that_are_not_timed_count_until_their_end_is_seen(monkeypatch: py
     assert not worker._began_s
 
 
-def test_d9_reports_of_workers_are_joined_without_touching_them() -> None:
-    """Two workers, one report; each worker's own list stays its own."""
+def test_d9_reports_of_workers_are_aggregated_unchanged() -> None:
+    """Two workers, one aggregate. Each worker's own list is unchanged."""
     outputs = [WorkerOutput({1: 1}, transfers={STORE: [{SIZE: 512.0, TIME: 0.5}]}) for _ in range(2)]
     joined = WorkerOutput.aggregate([*outputs, WorkerOutput()])
     assert len(joined.transfers[STORE]) == 2

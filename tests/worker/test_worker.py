@@ -1,4 +1,4 @@
-"""The worker: what it copies is exact, checked and bounded, and a failed copy is a report."""
+"""Worker: its copies are exact, verified and bounded, and a failed copy is a report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tierkv.worker.transfers import Transfer
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Where the KV tensors are."""
+    """Device of the KV tensors."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def bed(device: str) -> Iterator[Bed]:
-    """A worker for one test."""
+    """Worker for one test."""
     made = Bed(device)
     yield made
     made.close()
@@ -45,10 +45,10 @@ def bed(device: str) -> Iterator[Bed]:
     take=st.integers(1, 6),
     group=st.integers(0, 1),
 )
-def test_a_load_brings_back_exactly_the_stored_blocks(
+def test_a_load_restores_exactly_the_stored_blocks(
     device: str, source: list[int], target: list[int], skip: int, take: int, group: int
 ) -> None:
-    """Promise 1: whatever part of a chunk is loaded, from its middle or not to its end, it is what was stored."""
+    """Promise 1: any loaded part of a chunk equals the stored blocks."""
     bed = Bed(device)
     before = bed.snapshot()
     assert not bed.run(stores=(job(1, source, store=True, group=group),))
@@ -66,8 +66,8 @@ def test_a_load_brings_back_exactly_the_stored_blocks(
     bed.close()
 
 
-def test_chunks_of_one_block_come_back(device: str) -> None:
-    """One block per chunk takes a way of its own through the copies: it must be as exact."""
+def test_chunks_of_one_block_are_restored(device: str) -> None:
+    """Chunks of one block have their own code path, which must be as exact."""
     geometry = Geometry.of(SPEC, blocks=1)
     bed = Bed(device, geometry=geometry)
     before = bed.snapshot()
@@ -90,12 +90,14 @@ def test_chunks_of_one_block_come_back(device: str) -> None:
 
 
 @pytest.mark.parametrize("void", [{0}, {1}, {0, 1, 2}])
-def test_what_does_not_come_is_reported_and_not_touched(
+def test_void_slots_are_reported_and_their_blocks_unchanged(
     bed: Bed, caplog: pytest.LogCaptureFixture, void: set[int]
 ) -> None:
-    """The last job of a load that was given up has void slots: their chunks fail, their blocks, which may be somebody
-    else's by now, keep their bytes (so does the last slot of the arena, which a slot of -1 would be), the others load,
-    and nothing is said of it in the log."""
+    """The last job of a load that was given up has void slots. Their chunks fail and the others load.
+
+    The blocks of void slots may belong to another request by now, so they keep their bytes. The last slot of the arena,
+    which a slot of -1 would be, keeps its bytes too. Nothing is logged.
+    """
     ids = list(range(1, 10))
     stored = job(1, ids, store=True)
     bed.run(stores=(stored,))
@@ -115,7 +117,7 @@ def test_what_does_not_come_is_reported_and_not_touched(
 
 
 def test_a_damaged_chunk_never_reaches_the_gpu(bed: Bed) -> None:
-    """Promise 1 in host memory: a flipped bit in a slot fails that chunk, leaves its blocks alone, loads the other."""
+    """Promise 1 in host memory: a flipped bit in a slot fails that chunk, keeps its blocks, and loads the other."""
     bed.run(stores=(job(1, [1, 2, 3, 4, 5, 6], store=True),))
     bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
     before = bed.snapshot()
@@ -126,8 +128,8 @@ def test_a_damaged_chunk_never_reaches_the_gpu(bed: Bed) -> None:
     np.testing.assert_array_equal(after[0][0][14:17], before[0][0][4:7])
 
 
-def test_without_verification_damage_goes_through(device: str) -> None:
-    """The other side: the test above can fail, because it is the check that stops the damage."""
+def test_without_verification_damage_passes(device: str) -> None:
+    """Shows that the check makes the previous test pass."""
     bed = Bed(device, verify_loads=False)
     bed.run(stores=(job(1, [1, 2, 3], store=True),))
     bed.arena.slot(0)[HEADER_BYTES + 5] ^= 1
@@ -138,8 +140,8 @@ def test_without_verification_damage_goes_through(device: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["key", "namespace", "group"])
-def test_a_chunk_of_somebody_else_is_refused(bed: Bed, what: str) -> None:
-    """A slot that holds another key, another namespace or another group's chunk fails, whatever its checksum says."""
+def test_a_foreign_chunk_is_refused(bed: Bed, what: str) -> None:
+    """A slot with another key, another namespace or another group's chunk fails, whatever its checksum."""
     bed.run(stores=(job(1, [1, 2, 3], store=True, group=1 if what == "group" else 0),))
     load = job(2, [11, 12, 13], store=False)
     if what == "namespace":
@@ -177,8 +179,11 @@ def test_s110_stores_wait_for_the_next_step_and_go_first(bed: Bed, monkeypatch: 
 def test_s111_a_load_that_was_given_up_ends_before_another_load_of_its_step(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S111: an aborted load's blocks may be the target of another load in the same step: the one that counts is begun
-    when the other has ended, also where copies run side by side; else the wrong chunk's bytes may stay."""
+    """S111: blocks of an aborted load may be the target of another load in the same step.
+
+    The valid load begins when the aborted one has ended, also if copies run concurrently. Otherwise the bytes of the
+    wrong chunk may remain.
+    """
     old, new = make_key(b"old", 0), make_key(b"new", 0)
     stores = (job(8, [1, 2, 3], store=True, slot=5, keys=(old,)), job(9, [4, 5, 6], store=True, slot=6, keys=(new,)))
     bed.run(stores=stores)
@@ -221,20 +226,20 @@ def test_s111_a_store_of_this_step_can_be_flushed(bed: Bed) -> None:
 
 
 def test_s112_waiting_for_unknown_and_ended_jobs_returns(bed: Bed) -> None:
-    """S112: nothing to wait for is no reason to wait."""
+    """S112: unknown and ended jobs are not waited for."""
     bed.run(stores=(job(1, [1, 2, 3], store=True),))
     bed.worker.wait([1, 2, 99])
 
 
 def test_s114_a_failing_copy_is_a_report(bed: Bed) -> None:
-    """S114, D4: a copy that raises fails its chunks and nothing else; the worker goes on."""
+    """S114, D4: a copy that raises fails its chunks only; the worker stays usable."""
     bad = job(1, [1, 2, NUM_BLOCKS + 5], store=True)
     assert bed.run(stores=(bad,)) == {1: frozenset(bad.keys)}
     assert not bed.run(stores=(job(2, [1, 2, 3], store=True),))
 
 
 def test_d4_a_failed_load_is_not_the_end_of_the_worker(bed: Bed) -> None:
-    """D4: loads of an empty slot and to blocks that do not exist fail; the next load and the next store are fine."""
+    """D4: loads of an empty slot and to missing blocks fail; the next load and store succeed."""
     bed.run(stores=(job(1, [1, 2, 3], store=True),))
     empty = job(2, [4, 5, 6], store=False, slot=7)
     outside = job(3, [4, 5, NUM_BLOCKS], store=False)
@@ -243,7 +248,7 @@ def test_d4_a_failed_load_is_not_the_end_of_the_worker(bed: Bed) -> None:
 
 
 def test_s115_shutdown_drops_queued_stores_and_drains_running_ones(bed: Bed) -> None:
-    """S115: what runs is finished, what waits is not begun; a second shutdown does nothing."""
+    """S115: running jobs end, queued jobs are dropped; a second shutdown does nothing."""
     bed.gate.clear()
     bed.worker.start_step(ConnectorMeta(loads=(job(1, [1, 2, 3], store=False),)))
     bed.worker.queue_stores(ConnectorMeta(stores=(job(2, [4, 5, 6], store=True, slot=5),)))
@@ -255,14 +260,14 @@ def test_s115_shutdown_drops_queued_stores_and_drains_running_ones(bed: Bed) -> 
 
 
 def test_drain_finishes_queued_stores(bed: Bed) -> None:
-    """An orderly end loses nothing that was accepted (landscape G15)."""
+    """An orderly shutdown loses no accepted job (landscape G15)."""
     bed.worker.queue_stores(ConnectorMeta(stores=(job(2, [4, 5, 6], store=True, slot=5),)))
     bed.worker.drain()
     assert bed.worker.get_finished().finished == {2: 1}
 
 
 def test_blocks_outside_a_partial_chunk_are_zero_at_rest(bed: Bed) -> None:
-    """A chunk whose first blocks are placeholders carries zeros there, not what the slot held before."""
+    """A chunk whose first blocks are placeholders holds zeros there, not the slot's previous bytes."""
     bed.arena.slot(0)[HEADER_BYTES:] = b"\xff" * (bed.arena.slot_bytes - HEADER_BYTES)
     bed.run(stores=(job(1, [9], store=True, first_block=2, keys=(make_key(b"x", 0),)),))
     payload = bed.arena.payload(0)[: GEOMETRY.groups[0].payload_bytes]
@@ -271,7 +276,7 @@ def test_blocks_outside_a_partial_chunk_are_zero_at_rest(bed: Bed) -> None:
 
 
 def pages(width: int) -> np.ndarray:
-    """Four blocks of ``width`` bytes."""
+    """Return four blocks of ``width`` bytes."""
     return np.zeros((4, width), np.uint8)
 
 
@@ -286,13 +291,13 @@ def pages(width: int) -> np.ndarray:
     ],
 )
 def test_wrong_caches_are_refused_by_name(bed: Bed, caches: list[list[object]], message: str) -> None:
-    """An engine author who registers the wrong tensors learns which and why, before a byte moves."""
+    """The error names the wrong tensor and the reason, before any byte is copied."""
     with pytest.raises(EngineProtocolError, match=message):
         bed.worker.register_kv_caches(caches)
 
 
 def test_torch_tensors_are_used_in_place(bed: Bed) -> None:
-    """bfloat16 has no numpy type: its bytes are moved all the same, to and from the tensor's own memory."""
+    """Numpy has no bfloat16: its bytes are copied to and from the tensor's own memory."""
     caches = [
         [torch.randn(NUM_BLOCKS, 2, size // 4, dtype=torch.bfloat16) for size in group.page_bytes]
         for group in SPEC.groups
