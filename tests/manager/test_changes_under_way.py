@@ -6,7 +6,7 @@ from core_parts import FRAME_BYTES, disk, make_core
 from edge_moves import late, load, put, run, writes, written
 
 from tierkv.manager.lower.lower_tier import EMPTIED_PER_STEP_MAX
-from tierkv.manager.moves.write_back import FLUSHED_PER_STEP_MAX, LEAVING_PER_STEP_MAX
+from tierkv.manager.moves.write_back import DEMOTIONS_PER_STEP_MAX, FLUSHED_PER_STEP_MAX
 from tierkv.types.tier_ops import OutcomeKind, TierHealth, Verb
 
 
@@ -104,12 +104,12 @@ def test_a_chunk_used_again_is_written_again_if_the_tier_has_lost_it() -> None:
 
 def test_a_tier_that_comes_to_a_host_tier_full_of_one_shot_chunks() -> None:
     """Promise 2: a step lets a bounded number of chunks go, also of those that nobody will want again."""
-    slots = 16 * LEAVING_PER_STEP_MAX
+    slots = 16 * DEMOTIONS_PER_STEP_MAX
     core = make_core(slots=slots, tiers=[])
     put(core, run(0, slots), one_shot=True)
     core.manager.attach(make_core(tiers=[disk(write="back", queue=slots)]).lower[0])
     core.manager.take_ops()
-    assert core.host.free == LEAVING_PER_STEP_MAX
+    assert core.host.free == DEMOTIONS_PER_STEP_MAX
 
 
 def test_a_write_that_is_late_keeps_no_chunk_from_being_written_elsewhere() -> None:

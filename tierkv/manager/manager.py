@@ -81,7 +81,7 @@ class OffloadManager:
         self._host.sweep(SWEPT_PER_STEP_MAX)
         self.reservations.begin_step()
         self.streams.begin_step()
-        self._tier_io.sweep_ended()
+        self._tier_io.sweep()
 
     def tell_time(self, now: float) -> None:
         """The time, in seconds on the stack's clock, that holds until the next call."""
@@ -132,7 +132,7 @@ class OffloadManager:
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
         """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
-        if self._retention.ever_limited and self._retention.is_expired(key, self._step.now):
+        if self._retention.has_ever_expiring and self._retention.is_expired(key, self._step.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
         ready = self._host.slots.is_readable(key)
@@ -211,7 +211,7 @@ class OffloadManager:
         if len(missing) < len(offered):  # what is asked for must not be evicted to make room for its neighbours
             present = [slot for slot in map(host.slots.find, offered) if slot is not None]
             host.hold(present)
-        wanted = self._admissions.let_in(missing)
+        wanted = self._admissions.admitted_by_policy(missing)
         evicted = self._admissions.make_room(len(wanted), self._step.now)
         host.release(reversed(present))
         if evicted is None:

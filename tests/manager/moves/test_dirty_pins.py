@@ -11,7 +11,7 @@ from paced_tier import PacedRun
 
 from tierkv.errors import InvariantError
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.moves.dirty_pins import SHELTERED_MAX
+from tierkv.manager.moves.dirty_pins import PINNED_MAX
 from tierkv.plugins.loading import load_plugins
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
@@ -44,7 +44,7 @@ def dirty_pinned(core: Core) -> int:
 
 
 def check_end(core: Core) -> None:
-    """Everything ends: nothing is held, nobody is sheltered."""
+    """Everything ends: nothing is held, nobody is pinned as dirty."""
     core.finish_all()
     assert dirty_pinned(core) == 0
     assert core.host.room == core.host.num_slots
@@ -165,15 +165,15 @@ def test_used_chunks_keep_a_quarter() -> None:
 
 def test_a_choice_can_pass_over_all_that_are_sheltered() -> None:
     """In a large host tier the shelter is bounded by what one choice passes over: else stores would be refused."""
-    slots = 4 * SHELTERED_MAX
+    slots = 4 * PINNED_MAX
     core = make_core(slots=slots, tiers=[disk(queue=1)])
-    assert SHELTERED_MAX < PASSED_OVER_MAX
+    assert PINNED_MAX < PASSED_OVER_MAX
     core.keep_below(run(slots - 100, 200))
     for first in range(0, slots, 128):
         put(core, run(first, 128))
     for _ in range(3):
         put(core, run(core.counters.chunks_stored, 100))
-    assert dirty_pinned(core) == SHELTERED_MAX
+    assert dirty_pinned(core) == PINNED_MAX
     assert core.counters.stores_refused == 0
 
 
@@ -248,7 +248,7 @@ def test_a_tier_that_is_out_of_service() -> None:
 
 
 def test_a_tier_that_is_back_before_its_queue_was_dropped() -> None:
-    """Who still waits for it is sheltered again with the next store."""
+    """Who still waits for it is pinned as dirty again with the next store."""
     core, write = waiting_core()
     core.manager.on_completion(TierHealth(0, usable=False))
     core.manager.on_completion(TierHealth(0, usable=True))
@@ -322,5 +322,5 @@ def test_who_is_sheltered_and_does_not_wait_is_found() -> None:
     """A hold that nobody ends is a slot that is lost: validate() says so."""
     core, _ = waiting_core()
     core.lower[0].write_queue.pop_front(3)
-    with pytest.raises(InvariantError, match="nobody is to write it"):
+    with pytest.raises(InvariantError, match="waits for no write"):
         core.manager.validate()

@@ -7,7 +7,7 @@ from core_parts import FRAME_BYTES, Core, disk, make_core, objects
 from edge_moves import late, load, put, run, writes, written
 
 from tierkv.manager.contract import RequestContext
-from tierkv.manager.moves.write_back import FLUSHED_PER_STEP_MAX, LEAVING_PER_STEP_MAX
+from tierkv.manager.moves.write_back import DEMOTIONS_PER_STEP_MAX, FLUSHED_PER_STEP_MAX
 from tierkv.policies.lru import LruPolicy
 from tierkv.policies.quotas import Quotas, TenantPolicy
 from tierkv.types.cache_events import CacheEventKind
@@ -430,8 +430,8 @@ def test_a_quota_holds_though_the_tier_below_takes_nothing() -> None:
 
 def test_a_step_lets_few_leave() -> None:
     """Promise 2: however large the host tier, one step chooses a bounded number of victims."""
-    slots = 16 * LEAVING_PER_STEP_MAX
+    slots = 16 * DEMOTIONS_PER_STEP_MAX
     core = make_core(slots=slots, tiers=[disk(write="back", queue=slots)])
     put(core, run(0, slots))
     ops = core.manager.take_ops()
-    assert sum(len(op.keys) for op in ops) == LEAVING_PER_STEP_MAX
+    assert sum(len(op.keys) for op in ops) == DEMOTIONS_PER_STEP_MAX

@@ -8,7 +8,7 @@ from simulation.checks.failure import demand
 from simulation.checks.probe import Probe
 from simulation.drawing.features import has_quotas
 from simulation.drawing.run_spec import RunSpec
-from tierkv.manager.moves.dirty_pins import SHELTERED_SHARE, UNWRITTEN_SHARE
+from tierkv.manager.moves.dirty_pins import PINNED_SHARE, UNWRITTEN_SHARE
 
 WAITING = "what waits to be written leaves last"
 
@@ -32,7 +32,7 @@ class EvictionChecks:
         lost = waited.intersection(victims)
         others = self._probe.idle_slots() - waited
         being_written = sum(tier.residency.num_writing for tier in self._probe.tiers().values())
-        bound = min(int(self._slots * SHELTERED_SHARE), int(self._slots * UNWRITTEN_SHARE) - being_written)
+        bound = min(int(self._slots * PINNED_SHARE), int(self._slots * UNWRITTEN_SHARE) - being_written)
         if lost and others and len(self._probe.dirty_pinned()) < bound:
             self._broken = f"{len(lost)} chunks are lost for a tier, and {len(others)} others could have left"
 

@@ -245,7 +245,7 @@ class Probe:
         }
         things["changes of tiers"] = [repr(item) for item in self._wiring.changes._waiting]
         things["tiers that leave"] = [name for name in self.served() if name not in self.tiers()]
-        for tier in manager.tiers.with_leaving:
+        for tier in manager.tiers.with_detached:
             used = {
                 "reserved bytes": tier.residency.reserved_bytes,
                 "being written": tier.residency.num_writing,

@@ -49,7 +49,7 @@ class TierList:
         return tier
 
     @property
-    def with_leaving(self) -> list[LowerTier]:
+    def with_detached(self) -> list[LowerTier]:
         """Those in service, and those that are leaving, by number."""
         return list(self._by_index.values())
 

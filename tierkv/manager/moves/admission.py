@@ -1,4 +1,4 @@
-"""Who comes into the host tier, and who leaves for it."""
+"""Admission of chunks into the host tier, and the evictions that make room for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tierkv.types.keys import Key
 
 
 class Admissions:
-    """Makes room and takes it: by the policy, the terms of one-shot chunks and the routes of hints. Sans-IO."""
+    """Makes room and admits chunks, by the policy, by retention hints and by dirty pins. Sans-IO."""
 
     def __init__(
         self, host: HostTier, dirty_pins: DirtyPins, write_mask: WriteMask, events: EventLog, counters: CoreCounters
@@ -33,11 +33,11 @@ class Admissions:
 
     @property
     def room(self) -> int:
-        """Slots that can be had now, also those whose chunks would give way. Looks at all of these."""
+        """Number of slots available now, including those whose dirty pins may be removed. O(pins)."""
         return self._host.room + self.dirty_pins.spare()
 
-    def let_in(self, keys: list[Key]) -> list[Key]:
-        """Those of ``keys`` that the host tier's policy lets in."""
+    def admitted_by_policy(self, keys: list[Key]) -> list[Key]:
+        """Those of ``keys`` that the host tier's policy admits."""
         refused = self._host.refused(keys)
         if not refused:
             return keys
@@ -48,36 +48,39 @@ class Admissions:
     def make_room(self, count: int, now: float) -> list[Key] | None:
         """Evict until ``count`` slots are free.
 
-        One-shot chunks leave before all others, and what waits to be written below only when there are no others.
+        One-shot chunks are evicted before all others, and dirty chunks only when there are no others.
+
+        Returns:
+            The evicted keys; None if there is not enough room: then nothing has changed but dirty pins.
         """
         if count > self._host.free:
             self.dirty_pins.pin()
         if count > self._host.room:
             if count > self.room:
                 return None
-            self.dirty_pins.give_way(count)
+            self.dirty_pins.unpin_oldest(count)
         one_shots = self.drop_one_shots(count - self._host.free)
         chosen = self._host.evict_for(count)
         if chosen is None:
             return None
         self._count_lost(chosen, now)
-        self.evicted(chosen.keys)
+        self.report_evicted(chosen.keys)
         return one_shots + chosen.keys
 
-    def trim(self, now: float) -> None:
-        """Let go of chunks of tenants that are over their quotas."""
+    def evict_over_quota(self, now: float) -> None:
+        """Evict some chunks of tenants that are over their quotas."""
         chosen = self._host.evict_over_quota()
         self._count_lost(chosen, now)
-        self.evicted(chosen.keys)
+        self.report_evicted(chosen.keys)
 
-    def evicted(self, keys: Sequence[Key]) -> None:
-        """These have left the host tier for want of room: count them and say so."""
+    def report_evicted(self, keys: Sequence[Key]) -> None:
+        """Count and report chunks that were evicted from the host tier."""
         if keys:
             self._counters.evictions[HOST] += len(keys)
             self._events.extend(CacheEventKind.REMOVED, HOST, keys)
 
     def _count_lost(self, evicted: Evicted, now: float) -> None:
-        """Nobody waits for a tier below: what should have been written there when it is evicted is lost for it now."""
+        """Count chunks that write-back tiers should have been given: an eviction without a demotion loses them."""
         for tier in self.write_mask.tiers if evicted.keys else ():
             if tier.limits.write is WritePolicy.BACK:
                 unwritten = [chunk for chunk in zip(*evicted, strict=True) if tier.wants(chunk[1], now)]
@@ -85,30 +88,33 @@ class Admissions:
                     self._counters.demotions_dropped[tier.name] += lost
 
     def drop_one_shots(self, count: int) -> list[Key]:
-        """Free the slots of up to so many one-shot chunks, as far as they are to be had."""
+        """Drop up to ``count`` idle one-shot chunks. Returns their keys."""
         if not self._retention.any:
             return []
 
-        def is_free(key: Key) -> bool | None:
+        def is_idle(key: Key) -> bool | None:
             slot = self._host.slots.find(key)
             return None if slot is None else self._host.slots.is_idle(slot)
 
         dropped: list[Key] = []
-        while len(dropped) < count and (key := self._retention.take_one_shot(is_free)) is not None:
+        while len(dropped) < count and (key := self._retention.take_one_shot(is_idle)) is not None:
             dropped.append(key)
             self._host.drop([slot for slot in [self._host.slots.find(key)] if slot is not None])
-        self.evicted(dropped)
+        self.report_evicted(dropped)
         return dropped
 
     def reset(self) -> None:
-        """Everything in the host tier is of before, and waits for nobody."""
-        self.dirty_pins.empty()
+        """Make every chunk of the host tier invisible, and remove all dirty pins."""
+        self.dirty_pins.unpin_all()
         self._host.reset()
 
     def admit(self, keys: Sequence[Key], hints: RequestHints, source: LowerTier | None = None) -> list[int]:
-        """Slots for ``keys``, held once; see :meth:`HostTier.admit`.
+        """Admit ``keys`` for a request with these hints, as :meth:`HostTier.admit`, and set their write masks.
 
-        hints: of the request that brings the chunks. source: the tier that they are read from; None: they are stored.
+        source: the tier that they are read from; None if they are stored.
+
+        Returns:
+            Their slots, held once by the caller.
         """
         if source is None:
             slots = self._host.admit(keys, ChunkState.STORING)

@@ -1,8 +1,11 @@
-"""Chunks that wait to be written below are kept from being evicted meanwhile, as far as there are others.
+"""Pins on chunks that wait to be written to a lower tier.
 
-What has a copy below leaves before what would be lost. A chunk in the *shelter* is held, so every eviction policy
-passes over it; when it was written, it is where it would be without (see :class:`~tierkv.abc.WriteAwarePolicy`). The
-shelter is a part of the host tier, and whoever needs slots when there are no others gets those of the oldest in it.
+A chunk with a copy in a lower tier is evicted before one whose only copy is in the host tier. While a chunk is pinned
+as dirty, its slot has a hold, so every eviction policy passes over it. After the write its place in the eviction order
+is the one that it would have without the pin (see :class:`~tierkv.abc.WriteAwarePolicy`).
+
+Pins are bounded to a share of the host tier. A request for slots that finds no other victims gets those of the oldest
+pins: a store never fails because chunks are dirty.
 """
 
 from __future__ import annotations
@@ -16,39 +19,49 @@ from tierkv.manager.lower.lower_tier import LowerTier, WritePolicy
 from tierkv.manager.lower.tier_list import TierList
 from tierkv.manager.lower.tier_phase import TierPhase
 
-SHELTERED_SHARE = 1 / 2
-"""Share of the host slots that the shelter has at most."""
+PINNED_SHARE = 1 / 2
+"""Largest share of the host slots that may be pinned."""
 
 UNWRITTEN_SHARE = 3 / 4
-"""The same, together with what is being written. The rest is for what is used most, whatever becomes of the tiers."""
+"""Largest share of the host slots that may be pinned or being written. The rest keeps the most used chunks, even when
+no lower tier makes progress."""
 
-SHELTERED_MAX = 4096
-"""Chunks that the shelter has at most: a choice must be able to pass over all of them at once."""
+PINNED_MAX = 4096
+"""Largest number of pinned chunks: one choice of victims must be able to pass over all of them."""
 
 
 class DirtyPins:
-    """Sans-IO; O(1) amortised per chunk. One hold per slot, however many tiers its chunk waits for."""
+    """Pins by slot. Sans-IO; O(1) amortised per chunk. A slot has one pin, however many tiers its chunk waits for."""
 
     def __init__(self, host: HostTier, tiers: TierList) -> None:
         self._host = host
         self._tiers = tiers
-        # Under quotas a tenant that floods the cache evicts its own chunks, also those that wait.
-        self._slots_max = 0 if host.has_quotas else min(int(host.num_slots * SHELTERED_SHARE), SHELTERED_MAX)
+        # Under quotas a tenant that floods the cache must evict its own chunks, also those that wait.
+        self._slots_max = 0 if host.has_quotas else min(int(host.num_slots * PINNED_SHARE), PINNED_MAX)
         self._unwritten_max = int(host.num_slots * UNWRITTEN_SHARE)
-        # By slot, the oldest first: the tiers that the chunk waits for, a bit for each.
+        # By slot, the oldest pin first: the tiers that the chunk waits for, a bit for each.
         self._waits: dict[int, int] = {}
 
+    @property
+    def slots(self) -> Collection[int]:
+        """Slots that are pinned."""
+        return self._waits.keys()
+
     def spare(self) -> int:
-        """Slots that can be had beside those of the host tier: those of the shelter that nobody else holds."""
+        """Number of pinned slots that nothing else holds. O(pins)."""
         return sum(1 for _ in self._host.slots.held_once(self._waits))
 
+    def has(self, tier: LowerTier, slot: int, generation: int) -> bool:
+        """Whether a chunk is pinned because it waits for this tier."""
+        return bool(self._waits.get(slot, 0) >> tier.index & 1) and self._host.slots.generation(slot) == generation
+
     def pin(self) -> None:
-        """Something is about to be evicted: shelter what waits, those first that have waited longest."""
+        """Pin waiting chunks, up to the bounds, those that have waited longest first. Called before an eviction."""
         waits = self._waits
-        written = sum(tier.residency.num_writing for tier in self._tiers.with_leaving)
+        written = sum(tier.residency.num_writing for tier in self._tiers.with_detached)
         slots_max = min(self._slots_max, self._unwritten_max - written)
         for tier in self._tiers:
-            # What waits for a tier that is written back to is written when it is evicted, if not before.
+            # A chunk that waits for a write-back tier is written at the latest when it is evicted.
             if tier.limits.write is WritePolicy.BACK or tier.phase is not TierPhase.SERVING:
                 continue
             bit = 1 << tier.index
@@ -58,27 +71,23 @@ class DirtyPins:
                 for slot in waiting:
                     waits[slot] = waits.get(slot, 0) | bit
 
-    def has(self, tier: LowerTier, slot: int, generation: int) -> bool:
-        """Whether a chunk is sheltered because it waits for this tier."""
-        return bool(self._waits.get(slot, 0) >> tier.index & 1) and self._host.slots.generation(slot) == generation
-
     def begin_writes(self, tier: LowerTier, slots: Iterable[int]) -> None:
-        """Hold these for a write to a tier, for which they do not wait any more: who is sheltered is held already."""
+        """Hold these slots for a write to a tier, and end their wait for it. The hold of a pin is reused."""
         if self._waits:
-            slots = [slot for slot in slots if not self._leaves(slot, 1 << tier.index)]
+            slots = [slot for slot in slots if not self._end_wait(slot, 1 << tier.index)]
         self._host.hold_to_write(slots)
 
     def unpin(self, tier: LowerTier, leases: Iterable[tuple[int, int]]) -> None:
-        """These do not wait for a tier any more."""
+        """End the wait of these leases for a tier, and remove pins that wait for no other."""
         if not self._waits:
             return
         generation, bit = self._host.slots.generation, 1 << tier.index
-        out = [slot for slot, number in leases if generation(slot) == number and self._leaves(slot, bit)]
-        if out:
-            self._host.end_writes(out)
+        unpinned = [slot for slot, number in leases if generation(slot) == number and self._end_wait(slot, bit)]
+        if unpinned:
+            self._host.end_writes(unpinned)
 
-    def _leaves(self, slot: int, bit: int) -> bool:
-        """A chunk does not wait for a tier any more. Whether it was sheltered, and waits for no other."""
+    def _end_wait(self, slot: int, bit: int) -> bool:
+        """End the wait of a chunk for one tier. Returns whether it was pinned and waits for no other tier."""
         tiers = self._waits.get(slot, 0)
         if tiers == bit:
             del self._waits[slot]
@@ -86,44 +95,38 @@ class DirtyPins:
             self._waits[slot] = tiers ^ bit
         return tiers == bit
 
-    def give_way(self, count: int) -> None:
-        """There is not room for so many without the shelter: let the oldest out whom nobody else holds."""
+    def unpin_oldest(self, count: int) -> None:
+        """Remove the oldest pins that nothing else holds, until the host tier has room for ``count`` slots."""
         oldest = list(islice(self._host.slots.held_once(self._waits), count - self._host.room))
         for slot in oldest:
             del self._waits[slot]
         self._host.end_writes(oldest)
 
     def unpin_tier(self, tier: LowerTier) -> None:
-        """Those who wait for a tier do so without shelter, until they are taken in again."""
+        """Remove the pins of all chunks that wait for a tier. They keep waiting, and may be pinned again later."""
         self.unpin(tier, [(slot, self._host.slots.generation(slot)) for slot in self._waits])
         tier.write_queue.rejoin()
 
-    def empty(self) -> None:
-        """Nobody is sheltered any more."""
-        everybody = list(self._waits)
+    def unpin_all(self) -> None:
+        """Remove every pin."""
+        slots = list(self._waits)
         self._waits.clear()
-        self._host.end_writes(everybody)
-
-    @property
-    def slots(self) -> Collection[int]:
-        """Whose chunks are sheltered."""
-        return self._waits.keys()
+        self._host.end_writes(slots)
 
     def validate(self) -> None:
-        """Check that all who are sheltered are held, and wait.
+        """Check that every pinned chunk is held, and waits for the tiers of its pin.
 
         Raises:
-            InvariantError: one is not.
+            InvariantError: one is not held, or does not wait.
         """
         count = len(self._waits)
-        require(count <= self._slots_max, f"{count} chunks are sheltered, {self._slots_max} may be")
+        require(count <= self._slots_max, f"{count} chunks are pinned as dirty, {self._slots_max} may be")
         if not count:
             return
-        queues = {
-            1 << tier.index: set(tier.write_queue.first(len(tier.write_queue))) for tier in self._tiers.with_leaving
-        }
+        tiers = self._tiers.with_detached
+        queues = {1 << tier.index: set(tier.write_queue.first(len(tier.write_queue))) for tier in tiers}
         for slot, bits in self._waits.items():
             lease = slot, self._host.slots.generation(slot)
             waiting = sum(bit for bit, queue in queues.items() if lease in queue)
-            require(bits > 0 and not bits & ~waiting, f"slot {slot} is sheltered, and nobody is to write it")
-            require(self._host.slots.is_written(slot), f"slot {slot} is sheltered, and not held")
+            require(bits > 0 and not bits & ~waiting, f"slot {slot} is pinned as dirty, but waits for no write")
+            require(self._host.slots.is_written(slot), f"slot {slot} is pinned as dirty, but not held")

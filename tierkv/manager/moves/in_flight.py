@@ -25,7 +25,7 @@ from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Completion, Outcome, OutcomeKind, TierHealth, TierOp, Verb
 
 _PERHAPS_WRITTEN = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT)
-"""Ends of a write after which the frame may lie in the tier all the same."""
+"""Outcomes of a write after which the tier may contain the frame all the same."""
 _CHANGES = (Verb.WRITE, Verb.DELETE)
 
 
@@ -135,7 +135,7 @@ class InFlightOps:
         self._ended[pending.op.verb](tier, pending, completion.outcomes)
 
     def _measure(self, pending: OpInFlight, completion: Completion) -> None:
-        """A read has shown how fast its tier is. One that failed at once shows nothing; one that was late, a lot."""
+        """Measure the speed of a tier by a read. A read that failed at once is not measured; a late one is."""
         speed = self._speeds[pending.op.tier]
         served = not completion.ended or any(outcome.kind is OutcomeKind.OK for outcome in completion.outcomes)
         if served and not pending.announced_late:
@@ -144,7 +144,7 @@ class InFlightOps:
             speed.ended(self._sizes.raw(pending.op.keys))
 
     def _announce_late(self, tier: LowerTier, pending: OpInFlight) -> None:
-        """The deadline passed while the I/O runs on: nobody waits for it any more; its slots stay held."""
+        """End the wait for I/O that missed its deadline and runs on. Its slots stay held."""
         if pending.announced_late:
             return
         pending.announced_late = True
@@ -193,7 +193,7 @@ class InFlightOps:
         elif outcome.kind is OutcomeKind.CORRUPT:
             # Deleted, so that a later store writes it again instead of finding a bad frame in its place.
             self._counters.chunks_corrupt[tier.name] += 1
-            if tier.residency.is_writing(key):  # it is being written anew: the deletion could hit the new frame
+            if tier.residency.is_writing(key):  # the deletion could delete the new frame
                 tier.mark_absent(key, self._step.now)
             else:
                 tier.residency.schedule_delete(key)
@@ -206,11 +206,11 @@ class InFlightOps:
         stored = [(key, out.frame_bytes) for key, out in zip(keys, outcomes, strict=True) if out.kind is well]
         if stored:
             tier.stored(stored, self._step.now)
-            self._cascades.written(tier, len(stored))
+            self._cascades.count_written(tier, len(stored))
             if tier.emits_events:
                 self._events.extend(CacheEventKind.STORED, tier.name, [key for key, _ in stored])
         tier.residency.end_write(keys, self._sizes.frame_bounds(keys))
-        if tier.capabilities.authoritative_index:  # of a shared tier nobody knows for long what it has: once is enough
+        if tier.capabilities.authoritative_index:  # answers about a shared tier expire: one write per lease is enough
             tier.write_queue.forget(pending.op.slots)
         for key, ref, outcome in zip(keys, pending.op.slots, outcomes, strict=True) if len(stored) < len(keys) else ():
             if outcome.kind is well:
@@ -221,7 +221,7 @@ class InFlightOps:
                 self._cascades.evict_one(tier)
             elif outcome.kind in _PERHAPS_WRITTEN:
                 tier.mark_uncertain(key, self._sizes.frame_bound(key))
-        self._demotions.left(pending.slots)
+        self._demotions.end_writes(pending.slots)
 
     def _delete_ended(self, tier: LowerTier, pending: OpInFlight, outcomes: Sequence[Outcome]) -> None:
         removed = [
@@ -236,10 +236,10 @@ class InFlightOps:
     # -- check ---------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check that every op in flight holds its slots, and every tier's account.
+        """Check that every instruction in flight holds its slots, and the account of every tier.
 
         Raises:
-            InvariantError: one of it is not so.
+            InvariantError: one does not, or an account is wrong.
         """
         for pending in self._ops.values():
             for key, ref in zip(pending.op.keys, pending.op.slots, strict=bool(pending.op.slots)):
@@ -247,6 +247,6 @@ class InFlightOps:
                 held = chunk is not None and chunk.key == key and chunk.holders
                 require(held, f"op {pending.op.op_id} touches a slot it does not hold")
         writes = [pending.slots for pending in self._ops.values() if pending.op.verb is Verb.WRITE]
-        require(self._host.demoting <= set(chain(*writes)), "a chunk is leaving for ever: nobody writes it")
-        for tier in self._tiers.with_leaving:
+        require(self._host.demoting <= set(chain(*writes)), "a chunk is demoting, but not being written")
+        for tier in self._tiers.with_detached:
             tier.validate()

@@ -1,7 +1,7 @@
-"""On what terms chunks are kept whose requests said so: for how long, and whether they leave first.
+"""Retention that requests ask for in their hints: lifetimes (TTL), and one-shot chunks that are evicted first.
 
-Chunks without terms cost nothing here: while the books are empty nobody looks into them. Which tiers a chunk may go to
-is no part of it: that is decided once, when it becomes readable.
+A chunk without such hints costs nothing here. The tiers that a chunk may be written to are decided elsewhere: once,
+when it is admitted (see :mod:`tierkv.manager.moves.write_mask`).
 """
 
 from __future__ import annotations
@@ -14,117 +14,118 @@ from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
 LIFETIMES_MAX = 1_000_000
-"""Chunks whose end is remembered; over it the oldest is forgotten and stays until it is evicted."""
+"""Number of chunks whose expiry is remembered. Over it the oldest is forgotten, and stays until it is evicted."""
 
 SWEPT_PER_STEP_MAX = 64
-"""Lifetimes looked at per step, so that a step stays short however many end at once."""
+"""Lifetimes checked per step, so that a step stays short however many expire at once."""
 
 HELD_SKIPPED_MAX = 8
-"""One-shot chunks that somebody holds, passed over in one search for a slot."""
+"""One-shot chunks with holds that one search for a slot passes over."""
 
 
 class Retention:
-    """The books. Sans-IO, single-threaded; every verb O(1) per key.
+    """Lifetimes and one-shot chunks. Sans-IO, single-threaded; every method O(1) per key.
 
     Args:
-        chunks_max: chunks of the host tier: more one-shot chunks than that cannot be there.
-
-    Attributes:
-        lifetimes: the chunks that end. Empty in most stacks, so that callers look here before they ask.
-        ever_limited: whether there ever was one; for who asks about single chunks, and often.
+        chunks_max: chunks of the host tier, which bounds the number of one-shot chunks.
     """
 
     def __init__(self, chunks_max: int) -> None:
         self._chunks_max = chunks_max
-        self.ever_limited = False
+        self.has_ever_expiring = False
+        """Whether any chunk ever had a TTL; for callers that ask per chunk, and often."""
         self.lifetimes = FifoIndex()
-        self._ends = array("d")
-        self._one_shot = FifoIndex()
+        """Chunks with a TTL. Empty in most stacks, so callers check it before they ask per chunk."""
+        self._expiries_s = array("d")
+        self._one_shots = FifoIndex()
 
     @property
     def any(self) -> bool:
-        """Whether there is anything in the books."""
-        return bool(self.lifetimes or self._one_shot)
+        """Whether any chunk has a TTL or is one-shot."""
+        return bool(self.lifetimes or self._one_shots)
 
     def stored(self, keys: Iterable[Key], hints: RequestHints, now: float, is_below: Callable[[Key], bool]) -> None:
-        """These are being stored and were not in the host tier.
+        """Apply the hints of a request to chunks that it stores and that were not in the host tier.
 
-        A chunk that a lower tier has without an end keeps having none, and is nobody's one-shot chunk.
+        A chunk that a lower tier has without a TTL keeps having none, and does not become one-shot.
         """
         for key in keys:
             if key in self.lifetimes or is_below(key):
                 self._used(key, hints, now)
                 continue
             if hints.ttl_s is not None:
-                self._limit(key, now + hints.ttl_s)
+                self._set_expiry(key, now + hints.ttl_s)
                 if len(self.lifetimes) > LIFETIMES_MAX:
                     self.lifetimes.pop()
             if hints.one_shot:
-                self._one_shot.put(key)
-                if len(self._one_shot) > self._chunks_max:
-                    self._one_shot.pop()
+                self._one_shots.put(key)
+                if len(self._one_shots) > self._chunks_max:
+                    self._one_shots.pop()
             else:
-                self._one_shot.discard(key)
+                self._one_shots.discard(key)
 
     def used(self, keys: Iterable[Key], hints: RequestHints, now: float) -> None:
-        """These are there and somebody wants them."""
+        """Apply the hints of a request that uses existing chunks: the longer lifetime wins, and reuse ends one-shot."""
         if self.any:
             for key in keys:
                 self._used(key, hints, now)
 
     def _used(self, key: Key, hints: RequestHints, now: float) -> None:
         if not hints.one_shot:
-            self._one_shot.discard(key)
+            self._one_shots.discard(key)
         row = self.lifetimes.find(key)
         if row is not None:
             if hints.ttl_s is None:
                 self.lifetimes.discard(key)
             else:
-                self._ends[row] = max(self._ends[row], now + hints.ttl_s)
+                self._expiries_s[row] = max(self._expiries_s[row], now + hints.ttl_s)
 
-    def _limit(self, key: Key, end: float) -> None:
-        self.ever_limited = True
+    def _set_expiry(self, key: Key, expiry_s: float) -> None:
+        self.has_ever_expiring = True
         row = self.lifetimes.put(key)
-        if row >= len(self._ends):
-            self._ends.extend([0.0] * (self.lifetimes.length - len(self._ends)))
-        self._ends[row] = end
+        if row >= len(self._expiries_s):
+            self._expiries_s.extend([0.0] * (self.lifetimes.length - len(self._expiries_s)))
+        self._expiries_s[row] = expiry_s
 
-    # -- ends --------------------------------------------------------------------------------------------------------
+    # -- lifetimes ---------------------------------------------------------------------------------------------------
 
     def has_ttl(self, key: Key) -> bool:
-        """Whether the chunk has an end, past or to come."""
+        """Whether the chunk has a TTL, expired or not."""
         return key in self.lifetimes
 
     def is_expired(self, key: Key, now: float) -> bool:
-        """Whether the chunk counts as absent."""
+        """Whether the chunk has expired, and counts as absent."""
         row = self.lifetimes.find(key)
-        return row is not None and now >= self._ends[row]
+        return row is not None and now >= self._expiries_s[row]
 
     def sweep(self, now: float, remove: Callable[[Key], bool]) -> None:
-        """Remove some of what has ended. ``remove`` says whether the chunk is gone from everywhere by now."""
+        """Remove some expired chunks. ``remove`` returns whether the chunk is gone from every tier."""
         for _ in range(min(len(self.lifetimes), SWEPT_PER_STEP_MAX)):
             key, row = self.lifetimes.pop()
-            end = self._ends[row]
-            if now < end or not remove(key):
-                self._limit(key, end)
+            expiry_s = self._expiries_s[row]
+            if now < expiry_s or not remove(key):
+                self._set_expiry(key, expiry_s)
 
-    # -- one-shot ----------------------------------------------------------------------------------------------------
+    # -- one-shot chunks ---------------------------------------------------------------------------------------------
 
-    def take_one_shot(self, is_free: Callable[[Key], bool | None]) -> Key | None:
-        """A one-shot chunk whose slot can be had. ``is_free`` says no for a held chunk, None for one that is gone."""
+    def take_one_shot(self, is_idle: Callable[[Key], bool | None]) -> Key | None:
+        """Take a one-shot chunk whose slot is available; None if a bounded search finds none.
+
+        is_idle: returns False for a chunk with holds, None for one that is gone.
+        """
         held: list[Key] = []
         found: Key | None = None
-        while self._one_shot and found is None and len(held) < HELD_SKIPPED_MAX:
-            key, _ = self._one_shot.pop()
-            free = is_free(key)
-            if free:
+        while self._one_shots and found is None and len(held) < HELD_SKIPPED_MAX:
+            key, _ = self._one_shots.pop()
+            idle = is_idle(key)
+            if idle:
                 found = key
-            elif free is False:
+            elif idle is False:
                 held.append(key)
         for key in held:
-            self._one_shot.put(key)
+            self._one_shots.put(key)
         return found
 
     def forget_one_shots(self) -> None:
-        """The host tier was emptied."""
-        self._one_shot = FifoIndex()
+        """Forget all one-shot chunks, after a reset of the host tier."""
+        self._one_shots = FifoIndex()

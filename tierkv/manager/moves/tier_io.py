@@ -67,7 +67,7 @@ class TierIO:
     # -- existence -----------------------------------------------------------------------------------------------------
 
     def presence(self, key: Key, allowed: Collection[str] | None = None) -> LookupResult:
-        """Whether any lower tier, of those allowed, has ``key``. Stops at the first; asks those that must be asked."""
+        """Whether an allowed lower tier has ``key``. Stops at the first that has it; queues probes in shared tiers."""
         answer = LookupResult.MISS
         for tier in self._tiers.in_service:
             if allowed is not None and tier.name not in allowed:
@@ -83,9 +83,9 @@ class TierIO:
     def source_of(
         self, key: Key, allowed: Collection[str] | None = None, *, trusting: bool = False
     ) -> LowerTier | None:
-        """The fastest tier, of those allowed, that is known to have ``key``.
+        """Fastest allowed tier that is known to have ``key``; None if there is none.
 
-        trusting: where none is, also one that would have to be asked again: it said yes, some time ago.
+        trusting: fall back to a shared tier whose answer has expired.
         """
         asked = None
         for tier in self._tiers.in_service:
@@ -101,20 +101,20 @@ class TierIO:
     # -- speed ---------------------------------------------------------------------------------------------------------
 
     def remeasure(self, tier: int, key: Key) -> None:
-        """Read ``key``, which the tier has and the host tier has not, if the tier was not read for a while."""
+        """Read ``key``, which must be in the tier and not in the host tier, if the tier was not read for a while."""
         if self.speeds[tier].is_stale(self._step.now) and self._host.room:
             self._host.release(self.promote([key], self._tiers[tier]) or ())
 
-    # -- tiers that come and go ----------------------------------------------------------------------------------------
+    # -- attached and detached tiers -----------------------------------------------------------------------------------
 
     def attach(self, tier: LowerTier, before: LowerTier | None) -> None:
-        """Put a tier in service. What it holds may answer questions that were answered with less."""
+        """Put a tier in service, ahead of another one, or last. Its chunks may change the answers to open lookups."""
         self._tiers.attach(tier, before)
         self.speeds[tier.index] = TierSpeed()
         self._step.version += 1
 
     def detach(self, tier: LowerTier) -> None:
-        """Take a tier out of service: it has nothing, and gets nothing. What is under way ends in its own time."""
+        """Take a tier out of service. It counts as empty; operations under way end in their own time."""
         tier.detach()
         self.cascades.out_of_service(tier)
         self._tiers.detach(tier)
@@ -122,21 +122,21 @@ class TierIO:
         self._step.version += 1
 
     def forget(self, index: int) -> None:
-        """Nothing is under way any more in a tier that was detached."""
+        """Discard the state of a detached tier whose operations have all ended."""
         self._tiers.forget(index)
         del self.speeds[index]
         self._promotions.pop(index, None)
 
     # -- retention -----------------------------------------------------------------------------------------------------
 
-    def sweep_ended(self) -> None:
-        """Delete some chunks whose time has ended or whose tenant has too many, where nobody uses them at present."""
-        self._demotions.trim(self._step.now)
+    def sweep(self) -> None:
+        """Delete some chunks that have expired, or whose tenant is over its quota, where nothing uses them."""
+        self._demotions.evict_over_quota(self._step.now)
         self.cascades.trim()
-        self.retention.sweep(self._step.now, self._remove_ended)
+        self.retention.sweep(self._step.now, self._remove_expired)
 
-    def _remove_ended(self, key: Key) -> bool:
-        """Whether the chunk is gone from everywhere. A deletion that failed is tried again later."""
+    def _remove_expired(self, key: Key) -> bool:
+        """Remove an expired chunk from every tier where it is idle. Returns whether it is gone from all."""
         slot = self._host.slots.find(key)
         if slot is not None:
             if not self._host.slots.is_idle(slot):
@@ -154,12 +154,10 @@ class TierIO:
     # -- host slots ----------------------------------------------------------------------------------------------------
 
     def promote(self, keys: Sequence[Key], tier: LowerTier, hints: RequestHints = NO_HINTS) -> list[int] | None:
-        """Start to bring ``keys`` from ``tier`` into the host tier. The caller holds them on top of the I/O's own hold.
-
-        hints: of the request that wants them.
+        """Start to read ``keys`` from ``tier`` into the host tier, for a request with these hints.
 
         Returns:
-            Their slots; None if none of them can have one now.
+            Their slots, held by the caller in addition to the hold of the I/O; None if there is no room for all.
         """
         if self.admissions.make_room(len(keys), self._step.now) is None:
             return None
@@ -171,16 +169,16 @@ class TierIO:
         return slots
 
     def used(self, slots: Sequence[int], hints: RequestHints) -> None:
-        """A request wants chunks that are in the host tier, or on their way into it."""
+        """Apply a use by a request to chunks that are in the host tier, or being read into it."""
         if self.retention.any:
             self.retention.used(map(self._host.slots.key, slots), hints, self._step.now)
         self.cascades.used(slots, hints, self._step.now)
 
     def validate(self) -> None:
-        """See :meth:`InFlightOps.validate` and :meth:`DirtyPins.validate`.
+        """Check the instructions in flight, the accounts of the tiers and the dirty pins.
 
         Raises:
-            InvariantError: one of it is not so.
+            InvariantError: one of them is wrong.
         """
         self.in_flight.validate()
         self.admissions.dirty_pins.validate()
@@ -188,11 +186,11 @@ class TierIO:
     # -- instructions --------------------------------------------------------------------------------------------------
 
     def take_ops(self) -> list[TierOp]:
-        """Everything dispatch shall start now: reads, probes, deletions, writes."""
+        """Take the instructions that dispatch must start now; per tier: reads, probes, deletions, writes."""
         ops: list[TierOp] = []
         issue = self.in_flight.issue
         demotions = self._demotions.begin(self._step.now)
-        for tier in self._tiers.with_leaving:
+        for tier in self._tiers.with_detached:
             limits = tier.limits
             for batch in _batches(self._promotions.pop(tier.index, []), tier.capabilities.keys_per_read):
                 ops.append(issue(tier, Verb.READ, limits.read_deadline_s, slots=batch))
@@ -201,7 +199,7 @@ class TierIO:
                 self._counters.probes[tier.name] += len(probe)
                 ops.append(issue(tier, Verb.PROBE, limits.probe_deadline_s, keys=probe))
             writes = demotions.get(tier.index, [])
-            writes += self.cascades.writable(tier, self._step.now, len(writes))
+            writes += self.cascades.take_writable(tier, self._step.now, len(writes))
             deletions = tier.residency.take_deletions(self._step.now)
             for keys in _batches(deletions, tier.capabilities.preferred_batch):
                 ops.append(issue(tier, Verb.DELETE, limits.write_deadline_s, keys=tuple(keys)))
@@ -220,7 +218,7 @@ class TierIO:
         return self._demotions.is_flushing or any(tier.has_pending_changes for tier in self._tiers)
 
     def flush(self) -> None:
-        """Let what tiers would get when it is evicted go down now; see :attr:`has_pending_changes`."""
+        """Queue every chunk for the write-back tiers now; :attr:`has_pending_changes` reports when all is written."""
         self._demotions.flush()
 
 

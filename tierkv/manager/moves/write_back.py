@@ -1,8 +1,8 @@
-"""Write-back: chunks that a lower tier gets when the host tier is about to evict them.
+"""Demotions: writes of chunks to write-back tiers when the host tier is about to evict them.
 
-No store ever waits for it. Victims are chosen ahead of need, so that some slots are free when a store comes: they are
-*leaving* until they are written, and free then. Where stores come faster than a tier takes chunks, they evict as they
-always do, and what was not written is dropped and counted.
+No store waits for a demotion. Victims are chosen ahead of need, so that some slots are free when a store comes. They
+are *demoting* until they are written, and evicted then. Where stores come faster than a tier takes chunks, stores evict
+as without a write-back tier; chunks that were not written are dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from tierkv.manager.moves.write_through import Cascades
 from tierkv.types.keys import Key
 
 FREE_SHARE = 1 / 8
-"""Share of the host slots that are kept free, or on their way to be, while a tier is written back to."""
+"""Share of the host slots that are free, or becoming free, while there is a write-back tier."""
 
-LEAVING_PER_STEP_MAX = 256
-"""Victims chosen in one step; a step stays short however much is wanted at once."""
+DEMOTIONS_PER_STEP_MAX = 256
+"""Victims chosen in one step, so that a step stays short."""
 
 FLUSHED_PER_STEP_MAX = 128
-"""Slots that a flush looks at in one step."""
+"""Slots that a flush checks in one step."""
 
 
 class Demotions:
-    """Chooses what leaves; :class:`~tierkv.manager.moves.tier_io.TierIO` makes instructions of it. Sans-IO."""
+    """Chooses the chunks to demote. Sans-IO.
+
+    :class:`~tierkv.manager.moves.tier_io.TierIO` turns the choice into instructions.
+    """
 
     def __init__(self, host: HostTier, tiers: Iterable[LowerTier], cascades: Cascades, admissions: Admissions) -> None:
         self._host = host
@@ -39,45 +42,45 @@ class Demotions:
         self._to_flush = range(0)
 
     def begin(self, now: float) -> dict[int, list[int]]:
-        """Let as many chunks leave as it takes to have some slots free. Returns what to write, by tier."""
+        """Begin as many demotions as needed to have some slots free. Returns the slots to write, by tier."""
         back = [tier for tier in self._tiers if tier.limits.write is WritePolicy.BACK]
         if not back:
-            self._to_flush = range(0)  # the tiers that it was for have left
+            self._to_flush = range(0)  # the tiers that it was for were detached
             return {}
         self._flush(back, now)
-        leaving = self._host.begin_quota_demotions()
-        short = min(self._free_wanted - self._host.free - len(self._host.demoting), LEAVING_PER_STEP_MAX)
+        demoting = self._host.begin_quota_demotions()
+        short = min(self._free_wanted - self._host.free - len(self._host.demoting), DEMOTIONS_PER_STEP_MAX)
         if short > -self._free_wanted:
             takes = max(map(self._takes, back))
             short -= len(self._admissions.drop_one_shots(short))
             self._admissions.dirty_pins.pin()
-            leaving += self._host.begin_demotions(max(0, min(short, takes)))
-        return self._demote(back, leaving, now) if leaving else {}
+            demoting += self._host.begin_demotions(max(0, min(short, takes)))
+        return self._demote(back, demoting, now) if demoting else {}
 
-    def trim(self, now: float) -> None:
-        """Let go of chunks of tenants that are over their quotas; at once, where :meth:`begin` will not write them."""
+    def evict_over_quota(self, now: float) -> None:
+        """Evict chunks of tenants that are over their quotas, unless :meth:`begin` writes them first."""
         if self._host.has_quotas and not any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
-            self._admissions.trim(now)
+            self._admissions.evict_over_quota(now)
 
     def _takes(self, tier: LowerTier) -> int:
-        """How many more chunks a tier can be given now. There, too, room is made ahead of need."""
+        """Number of further chunks that a tier can be given now. Makes room there ahead of need."""
         if tier.phase is not TierPhase.SERVING:
             return 0
         size = self._cascades.sizes.frame_bound_max
         self._cascades.has_room(tier, size, self._free_wanted)
         residency = tier.residency
-        return min(tier.queue_chunks_max - residency.num_writing, residency.frames_free(size, LEAVING_PER_STEP_MAX))
+        return min(tier.queue_chunks_max - residency.num_writing, residency.frames_free(size, DEMOTIONS_PER_STEP_MAX))
 
-    def _demote(self, back: Sequence[LowerTier], leaving: Sequence[int], now: float) -> dict[int, list[int]]:
+    def _demote(self, back: Sequence[LowerTier], demoting: Sequence[int], now: float) -> dict[int, list[int]]:
         host = self._host
-        chunks = [(slot, host.slots.key(slot)) for slot in leaving]
+        chunks = [(slot, host.slots.key(slot)) for slot in demoting]
         writes: dict[int, list[int]] = {}
         for tier in back:
             due = self._cascades.due(tier, chunks, now)
             writes[tier.index] = slots = [slot for slot, key in due if self._begin_write(tier, key)]
             host.hold_to_write(slots)
-            self._cascades.dropped(tier, len(due) - len(slots))
-        self.left(leaving)
+            self._cascades.count_dropped(tier, len(due) - len(slots))
+        self.end_writes(demoting)
         return writes
 
     def _begin_write(self, tier: LowerTier, key: Key) -> bool:
@@ -88,25 +91,25 @@ class Demotions:
         tier.residency.begin_write((key,), size)
         return True
 
-    def left(self, slots: Sequence[int]) -> None:
-        """Undo a hold of each. Those that are leaving, and that nobody holds any more, are gone."""
-        self._admissions.evicted(self._host.end_demotions(slots).keys)
+    def end_writes(self, slots: Sequence[int]) -> None:
+        """Undo one hold of a write of each slot. Demoting chunks without further holds are evicted."""
+        self._admissions.report_evicted(self._host.end_demotions(slots).keys)
 
     # -- flush -------------------------------------------------------------------------------------------------------
 
     @property
     def is_flushing(self) -> bool:
-        """Whether there are slots that a flush has not looked at yet."""
+        """Whether a flush has slots left to check."""
         return bool(self._to_flush)
 
     def flush(self) -> None:
-        """Queue every chunk of the host tier for the tiers that are written back to, over the next steps."""
+        """Queue every chunk of the host tier for the write-back tiers, over the next steps."""
         if any(tier.limits.write is WritePolicy.BACK for tier in self._tiers):
             self._to_flush = range(self._host.num_slots)
 
     def _flush(self, back: Sequence[LowerTier], now: float) -> None:
         some, self._to_flush = self._to_flush[:FLUSHED_PER_STEP_MAX], self._to_flush[FLUSHED_PER_STEP_MAX:]
-        host = self._host
-        chunks = [(slot, host.slots.key(slot)) for slot in some if host.slots.state(slot) is ChunkState.READY]
+        slot_table = self._host.slots
+        chunks = [(slot, slot_table.key(slot)) for slot in some if slot_table.state(slot) is ChunkState.READY]
         for tier in back if chunks else ():
             self._cascades.queue(tier, chunks, now)

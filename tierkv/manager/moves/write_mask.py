@@ -1,4 +1,8 @@
-"""Which lower tiers the chunk in a host slot may be written to: by hints, by its end, by where its bytes come from."""
+"""Bits by host slot: the lower tiers that the chunk in it may not be written to.
+
+A mask is set when a chunk is admitted, from the hints of the request and from the tier that it is read from. It holds
+until the slot has another chunk. Expiry is checked in addition: a chunk with a TTL is not written to shared tiers.
+"""
 
 from __future__ import annotations
 
@@ -12,48 +16,46 @@ from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
 TIERS_MAX = 62
-"""Lower tiers that a route can tell apart: a bit for each, beside the two below. Others get no chunk with a route."""
+"""Lower tiers that have a bit of their own, beside the two bits below. Other tiers get no chunk with a mask."""
 
 _ALL = (1 << TIERS_MAX) - 1
 _ONE_SHOT, _INEXACT = 1 << TIERS_MAX, 2 << TIERS_MAX
 
 
 class WriteMask:
-    """A column of bits by slot: the tiers that may *not* have the chunk. Sans-IO.
-
-    What holds for one chunk holds until its slot has another. Nothing is written while no chunk has a route.
-    """
+    """Column of masks. Sans-IO. Nothing is written to it while no chunk has a mask."""
 
     def __init__(self, num_slots: int, tiers: Iterable[LowerTier], retention: Retention) -> None:
         self.tiers = tiers
         self.retention = retention
         self._denied = column("Q", num_slots)
         self.any = False
-        """Whether any chunk ever had a route. While not, nobody needs to ask."""
+        """Whether any chunk ever had a mask."""
 
     def admitted(self, slots: Iterable[int], hints: RequestHints, source: LowerTier | None) -> None:
-        """These slots have new chunks, which a request with such hints brought.
+        """Set the masks of newly admitted chunks, which a request with such hints brings.
 
-        source: the tier they are read from; None: they are stored.
+        source: the tier that they are read from; None if they are stored.
         """
-        denied = self._bits(hints) | (0 if source is None else self._bits_of(source))
+        denied = self._bits_of_hints(hints) | (0 if source is None else self._bits_of_source(source))
         if denied or self.any:
             self.any = True
             for slot in slots:
                 self._denied[slot] = denied
 
     @staticmethod
-    def _bits_of(source: LowerTier) -> int:
-        """Bytes that are not those that were computed must not be spread as if they were.
+    def _bits_of_source(source: LowerTier) -> int:
+        """Bits for chunks that are read from a tier.
 
-        A shared tier's yes is forgotten after a while; but what comes from there need not be written there again.
+        Chunks of an inexact tier differ from those that were computed, so they are written nowhere. A chunk of a shared
+        tier is not written there again on reuse or eviction, although the answer that it is there is soon forgotten.
         """
         if not source.limits.exact:
             return _INEXACT
         late = source.limits.write in (WritePolicy.ON_REUSE, WritePolicy.BACK)
         return 1 << source.index if late and source.capabilities.shared and source.index < TIERS_MAX else 0
 
-    def _bits(self, hints: RequestHints) -> int:
+    def _bits_of_hints(self, hints: RequestHints) -> int:
         bits = _ONE_SHOT if hints.one_shot else 0
         if hints.store is not None:
             bits |= _ALL ^ sum(1 << t.index for t in self.tiers if t.name in hints.store and t.index < TIERS_MAX)
@@ -64,7 +66,7 @@ class WriteMask:
         if self.any:
             chunks = [chunk for chunk in chunks if self._allows(chunk[0], tier)]
         if self.retention.lifetimes:
-            # Of a chunk with an end no other process would know when.
+            # Other processes that read a shared tier do not know when a chunk expires.
             has_ttl = (
                 self.retention.has_ttl if tier.capabilities.shared else partial(self.retention.is_expired, now=now)
             )
@@ -76,7 +78,7 @@ class WriteMask:
         return not denied or (tier.index < TIERS_MAX and not denied >> tier.index & 1 and not denied >> TIERS_MAX)
 
     def end_one_shot(self, slots: Iterable[int]) -> list[int]:
-        """A request that is not one-shot uses these. Returns those that were kept in the host tier until now."""
+        """Allow writes of one-shot chunks that another request uses. Returns those that were one-shot until now."""
         if not self.any:
             return []
         ended = [slot for slot in slots if self._denied[slot] & _ONE_SHOT]

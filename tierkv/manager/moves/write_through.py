@@ -1,4 +1,4 @@
-"""What goes down: which chunks of the host tier are written to the tiers below, and when."""
+"""Cascades: writes of host-tier chunks to lower tiers, when they become readable or are reused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from tierkv.types.hints import RequestHints
 from tierkv.types.keys import Key
 
 CASCADES_PER_STEP_MAX = 512
-"""Waiting chunks looked at per tier and step, whether written or dropped: a step stays short after a long outage."""
+"""Waiting chunks processed per tier and step, whether written or dropped: a step stays short after a long outage."""
 
 
 class Cascades:
-    """Chooses; :class:`~tierkv.manager.moves.tier_io.TierIO` makes instructions of it. Sans-IO."""
+    """Queues chunks for lower tiers and chooses the ones to write now. Sans-IO.
+
+    :class:`~tierkv.manager.moves.tier_io.TierIO` turns the choice into instructions.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - its collaborators
         self,
@@ -57,7 +60,7 @@ class Cascades:
                 self.queue(tier, again, now)
 
     def used(self, slots: Sequence[int], hints: RequestHints, now: float) -> None:
-        """A request wants chunks that the host tier has, or that are on their way into it."""
+        """Queue chunks that a request uses, for tiers that write on reuse. The slots may still be filling."""
         kept = [] if hints.one_shot else self.write_mask.end_one_shot(slots)
         for tier in self._tiers:
             if tier.seen is not None:
@@ -66,11 +69,11 @@ class Cascades:
                 self.queue(tier, self._readable(kept), now)
 
     def _readable(self, slots: Sequence[int]) -> list[tuple[int, Key]]:
-        host = self._host
-        return [(slot, host.slots.key(slot)) for slot in slots if host.slots.state(slot) is ChunkState.READY]
+        slot_table = self._host.slots
+        return [(slot, slot_table.key(slot)) for slot in slots if slot_table.state(slot) is ChunkState.READY]
 
     def _reused(self, seen: SeenFilter, slots: Sequence[int]) -> list[tuple[int, Key]]:
-        """Those of ``slots`` that can be written now; of the others it is noted, for when they become readable."""
+        """Those of ``slots`` that can be written now. The use of the others is noted for when they become readable."""
         ready = self._readable(slots)
         if len(ready) < len(slots):
             for slot in slots:
@@ -78,10 +81,10 @@ class Cascades:
                     seen.note(self._host.slots.key(slot))
         return ready
 
-    # -- the queue ---------------------------------------------------------------------------------------------------
+    # -- write queues ------------------------------------------------------------------------------------------------
 
     def due(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> list[tuple[int, Key]]:
-        """Those of ``chunks``, each a slot and its key, that a tier lacks, may have, and lets in."""
+        """Those of ``chunks``, each a slot and its key, that are missing in a tier, allowed there, and admitted."""
         wanted = self.write_mask.allowed(tier, tier.missing(chunks, now), now)
         if not wanted:
             return wanted
@@ -93,7 +96,7 @@ class Cascades:
         return wanted
 
     def queue(self, tier: LowerTier, chunks: Sequence[tuple[int, Key]], now: float) -> None:
-        """Those that are due wait for the tier from now on."""
+        """Append those of ``chunks`` that are due to the write queue of a tier."""
         generation, waiting = self._host.slots.generation, len(tier.write_queue)
         for slot, key in tier.residency.being_deleted(chunks) if tier.phase.usable else ():
             tier.write_after_deletion(key, (slot, generation(slot)))  # the deletion could undo a write
@@ -101,73 +104,77 @@ class Cascades:
         if not due:
             return
         tier.write_queue.extend((slot, generation(slot)) for slot, _ in due)
-        # Not all that waits is held, so the queue itself needs a bound while a tier does not keep up.
+        # Not every waiting chunk is held, so the queue itself needs a bound while a tier is slower than stores.
         over = len(tier.write_queue) - (self._host.num_slots if tier.phase.usable else waiting)
         if over > 0:
             self._shorten(tier, over)
 
     def _shorten(self, tier: LowerTier, count: int) -> None:
-        """Drop the oldest of a queue: but of those who are not gone, first those without shelter."""
-        cascades, left = tier.write_queue, count
-        while left and len(cascades) > cascades.num_behind and not self._dirty_pins.has(tier, *cascades.front()):
-            cascades.drop_front()
+        """Drop the oldest ``count`` chunks of a queue; those without a dirty pin are dropped first."""
+        queue, left = tier.write_queue, count
+        while left and len(queue) > queue.num_behind and not self._dirty_pins.has(tier, *queue.front()):
+            queue.drop_front()
             left -= 1
-        behind = min(left, cascades.num_behind)
-        cascades.drop_behind(behind)
-        self._dirty_pins.unpin(tier, cascades.first(left - behind))
-        cascades.drop_front(left - behind)
-        self.dropped(tier, count)
+        behind = min(left, queue.num_behind)
+        queue.drop_behind(behind)
+        self._dirty_pins.unpin(tier, queue.first(left - behind))
+        queue.drop_front(left - behind)
+        self.count_dropped(tier, count)
 
     def out_of_service(self, tier: LowerTier) -> None:
-        """A tier takes nothing for a while: what waits for it waits without shelter, until it is dropped."""
+        """Remove the dirty pins of chunks that wait for a tier, because it takes nothing for an unknown time."""
         self._dirty_pins.unpin_tier(tier)
 
     def deletion_ended(self, tier: LowerTier, keys: Sequence[Key], now: float) -> None:
-        """Those that were stored again meanwhile are due now, if the host tier has them still."""
+        """Queue chunks that became due while their old frames were deleted, if the host tier still has them."""
         for key, (slot, generation) in tier.take_deferred_writes(keys):
             if not self._host.slots.is_ready(slot, generation):
                 continue
-            if tier.residency.being_deleted([(slot, key)]):  # it failed, and will be tried again some time
-                self.dropped(tier, 1)
+            if tier.residency.being_deleted([(slot, key)]):  # the deletion failed, and will be retried
+                self.count_dropped(tier, 1)
             else:
                 self.queue(tier, [(slot, key)], now)
 
-    def written(self, tier: LowerTier, count: int) -> None:
-        """A tier has got so many chunks."""
+    def count_written(self, tier: LowerTier, count: int) -> None:
+        """Count chunks that were written to a tier."""
         counts = self.counters.demotions if tier.limits.write is WritePolicy.BACK else self.counters.cascades
         counts[tier.name] += count
 
-    def dropped(self, tier: LowerTier, count: int) -> None:
-        """A tier does not get so many chunks that were due."""
+    def count_dropped(self, tier: LowerTier, count: int) -> None:
+        """Count chunks that were due for a tier and will not be written."""
         if count:
             back = tier.limits.write is WritePolicy.BACK
             (self.counters.demotions_dropped if back else self.counters.cascades_dropped)[tier.name] += count
 
-    def writable(self, tier: LowerTier, now: float, written: int) -> list[int]:
-        """Take from the front of the cascade queue what the tier can take now, and start to make room for the rest.
+    def take_writable(self, tier: LowerTier, now: float, written: int) -> list[int]:
+        """Take the chunks that a tier can be given now from its write queue, and begin to make room for the rest.
 
-        Waiting chunks are sheltered at most: a store that can have no other slots wins, and they are dropped and
-        counted. Only what is being written is held for good, under the tier's bound. written: chunks that the tier gets
-        in this step anyway.
+        Waiting chunks have at most a dirty pin: a store that finds no other slots gets theirs, and they are dropped and
+        counted. Only chunks being written keep their slots in any case, under the bound of the tier.
+
+        written: chunks that the tier is given in this step anyway.
+
+        Returns:
+            The slots to write, held for the write.
         """
         batch: dict[int, Key] = {}
         batch_bytes = 0
-        host, residency = self._host, tier.residency
+        slots, residency = self._host.slots, tier.residency
         for _ in range(min(len(tier.write_queue), CASCADES_PER_STEP_MAX - written)):
             if residency.num_writing + len(batch) >= tier.queue_chunks_max or tier.phase.emptying:
                 break
             slot, generation = lease = tier.write_queue.front()
-            here = host.slots.is_ready(slot, generation)
-            if not (here and tier.phase.usable):
-                self._drop_front(tier, lease, here=here)
+            is_ready = slots.is_ready(slot, generation)
+            if not (is_ready and tier.phase.usable):
+                self._drop_front(tier, lease, is_ready=is_ready)
                 continue
-            key = host.slots.key(slot)
+            key = slots.key(slot)
             size = self.sizes.frame_bound(key)
             if slot in batch or not tier.wants(key, now):
                 tier.write_queue.drop_front()
                 self._dirty_pins.unpin(tier, (lease,))
                 continue
-            if not batch:  # with the first, for all that wait
+            if not batch:  # once, for all that wait
                 self.make_room(tier, size, len(tier.write_queue))
             if residency.has_room(batch_bytes + size):
                 batch[slot] = key
@@ -176,17 +183,20 @@ class Cascades:
             elif batch or residency.may_get_room(size):
                 break
             else:
-                self._drop_front(tier, lease, here=here)
+                self._drop_front(tier, lease, is_ready=is_ready)
         if batch:
             residency.begin_write(list(batch.values()), batch_bytes)
             self._dirty_pins.begin_writes(tier, batch)
         return list(batch)
 
-    def _drop_front(self, tier: LowerTier, lease: tuple[int, int], *, here: bool) -> None:
+    def _drop_front(self, tier: LowerTier, lease: tuple[int, int], *, is_ready: bool) -> None:
         tier.write_queue.drop_front()
         self._dirty_pins.unpin(tier, (lease,))
-        if here or tier.limits.write is not WritePolicy.BACK:  # what left was written then, or was counted
-            self.dropped(tier, 1)
+        # A chunk evicted from above a write-back tier was written, or counted, then.
+        if is_ready or tier.limits.write is not WritePolicy.BACK:
+            self.count_dropped(tier, 1)
+
+    # -- room in lower tiers -----------------------------------------------------------------------------------------
 
     def has_room(self, tier: LowerTier, frame_bytes: int, waiting: int) -> bool:
         """Make room in a tier for ``waiting`` frames of that size. Returns whether one of them fits now."""
