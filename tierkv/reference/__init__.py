@@ -1,12 +1,24 @@
-"""A small Llama-style engine with a paged KV cache, for the demo, the tests and trace replays.
+"""Small Llama-style engine with a paged KV cache, for the demo, the tests and trace replays. Not for serving.
 
-It is **not for serving**. It has what an engine must have so that tierkv can be shown in it: a block pool with prefix
-caching, continuous batching, chunked prefill, preemption, KV groups with full attention and with sliding windows, heads
-split over ranks; and it calls a connector in the order in which a vLLM-like engine does. It has one thing that a
-serving engine has not: its KV bytes and tokens depend on the tokens alone, never on batching, so that every difference
-is somebody's fault (see :mod:`tierkv.reference.model`). It pays for that, and for plain Python, with speed.
+Of the small engines, only this one runs a model: it shows that loaded KV gives the same tokens as computed KV.
 
-Needs torch (``pip install tierkv[torch]``). Of tierkv it knows ``tierkv.types`` and ``tierkv.errors`` only.
+Nouns: a *request* holds *blocks* of the *block pool* in one *block table* per KV group. The *scheduler* decides a step:
+continuous batching, chunked prefill, preemption. The *decoder* runs it over the paged *KV pool* of each rank. A
+*connector* (for example a tierkv stack) loads and stores KV.
+
+Flow of a step: the scheduler asks the connector for each waiting request, allocates blocks and builds a ``StepOutput``;
+the connector's workers start transfers; the decoder computes; the workers queue stores; the engine takes in new tokens
+and ended loads. The calls have the order in which a vLLM-like engine makes them (:mod:`tierkv.reference.connector`).
+
+Invariants:
+
+- KV bytes and tokens depend on the tokens alone, never on batching. So every difference is a fault of the cache
+  (:mod:`tierkv.reference.model`). The engine pays for that, and for plain Python, with speed.
+- A block is held or free, never both; a request preempts only younger ones, so the oldest always progresses.
+- The blocks of a load stay with their request until the load has ended, also after an abort.
+
+Needs torch (``pip install tierkv[torch]``), but for the block pool. Of tierkv it imports ``tierkv.types`` and
+``tierkv.errors`` only.
 """
 
 from __future__ import annotations
@@ -37,7 +49,7 @@ __all__ = ["Engine", "EngineConfig", "KVConnector", "KVConnectorWorker", "ModelC
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name on first use: the command line reads configurations and must not wait for torch."""
+    """Import a public name on first use: the command line reads configurations and must not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tierkv.reference' has no attribute {name!r}")
     found: object = getattr(importlib.import_module(f"tierkv.reference.{_HOMES[name]}"), name)

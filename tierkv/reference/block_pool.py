@@ -102,7 +102,7 @@ class FreeQueue:
         del self._links[block.block_id]
 
     def _link(self, before: Block | None, behind: Block | None) -> None:
-        """Make two blocks neighbours; None stands for the end of the queue."""
+        """Make two blocks neighbours; None is the end of the queue."""
         if before is None:
             self._head = behind
         else:

@@ -1,9 +1,9 @@
-"""The block tables of requests: per KV group one list of blocks, all drawn from one pool.
+"""Block tables of requests: one list of blocks per KV group, all from one pool.
 
 All groups have the same block size, so the tables of a request have equal length and the block at index i of each
 covers the same tokens. A group with a window holds the blocks that its next token can see; before them its table has
-the null block. Blocks that a window has passed are freed when the next step is scheduled, not when they are computed:
-the step in which they were computed is over then, and whoever stores them knows of them.
+the null block. Blocks that a window has passed are freed when the next step is scheduled, not when they are computed.
+The step that computed them is over then, so the connector has been passed them and can store them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TableKeeper:
         self._prefix_caching = prefix_caching
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
-        """Blocks, over all groups, that a request of so many tokens holds at most, computing ``step_tokens`` a step."""
+        """Largest number of blocks, over all groups, of a request of ``num_tokens`` at ``step_tokens`` a step."""
         whole = -(-num_tokens // self._block_tokens)
         return sum(
             # A stretch of n tokens touches one block more than it fills, if it begins inside one.
@@ -46,11 +46,11 @@ class TableKeeper:
         return first_visible(self._windows[group], position) // self._block_tokens
 
     def find_prefix(self, request: Request) -> list[list[Block]]:
-        """Per group, the computed blocks of the longest prefix that can be continued. Nothing is taken.
+        """Find the longest computed prefix that can be continued, as blocks per group. Nothing is taken.
 
-        It can be continued if every group has what the token behind it attends to: full attention all of it, a window
-        the blocks within; the table has the null block before those. At least one token is left to compute, because
-        the model must give the next one.
+        A prefix can be continued if every group has all blocks that the next token attends to. Full attention needs
+        every block; a window needs the blocks within it, and the table has the null block before those. At least one
+        token is left to compute: it yields the next token.
         """
         if not self._prefix_caching:
             return [[] for _ in self._windows]
@@ -69,7 +69,7 @@ class TableKeeper:
         return tables
 
     def _first_gap(self, request: Request, length: int) -> int | None:
-        """The first of ``length`` blocks that a group of full attention lacks; none there: as :meth:`_last_gap`."""
+        """Index of the first block that a group of full attention lacks; otherwise as :meth:`_last_gap`."""
         full = [group for group, window in enumerate(self._windows) if window is None]
         for index in range(length):
             if any(self._pool.find(request.block_hashes[index], group) is None for group in full):
@@ -77,7 +77,7 @@ class TableKeeper:
         return self._last_gap(request, length)
 
     def _last_gap(self, request: Request, length: int) -> int | None:
-        """The last block that some window group lacks of those which it needs behind ``length`` blocks."""
+        """Index of the last block that a window group lacks of those that it needs behind ``length`` blocks."""
         gaps = []
         for group, window in enumerate(self._windows):
             if window is None:
@@ -89,13 +89,13 @@ class TableKeeper:
         return min(gaps, default=None)
 
     def open(self, request: Request, prefix: list[list[Block]], start: int, num_tokens: int) -> bool:
-        """Give a request that holds nothing the blocks of a found prefix and new ones up to ``num_tokens``.
+        """Give a request without blocks those of a found prefix, and new ones up to ``num_tokens``.
 
-        Tokens before ``start`` are or will be there without being computed. Of them a window group gets the blocks
-        that it needs to go on from ``start``, and for the rest the null block.
+        Tokens before ``start`` are cached or will be loaded. Of their blocks, a window group gets those that it needs
+        to continue from ``start``, and the null block for the rest.
 
         Returns:
-            False if the pool has too few; then nothing changed.
+            False, and nothing changed, if the pool has too few blocks.
         """
         length = -(-num_tokens // self._block_tokens)
         tables = []
@@ -113,7 +113,7 @@ class TableKeeper:
         return self.extend(request, num_tokens)
 
     def extend(self, request: Request, num_tokens: int) -> bool:
-        """Grow every table of a request to ``num_tokens``; False, and nothing changed, if the pool has too few."""
+        """Grow every table to ``num_tokens``; False, and nothing changed, if the pool has too few blocks."""
         length = -(-num_tokens // self._block_tokens)
         if sum(length - len(table) for table in request.tables if length > len(table)) > self._pool.num_free:
             return False
@@ -122,9 +122,9 @@ class TableKeeper:
         return True
 
     def free_passed(self, request: Request) -> None:
-        """Give back the blocks that the request's next token and all later ones cannot see: windows have moved on.
+        """Release the blocks that neither the request's next token nor any later one attends to.
 
-        They keep their content and can be found until the pool hands them out anew, which may be at once.
+        They keep their content, and can be found until the pool hands them out again.
         """
         for group, table in enumerate(request.tables):
             passed = []
@@ -136,7 +136,7 @@ class TableKeeper:
             self._pool.release(passed)
 
     def register_computed(self, request: Request, num_tokens: int) -> None:
-        """Make the request's full blocks within its first ``num_tokens`` findable. Those tokens are computed."""
+        """Make the full blocks within a request's first ``num_tokens``, which are computed, findable."""
         if not self._prefix_caching:
             return
         full = num_tokens // self._block_tokens
@@ -148,11 +148,11 @@ class TableKeeper:
                 self._pool.register(table[index], request.block_hashes[index], group)
 
     def usable_tokens(self, request: Request, num_tokens: int, invalid: frozenset[int]) -> int:
-        """After how many of its first ``num_tokens`` a request can go on, if some of its blocks are invalid.
+        """Number of its first ``num_tokens`` after which a request can continue, if some of its blocks are invalid.
 
-        That is where every group has a valid block for all that the next token attends to. With full attention it is
-        the first invalid block. A window was filled for the end of the load only: before that it has no blocks, so a
-        single invalid one in it leaves, as a rule, nothing to go on from, and everything is computed.
+        There, every group has valid blocks for all that the next token attends to. With full attention that is the
+        first invalid block. A window is loaded for the end of the load only: earlier it has no blocks, so after one
+        invalid block in it, everything is usually computed.
         """
         bad = [
             [block.is_null or block.block_id in invalid for block in table[: -(-num_tokens // self._block_tokens)]]
@@ -167,13 +167,13 @@ class TableKeeper:
         return tokens
 
     def truncate(self, request: Request, num_tokens: int) -> None:
-        """Give back all blocks behind the first ``num_tokens``."""
+        """Release all blocks behind the first ``num_tokens``."""
         length = -(-num_tokens // self._block_tokens)
         self._release_rows([table[length:] for table in request.tables])
         request.tables = [table[:length] for table in request.tables]
 
     def close(self, request: Request) -> None:
-        """Give a request's blocks back, tail first over all groups, so that the groups' heads are evicted last."""
+        """Release all blocks of a request, tail first over all groups, so that the groups' heads are evicted last."""
         self.truncate(request, 0)
 
     def _release_rows(self, tables: Sequence[Sequence[Block]]) -> None:
@@ -182,5 +182,5 @@ class TableKeeper:
 
 
 def _real(blocks: Iterable[Block]) -> list[Block]:
-    """Without the placeholders, which nobody holds."""
+    """Filter out null blocks."""
     return [block for block in blocks if not block.is_null]

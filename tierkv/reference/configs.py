@@ -1,4 +1,4 @@
-"""The shape of the reference model and of the engine around it."""
+"""Configuration of the reference model and of the engine around it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def first_visible(window_tokens: int | None, position: int) -> int:
-    """The first position that the token at ``position`` attends to: a window counts the token itself."""
+    """First position that the token at ``position`` attends to; a window includes the token itself."""
     return 0 if window_tokens is None else max(0, position - window_tokens + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers whose KV lies in blocks of one table, and how far back they look (None: to the start)."""
+    """Layers whose KV shares the blocks of one table, and their window in tokens (None: full attention)."""
 
     layers: tuple[int, ...]
     window_tokens: int | None
@@ -24,7 +24,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama-style decoder.
+    """Sizes of a Llama-style decoder.
 
     The defaults are chosen so that damage shows. Of 96 cached tokens in bfloat16, one inverted byte changes the next 32
     greedy tokens in about 8 of 10 cases if it holds sign and exponent (else in 5 of 10), eight bytes in a row in 19 of
@@ -67,7 +67,7 @@ class ModelConfig:
 
     @property
     def name(self) -> str:
-        """A name in which everything stands that decides the KV bytes."""
+        """Name that contains every setting that determines the KV bytes."""
         windows = "-a" + ".".join(str(window or "full") for window in self.windows) if self.windows else ""
         return (
             f"tierkv-reference-l{self.layers}-h{self.heads}-kv{self.kv_heads}-d{self.head_dim}-w{self.hidden}"
@@ -75,10 +75,10 @@ class ModelConfig:
         )
 
     def layer_groups(self, num_groups: int) -> tuple[LayerGroup, ...]:
-        """The layers split into groups of equal size, each of one window; windows in the order in which they appear.
+        """Split the layers into groups of equal size, each of one window, in the order in which windows appear.
 
         Raises:
-            ValueError: they do not split so.
+            ValueError: the layers of a window do not split into such groups.
         """
         if self.layers % num_groups:
             raise ValueError(f"layers = {self.layers} do not split evenly into num_groups = {num_groups}")
@@ -102,7 +102,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The engine around the model.
+    """Settings of the engine around the model.
 
     num_blocks: GPU blocks of the pool, the null block included.
     block_tokens: tokens per block, and per hash block.
@@ -148,7 +148,7 @@ class EngineConfig:
         return tuple(group.window_tokens for group in self.model.layer_groups(self.num_groups))
 
     def engine_spec(self) -> EngineSpec:
-        """What tierkv needs to know of this engine."""
+        """Description of this engine for tierkv."""
         kv_heads = self.model.kv_heads // self.tensor_parallel
         page = 2 * self.block_tokens * kv_heads * self.model.head_dim * _ITEM_BYTES[self.model.dtype]
         pages = (page,) * (self.model.layers // self.num_groups)

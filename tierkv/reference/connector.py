@@ -1,4 +1,4 @@
-"""What the engine asks of a connector: the calls, in the order in which a vLLM-like engine makes them.
+"""Protocols of a connector: the calls, in the order in which a vLLM-like engine makes them.
 
 One step::
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class KVConnectorWorker(Protocol):
-    """The side that copies between the KV pool and the host."""
+    """Connector side that copies between the KV pool and the host."""
 
     def register_kv_caches(self, caches: Sequence[Sequence[Tensor]]) -> None:
         """Once, before the first step: per group, its tensors [num_blocks, ...], one page per block and tensor."""
@@ -37,7 +37,7 @@ class KVConnectorWorker(Protocol):
         """After the forward pass: remember this step's stores."""
 
     def get_finished(self) -> WorkerOutput:
-        """What ended since the last call."""
+        """Report the jobs that have ended since the last call."""
 
 
 class EventSource(Protocol):
@@ -48,7 +48,7 @@ class EventSource(Protocol):
 
 
 class KVConnector(Protocol):
-    """The side that decides."""
+    """Connector side that decides what is loaded and stored."""
 
     @property
     def events(self) -> EventSource:
@@ -59,10 +59,10 @@ class KVConnector(Protocol):
         """The only worker; an engine of several ranks is given theirs beside the connector."""
 
     def on_new_request(self, request: Request) -> None:
-        """A request arrived."""
+        """Announce a request."""
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens beyond the ``num_computed_tokens`` found locally can be loaded.
+        """Look up the tokens beyond ``num_computed_tokens`` that can be loaded.
 
         Returns:
             (None, False): not known yet, ask again next step. (0, False): none. (n, True): n, while the request waits.
@@ -72,14 +72,14 @@ class KVConnector(Protocol):
         """Start the load of ``num_external_tokens`` tokens (0: there is none) with the next metadata.
 
         ``blocks`` are all that the request has: local, external, and perhaps some for tokens computed in this step. In
-        a group with a window the null block stands for all before the window of the first token to compute.
+        a group with a window, the null block fills the table before the window of the first token to compute.
         """
 
     def build_connector_meta(self, step: StepOutput) -> ConnectorMeta:
-        """The step is decided: what the worker has to do in it."""
+        """Build the workers' instructions for a decided step."""
 
     def update_connector_output(self, output: WorkerOutput) -> LoadReport:
-        """Take in what the worker reported; tell which loads ended, and how.
+        """Take in the workers' reports; return the loads that ended, and their invalid blocks.
 
         The engine goes on from where every group has valid blocks for all that the next token attends to. With full
         attention that is the first invalid block. A window is loaded for one end only: so where a group has one, a
@@ -90,14 +90,14 @@ class KVConnector(Protocol):
         """
 
     def request_finished(self, request: Request, block_ids: tuple[tuple[int, ...], ...]) -> tuple[bool, None]:
-        """The request is done or aborted.
+        """End a request that is complete or aborted.
 
         Returns:
-            (False, None): its blocks may be reused at once. Whatever still reads one is flushed before it is reused.
+            (False, None): its blocks may be reused at once. A transfer is flushed before its block is reused.
         """
 
     def reset_cache(self) -> None:
-        """Forget everything cached. Never inside a step."""
+        """Drop everything cached. Never called inside a step."""
 
     def has_pending_work(self) -> bool:
-        """Whether transfers are unfinished, so that steps are needed though there may be nothing to compute."""
+        """Whether transfers are in flight, so that steps are needed even with nothing to compute."""

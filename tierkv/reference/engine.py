@@ -1,4 +1,4 @@
-"""The reference engine's step loop: schedule, let the connector move, run the model, take in what came of it.
+"""Step loop of the reference engine: schedule, start transfers, run the model, take in the results.
 
 Not for serving: see :mod:`tierkv.reference`. Everything runs on the caller's thread.
 """
@@ -26,30 +26,31 @@ from tierkv.types.engine import EngineSpec, StepOutput
 from tierkv.types.transfers import ConnectorMeta, WorkerOutput
 
 IDLE_S = 0.0005
-"""How long a step that computes nothing waits, so that waiting for a load does not take a whole core."""
+"""Seconds that a step without tokens waits, so that waiting for a load does not occupy a core."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did.
-
-    new_tokens: request id -> the token generated for it.
-    finished: requests that became complete in it.
-    waiting, loading, running: how many requests are in each state after it.
-    events: the connector's notices.
-    """
+    """Result of one step."""
 
     output: StepOutput
+    """The step as scheduled."""
     new_tokens: Mapping[str, int]
+    """Request id -> the token generated for it."""
     finished: frozenset[str]
+    """Requests that became complete in this step."""
     waiting: int
+    """Number of waiting requests after the step."""
     loading: int
+    """Number of requests that wait for a load."""
     running: int
+    """Number of running requests."""
     events: tuple[CacheEvent, ...] = ()
+    """Cache events of the connector."""
 
 
 class Engine:
-    """A small paged engine with greedy sampling."""
+    """Small paged engine with greedy sampling."""
 
     def __init__(  # noqa: PLR0913 - the configuration, and collaborators of which each can be left out
         self,
@@ -61,13 +62,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         idle: Callable[[], None] = lambda: time.sleep(IDLE_S),
     ) -> None:
-        """Draw the weights, allocate the KV pool and show it to the connector.
+        """Draw the weights, allocate the KV pool and register it with the connector.
 
         Args:
             config: the engine's shape.
-            connector: where KV comes from and goes to beyond the pool; None for none.
+            connector: loads and stores KV beyond the pool; None for none.
             workers: the connector's worker of each rank; None: its only one.
-            allocate: where the pool's memory comes from; None: from torch.
+            allocate: allocates the pool's memory; None: torch does.
             clock: seconds, for the records.
             idle: called in a step that computes nothing.
 
@@ -116,7 +117,7 @@ class Engine:
 
     @property
     def block_pool(self) -> BlockPool:
-        """The pool, for a look at what is free and cached."""
+        """The block pool; read-only for callers."""
         return self._pool
 
     @property
@@ -126,19 +127,19 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a further step is of use: for a request, or for the connector's transfers."""
+        """Whether a request or a transfer of the connector needs a further step."""
         pending = self._connector is not None and self._connector.has_pending_work()
         return self.has_unfinished or self._scheduler.has_loose_ends or pending
 
     def engine_spec(self) -> EngineSpec:
-        """What tierkv needs to know of this engine. ``EngineConfig.engine_spec`` tells the same before there is one."""
+        """Description of this engine for tierkv; equal to ``EngineConfig.engine_spec()``."""
         return self._config.engine_spec()
 
     def record(self, request_id: str) -> RequestRecord:
-        """The record of a request, finished or not; it is updated as the request goes on.
+        """Record of a request, finished or not; it is updated while the request runs.
 
         Raises:
-            KeyError: there was no such request.
+            KeyError: no such request was added.
         """
         return self._records[request_id]
 
@@ -180,7 +181,7 @@ class Engine:
         return True
 
     def step(self) -> StepReport:
-        """One step, whether or not there is anything to compute."""
+        """Run one step, with or without tokens to compute."""
         step, requests = self._scheduler.schedule()
         meta = self._start_transfers(step)
         new_tokens = self._compute(step, requests)
@@ -228,10 +229,10 @@ class Engine:
         return [self._records[name] for name in names]
 
     def reset_prefix_cache(self, *, reset_connector: bool = False) -> bool:
-        """Forget what the pool has cached, and with ``reset_connector`` what the connector has too.
+        """Drop the cached content of the pool, and with ``reset_connector`` that of the connector.
 
         Returns:
-            False, and nothing changed, while some request holds blocks.
+            False, and nothing changed, while a request holds blocks.
         """
         if not self._pool.reset_prefix_cache():
             return False

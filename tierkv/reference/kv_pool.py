@@ -1,4 +1,4 @@
-"""The memory of the paged KV pool."""
+"""Memory of the paged KV pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from tierkv.reference.configs import EngineConfig, ModelConfig
 
 Allocate = Callable[[int], memoryview]
-"""Gives so many writable zero bytes, for example of shared memory; they live as long as the view."""
+"""Allocates that number of writable zero bytes, for example of shared memory; they live as long as the view."""
 
 
 def torch_dtype(config: ModelConfig) -> torch.dtype:
@@ -22,12 +22,12 @@ def torch_dtype(config: ModelConfig) -> torch.dtype:
 def kv_tensors(config: EngineConfig, allocate: Allocate | None = None) -> list[Tensor]:
     """One rank's pool: contiguous tensors [num_blocks, 2 (K, V), block_tokens, kv_heads of the rank, head_dim].
 
-    There are as many as a group has layers: the i-th holds the i-th layer of whichever group a block belongs to, as in
-    vLLM. So a block that is read after it went to another group shows foreign bytes, as it would there.
+    There are as many tensors as a group has layers: the i-th holds the i-th layer of the group that owns a block, as in
+    vLLM. So a block that is read after it moved to another group shows foreign bytes, as it would there.
 
     Args:
         config: the engine's shape.
-        allocate: where the memory comes from, on the CPU; None for torch's own, on the engine's device.
+        allocate: allocates the memory, on the CPU; None: torch does, on the engine's device.
     """
     model = config.model
     kv_heads = model.kv_heads // config.tensor_parallel

@@ -1,21 +1,21 @@
-"""A Llama-style decoder over a paged KV cache, whose every result is a function of the tokens alone.
+"""Llama-style decoder over a paged KV cache, whose results are a function of the tokens alone.
 
 **Why tiles.** A matrix product of 16 rows may differ in its last bits from the same rows computed as 7 and 9, because
-the library picks another kernel or another order of summation for another shape. An engine that batches and chunks
-freely therefore gives KV bytes, and now and then tokens, that depend on what else happened to run. Then nobody can tell
-a damaged cache from bad luck. So here the unit of computation is the *tile*: the ``block_tokens`` positions of one
-block of one request. A tile is always computed with the same shapes: all of its rows (those that are not asked for are
-padding and are thrown away), against keys from the first block that its first row can see to its own end (those not yet
-written, or out of a row's window, are masked). Shapes depend on the tile's place in the sequence only, never on the
-batch, the chunk budget, or where a cached prefix ended; a row of such a product does not depend on its neighbours.
-Hence the promise, tested bit by bit: **the same tokens give the same KV bytes and the same logits**, computed at once,
-in pieces, in any batch, or after a load.
+the library picks another kernel or another order of summation for another shape. So an engine that batches and chunks
+freely gives KV bytes, and sometimes tokens, that depend on the other requests of a step. Rounding would hide a
+damaged cache. Here the unit of computation is the *tile*: the ``block_tokens`` positions of one block of one
+request. A tile is always computed with the same shapes: all of its rows, against keys from the first block that its
+first row attends to up to its own end. Rows that are not requested are padding; keys not yet written, or outside a
+row's window, are masked. Shapes depend on the tile's index in the sequence only, never on the batch, the chunk budget,
+or the end of a cached prefix; a row of such a product does not depend on its neighbours. The resulting promise is
+tested bit by bit: **the same tokens give the same KV bytes and the same logits**, computed at once, in pieces, in any
+batch, or after a load.
 
-The price is that decoding one token computes a whole tile. It is a price that only a reference may pay.
+The cost: decoding one token computes a whole tile.
 
-**Tensor parallel.** Each rank has a share of the heads: its rows of the projections, and a KV pool of its own. What the
-ranks give is added in the order of the ranks. The feed-forward has no KV, so it is not split. All ranks run here, one
-after the other. Another number of ranks adds in another order, and gives other bits: compare at equal numbers only.
+**Tensor parallel.** Each rank has a share of the heads: its rows of the projections, and a KV pool of its own. The
+partial results are added in the order of the ranks. The feed-forward has no KV, so it is not split. All ranks run here,
+one after the other. Another number of ranks adds in another order and gives other bits: compare at equal numbers only.
 
 Numbers: weights and cached keys and values are rounded to the model's dtype, and so is the residual stream after each
 sublayer; arithmetic is float32. Equality across processes holds for the same torch build, CPU kind and thread count.
@@ -35,7 +35,7 @@ from tierkv.reference.configs import ModelConfig, first_visible
 from tierkv.reference.kv_pool import torch_dtype
 
 WEIGHT_STD = 0.2
-"""Large for a network: attention is sharp and errors grow, so one wrong KV byte changes the greedy tokens."""
+"""Standard deviation of the weights; so large that attention is sharp and one wrong KV byte changes the tokens."""
 
 ROPE_BASE = 10_000.0
 NORM_EPS = 1e-5
@@ -44,49 +44,43 @@ PADDING_TOKEN = 0
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """The work on one request in one step.
-
-    tokens: the ids at positions ``start`` to ``start + len(tokens) - 1``; at least one.
-    block_tables: per group, the ids of the request's blocks from position 0 on; long enough for the range. Where no
-        token of the range attends to, any id will do.
-    """
+    """Work on one request in one step."""
 
     start: int
+    """Position of the first token."""
     tokens: Sequence[int]
+    """Ids at positions ``start`` to ``start + len(tokens) - 1``; at least one."""
     block_tables: Sequence[Sequence[int]]
+    """Per group, block ids from position 0 to the end of the range; any id where no token attends to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of a range that lies in one block.
-
-    index: the block's place in the sequence.
-    tokens: one id per row; padding where ``rows`` does not reach.
-    rows: the rows that are asked for.
-    """
+    """Part of a range within one block."""
 
     index: int
+    """Index of the block in the sequence."""
     tokens: Sequence[int]
+    """One id per row; padding outside ``rows``."""
     rows: slice
+    """The requested rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the rows of a tile see in layers of one window. Keys count from the start of ``first_block``.
-
-    first_block: index of the first block within sight of any row.
-    hidden: [rows, keys], True where a row does not attend.
-    valid: the keys that some row which is asked for attends to; all others may hold anything.
-    """
+    """Keys that the rows of a tile attend to in layers of one window, counted from the start of ``first_block``."""
 
     first_block: int
+    """Index of the first block that a row attends to."""
     hidden: Tensor
+    """[rows, keys], True where a row does not attend."""
     valid: slice
+    """Keys that a requested row attends to; all others may hold any bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShard:
-    """One rank's heads of one layer."""
+    """Heads of one rank in one layer."""
 
     qkv: Tensor
     output: Tensor
@@ -94,7 +88,7 @@ class AttentionShard:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: two norms, the attention of each rank and the gated feed-forward."""
+    """Weights of one layer: two norms, the attention of each rank and the gated feed-forward."""
 
     attention_norm: Tensor
     attention: tuple[AttentionShard, ...]
@@ -104,7 +98,7 @@ class LayerWeights:
 
 
 class Decoder:
-    """The weights, and the forward pass over a paged KV pool. Used on one thread."""
+    """Weights, and the forward pass over a paged KV pool. Used on one thread."""
 
     def __init__(
         self,
@@ -220,7 +214,7 @@ class Decoder:
         return hidden
 
     def _view(self, tile: Tile, own: Tensor, window: int | None) -> View:
-        """What the tile's rows, at the positions ``own`` [rows, 1], see."""
+        """Keys that the tile's rows, at the positions ``own`` [rows, 1], attend to."""
         origin = tile.index * self._block_tokens
         first_block = first_visible(window, origin) // self._block_tokens
         start = first_block * self._block_tokens
@@ -247,7 +241,7 @@ class Decoder:
         """A rank's causal grouped-query attention of a tile to the ``pages`` in view: [tokens, heads * head_dim]."""
         shared, size = self._config.kv_heads // self._ranks, self._config.head_dim
         keys, values = (pages[:, i].to(torch.float32).reshape(-1, shared, size) for i in (0, 1))
-        # What others left there may be NaN: the mask alone would not keep it out, because 0 * NaN is NaN.
+        # Foreign bytes may be NaN, and 0 * NaN is NaN: the mask alone is not enough.
         values[: view.valid.start] = 0
         values[view.valid.stop :] = 0
         per_kv_head = query.view(self._block_tokens, shared, -1, size)

@@ -1,4 +1,4 @@
-"""One request of the reference engine: its tokens and hashes, its state, and what is told about it afterwards."""
+"""Request of the reference engine: its tokens and hashes, its state, and its record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tierkv.reference.configs import EngineConfig
 
 
 class RequestState(Enum):
-    """Where a request stands."""
+    """State of a request."""
 
     WAITING = "waiting"
     """In the queue; holds no blocks."""
@@ -22,7 +22,7 @@ class RequestState(Enum):
     RUNNING = "running"
     """Holds its blocks; computed whenever the step's budget reaches it."""
     FINISHED = "finished"
-    """Generated all it was asked for, or aborted."""
+    """Generated all requested tokens, or aborted."""
 
 
 _NEXT: dict[RequestState, frozenset[RequestState]] = {
@@ -36,25 +36,23 @@ _NEXT: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What became of a request. Times are in seconds on the engine's clock; counts grow again after a preemption.
-
-    index: counts requests by arrival; the smaller is the older.
-    tokens_computed: positions run through the model.
-    tokens_loaded: positions that were not run because the connector loaded them.
-    tokens_cached: positions that were not run because the engine's own prefix cache had them.
-    deferrals: steps in which the connector said "ask me again".
-    """
+    """Outcome of a request. Times are in seconds on the engine's clock; counts grow again after a preemption."""
 
     request_id: str
     index: int
+    """Number of the request, by arrival."""
     num_prompt_tokens: int
     arrival_s: float
     first_token_s: float | None = None
     finished_s: float | None = None
     tokens_computed: int = 0
+    """Positions run through the model."""
     tokens_loaded: int = 0
+    """Positions that the connector loaded."""
     tokens_cached: int = 0
+    """Positions that the engine's own prefix cache had."""
     deferrals: int = 0
+    """Steps in which the connector had no answer yet."""
     preemptions: int = 0
     aborted: bool = False
     output_tokens: list[int] = field(default_factory=list)
@@ -66,7 +64,7 @@ class RequestRecord:
 
 
 class Request:
-    """A request. Satisfies ``tierkv.types.engine.TokenizedRequest``; the rest is for scheduler and engine alone."""
+    """Request; satisfies ``tierkv.types.engine.TokenizedRequest``. The rest is for scheduler and engine alone."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that a caller can say of a request
         self,
@@ -81,10 +79,10 @@ class Request:
         self.max_new_tokens = max_new_tokens
         self.num_computed_tokens = 0
         self.load_end_tokens = 0
-        """Where the load that this request waits for ends."""
+        """End of the tokens being loaded."""
         self.tables: list[list[Block]] = [[] for _ in range(config.num_groups)]
-        self.blocks_told = 0
-        """Blocks per group that the connector has heard of; 0 means that it gets the whole table next."""
+        self.blocks_reported = 0
+        """Blocks per group that the connector has been passed; 0: it gets the whole table next."""
         self._state = RequestState.WAITING
         self._tokens = list(prompt)
         self._num_prompt_tokens = len(prompt)
@@ -97,7 +95,7 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        """The name the caller gave, or got."""
+        """Id that the caller gave or received."""
         return self.record.request_id
 
     @property
@@ -107,12 +105,12 @@ class Request:
 
     @property
     def all_token_ids(self) -> Sequence[int]:
-        """The same, by the name under which events ask for it."""
+        """Prompt and output so far, under the name that self-describing events read."""
         return self._tokens
 
     @property
     def cache_salt(self) -> str | None:
-        """Keeps this request's cache apart from others'."""
+        """Salt of the request's block hashes."""
         return self._cache_salt
 
     @property
@@ -142,22 +140,22 @@ class Request:
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """What the caller wants the connector to know."""
+        """Parameters of the caller for the connector."""
         return self._kv_transfer_params
 
     @property
     def state(self) -> RequestState:
-        """Where it stands."""
+        """Current state."""
         return self._state
 
     @property
     def block_ids(self) -> tuple[tuple[int, ...], ...]:
-        """Per group, the ids of its blocks."""
+        """Ids of its blocks, per group."""
         return tuple(tuple(block.block_id for block in table) for table in self.tables)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything asked for is generated."""
+        """Whether all requested tokens are generated."""
         return len(self.record.output_tokens) >= self.max_new_tokens
 
     def become(self, state: RequestState) -> None:

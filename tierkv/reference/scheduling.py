@@ -1,11 +1,11 @@
-"""Who runs in this step: continuous batching, chunked prefill, preemption, and requests that wait for loads.
+"""Scheduling of a step: continuous batching, chunked prefill, preemption, and requests that wait for loads.
 
-The oldest request always progresses: the running ones are served by age, and one that lacks blocks takes them from the
-youngest. A request never preempts an older one, nor itself: it stalls until blocks come free. Nobody is admitted in
-a step in which somebody was preempted or stalls, so freed blocks go to those who lack them.
+The oldest request always progresses: running requests are scheduled by age, and one that lacks blocks preempts the
+youngest. A request never preempts an older one, nor itself: it stalls until blocks are free. No request is admitted in
+a step with a preemption or a stall, so freed blocks go to the requests that lack them.
 
-A request whose prefix is loaded counts against ``max_running`` and holds its blocks; no one can take them while the
-load writes there. Used on the engine's thread.
+A request whose prefix is being loaded counts against ``max_running`` and holds its blocks: no other request can take
+them while the load writes there. Used on the engine's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tierkv.types.engine import LoadReport, ScheduledRequest, StepOutput
 
 
 class Scheduler:
-    """The queues of requests, and the decision of each step."""
+    """Queues of requests, and the decision of each step."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Scheduler:
         """Oldest first."""
         self._loading: dict[str, Request] = {}
         self._orphans: dict[str, Request] = {}
-        """Aborted while a load writes into their blocks, which stay theirs until it ended."""
+        """Aborted during a load; they hold their blocks until the load has ended."""
         self._finished_since_step: set[str] = set()
 
     @property
@@ -63,7 +63,7 @@ class Scheduler:
 
     @property
     def has_loose_ends(self) -> bool:
-        """Whether a further step is needed though no request is unfinished: to tell of one, or to free its blocks."""
+        """Whether finished or aborted requests need a further step: to be reported, or to free their blocks."""
         return bool(self._finished_since_step or self._orphans)
 
     def add(self, request: Request) -> None:
@@ -73,7 +73,7 @@ class Scheduler:
             self._connector.on_new_request(request)
 
     def schedule(self) -> tuple[StepOutput, list[Request]]:
-        """Decide a step. Returns what the connector is told, and the scheduled requests in the same order."""
+        """Decide a step. Returns the connector's view of it, and the scheduled requests in the same order."""
         scheduled: list[tuple[Request, int]] = []
         budget, preempted, stalled = self._schedule_running(scheduled)
         if not preempted and not stalled:
@@ -84,7 +84,7 @@ class Scheduler:
         return StepOutput(entries, frozenset(preempted), finished), [request for request, _ in scheduled]
 
     def commit(self, step: StepOutput, tokens: Mapping[str, int]) -> list[Request]:
-        """Take in what the forward pass computed; ``tokens`` has a new token for each request that reached its end.
+        """Take in a forward pass; ``tokens`` has a new token for each request that was computed to its end.
 
         Returns:
             The requests that are complete now.
@@ -106,7 +106,7 @@ class Scheduler:
         return done
 
     def end_loads(self, report: LoadReport) -> None:
-        """Requests whose load ended run again, from the first block that holds no valid data."""
+        """Resume requests whose load has ended, from the first block without valid data."""
         for request_id in report.finished:
             orphan = self._orphans.pop(request_id, None)
             if orphan is not None:
@@ -133,7 +133,7 @@ class Scheduler:
                 self._orphans[request.request_id] = request
 
     def _schedule_running(self, scheduled: list[tuple[Request, int]]) -> tuple[int, set[str], bool]:
-        """Returns the budget that is left, who was preempted, and whether somebody stalls."""
+        """Returns the remaining budget, the ids of preempted requests, and whether a request stalls."""
         budget = self._max_batched_tokens
         preempted: set[str] = set()
         for request in list(self._running):
@@ -161,14 +161,14 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self._keeper.close(request)
-        request.blocks_told = 0
+        request.blocks_reported = 0
         request.num_computed_tokens = 0
         request.record.preemptions += 1
         request.become(RequestState.WAITING)
         self._waiting.appendleft(request)
 
     def _admit(self, scheduled: list[tuple[Request, int]], budget: int) -> None:
-        """Let waiting requests in, in order; those that are deferred keep their place."""
+        """Admit waiting requests in order; deferred ones keep their position."""
         deferred: list[Request] = []
         while self._waiting and budget and len(self._running) + len(self._loading) < self._max_running:
             request = self._waiting.popleft()
@@ -225,7 +225,7 @@ class Scheduler:
                     f"invalid that it did not load: {before} tokens were local"
                 )
         valid = self._keeper.usable_tokens(request, request.load_end_tokens, invalid)
-        # What lies behind is computed again, and goes to new blocks: windows may have none there.
+        # Later tokens are computed again, into new blocks: windows may have none there.
         self._keeper.truncate(request, valid)
         self._keeper.register_computed(request, valid)
         # The model must run on the last token to give the next one, so that token is computed even if it was loaded.
@@ -247,12 +247,12 @@ class Scheduler:
             )
 
     def _entry(self, request: Request, count: int) -> ScheduledRequest:
-        told = request.blocks_told
-        request.blocks_told = len(request.tables[0])
+        reported = request.blocks_reported
+        request.blocks_reported = len(request.tables[0])
         return ScheduledRequest(
             request_id=request.request_id,
             num_computed_tokens=request.num_computed_tokens,
             num_scheduled_tokens=count,
-            block_ids=tuple(ids[told:] for ids in request.block_ids),
-            replaces_table=told == 0,
+            block_ids=tuple(ids[reported:] for ids in request.block_ids),
+            replaces_table=reported == 0,
         )
