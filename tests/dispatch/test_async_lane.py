@@ -149,7 +149,7 @@ def test_probes_are_cancelled_at_their_deadline(async_bench: Bench) -> None:
         dispatch.clock.advance(5.0)
         dispatch.drain()
         assert dispatch.wait(probe) == [[TIMED_OUT] * 2]
-        assert [said.ended for said in dispatch.completions(probe)] == [False, True]
+        assert [report.ended for report in dispatch.completions(probe)] == [False, True]
         assert hang.cancelled == 1
 
 
@@ -295,7 +295,7 @@ def test_close_abandons_calls_that_ignore_cancellation(async_bench: Bench) -> No
 
 def completed_ops(dispatch: DispatchBench) -> list[int]:
     """Operations with a completion, in order."""
-    return [said.op_id for said in dispatch.reports if isinstance(said, Completion)]
+    return [report.op_id for report in dispatch.reports if isinstance(report, Completion)]
 
 
 def test_every_operation_is_reported_at_close(async_bench: Bench) -> None:

@@ -94,7 +94,7 @@ def test_it_opens_is_reported_once_and_recovers(bench: Bench) -> None:
     with dispatching(bench, limits=LIMITS) as dispatch:
         assert dispatch.wait(*[dispatch.submit(Verb.PROBE, [1]) for _ in range(3)]) == [FAILED] * 3
         dispatch.wait_health(False)
-        (health,) = [said for said in dispatch.reports if isinstance(said, TierHealth)]
+        (health,) = [report for report in dispatch.reports if isinstance(report, TierHealth)]
         assert health.tier == 0
         assert health.reason == "3 operations in a row failed, the last with: OSError: gone"
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1]), dispatch.submit(Verb.DELETE, [1])) == [REFUSED] * 2
@@ -114,7 +114,7 @@ def test_it_opens_is_reported_once_and_recovers(bench: Bench) -> None:
         assert dispatch.wait(dispatch.submit(Verb.PROBE, [1])) == [ABSENT]
         stats = dispatch.dispatcher.stats.tiers[0]
         assert (stats.breaker_opens, stats.ops, stats.failed) == (1, 4, 3)
-        assert all(said.op_id >= 0 for said in dispatch.reports if isinstance(said, Completion))
+        assert all(report.op_id >= 0 for report in dispatch.reports if isinstance(report, Completion))
 
 
 def test_a_success_in_between_keeps_it_closed(bench: Bench) -> None:

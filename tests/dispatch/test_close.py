@@ -51,7 +51,7 @@ def test_close_abandons_hanging_calls_and_counts_them(bench: Bench, tmp_path: Pa
         assert dispatch.dispatcher.close(0.05) == 1
         dispatch.drain()
         assert dispatch.kinds(hung) == [OutcomeKind.TIMED_OUT]
-        assert [said.ended for said in dispatch.completions(hung)] == [False]
+        assert [report.ended for report in dispatch.completions(hung)] == [False]
         assert dispatch.kinds(waiting) == [OutcomeKind.REFUSED]
         assert dispatch.kinds(fine) == [OutcomeKind.OK]
         assert other.file(KEYS[2]).exists()
@@ -97,7 +97,7 @@ def test_every_operation_is_reported_at_close(bench: Bench, gate: Event) -> None
         wait_for(lambda: "read_into" in bench.backend.calls, "the hung call")
         dispatch.dispatcher.close(0.05)
         dispatch.drain()
-        assert sorted(said.op_id for said in dispatch.reports if isinstance(said, Completion)) == ops
+        assert sorted(report.op_id for report in dispatch.reports if isinstance(report, Completion)) == ops
         gate.set()
 
 

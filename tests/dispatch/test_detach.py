@@ -184,8 +184,8 @@ def test_a_hanging_scan_is_a_running_call(bench: Bench, gate: Event) -> None:
         assert dispatch.dispatcher.take_detached() == []
         bench.clock.advance(6.0)
         assert dispatch.dispatcher.take_detached() == []
-        line = dispatch.dispatcher._tier_states[0]
-        wait_for(lambda: bench.backend.calls == ["scan", "close"] and not line.lane.is_closing(), "the close")
+        state = dispatch.dispatcher._tier_states[0]
+        wait_for(lambda: bench.backend.calls == ["scan", "close"] and not state.lane.is_closing(), "the close")
         assert dispatch.dispatcher.take_detached() == []
         gate.set()
         assert detached(dispatch) == [0]

@@ -86,8 +86,8 @@ def test_a_wedged_backend_delays_neither_submit_nor_drain(bench: Bench, gate: Ev
         steps.start()
         steps.join(PATIENCE_S)
         assert not steps.is_alive(), "a call of the engine's thread waits for the backend"
-        told = [dispatch.kinds(op_id) for op_id in range(490)]
-        assert {kind for (kind,) in told} == {TIMED_OUT, REFUSED}
+        outcomes = [dispatch.kinds(op_id) for op_id in range(490)]
+        assert {kind for (kind,) in outcomes} == {TIMED_OUT, REFUSED}
         # What never began ended at its deadline, or was refused.
         assert [op_id for op_id in range(490) if not dispatch.completions(op_id)[-1].ended] == stuck
         gate.set()
@@ -123,7 +123,7 @@ def test_late_data_is_never_accepted(bench: Bench, gate: Event) -> None:
         assert dispatch.drain() == []
         gate.set()
         assert dispatch.wait(read) == [[TIMED_OUT]]
-        assert [said.ended for said in dispatch.completions(read)] == [False, True]
+        assert [report.ended for report in dispatch.completions(read)] == [False, True]
         assert dispatch.dispatcher.pending() == 0
         stats = dispatch.dispatcher.stats.tiers[0]
         assert (stats.bytes_verified, stats.timed_out) == (0, 1)
@@ -202,7 +202,7 @@ def test_drain_gives_no_more_than_asked(bench: Bench) -> None:
         ops = [dispatch.submit(Verb.PROBE, [1]) for _ in range(10)]
         sizes = [len(dispatch.drain(4)) for _ in range(4)]
         assert sizes == [4, 4, 2, 0]
-        assert [said.op_id for said in dispatch.reports] == ops  # type: ignore[union-attr]  # completions only
+        assert [report.op_id for report in dispatch.reports] == ops  # type: ignore[union-attr]  # completions only
 
 
 def test_reports_of_missed_deadlines_keep_the_limit(bench: Bench, gate: Event) -> None:
@@ -213,8 +213,8 @@ def test_reports_of_missed_deadlines_keep_the_limit(bench: Bench, gate: Event) -
             dispatch.submit(Verb.PROBE, [1])
         wait_for(lambda: len(bench.backend.calls) == 2, "both threads to hang")
         dispatch.clock.advance(60.0)
-        told = [(len(dispatch.drain(30)), dispatch.dispatcher.stats.tiers[0].timed_out) for _ in range(5)]
-        assert told == [(30, 30), (30, 60), (30, 90), (10, 100), (0, 100)]
+        counts = [(len(dispatch.drain(30)), dispatch.dispatcher.stats.tiers[0].timed_out) for _ in range(5)]
+        assert counts == [(30, 30), (30, 60), (30, 90), (10, 100), (0, 100)]
         gate.set()
 
 

@@ -311,7 +311,7 @@ def test_a_tier_for_which_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: py
         serve(stack, PROMPTS)
         with monkeypatch.context() as patch:
             gone = stack.tiers.detach("first")
-            (line,) = stack._core.wiring.dispatcher._tier_states.values()
-            patch.setattr(line.lane, "_spawn", none_left)
+            (state,) = stack._core.wiring.dispatcher._tier_states.values()
+            patch.setattr(state.lane, "_spawn", none_left)
             step_until(stack, lambda: gone.done)
         serve(stack, OTHERS)

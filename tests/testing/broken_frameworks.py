@@ -203,7 +203,7 @@ def a_flush_is_always_well(patch: Patch) -> None:
 
 @noticed_by("test_a_wedged_scan_does_not_stop_the_opening")
 def nobody_is_told_of_a_bad_tier(patch: Patch) -> None:
-    patch.setattr(Dispatcher, "_report_unusable", lambda self, line, reason: None)
+    patch.setattr(Dispatcher, "_report_unusable", lambda self, state, reason: None)
 
 
 @noticed_by("test_a_prefix_longer_than_the_host_tier_resolves")

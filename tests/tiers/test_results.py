@@ -177,10 +177,10 @@ def test_a_backend_is_notified_of_corrupt_frames(
     bench: Bench, compressible: Make, monkeypatch: pytest.MonkeyPatch, *, helpful: bool
 ) -> None:
     """Only frames that failed a check are reported. An error of the backend does not change the miss."""
-    heard: list[tuple[Key, str]] = []
+    notices: list[tuple[Key, str]] = []
 
     def quarantine(key: Key, reason: str) -> None:
-        heard.append((key, reason))
+        notices.append((key, reason))
         if not helpful:
             raise SystemError("broken")
 
@@ -193,5 +193,5 @@ def test_a_backend_is_notified_of_corrupt_frames(
     bench.file(KEYS[2]).unlink()
     outcomes = tier.read_chunks(KEYS, bench.stale([5, 6, 7]))
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.ABSENT]
-    assert [key for key, _ in heard] == [KEYS[1]]
-    assert "checksum" in heard[0][1]
+    assert [key for key, _ in notices] == [KEYS[1]]
+    assert "checksum" in notices[0][1]

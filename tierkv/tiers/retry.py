@@ -17,8 +17,8 @@ TIMED_OUT = Outcome(OutcomeKind.TIMED_OUT)
 class RetryLimits:
     """Number of tries per key, and delays between them.
 
-    The delay before a try is drawn between 0 and its limit ("full jitter"), so that the clients of a tier that has
-    recovered do not return in step.
+    The delay before a try is drawn between 0 and its limit ("full jitter"). So the clients of a recovered tier do not
+    return in step.
 
     Raises:
         ValueError: a value is out of range.

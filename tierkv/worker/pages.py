@@ -40,8 +40,8 @@ class HostPages:
     def gather(self, group: int, skip: int, block_ids: Sequence[int], part: Bytes) -> None:
         """Copy blocks into this worker's part of a chunk.
 
-        The first ``skip`` blocks of the chunk, and those behind the last given one, are written as zeros, so that no
-        bytes of the slot's previous chunk remain.
+        The first ``skip`` blocks of the chunk, and those behind the last given one, become zeros. So no bytes of the
+        slot's previous chunk remain.
         """
         if self._blocks_per_chunk == len(block_ids) == 1:  # one page per tensor: a take costs as much as its copy
             for pages, start, end in self._ranges[group]:

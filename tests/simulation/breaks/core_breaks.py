@@ -205,12 +205,12 @@ def some_completions_are_lost(patch: Patch) -> None:
     finish = Dispatcher._finish
     count = [0]
 
-    def lossy(self: Dispatcher, line: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
+    def lossy(self: Dispatcher, state: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
         count[0] += 1
         if count[0] % 20:
-            finish(self, line, ticket, outcomes, now_s)
+            finish(self, state, ticket, outcomes, now_s)
         else:
-            self._end(line, ticket)
+            self._end(state, ticket)
 
     patch.setattr(Dispatcher, "_finish", lossy)
 

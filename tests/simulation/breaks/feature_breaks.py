@@ -52,11 +52,11 @@ def a_detached_tier_still_answers(patch: Patch) -> None:
 def completions_of_a_detached_tier_are_lost(patch: Patch) -> None:
     finish = Dispatcher._finish
 
-    def lossy(self: Dispatcher, line: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
-        if line.detach_by_s is None:
-            finish(self, line, ticket, outcomes, now_s)
+    def lossy(self: Dispatcher, state: Any, ticket: Any, outcomes: Any, now_s: float) -> None:
+        if state.detach_by_s is None:
+            finish(self, state, ticket, outcomes, now_s)
         else:
-            self._end(line, ticket)
+            self._end(state, ticket)
 
     patch.setattr(Dispatcher, "_finish", lossy)
 
@@ -68,7 +68,7 @@ def a_tier_has_left_while_its_calls_hang(patch: Patch) -> None:
 
 @breaks("changes", 20)
 def a_detached_tier_is_never_closed(patch: Patch) -> None:
-    patch.setattr(Dispatcher, "_close_backend", staticmethod(lambda line: setattr(line, "close_began", True)))
+    patch.setattr(Dispatcher, "_close_backend", staticmethod(lambda state: setattr(state, "close_began", True)))
 
 
 @breaks("changes", 20)
