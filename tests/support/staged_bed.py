@@ -1,7 +1,7 @@
-"""An engine that schedules itself, reduced to its questions: it goes over a request's chunks until nobody says "later".
+"""Engine that schedules itself, reduced to its questions: it asks about a request's chunks until no answer defers.
 
-Written from the rules that such engines follow, not from ours: a prefix is scanned until the first miss; a window from
-its end until enough chunks in a row are there; a group that shortens the hit makes the others be asked again.
+Written from the rules of such engines, not from the code of tierkv: a prefix is scanned until the first miss; a window
+from its end until enough consecutive chunks are present; a group that shortens the hit makes it ask the others again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HIT, MISS, PENDING, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.PE
 
 
 def prefix(count: int, family: str = "a", group: int = 0) -> tuple[Key, ...]:
-    """The first ``count`` chunks of a prompt."""
+    """First ``count`` chunks of a prompt."""
     return tuple(make_key(f"{family} {i}".encode().rjust(12), group) for i in range(count))
 
 
@@ -42,31 +42,31 @@ class StagedBed:
         self.begin()
 
     def begin(self, seconds: float = 0.0) -> None:
-        """A step begins so much later than the last one."""
+        """Begin a step, some seconds after the previous one."""
         self.now += seconds
         self.core.manager.begin_step(self.now)
         self.lookups.begin_step(self.now)
 
     def end(self) -> None:
-        """The engine has asked what it wanted, and everything that must hold does."""
+        """End the questions of a step, and check all invariants."""
         self.lookups.end_step()
         self.lookups.validate()
         self.core.manager.validate()
 
     def add(self, request_id: str, **hints: object) -> None:
-        """A request arrives."""
+        """Register a request."""
         read = RequestHints(**hints)  # type: ignore[arg-type]  # field names are checked at run time
         self.lookups.add_request(RequestContext(request_id, hints=read))
 
     def look(self, request_id: str, key: Key, number: int) -> LookupResult:
-        """One question, about the chunk of that number in its group."""
+        """Ask about the chunk of that number in its group."""
         self.asked[key] += 1
         group = int.from_bytes(key[-4:], "big")
         tokens = self.core.geometry.groups[group].chunk_tokens
         return self.lookups.lookup(request_id, key, group, (number + 1) * tokens)
 
     def ask(self, request_id: str, keys: Sequence[Key], start: int = 0) -> int | None:
-        """How many chunks from ``start`` on are there, as a prefix; None: later."""
+        """Number of present chunks from ``start`` on, as a prefix; None: deferred."""
         hits, later = 0, False
         for number, key in enumerate(keys[start:], start):
             answer = self.look(request_id, key, number)
@@ -77,7 +77,7 @@ class StagedBed:
         return None if later else hits
 
     def ask_window(self, request_id: str, keys: Sequence[Key], window: int) -> int | None:
-        """Where the last run of ``window`` chunks ends, or how long the first chunks' run is if there is none."""
+        """End of the last run of ``window`` chunks, or of the first chunks' run if there is none."""
         run, later, in_run = 0, False, False
         for number in range(len(keys) - 1, -1, -1):
             answer = self.look(request_id, keys[number], number)
@@ -92,7 +92,7 @@ class StagedBed:
         return None if later or in_run else run
 
     def ask_both(self, request_id: str, whole: Sequence[Key], windowed: Sequence[Key], window: int) -> int | None:
-        """The longest end that both groups have; None: later."""
+        """Longest end that both groups have; None: deferred."""
         end = len(whole)
         while end:
             first = self.ask(request_id, whole[:end])
@@ -110,7 +110,7 @@ class StagedBed:
         return 0
 
     def answer(self, request_id: str, keys: Sequence[Key], steps_max: int = 20) -> int:
-        """Ask in step after step, all I/O done in between, until it is known."""
+        """Ask step after step, with all I/O done in between, until the answer is known."""
         for _ in range(steps_max):
             self.begin(0.01)
             answer = self.ask(request_id, keys)
@@ -121,11 +121,11 @@ class StagedBed:
         raise AssertionError(f"{request_id} is still deferred after {steps_max} steps")
 
     def run_io(self, kind: OutcomeKind = OutcomeKind.OK) -> list[Key]:
-        """Complete what the manager instructs. Returns the chunks that were read, written or asked for."""
+        """Complete the instructions of the manager. Returns the chunks that were read, written or probed."""
         return [key for op in self.core.finish_all(kind) for key in op.keys]
 
     def load(self, request_id: str, keys: Sequence[Key]) -> None:
-        """What was answered is loaded, and the load ends."""
+        """Load the answered chunks, and end the load."""
         ctx = self.lookups.request_context(request_id)
         grant = self.core.manager.prepare_load(keys, ctx)
         self.lookups.close_lookup(request_id)

@@ -1,4 +1,4 @@
-"""Small looks at store jobs, for tests of the store half."""
+"""Helpers for tests of stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def only_store(meta: ConnectorMeta) -> TransferJob:
 
 
 def chunk_indices(core: Core, request: BedRequest, meta: ConnectorMeta, group: int = 0) -> list[int]:
-    """Which chunks of a request a step stores, in a group."""
+    """Indices of the chunks of a request that a step stores, in a group."""
     keys = core.truth.keys(request, group)
     return [
         keys.index(key)
@@ -40,14 +40,14 @@ class FreeQueue:
         self.asked = 0
 
     def free(self, *queued: BedBlock) -> None:
-        """These blocks join the queue, in this order."""
+        """Append these blocks, in this order."""
         for block in queued:
             self._joined += 1
             self._order.append(block)
             self._entries[block.block_id] = self._joined
 
     def take(self, *block_ids: int) -> None:
-        """These blocks are used again, wherever they stood."""
+        """Remove these blocks, wherever they are in the queue."""
         self._order = [block for block in self._order if block.block_id not in block_ids]
         for block_id in block_ids:
             del self._entries[block_id]
@@ -57,24 +57,24 @@ class FreeQueue:
         return len(self._order)
 
     def head(self) -> BedBlock | None:
-        """The block that is handed out next."""
+        """Block that is reused next."""
         return self._order[0] if self._order else None
 
     def after(self, block: Block) -> BedBlock | None:
-        """The one behind a block that is in the queue."""
+        """Block behind one in the queue."""
         self.asked += 1
         place = [one.block_id for one in self._order].index(block.block_id)
         return self._order[place + 1] if place + 1 < len(self._order) else None
 
     def entry(self, block: Block) -> int | None:
-        """When it joined."""
+        """Number of the entry of a block; None: not in the queue."""
         return self._entries.get(block.block_id)
 
 
 def lazy_core(
     max_batched_tokens: int = 8, slots: int = 64, tiers: Sequence[TierSpec] = (), **limits: object
 ) -> tuple[Core, FreeQueue]:
-    """A core that stores lazily, with its engine's queue. Blocks of 4 tokens: 2 visits per 4 batched tokens."""
+    """Core with the lazy plan and its queue. Blocks of 4 tokens: 2 visits per 4 batched tokens."""
     plan = SchedulerLimits(store_plan="lazy", **limits)  # type: ignore[arg-type]
     core = make_core(slots=slots, tiers=tiers, limits=plan)
     queue = FreeQueue()

@@ -19,7 +19,7 @@ FAILURES = [kind for kind in OutcomeKind if kind is not OutcomeKind.OK]
 
 
 def stream_bed(slots: int, **changes: object) -> Bed:
-    """A host tier of so many slots over a disk that is only read, and a GPU with room for everything."""
+    """Host tier of few slots over a disk that is only read, and a GPU with room for everything."""
     fields: dict[str, object] = {
         "slots": slots, "reserved": slots, "gpu_blocks": 2000, "tiers": (disk(write="read_only"),),
         "gpu_caching": False,
@@ -28,7 +28,7 @@ def stream_bed(slots: int, **changes: object) -> Bed:
 
 
 def arrive(bed: Bed, chunks: int, family: int = 0, *, below: bool = True, **params: object) -> BedRequest:
-    """A prompt of so many chunks and one token, all of whose chunks lie below."""
+    """Register a prompt of whole chunks and one token; all of its chunks are in the lower tier."""
     request = bed.add([family * 10_000 + i for i in range(4 * chunks + 1)], params=params or None)
     if below:
         bed.fill_below(request)
@@ -36,7 +36,7 @@ def arrive(bed: Bed, chunks: int, family: int = 0, *, below: bool = True, **para
 
 
 def turn(bed: Bed, *, io: bool = True, transfers: bool = True, seconds: float = 0.01) -> None:
-    """One step, and what is under way ends well."""
+    """One step; I/O in flight ends well."""
     bed.step(ALL, seconds=seconds)
     bed.check()
     if io:
@@ -46,7 +46,7 @@ def turn(bed: Bed, *, io: bool = True, transfers: bool = True, seconds: float = 
 
 
 def until(bed: Bed, condition: Callable[[], bool], steps_max: int = 600) -> int:
-    """Turns until something holds."""
+    """Take turns until a condition holds."""
     for steps in range(steps_max):
         if condition():
             return steps
@@ -55,7 +55,7 @@ def until(bed: Bed, condition: Callable[[], bool], steps_max: int = 600) -> int:
 
 
 def finish(bed: Bed, steps_max: int = 600) -> int:
-    """Turns until all requests are done; nothing may be left over."""
+    """Take turns until all requests have ended; nothing may leak."""
     steps = until(bed, lambda: not bed.engine.sequences, steps_max)
     bed.settle()
     bed.check_end()
@@ -63,18 +63,18 @@ def finish(bed: Bed, steps_max: int = 600) -> int:
 
 
 def streams(bed: Bed) -> list[Stream]:
-    """The loads that stream."""
+    """Loads that stream."""
     return list(bed.core.scheduler._loads._streams.values())
 
 
 def the_stream(bed: Bed) -> Stream:
-    """The only one."""
+    """The only stream."""
     (stream,) = streams(bed)
     return stream
 
 
 def until_stream(bed: Bed, state: StreamState, to_come: int = 1000) -> Stream:
-    """Turns until a load streams, stands there, and has no more than so many chunks to come."""
+    """Take turns until a load streams, is in that state, and has at most ``to_come`` pending chunks."""
     for _ in range(600):
         for stream in streams(bed):
             if stream.state is state and stream.num_pending <= to_come:
@@ -88,10 +88,10 @@ def until_stream(bed: Bed, state: StreamState, to_come: int = 1000) -> Stream:
 
 
 def computed(bed: Bed, since: int = 0) -> int:
-    """Tokens that the engine computed."""
+    """Number of tokens that the engine computed."""
     return bed.engine.tokens_computed - since
 
 
 def lose(keys: Sequence[Key], bad: Key, kind: OutcomeKind) -> list[OutcomeKind | None]:
-    """Faults of a read: one key fails, the others go well."""
+    """Faults of a read: one key fails, the others succeed."""
     return [kind if key == bad else None for key in keys]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from search_book import Book, full, keys_of, window
+from scripted_lookup import ScriptedLookup, full, keys_of, window
 
 from tierkv.scheduler.lookup.search import DEFERRED, NO_HIT, Hit, SearchGroup, find_hit, tokens_covered, wanted_keys
 
@@ -21,9 +21,9 @@ from tierkv.scheduler.lookup.search import DEFERRED, NO_HIT, Hit, SearchGroup, f
 )
 def test_s23_s24_s25_s26_s27_prefix(letters: str, answer: Hit, calls: int) -> None:
     """S23 to S27: continue over unknown chunks, so that tiers are asked at once, and stop at the first miss."""
-    book = Book(letters)
-    assert find_hit([full(0, 1, len(letters))], 0, len(letters), book) == answer
-    assert book.calls == keys_of(0, calls), "each once, from the front, and nothing behind a miss"
+    lookup = ScriptedLookup(letters)
+    assert find_hit([full(0, 1, len(letters))], 0, len(letters), lookup) == answer
+    assert lookup.calls == keys_of(0, calls), "each once, from the front, and nothing behind a miss"
 
 
 @pytest.mark.parametrize(
@@ -49,72 +49,73 @@ def test_s28_s29_s30_s31_s32_s33_s34_window(letters: str, chunks: int, answer: H
 
     If that is unknown, tiers are asked about all chunks down to a window of known chunks at once.
     """
-    book = Book(letters)
+    lookup = ScriptedLookup(letters)
     keys = keys_of(0, len(letters))
-    assert find_hit([window(0, 1, len(letters), chunks)], 0, len(letters), book) == answer
-    assert book.calls == [keys[i] for i in calls]
+    assert find_hit([window(0, 1, len(letters), chunks)], 0, len(letters), lookup) == answer
+    assert lookup.calls == [keys[i] for i in calls]
 
 
 def test_s35_the_hit_counts_from_the_middle_of_a_chunk() -> None:
     """S35: with C inside a chunk that chunk is looked up again, and H counts from C."""
-    book = Book("FTTT")
-    assert find_hit([full(0, 4, 4)], 6, 16, book) == Hit(10)
-    assert book.calls[0] == keys_of(0, 2)[1]
+    lookup = ScriptedLookup("FTTT")
+    assert find_hit([full(0, 4, 4)], 6, 16, lookup) == Hit(10)
+    assert lookup.calls[0] == keys_of(0, 2)[1]
 
 
 @pytest.mark.parametrize("computed", [13, 14, 15, 16])
 @pytest.mark.parametrize("group", [full(0, 4, 4), window(0, 4, 4, 2)], ids=["full", "window"])
 def test_s36_less_than_a_chunk_remains(group: SearchGroup, computed: int) -> None:
     """S36: if no whole chunk can be gained, no tier is asked."""
-    book = Book("TTTT")
-    assert find_hit([group], computed, 16, book) == NO_HIT
-    assert not book.calls
+    lookup = ScriptedLookup("TTTT")
+    assert find_hit([group], computed, 16, lookup) == NO_HIT
+    assert not lookup.calls
 
 
 @pytest.mark.parametrize("computed", [0, 3, 8])
 def test_s37_windowed_model_all_chunks_present(computed: int) -> None:
     """S37: num_tokens = k*T: the engine computes the last token, and all k chunks are wanted all the same."""
     groups = [full(0, 4, 5), window(1, 4, 5, 2, end_slack=1)]
-    assert find_hit(groups, computed, 5 * 4 - 1, Book("TTTTT", "TTTTT")) == Hit(19 - computed)
+    assert find_hit(groups, computed, 5 * 4 - 1, ScriptedLookup("TTTTT", "TTTTT")) == Hit(19 - computed)
     wanted = wanted_keys(groups, computed, 19 - computed)
     assert set(wanted) == {*keys_of(0, 5)[computed // 4 :], *keys_of(1, 5)[3:]}
 
 
 def test_s38_a_window_shortens_the_hit() -> None:
     """S38: 4 chunks here, a window up to 3 there: 3 in all, and each chunk is looked up once."""
-    book = Book("TTTT", "TTTF")
-    assert find_hit([full(0, 4, 4), window(1, 4, 4, 2)], 0, 16, book) == Hit(12)
-    assert len(book.calls) == len(set(book.calls)) == 4 + 3
+    lookup = ScriptedLookup("TTTT", "TTTF")
+    assert find_hit([full(0, 4, 4), window(1, 4, 4, 2)], 0, 16, lookup) == Hit(12)
+    assert len(lookup.calls) == len(set(lookup.calls)) == 4 + 3
 
 
 def test_s39_two_windows_agree() -> None:
     """S39: the narrow window ends earlier, so the wide one is searched again before that end, and again."""
-    book = Book("TTTTTTTT", "TTTTFTTT", "TTTTTTTF")
+    lookup = ScriptedLookup("TTTTTTTT", "TTTTFTTT", "TTTTTTTF")
     groups = [full(0, 4, 8), window(1, 4, 8, 3), window(2, 4, 8, 1)]
-    assert find_hit(groups, 0, 32, book) == Hit(16)
+    assert find_hit(groups, 0, 32, lookup) == Hit(16)
     wide, narrow = keys_of(1, 8), keys_of(2, 8)
     looked_at = [*keys_of(0, 8), *wide[:4:-1], *narrow[:5:-1], *wide[4:0:-1], narrow[3]]
-    assert book.calls == looked_at, "each once, and none behind an end that is known"
+    assert lookup.calls == looked_at, "each once, and none behind an end that is known"
 
 
 def test_s40_a_later_group_cuts_the_unknown_off() -> None:
     """S40: the unknown chunk is behind the end that another group sets: the answer is known."""
-    assert find_hit([full(0, 4, 6), full(1, 4, 6)], 0, 24, Book("TTTTTN", "TTTFTT")) == Hit(12)
-    assert find_hit([full(0, 4, 6), window(1, 4, 6, 2)], 0, 24, Book("TTTTTN", "TTTFFF")) == Hit(12)
-    assert find_hit([window(0, 4, 6, 2), window(1, 4, 6, 1)], 0, 24, Book("TTTTTN", "TTTFFF")) == Hit(12)
+    assert find_hit([full(0, 4, 6), full(1, 4, 6)], 0, 24, ScriptedLookup("TTTTTN", "TTTFTT")) == Hit(12)
+    assert find_hit([full(0, 4, 6), window(1, 4, 6, 2)], 0, 24, ScriptedLookup("TTTTTN", "TTTFFF")) == Hit(12)
+    assert find_hit([window(0, 4, 6, 2), window(1, 4, 6, 1)], 0, 24, ScriptedLookup("TTTTTN", "TTTFFF")) == Hit(12)
 
 
 def test_s41_unknown_here_absent_there() -> None:
     """S41: one group without any chunk settles it, whatever is unknown elsewhere."""
-    assert find_hit([full(0, 4, 2), full(1, 4, 2)], 0, 8, Book("NN", "FT")) == NO_HIT
-    assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, Book("NN", "FF")) == NO_HIT
+    assert find_hit([full(0, 4, 2), full(1, 4, 2)], 0, 8, ScriptedLookup("NN", "FT")) == NO_HIT
+    assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, ScriptedLookup("NN", "FF")) == NO_HIT
 
 
 def test_s42_unknown_within_the_end() -> None:
     """S42: no group cuts the unknown chunk off, so the answer is deferred."""
-    assert find_hit([full(0, 4, 2), full(1, 4, 2)], 0, 8, Book("TN", "TT")) == DEFERRED
-    assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, Book("TT", "TN")) == DEFERRED
-    assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, Book("TT", "NT")) == Hit(8), "before the window"
+    assert find_hit([full(0, 4, 2), full(1, 4, 2)], 0, 8, ScriptedLookup("TN", "TT")) == DEFERRED
+    assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, ScriptedLookup("TT", "TN")) == DEFERRED
+    before_the_window = ScriptedLookup("TT", "NT")
+    assert find_hit([full(0, 4, 2), window(1, 4, 2, 1)], 0, 8, before_the_window) == Hit(8)
 
 
 def test_s43_coarse_and_fine_chunks() -> None:
@@ -124,9 +125,9 @@ def test_s43_coarse_and_fine_chunks() -> None:
         (window(0, 64, 4, 2), full(1, 256, 1)),
         (full(0, 64, 4), window(1, 256, 1, 1)),
     ]:
-        assert find_hit([fine, coarse], 0, 300, Book("TTTT", "T")) == Hit(256)
-        assert find_hit([fine, coarse], 0, 300, Book("TTTF", "T")) == NO_HIT
-        assert find_hit([fine, coarse], 0, 300, Book("TTTT", "F")) == NO_HIT
+        assert find_hit([fine, coarse], 0, 300, ScriptedLookup("TTTT", "T")) == Hit(256)
+        assert find_hit([fine, coarse], 0, 300, ScriptedLookup("TTTF", "T")) == NO_HIT
+        assert find_hit([fine, coarse], 0, 300, ScriptedLookup("TTTT", "F")) == NO_HIT
 
 
 def test_s43_a_window_ends_where_its_chunks_cover_it() -> None:
@@ -136,23 +137,23 @@ def test_s43_a_window_ends_where_its_chunks_cover_it() -> None:
     hit ends at 18.
     """
     fine = full(0, 4, 5)
-    assert find_hit([fine, window(1, 6, 4, 1)], 0, 20, Book("TTTTT", "TTTT")) == Hit(20)
-    assert find_hit([fine, window(1, 6, 4, 1, end_slack=1)], 0, 20, Book("TTTTT", "TTTT")) == Hit(18)
-    assert find_hit([fine, window(1, 6, 4, 1, end_slack=1)], 0, 17, Book("TTTTT", "TTTT")) == Hit(17)
-    assert find_hit([fine, window(1, 6, 4, 1, end_slack=0)], 0, 17, Book("TTTTT", "TTTT")) == Hit(12)
+    assert find_hit([fine, window(1, 6, 4, 1)], 0, 20, ScriptedLookup("TTTTT", "TTTT")) == Hit(20)
+    assert find_hit([fine, window(1, 6, 4, 1, end_slack=1)], 0, 20, ScriptedLookup("TTTTT", "TTTT")) == Hit(18)
+    assert find_hit([fine, window(1, 6, 4, 1, end_slack=1)], 0, 17, ScriptedLookup("TTTTT", "TTTT")) == Hit(17)
+    assert find_hit([fine, window(1, 6, 4, 1, end_slack=0)], 0, 17, ScriptedLookup("TTTTT", "TTTT")) == Hit(12)
 
 
 def test_s46_fewer_keys_than_tokens() -> None:
     """S46, S5: an error in the specification; normal with async scheduling, where it limits the hit."""
-    assert find_hit([full(0, 4, 2)], 0, 40, Book("TT")) == Hit(8)
-    assert find_hit([full(0, 4, 4), window(1, 4, 2, 1)], 0, 40, Book("TTTT", "TT")) == Hit(8)
+    assert find_hit([full(0, 4, 2)], 0, 40, ScriptedLookup("TT")) == Hit(8)
+    assert find_hit([full(0, 4, 4), window(1, 4, 2, 1)], 0, 40, ScriptedLookup("TTTT", "TT")) == Hit(8)
 
 
 def test_s47_asking_twice_changes_nothing() -> None:
     """S47: the search keeps no state."""
     groups = [full(0, 4, 3), full(1, 6, 2), window(2, 2, 6, 2)]
-    book = Book("TTT", "TF", "TTTTTT")
-    assert find_hit(groups, 0, 12, book) == find_hit(groups, 0, 12, book)
+    lookup = ScriptedLookup("TTT", "TF", "TTTTTT")
+    assert find_hit(groups, 0, 12, lookup) == find_hit(groups, 0, 12, lookup)
 
 
 def test_a_long_prefix_with_a_window_needs_few_slots() -> None:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_book import Book, keys_of, needed, oracle
+from scripted_lookup import ScriptedLookup, keys_of, needed, oracle
 
 from tierkv.scheduler.lookup import search
 from tierkv.scheduler.lookup.search import Hit, SearchGroup, find_hit, no_shortcut, tokens_covered, wanted_keys
@@ -32,7 +32,7 @@ EACH = settings().max_examples if settings().max_examples >= 1000 else 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One search: ``letters`` per group as in :data:`search_book.LETTERS`."""
+    """One search: ``letters`` per group as in :data:`scripted_lookup.LETTERS`."""
 
     groups: list[SearchGroup]
     letters: list[str]
@@ -73,23 +73,23 @@ def test_s44_the_answer_is_the_oracles_now_or_later(
     answer is the one that would have been given at once.
     """
     case = data.draw(cases(counts=st.just(count), alphabets=st.just(ALPHABETS[alphabet])))
-    book = Book(*case.letters)
-    expected = oracle(case.groups, case.computed, case.tokens_max, book.present())
+    lookup = ScriptedLookup(*case.letters)
+    expected = oracle(case.groups, case.computed, case.tokens_max, lookup.present())
     hit = search.DEFERRED
     while hit.deferred:
-        book.calls.clear()
-        resident = book.resident_prefix if shortcut else no_shortcut
-        hit = find_hit(case.groups, case.computed, case.tokens_max, book, resident)
+        lookup.calls.clear()
+        resident = lookup.resident_prefix if shortcut else no_shortcut
+        hit = find_hit(case.groups, case.computed, case.tokens_max, lookup, resident)
         least, most = (
-            oracle(case.groups, case.computed, case.tokens_max, book.present(unknown=unknown))
+            oracle(case.groups, case.computed, case.tokens_max, lookup.present(unknown=unknown))
             for unknown in (False, True)
         )
         assert hit.deferred == (least != most), f"between {least} and {most} tokens are certain"
         if hit.deferred:
-            asked = sorted(book.asked())
+            asked = sorted(lookup.asked())
             assert asked, "deferred, but no chunk was looked up: it would stay so forever"
             for key in rng.sample(asked, rng.randint(1, len(asked))):
-                book.become_known(key)
+                lookup.become_known(key)
     assert hit == Hit(expected)
 
 
@@ -98,12 +98,12 @@ def test_s44_one_chunk_size_as_an_engine_has_it(case: Case, more: int) -> None:
     """S44 literally: with one chunk size and the engine's own limit, restrictions on ends make no difference."""
     tokens = max(len(group.keys) for group in case.groups) * 4 + more
     cap = tokens - any(group.window_chunks is not None for group in case.groups)
-    book = Book(*(letters.replace("N", "T").replace("M", "F") for letters in case.letters))
+    lookup = ScriptedLookup(*(letters.replace("N", "T").replace("M", "F") for letters in case.letters))
     anywhere = [SearchGroup(4, group.keys, group.window_chunks) for group in case.groups]
     as_windows_are = [SearchGroup(4, group.keys, group.window_chunks, 1) for group in case.groups]
-    expected = oracle(anywhere, case.computed, cap, book.present())
-    assert find_hit(anywhere, case.computed, cap, book) == Hit(expected)
-    assert find_hit(as_windows_are, case.computed, cap, book) == Hit(expected)
+    expected = oracle(anywhere, case.computed, cap, lookup.present())
+    assert find_hit(anywhere, case.computed, cap, lookup) == Hit(expected)
+    assert find_hit(as_windows_are, case.computed, cap, lookup) == Hit(expected)
 
 
 @contextmanager
@@ -129,13 +129,13 @@ def test_s45_the_search_is_short(case: Case) -> None:
 
     No chunk is looked up twice, none that C covers, and none of a prefix behind its first miss.
     """
-    book, ends = Book(*case.letters), list[int]()
+    lookup, ends = ScriptedLookup(*case.letters), list[int]()
     with counted_turns(ends):
-        find_hit(case.groups, case.computed, case.tokens_max, book)
+        find_hit(case.groups, case.computed, case.tokens_max, lookup)
     assert len(ends) <= len(case.groups) * (1 + len(set(ends)))
-    assert len(book.calls) == len(set(book.calls))
+    assert len(lookup.calls) == len(set(lookup.calls))
     for index, group in enumerate(case.groups):
-        looked_at = sorted(group.keys.index(key) for key in book.calls if split_key(key)[1] == index)
+        looked_at = sorted(group.keys.index(key) for key in lookup.calls if split_key(key)[1] == index)
         assert all(i >= case.computed // group.chunk_tokens for i in looked_at)
         if group.window_chunks is None:
             assert all(case.letters[index][i] != "F" for i in looked_at[:-1])
@@ -144,9 +144,9 @@ def test_s45_the_search_is_short(case: Case) -> None:
 @given(cases(), st.integers(0, 40))
 def test_a_smaller_cap_gives_the_largest_hit_under_it(case: Case, tokens_max: int) -> None:
     """A limit from a hint, or from load or recompute, gives the longest hit that the rule allows under it."""
-    book = Book(*case.letters)
-    expected = oracle(case.groups, case.computed, tokens_max, book.present(unknown=True))
-    hit = find_hit(case.groups, case.computed, tokens_max, book)
+    lookup = ScriptedLookup(*case.letters)
+    expected = oracle(case.groups, case.computed, tokens_max, lookup.present(unknown=True))
+    hit = find_hit(case.groups, case.computed, tokens_max, lookup)
     assert hit.tokens in ({0} if hit.deferred else {expected})
 
 

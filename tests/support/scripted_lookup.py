@@ -1,4 +1,4 @@
-"""Groups for the search, a book of answers about their chunks, and the rule of S44 written down as it is read."""
+"""Groups for the search, a lookup with scripted answers, and the rule of S44 by brute force."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LETTERS = {
     "N": LookupResult.RETRY,
     "M": LookupResult.RETRY,
 }
-"""What a book answers. N and M are unknown at first; later N turns out to be there, and M to be missing."""
+"""Answers per letter. N and M are unknown at first; later N turns out to be present, and M to be absent."""
 
 
-class Book:
-    """Answers per key, one string of letters per group, and who asked."""
+class ScriptedLookup:
+    """Answers per key from one string of letters per group. Records its calls."""
 
     def __init__(self, *groups: str) -> None:
         self.calls: list[Key] = []
@@ -34,15 +34,15 @@ class Book:
         return LETTERS[self.letters[key]]
 
     def become_known(self, key: Key) -> None:
-        """An unknown chunk is unknown no more."""
+        """Make an unknown chunk known."""
         self.letters[key] = {"N": "T", "M": "F"}[self.letters[key]]
 
     def asked(self) -> set[Key]:
-        """Unknown chunks that were asked for."""
+        """Unknown chunks that were looked up."""
         return {key for key in self.calls if self.letters[key] in "NM"}
 
     def present(self, unknown: bool | None = None) -> Callable[[Key], bool]:
-        """Whether a chunk is there; unknown ones are as they will turn out, or all as ``unknown`` says."""
+        """Whether a chunk is present; unknown ones by their later answer, or all as ``unknown`` says."""
 
         def is_present(key: Key) -> bool:
             letter = self.letters[key]
@@ -53,7 +53,7 @@ class Book:
         return is_present
 
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int) -> int:
-        """The shortcut that a host index offers."""
+        """Shortcut of a host index."""
         count = 0
         while start + count < stop and self.letters[keys[start + count]] == "T":
             count += 1
@@ -66,17 +66,17 @@ def keys_of(group: int, count: int) -> list[Key]:
 
 
 def full(index: int, chunk_tokens: int, count: int) -> SearchGroup:
-    """A group with full attention and so many chunks."""
+    """Group with full attention and ``count`` chunks."""
     return SearchGroup(chunk_tokens, keys_of(index, count))
 
 
 def window(index: int, chunk_tokens: int, count: int, window_chunks: int, end_slack: int | None = None) -> SearchGroup:
-    """A group with a window of so many chunks."""
+    """Group with ``count`` chunks and a window."""
     return SearchGroup(chunk_tokens, keys_of(index, count), window_chunks, end_slack)
 
 
 def oracle(groups: Sequence[SearchGroup], computed: int, tokens_max: int, present: Callable[[Key], bool]) -> int:
-    """S44's rule, by trying every length from the longest down. Knows nothing of how the search goes about it."""
+    """Hit by S44's rule: try every length from the longest down, without the search."""
     for hit in range(tokens_max - computed, 0, -1):
         if all(_serves(group, computed, computed + hit, present) for group in groups):
             return hit if all(hit >= group.chunk_tokens for group in groups) else 0
@@ -92,7 +92,7 @@ def _serves(group: SearchGroup, computed: int, end: int, present: Callable[[Key]
 
 
 def needed(group: SearchGroup, computed: int, end: int) -> list[int]:
-    """The chunks that hold any token from ``computed`` to ``end``; of a window, the last of them."""
+    """Chunks with any token from ``computed`` to ``end``; of a window, the last of them."""
     size = group.chunk_tokens
     holding = [i for i in range(-(-end // size)) if (i + 1) * size > computed]
     return holding if group.window_chunks is None else holding[-group.window_chunks :]
