@@ -1,4 +1,4 @@
-"""What each backend passed of the conformance kit: from the reports of its suites to a table of capabilities.md.
+"""Table of the conformance kit's results per backend in capabilities.md, from the reports of the suites.
 
 ``python -m nox -s conformance`` runs the suites of each distribution and calls this with their report. The figures are
 kept in conformance.json beside this file, so that the page can be made, and checked, where no suite has run.

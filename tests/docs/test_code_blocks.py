@@ -59,7 +59,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where it stands, for names of tests and messages."""
+        """Page and line, for names of tests and messages."""
         name = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page.name
         return f"{name}:{self.line}"
 
@@ -81,7 +81,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 def blocks_in(*languages: str) -> list[object]:
-    """Parameters: the blocks in these languages that nobody waived."""
+    """Parameters: the blocks in these languages without a waiver."""
     chosen = [block for block in BLOCKS if block.language in languages and not block.waived]
     return [pytest.param(block, id=block.place) for block in chosen]
 
@@ -154,7 +154,7 @@ def test_toml_parses_and_stacks_are_valid(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks_in("json", "yaml"))
 def test_data_parses(block: Block) -> None:
-    """Data in the wrong syntax helps nobody."""
+    """A reader copies data as it is on the page."""
     if block.language == "json":
         json.loads(block.code)
     else:

@@ -33,6 +33,6 @@ def test_a_missing_test_is_noticed(tmp_path: Path) -> None:
 
 
 def test_identifiers_are_read_from_names() -> None:
-    """One test may stand for several cases; numbers elsewhere in its name are none."""
+    """One test may cover several cases; other numbers in its name are no cases."""
     assert behaviour.ids_of("test_s77_d5_the_last_chunk") == ["S77", "D5"]
     assert behaviour.ids_of("test_two_s3_servers") == []

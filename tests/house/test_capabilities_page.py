@@ -20,7 +20,7 @@ PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.tom
 
 
 def test_every_plugin_has_figures() -> None:
-    """A backend that is not in the table looks as if nobody had tried it."""
+    """A backend without a row looks untested."""
     assert sorted(KNOWN) == PLUGINS, AGAIN
 
 

@@ -17,7 +17,7 @@ PURE = {
     *("__future__", "abc", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum", "functools"),
     *("heapq", "itertools", "math", "operator", "types", "typing", "tierkv"),
 }
-"""What the scheduler and the manager may import. Clocks, randomness and I/O reach them as values and instructions."""
+"""Modules that the scheduler and the manager may import. Time, randomness and I/O reach them as values."""
 
 IMPURE_BUILTINS = {"open", "print", "input", "eval", "exec", "breakpoint", "__import__"}
 SEAM = ("tierkv.abc", "tierkv.types", "tierkv.errors", "tierkv.hookspecs")
@@ -137,7 +137,7 @@ def loaded_by(program: str) -> set[str]:
 
 
 def test_importing_tierkv_loads_nothing_heavy() -> None:
-    """``import tierkv`` stands in engines and tools that may never open a stack; it takes no time and no memory."""
+    """Engines and tools that may never open a stack run ``import tierkv``: it must cost no time and no memory."""
     assert loaded_by("import tierkv") <= {"tierkv", "__main__"} | loaded_by("pass")
 
 

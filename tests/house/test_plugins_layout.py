@@ -26,7 +26,7 @@ ROLES = {
 """File of each role that every backend has, and the names that it must define: at least one matches."""
 
 READ_ONLY_ROLES = {"__init__": r"READ_ONLY_PLUGIN$", "opening": r"open_reader$", "reader": r"\w+Reader$"}
-"""The same for a package with a read-only sibling."""
+"""Roles of a package with a read-only sibling."""
 
 MODULES_MAX = 12
 """Largest number of modules in one folder; beyond it, the package needs wings."""

@@ -30,7 +30,7 @@ INHERITS: dict[str, str] = {
     "_Rules": "being dissolved",
     "HandEngine": "being dissolved",
 }
-"""Concrete class that others inherit from ("*" stands for any prefix), or one that inherits, to the reason."""
+"""Concrete class that others inherit from ("*" matches any prefix), or one that inherits, to the reason."""
 
 INTERFACES = {"Protocol", "ABC", "Exception", "NamedTuple", "TypedDict", "Enum", "StrEnum", "IntEnum", "IntFlag"}
 """Bases of classes without state of their own, and of errors and enumerations."""

@@ -21,7 +21,7 @@ def text(name: str) -> str:
 
 
 def test_ci_runs_the_line_of_the_readme() -> None:
-    """What newcomers are told to type is what is tested, to the letter."""
+    """CI tests the line that a newcomer types, to the letter."""
     (line,) = LINE.findall(text(".ci/run"))
     assert f"$ {line}\n" in text("README.md")
 
@@ -47,7 +47,7 @@ def decorators(function: ast.FunctionDef) -> list[ast.expr]:
 
 
 def test_every_switched_off_rule_has_its_reason() -> None:
-    """An exception that nobody can explain can never be removed."""
+    """An exception without a reason can never be removed."""
     section = text("pyproject.toml").partition("[tool.ruff.lint]")[2].partition("[tool.ruff.lint.pydocstyle]")[0]
     entries = re.findall(r'^  ("[A-Z]+\d*",.*)$', section, flags=re.MULTILINE)
     assert len(entries) > len(tomllib.loads(text("pyproject.toml"))["tool"]["ruff"]["lint"]["ignore"])
@@ -57,7 +57,7 @@ def test_every_switched_off_rule_has_its_reason() -> None:
 
 @pytest.mark.parametrize("pattern", ["tierkv/**/*.py", "plugins/*/src/**/*.py", "noxfile.py"])
 def test_every_noqa_has_its_reason(pattern: str) -> None:
-    """The same for an exception of one line: the rule is named, and words follow."""
+    """An exception of one line names its rule and its reason."""
     good = re.compile(r"# (?:noqa: [A-Z]+\d+(?:, ?[A-Z]+\d+)*|type: ignore\[[\w, -]+\])\s+\S")
     empty_body = "# type: ignore[empty-body]"  # a hook specification has no body: pluggy's way
     bad = [

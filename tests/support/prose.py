@@ -18,6 +18,9 @@ from pathlib import Path
 FIRST_LINE_WORDS_MAX = 30
 """Words of a docstring's first sentence."""
 
+FIRST_PHRASES = re.compile(r"(?:The same(?:[,.:]| for| but| as| and| in)|See (?::|the |\S+\.(?:md|py)))")
+"""First words of a docstring that points elsewhere in place of stating a contract."""
+
 BANNED: dict[str, str] = {
     r"\b(?:somebody|someone|anybody|anyone|everybody|everyone|nobody|no one|whoever|whomever)\b": (
         "name the component, or the user"
@@ -42,9 +45,8 @@ BANNED: dict[str, str] = {
         "evicted, detached, arrives, completes"
     ),
     r"\bthe house\b|\bfour rooms\b": "the package tree, the layers",
-    r"^the same\b|^see (?::|the |\S+\.(?:md|py))": "state the contract, or delete the docstring",
 }
-"""Regular expression of a phrase (case is ignored) and its replacement. ``^`` is the start of a docstring."""
+"""Regular expression of a phrase (case is ignored) and its replacement."""
 
 FIRST_WORDS = re.compile(r"(?:What|Who|Whoever|Whom|Whose|How|Where|When|Why|Which)\b")
 """First words of a docstring that make it a clause."""
@@ -75,6 +77,8 @@ def check_docstring(text: str, line: int) -> Iterator[Finding]:
     first = re.split(r"(?<=[.:])\s|\n\n", text.strip(), maxsplit=1)[0]
     if match := FIRST_WORDS.match(first):
         yield Finding(line, match[0], "a verb phrase, or a noun phrase that names the thing")
+    if match := FIRST_PHRASES.match(first):
+        yield Finding(line, match[0], "state the contract, or delete the docstring")
     if len(first.split()) > FIRST_LINE_WORDS_MAX:
         yield Finding(line, f"{len(first.split())} words", "one idea a sentence")
 
