@@ -20,6 +20,7 @@ from tierkv.tiers.retry import RetryLimits, Timing
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
 from tierkv.types.namespace import Namespace
+from tierkv.types.tier_ops import Outcome, Verb
 from tierkv.types.transfers import SlotRef
 
 PAYLOAD_BYTES = 10_000
@@ -95,3 +96,23 @@ def make_bench(
 def compressible(number: int, size: int = PAYLOAD_BYTES) -> bytes:
     """Return a payload that zstd shortens, different for each number."""
     return (random.Random(number).randbytes(50) * (size // 50 + 1))[:size]
+
+
+def read_chunks(tier: Tier, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
+    """Read the raw frame of each key into its slot."""
+    return tier.perform(Verb.READ, keys, slots).outcomes
+
+
+def write_chunks(tier: Tier, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
+    """Write the chunk in each slot."""
+    return tier.perform(Verb.WRITE, keys, slots).outcomes
+
+
+def probe_chunks(tier: Tier, keys: Sequence[Key]) -> list[Outcome]:
+    """Ask whether chunks are stored."""
+    return tier.perform(Verb.PROBE, keys).outcomes
+
+
+def delete_chunks(tier: Tier, keys: Sequence[Key]) -> list[Outcome]:
+    """Delete chunks."""
+    return tier.perform(Verb.DELETE, keys).outcomes

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from codec_parts import aes, open_codec
-from tier_bench import CODECS, PAYLOAD_BYTES, Bench, compressible, make_bench
+from tier_bench import CODECS, PAYLOAD_BYTES, Bench, compressible, make_bench, read_chunks, write_chunks
 
 from tierkv.abc import Capabilities
 from tierkv.frames.frame import HEADER_BYTES, pack_header, parse_header
@@ -42,7 +42,7 @@ def kv(seed: int = 0, size: int = PAYLOAD_BYTES) -> bytes:
 def stored(bench: Bench, codec: str, payload: bytes, parts: int = 1, slot: int = 0) -> bytes:
     """Write a chunk; returns its bytes at rest."""
     ref = bench.fill(slot, KEYS[0], payload, parts=parts)
-    (outcome,) = bench.tier(codec, codecs=ALL, rules=rules_of(codec)).write_chunks(KEYS[:1], [ref])
+    (outcome,) = write_chunks(bench.tier(codec, codecs=ALL, rules=rules_of(codec)), KEYS[:1], [ref])
     assert outcome.kind is OK, outcome
     return bench.file(KEYS[0]).read_bytes()
 
@@ -59,7 +59,7 @@ def test_every_configuration_reads_frames_of_every_other(bench: Bench, writer: s
     at_rest = parse_header(memoryview(stored(bench, writer, payload, parts)))
     assert at_rest.codec == writer
     assert (at_rest.withheld, at_rest.approximate) == (writer in {*LOSSY, "aes-256-gcm"}, writer in LOSSY)
-    (outcome,) = bench.tier(reader, codecs=ALL, rules=rules_of(reader)).read_chunks(KEYS[:1], bench.stale([1]))
+    (outcome,) = read_chunks(bench.tier(reader, codecs=ALL, rules=rules_of(reader)), KEYS[:1], bench.stale([1]))
     assert outcome.kind is OK, outcome
     found = bench.payload(1, KEYS[0])  # checks checksums, those of parts as well
     assert (found == payload) == (writer in EXACT)
@@ -75,7 +75,7 @@ def test_an_exact_tier_returns_no_approximation(bench: Bench, writer: str, caplo
     tier = bench.tier("none", codecs=ALL)
     with caplog.at_level(logging.WARNING, "tierkv"):
         for _ in range(3):
-            (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
+            (outcome,) = read_chunks(tier, KEYS[:1], bench.stale([1]))
             assert outcome.kind is UNREADABLE
             assert "lossy = true" in outcome.error
     assert len(caplog.records) == 1
@@ -89,21 +89,21 @@ def test_an_approximation_stays_marked(
     """Lossy tiers receive it with its mark. Exact tiers refuse it, whatever the manager requests."""
     stored(bench, "fp8", kv())
     lossy = bench.tier(through, codecs=ALL, rules=rules_of(through))
-    lossy.read_chunks(KEYS[:1], bench.stale([1]))
+    read_chunks(lossy, KEYS[:1], bench.stale([1]))
     assert parse_header(bench.arena.slot(1)).approximate
     below = make_bench(tmp_path / "below", beside=bench)
     request.addfinalizer(below.backend.close)
-    (refused,) = below.tier(through, codecs=ALL, rules=rules_of(through, accepts_lossy=False)).write_chunks(
-        KEYS[:1], [SlotRef(1, 1)]
+    (refused,) = write_chunks(
+        below.tier(through, codecs=ALL, rules=rules_of(through, accepts_lossy=False)), KEYS[:1], [SlotRef(1, 1)]
     )
     assert refused.kind is OutcomeKind.REFUSED
     assert "lossy tier" in refused.error
     assert not below.file(KEYS[0]).exists()
-    (outcome,) = below.tier(through, codecs=ALL, rules=rules_of(through)).write_chunks(KEYS[:1], [SlotRef(1, 1)])
+    (outcome,) = write_chunks(below.tier(through, codecs=ALL, rules=rules_of(through)), KEYS[:1], [SlotRef(1, 1)])
     assert outcome.kind is OK
     assert parse_header(memoryview(below.file(KEYS[0]).read_bytes())).approximate
     before = bench.payload(1, KEYS[0])
-    (outcome,) = below.tier("none", codecs=ALL, rules=rules_of("none")).read_chunks(KEYS[:1], bench.stale([2]))
+    (outcome,) = read_chunks(below.tier("none", codecs=ALL, rules=rules_of("none")), KEYS[:1], bench.stale([2]))
     assert outcome.kind is OK
     assert bench.payload(2, KEYS[0]) == before
     assert parse_header(bench.arena.slot(2)).approximate
@@ -113,7 +113,7 @@ def test_an_approximation_stays_marked(
 def test_a_new_chunk_is_exact_again(bench: Bench, codec: str) -> None:
     """Slots are reused: the mark of the previous chunk must not stay."""
     stored(bench, codec, kv())
-    bench.tier(codec, codecs=ALL, rules=rules_of(codec)).read_chunks(KEYS[:1], bench.stale([1]))
+    read_chunks(bench.tier(codec, codecs=ALL, rules=rules_of(codec)), KEYS[:1], bench.stale([1]))
     bench.fill(1, KEYS[1], kv(1))
     assert not parse_header(bench.arena.slot(1)).approximate
 
@@ -128,12 +128,12 @@ def test_damage_in_the_host_tier_is_not_sealed_again(bench: Bench, codec: str, p
     ref = bench.fill(0, KEYS[0], kv(), parts=parts)
     bench.arena.slot(0)[HEADER_BYTES + 4321] ^= 1
     tier = bench.tier(codec, codecs=ALL, rules=rules_of(codec))
-    (outcome,) = tier.write_chunks(KEYS[:1], [ref])
+    (outcome,) = write_chunks(tier, KEYS[:1], [ref])
     if codec in LOSSY:
         assert outcome.kind is CORRUPT
         assert not bench.file(KEYS[0]).exists()
     else:
-        (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
+        (outcome,) = read_chunks(tier, KEYS[:1], bench.stale([1]))
         assert outcome.kind is CORRUPT
         assert "did not give back" in outcome.error
 
@@ -151,7 +151,7 @@ def test_a_flipped_bit_at_rest_is_a_miss(bench: Bench, codec: str, parts: int) -
         damaged[place] ^= 1 << rng.randrange(8)
         bench.file(KEYS[0]).write_bytes(damaged)
         tier = bench.tier(codec, codecs=ALL, rules=rules_of(codec))
-        (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
+        (outcome,) = read_chunks(tier, KEYS[:1], bench.stale([1]))
         assert outcome.kind is CORRUPT, (place, outcome)
 
 
@@ -173,13 +173,13 @@ def test_an_encrypted_tier_holds_nothing_in_the_clear(bench: Bench, payload: byt
     for parts in (1, 3):
         ref = bench.fill(0, KEYS[0], payload, parts=parts)
         origin = parse_header(bench.arena.slot(0))
-        assert tier.write_chunks(KEYS[:1], [ref])[0].kind is OK
+        assert write_chunks(tier, KEYS[:1], [ref])[0].kind is OK
         at_rest = b"".join(path.read_bytes() for path in bench.place.rglob("*") if path.is_file())
         assert KEYS[0] in at_rest  # the search can find something
         assert not any(payload[start : start + 16] in at_rest for start in range(0, len(payload) - 16, 16))
         assert not any(digest in at_rest for digest in (origin.raw_checksum, *origin.part_checksums))
         assert len(bench.file(KEYS[0]).read_bytes()) <= HEADER_BYTES + 3 * 4096
-        (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
+        (outcome,) = read_chunks(tier, KEYS[:1], bench.stale([1]))
         assert outcome.kind is OK, outcome
         assert bench.payload(1, KEYS[0]) == payload
 
@@ -188,7 +188,7 @@ def test_a_codec_that_conceals_must_conceal_all_payloads(bench: Bench) -> None:
     """If such a codec declines, the chunk fails and is never stored raw."""
     rules = FrameRules(conceals=True)
     ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))
-    (outcome,) = bench.tier("zstd", rules=rules).write_chunks(KEYS[:1], [ref])
+    (outcome,) = write_chunks(bench.tier("zstd", rules=rules), KEYS[:1], [ref])
     assert outcome.kind is OutcomeKind.FAILED
     assert "encoded 10000 bytes to None" in outcome.error
     assert not bench.file(KEYS[0]).exists()
@@ -198,8 +198,8 @@ def test_a_codec_that_loses_the_raw_checksum(bench: Bench) -> None:
     """A payload without a verified checksum is refused."""
     ref = bench.fill(0, KEYS[0], compressible(0))
     tier = bench.tier("zstd", rules=FrameRules(conceals=True))
-    assert tier.write_chunks(KEYS[:1], [ref])[0].kind is OK
-    (outcome,) = tier.read_chunks(KEYS[:1], bench.stale([1]))
+    assert write_chunks(tier, KEYS[:1], [ref])[0].kind is OK
+    (outcome,) = read_chunks(tier, KEYS[:1], bench.stale([1]))
     assert outcome.kind is CORRUPT
     assert "did not give back" in outcome.error
 
@@ -211,7 +211,7 @@ def test_a_wrong_key_is_a_miss_that_is_logged_once(bench: Bench, caplog: pytest.
     tier = bench.tier("aes-256-gcm", codecs={"aes-256-gcm": aes(bytes(range(32, 64)))}, rules=RULES["aes-256-gcm"])
     with caplog.at_level(logging.WARNING, "tierkv"):
         for _ in range(5):
-            assert tier.read_chunks(KEYS[:1], bench.stale([1]))[0].kind is UNREADABLE
+            assert read_chunks(tier, KEYS[:1], bench.stale([1]))[0].kind is UNREADABLE
     (record,) = caplog.records
     assert "tier files" in record.getMessage()
     assert "previous_key_env" in record.getMessage()
@@ -226,7 +226,7 @@ def test_encrypted_frames_cannot_replace_each_other(bench: Bench) -> None:
     bench.file(KEYS[1]).parent.mkdir(parents=True, exist_ok=True)
     bench.file(KEYS[1]).write_bytes(frame)
     tier = bench.tier("aes-256-gcm", codecs=ALL, rules=RULES["aes-256-gcm"])
-    (outcome,) = tier.read_chunks(KEYS[1:2], bench.stale([1]))
+    (outcome,) = read_chunks(tier, KEYS[1:2], bench.stale([1]))
     assert outcome.kind is CORRUPT
     assert "does not match its authentication tag" in outcome.error
 
@@ -237,8 +237,8 @@ def test_values_of_parts_that_end_between_tiles(bench: Bench) -> None:
     payload = kv(3, 9990)
     bench.fill(0, KEYS[0], payload, parts=5)
     tier = bench.tier("int8", codecs={"int8": codec}, rules=rules_of("int8"))
-    assert tier.write_chunks(KEYS[:1], [SlotRef(0, 1)])[0].kind is OK
-    assert tier.read_chunks(KEYS[:1], bench.stale([1]))[0].kind is OK
+    assert write_chunks(tier, KEYS[:1], [SlotRef(0, 1)])[0].kind is OK
+    assert read_chunks(tier, KEYS[:1], bench.stale([1]))[0].kind is OK
     truth, found = (
         (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
         for raw in (payload, bench.payload(1, KEYS[0]))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tier_bench import Bench
+from tier_bench import Bench, delete_chunks, probe_chunks, read_chunks, write_chunks
 
 from tierkv.errors import BackendError, BackendUnavailableError, CorruptFrameError, OutOfSpaceError
 from tierkv.frames.frame import HEADER_BYTES
@@ -27,10 +27,10 @@ def all_verbs(bench: Bench, make: Make) -> dict[str, list[Outcome]]:
     tier = bench.tier()
     refs = [bench.fill(number, key, make(number)) for number, key in enumerate(KEYS)]
     return {
-        "write": tier.write_chunks(KEYS, refs),
-        "contains": tier.probe_chunks(KEYS),
-        "read_into": tier.read_chunks(KEYS, bench.stale([5, 6, 7])),
-        "delete": tier.delete_chunks(KEYS),
+        "write": write_chunks(tier, KEYS, refs),
+        "contains": probe_chunks(tier, KEYS),
+        "read_into": read_chunks(tier, KEYS, bench.stale([5, 6, 7])),
+        "delete": delete_chunks(tier, KEYS),
     }
 
 
@@ -186,12 +186,12 @@ def test_a_backend_is_notified_of_corrupt_frames(
 
     monkeypatch.setattr(bench.backend, "quarantine", quarantine, raising=False)
     tier = bench.tier()
-    tier.write_chunks(KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
+    write_chunks(tier, KEYS, [bench.fill(number, key, compressible(number)) for number, key in enumerate(KEYS)])
     content = bytearray(bench.file(KEYS[1]).read_bytes())
     content[HEADER_BYTES + 5] ^= 1
     bench.file(KEYS[1]).write_bytes(content)
     bench.file(KEYS[2]).unlink()
-    outcomes = tier.read_chunks(KEYS, bench.stale([5, 6, 7]))
+    outcomes = read_chunks(tier, KEYS, bench.stale([5, 6, 7]))
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.OK, OutcomeKind.CORRUPT, OutcomeKind.ABSENT]
     assert [key for key, _ in notices] == [KEYS[1]]
     assert "checksum" in notices[0][1]

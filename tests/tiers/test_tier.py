@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tier_bench import CODECS, PAYLOAD_BYTES, Bench
+from tier_bench import CODECS, PAYLOAD_BYTES, Bench, delete_chunks, probe_chunks, read_chunks, write_chunks
 
 from tierkv.abc import Capabilities, CodecFrame
 from tierkv.errors import EngineProtocolError, PluginError
@@ -32,7 +32,7 @@ def store(bench: Bench, make: Make, count: int = 3, codec: str = "none", **chang
     """Write chunks 0 to ``count`` - 1; returns their payloads."""
     payloads = [make(number) for number in range(count)]
     refs = [bench.fill(number, KEYS[number], payload) for number, payload in enumerate(payloads)]
-    outcomes = bench.tier(codec, **changes).write_chunks(KEYS[:count], refs)
+    outcomes = write_chunks(bench.tier(codec, **changes), KEYS[:count], refs)
     assert kinds(outcomes) == [OutcomeKind.OK] * count, outcomes
     return payloads
 
@@ -41,7 +41,7 @@ def store(bench: Bench, make: Make, count: int = 3, codec: str = "none", **chang
 def test_written_chunks_are_read_back(bench: Bench, compressible: Make, codec: str) -> None:
     """Chunks are read in another order, into slots full of another chunk's bytes."""
     payloads = store(bench, compressible, codec=codec)
-    outcomes = bench.tier(codec).read_chunks(KEYS[2::-1], bench.stale([5, 6, 7]))
+    outcomes = read_chunks(bench.tier(codec), KEYS[2::-1], bench.stale([5, 6, 7]))
     assert kinds(outcomes) == [OutcomeKind.OK] * 3, outcomes
     assert [bench.payload(slot, key) for slot, key in zip([5, 6, 7], KEYS[2::-1], strict=True)] == payloads[::-1]
     assert [o.frame_bytes for o in outcomes] == [bench.file(key).stat().st_size for key in KEYS[2::-1]]
@@ -61,12 +61,12 @@ def test_any_payload_by_any_codec(bench: Bench, payload: bytes, written: str, re
     """Frames name their codec, so a tier whose codec was changed reads its old and new frames."""
     ref = bench.fill(0, KEYS[0], payload)
     capabilities = Capabilities(alignment=alignment)
-    (stored,) = bench.tier(written, capabilities=capabilities).write_chunks(KEYS[:1], [ref])
+    (stored,) = write_chunks(bench.tier(written, capabilities=capabilities), KEYS[:1], [ref])
     assert stored.kind is OutcomeKind.OK
     at_rest = bench.file(KEYS[0]).read_bytes()
     assert stored.frame_bytes == len(at_rest)
     assert len(at_rest) % alignment == 0
-    (outcome,) = bench.tier(read).read_chunks(KEYS[:1], bench.stale([1]))
+    (outcome,) = read_chunks(bench.tier(read), KEYS[:1], bench.stale([1]))
     assert outcome == Outcome(OutcomeKind.OK, len(at_rest))
     assert bench.payload(1, KEYS[0]) == payload
     assert bytes(bench.arena.slot(0)[: frame_bytes(len(payload))]) == bytes(
@@ -94,16 +94,16 @@ def test_checksums_of_parts_travel_with_the_payload(bench: Bench, compressible: 
     """Every codec preserves the checksums of the workers. Damage in one part is detected by the read."""
     ref = bench.fill(0, KEYS[0], compressible(0), parts=4)
     tier = bench.tier(codec)
-    assert kinds(tier.write_chunks(KEYS[:1], [ref])) == [OutcomeKind.OK]
+    assert kinds(write_chunks(tier, KEYS[:1], [ref])) == [OutcomeKind.OK]
     origin = bench.sealer.check_slot(bench.arena.slot(0), KEYS[0])
     at_rest = parse_header(memoryview(bench.file(KEYS[0]).read_bytes()))
     assert (at_rest.codec, at_rest.part_checksums) == (codec, origin.part_checksums)
-    assert kinds(tier.read_chunks(KEYS[:1], bench.stale([1]))) == [OutcomeKind.OK]
+    assert kinds(read_chunks(tier, KEYS[:1], bench.stale([1]))) == [OutcomeKind.OK]
     assert bytes(bench.arena.slot(1)[:RAW_FRAME_BYTES]) == bytes(bench.arena.slot(0)[:RAW_FRAME_BYTES])
     damaged = bytearray(bench.file(KEYS[0]).read_bytes())
     damaged[HEADER_BYTES + at_rest.stored_bytes // 2] ^= 1
     bench.file(KEYS[0]).write_bytes(damaged)
-    assert kinds(tier.read_chunks(KEYS[:1], bench.stale([1]))) == [OutcomeKind.CORRUPT]
+    assert kinds(read_chunks(tier, KEYS[:1], bench.stale([1]))) == [OutcomeKind.CORRUPT]
 
 
 class OneByteOff:
@@ -118,8 +118,8 @@ class OneByteOff:
 
 def test_a_codec_that_changes_one_part_is_detected(bench: Bench, compressible: Make) -> None:
     """The stored checksum covers the encoded bytes only. The parts' checksums cover what the workers wrote."""
-    bench.tier("zstd").write_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0), parts=4)])
-    (outcome,) = bench.tier("zstd", codecs={"zstd": OneByteOff()}).read_chunks(KEYS[:1], bench.stale([1]))
+    write_chunks(bench.tier("zstd"), KEYS[:1], [bench.fill(0, KEYS[0], compressible(0), parts=4)])
+    (outcome,) = read_chunks(bench.tier("zstd", codecs={"zstd": OneByteOff()}), KEYS[:1], bench.stale([1]))
     assert outcome.kind is OutcomeKind.CORRUPT
     assert "did not give back" in outcome.error
     assert "checksum of part 3" in outcome.error
@@ -129,7 +129,7 @@ def test_padding_at_rest_is_zero(bench: Bench, compressible: Make) -> None:
     """Staging buffers are reused: bytes of another chunk must not be written with this one."""
     tier = bench.tier("zstd", capabilities=Capabilities(alignment=4096, preferred_batch=1))
     refs = [bench.fill(0, KEYS[0], os.urandom(5000) + bytes(5000)), bench.fill(1, KEYS[1], compressible(1))]
-    assert kinds(tier.write_chunks(KEYS[:2], refs)) == [OutcomeKind.OK] * 2
+    assert kinds(write_chunks(tier, KEYS[:2], refs)) == [OutcomeKind.OK] * 2
     at_rest = bench.file(KEYS[1]).read_bytes()
     end = HEADER_BYTES + parse_header(memoryview(at_rest)).stored_bytes
     assert at_rest[end:] == bytes(len(at_rest) - end) != b""
@@ -138,11 +138,11 @@ def test_padding_at_rest_is_zero(bench: Bench, compressible: Make) -> None:
 def test_what_does_not_shrink_is_stored_raw(bench: Bench) -> None:
     """A codec may only ever save bytes, also if padding undoes the savings."""
     ref = bench.fill(0, KEYS[0], os.urandom(PAYLOAD_BYTES))
-    bench.tier("zstd").write_chunks(KEYS[:1], [ref])
+    write_chunks(bench.tier("zstd"), KEYS[:1], [ref])
     assert parse_header(memoryview(bench.file(KEYS[0]).read_bytes())).codec == "none"
     # 150 random bytes and 3,800 zeros shrink, but into the same number of pages
     ref = bench.fill(0, KEYS[1], os.urandom(150) + bytes(3800))
-    bench.tier("zstd", capabilities=Capabilities(alignment=4096)).write_chunks(KEYS[1:2], [ref])
+    write_chunks(bench.tier("zstd", capabilities=Capabilities(alignment=4096)), KEYS[1:2], [ref])
     assert parse_header(memoryview(bench.file(KEYS[1]).read_bytes())).codec == "none"
 
 
@@ -150,10 +150,10 @@ def test_presence_and_deletion(bench: Bench, compressible: Make) -> None:
     """Probe and delete, over more keys than one batch holds."""
     store(bench, compressible)
     tier = bench.tier()
-    assert kinds(tier.probe_chunks(KEYS)) == [OutcomeKind.OK] * 3 + [OutcomeKind.ABSENT] * 5
-    assert kinds(tier.delete_chunks(KEYS[1:7])) == [OutcomeKind.OK] * 6
-    assert kinds(tier.probe_chunks(KEYS)) == [OutcomeKind.OK] + [OutcomeKind.ABSENT] * 7
-    assert kinds(tier.read_chunks(KEYS[:2], bench.stale([6, 7]))) == [OutcomeKind.OK, OutcomeKind.ABSENT]
+    assert kinds(probe_chunks(tier, KEYS)) == [OutcomeKind.OK] * 3 + [OutcomeKind.ABSENT] * 5
+    assert kinds(delete_chunks(tier, KEYS[1:7])) == [OutcomeKind.OK] * 6
+    assert kinds(probe_chunks(tier, KEYS)) == [OutcomeKind.OK] + [OutcomeKind.ABSENT] * 7
+    assert kinds(read_chunks(tier, KEYS[:2], bench.stale([6, 7]))) == [OutcomeKind.OK, OutcomeKind.ABSENT]
 
 
 def test_batches_keep_the_preferred_length(bench: Bench, compressible: Make) -> None:
@@ -169,7 +169,7 @@ def test_batches_keep_the_preferred_length(bench: Bench, compressible: Make) -> 
     store(bench, compressible, count=8)
     tier = bench.tier(capabilities=Capabilities(preferred_batch=3))
     refs = bench.stale(range(8))
-    for outcomes in (tier.read_chunks(KEYS, refs), tier.probe_chunks(KEYS), tier.delete_chunks(KEYS)):
+    for outcomes in (read_chunks(tier, KEYS, refs), probe_chunks(tier, KEYS), delete_chunks(tier, KEYS)):
         assert kinds(outcomes) == [OutcomeKind.OK] * 8
     assert sizes == [4, 4] + [3, 3, 2] * 3
 
@@ -186,7 +186,7 @@ def test_reads_have_batches_of_their_own(bench: Bench, compressible: Make, wish:
     store(bench, compressible, count=4)
     bench.backend.add("read_into", note)
     tier = bench.tier(capabilities=Capabilities(preferred_batch=3, preferred_read_batch=wish))
-    assert kinds(tier.read_chunks(KEYS[:4], bench.stale(range(4)))) == [OutcomeKind.OK] * 4
+    assert kinds(read_chunks(tier, KEYS[:4], bench.stale(range(4)))) == [OutcomeKind.OK] * 4
     assert noted == sizes
 
 
@@ -212,7 +212,7 @@ def test_every_kind_of_damage_at_rest_is_corrupt(bench: Bench, compressible: Mak
     tier = bench.tier(codec)
     for name, damage in damages.items():
         bench.file(KEYS[0]).write_bytes(damage)
-        outcomes = tier.read_chunks(KEYS[:3], bench.stale([5, 6, 7]))
+        outcomes = read_chunks(tier, KEYS[:3], bench.stale([5, 6, 7]))
         assert kinds(outcomes) == [OutcomeKind.CORRUPT, OutcomeKind.OK, OutcomeKind.OK], (name, outcomes)
         assert outcomes[0].error.startswith("CorruptFrameError: "), name
         assert outcomes[0].frame_bytes == 0
@@ -223,7 +223,7 @@ def test_a_short_frame_does_not_borrow_from_the_slot(bench: Bench, compressible:
     store(bench, compressible, count=1)
     path = bench.file(KEYS[0])
     path.write_bytes(path.read_bytes()[: HEADER_BYTES + 100])
-    (outcome,) = bench.tier().read_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
+    (outcome,) = read_chunks(bench.tier(), KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
     assert outcome.kind is OutcomeKind.CORRUPT
 
 
@@ -232,7 +232,7 @@ def test_missing_padding_is_filled_with_zeros(bench: Bench, compressible: Make) 
     store(bench, compressible, count=1)
     path = bench.file(KEYS[0])
     path.write_bytes(path.read_bytes()[: HEADER_BYTES + PAYLOAD_BYTES])
-    (outcome,) = bench.tier().read_chunks(KEYS[:1], bench.stale([4]))
+    (outcome,) = read_chunks(bench.tier(), KEYS[:1], bench.stale([4]))
     assert outcome == Outcome(OutcomeKind.OK, HEADER_BYTES + PAYLOAD_BYTES)
     assert bench.arena.slot(4)[:RAW_FRAME_BYTES] == bench.arena.slot(0)[:RAW_FRAME_BYTES]
 
@@ -240,7 +240,7 @@ def test_missing_padding_is_filled_with_zeros(bench: Bench, compressible: Make) 
 def test_foreign_namespace_is_corrupt(bench: Bench, compressible: Make) -> None:
     """Frames of another model in the same directory must never be loaded."""
     store(bench, compressible, count=1)
-    (outcome,) = bench.tier(sealer=FrameSealer(bytes(16))).read_chunks(KEYS[:1], bench.stale([4]))
+    (outcome,) = read_chunks(bench.tier(sealer=FrameSealer(bytes(16))), KEYS[:1], bench.stale([4]))
     assert outcome.kind is OutcomeKind.CORRUPT
     assert "namespace" in outcome.error
 
@@ -248,7 +248,7 @@ def test_foreign_namespace_is_corrupt(bench: Bench, compressible: Make) -> None:
 def test_a_missing_codec_is_a_miss_with_a_reason(bench: Bench, compressible: Make) -> None:
     """The frame is intact and another process may read it. Calling it corrupt would delete it."""
     store(bench, compressible, count=1, codec="zstd")
-    (outcome,) = bench.tier(codecs={"none": CODECS["none"]}).read_chunks(KEYS[:1], bench.stale([4]))
+    (outcome,) = read_chunks(bench.tier(codecs={"none": CODECS["none"]}), KEYS[:1], bench.stale([4]))
     assert outcome.kind is OutcomeKind.UNREADABLE
     assert "'zstd'" in outcome.error
 
@@ -275,7 +275,7 @@ def test_a_codec_that_decodes_wrongly_is_seen(bench: Bench, compressible: Make) 
     """The raw checksum of the origin also guards against codecs."""
     codecs = {**CODECS, "reverse": ReverseCodec()}
     store(bench, compressible, count=1, codec="reverse", codecs=codecs)
-    (outcome,) = bench.tier(codecs=codecs).read_chunks(KEYS[:1], bench.stale([4]))
+    (outcome,) = read_chunks(bench.tier(codecs=codecs), KEYS[:1], bench.stale([4]))
     assert outcome.kind is OutcomeKind.CORRUPT
     assert "did not give back" in outcome.error
 
@@ -283,12 +283,12 @@ def test_a_codec_that_decodes_wrongly_is_seen(bench: Bench, compressible: Make) 
 def test_a_codec_that_raises_fails_its_chunk_only(bench: Bench, compressible: Make) -> None:
     """Codecs are plugins too (promise 3)."""
     store(bench, compressible, count=2, codec="reverse", codecs={**CODECS, "reverse": ReverseCodec()})
-    bench.tier().write_chunks(KEYS[1:2], [bench.fill(1, KEYS[1], compressible(1))])
+    write_chunks(bench.tier(), KEYS[1:2], [bench.fill(1, KEYS[1], compressible(1))])
     broken = {**CODECS, "reverse": ReverseCodec(error=RuntimeError("no"))}
-    outcomes = bench.tier(codecs=broken).read_chunks(KEYS[:2], bench.stale([4, 5]))
+    outcomes = read_chunks(bench.tier(codecs=broken), KEYS[:2], bench.stale([4, 5]))
     assert kinds(outcomes) == [OutcomeKind.FAILED, OutcomeKind.OK]
     assert outcomes[0].error == "RuntimeError: no"
-    (outcome,) = bench.tier("reverse", codecs=broken).write_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
+    (outcome,) = write_chunks(bench.tier("reverse", codecs=broken), KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
     assert (outcome.kind, outcome.error) == (OutcomeKind.FAILED, "RuntimeError: no")
 
 
@@ -296,7 +296,7 @@ def test_a_codec_that_raises_fails_its_chunk_only(bench: Bench, compressible: Ma
 def test_a_codec_with_invalid_lengths_writes_nothing(bench: Bench, compressible: Make, encoded: object) -> None:
     """Its result is used as a length of memory."""
     codecs = {**CODECS, "reverse": ReverseCodec(encoded=encoded)}
-    (outcome,) = bench.tier("reverse", codecs=codecs).write_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
+    (outcome,) = write_chunks(bench.tier("reverse", codecs=codecs), KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])
     assert outcome.kind is OutcomeKind.FAILED
     assert not bench.file(KEYS[0]).exists()
 
@@ -304,7 +304,7 @@ def test_a_codec_with_invalid_lengths_writes_nothing(bench: Bench, compressible:
 def test_foreign_bytes_are_never_written(bench: Bench, compressible: Make) -> None:
     """A slot that was given to another chunk meanwhile must not be stored under this key."""
     refs = [bench.fill(0, KEYS[5], compressible(5)), bench.fill(1, KEYS[1], compressible(1)), *bench.stale([2])]
-    outcomes = bench.tier().write_chunks(KEYS[:3], refs)
+    outcomes = write_chunks(bench.tier(), KEYS[:3], refs)
     assert kinds(outcomes) == [OutcomeKind.CORRUPT, OutcomeKind.OK, OutcomeKind.CORRUPT]
     assert [bench.file(key).exists() for key in KEYS[:3]] == [False, True, False]
 
@@ -312,8 +312,8 @@ def test_foreign_bytes_are_never_written(bench: Bench, compressible: Make) -> No
 def test_a_read_only_tier_is_never_changed(bench: Bench, compressible: Make) -> None:
     """The framework never calls write or delete on a tier that declares read_only."""
     tier = bench.tier(capabilities=Capabilities(read_only=True))
-    assert kinds(tier.write_chunks(KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])) == [OutcomeKind.REFUSED]
-    assert kinds(tier.delete_chunks(KEYS[:2])) == [OutcomeKind.REFUSED] * 2
+    assert kinds(write_chunks(tier, KEYS[:1], [bench.fill(0, KEYS[0], compressible(0))])) == [OutcomeKind.REFUSED]
+    assert kinds(delete_chunks(tier, KEYS[:2])) == [OutcomeKind.REFUSED] * 2
     assert bench.backend.calls == []
 
 
@@ -333,7 +333,7 @@ def test_an_unknown_codec_is_refused(bench: Bench) -> None:
 def test_slots_and_keys_must_agree(bench: Bench) -> None:
     """One missing slot would shift every chunk behind it."""
     with pytest.raises(EngineProtocolError):
-        bench.tier().read_chunks(KEYS[:2], bench.stale([1]))
+        read_chunks(bench.tier(), KEYS[:2], bench.stale([1]))
     with pytest.raises(EngineProtocolError):
         bench.tier().perform(Verb.PROBE, KEYS[:1], bench.stale([1]))
 
@@ -343,8 +343,8 @@ def test_staging_is_reused(bench: Bench, compressible: Make) -> None:
     tier = bench.tier("zstd", capabilities=Capabilities(preferred_batch=2))
     refs = [bench.fill(number, KEYS[number], compressible(number)) for number in range(8)]
     for _ in range(3):
-        assert kinds(tier.write_chunks(KEYS, refs)) == [OutcomeKind.OK] * 8
-        assert kinds(tier.read_chunks(KEYS, refs)) == [OutcomeKind.OK] * 8
+        assert kinds(write_chunks(tier, KEYS, refs)) == [OutcomeKind.OK] * 8
+        assert kinds(read_chunks(tier, KEYS, refs)) == [OutcomeKind.OK] * 8
     assert len(tier._framer._staging._free) == 2
 
 
@@ -372,4 +372,4 @@ def test_an_async_backend_has_the_same_outcomes(async_bench: Bench, compressible
 def test_an_async_verb_on_a_plain_thread_is_refused(async_bench: Bench) -> None:
     """The mistake must raise an error, not return a coroutine that is never awaited."""
     with pytest.raises(EngineProtocolError, match="perform_async"):
-        async_bench.tier(asynchronous=True).probe_chunks([Key(b"k")])
+        probe_chunks(async_bench.tier(asynchronous=True), [Key(b"k")])

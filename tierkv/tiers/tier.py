@@ -145,22 +145,6 @@ class Tier:
         batch = self._read_batch if verb is Verb.READ else self.capabilities.preferred_batch
         return await self._retrier.run(attempt, len(keys), batch, deadline_s)
 
-    def read_chunks(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
-        """Read the raw frame of each key into its slot. The content of a slot is undefined if its key is not OK."""
-        return self.perform(Verb.READ, keys, slots).outcomes
-
-    def write_chunks(self, keys: Sequence[Key], slots: Sequence[SlotRef]) -> list[Outcome]:
-        """Write the chunk in each slot. A slot that does not hold its key is CORRUPT, and is not written."""
-        return self.perform(Verb.WRITE, keys, slots).outcomes
-
-    def probe_chunks(self, keys: Sequence[Key]) -> list[Outcome]:
-        """Ask whether chunks are stored: OK or ABSENT per key."""
-        return self.perform(Verb.PROBE, keys).outcomes
-
-    def delete_chunks(self, keys: Sequence[Key]) -> list[Outcome]:
-        """Delete chunks; absent ones are OK."""
-        return self.perform(Verb.DELETE, keys).outcomes
-
     def close(self) -> None:
         """Close a blocking backend.
 

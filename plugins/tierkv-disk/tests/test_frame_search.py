@@ -18,7 +18,7 @@ from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_frame, make_key
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import OutcomeKind
+from tierkv.types.tier_ops import OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
 from tierkv_disk import CAPABILITIES, DiskBackend
 from tierkv_disk.recovery.frame_search import WINDOW_PAGES, FrameSearch
@@ -197,7 +197,7 @@ def test_a_half_written_frame_is_a_miss(open_disk: OpenDisk, directory: Path, pa
     with open_disk(frame_bytes_max=FRAME, capacity_bytes=capacity) as disk:
         sealer = FrameSealer(make_namespace().fingerprint())
         tier = Tier("disk", disk.backend, CAPABILITIES, "none", {}, sealer, arena)
-        outcomes = tier.read_chunks([make_key(0), make_key(1)], [SlotRef(0, 1), SlotRef(1, 1)])
+        outcomes = tier.perform(Verb.READ, [make_key(0), make_key(1)], [SlotRef(0, 1), SlotRef(1, 1)]).outcomes
         assert [outcome.kind for outcome in outcomes] == [OutcomeKind.OK, OutcomeKind.CORRUPT]
         assert bytes(arena.payload(0)) == make_frame(make_key(0), 1, RAW)
 

@@ -13,7 +13,7 @@ from tierkv.memory.arena import HostArena
 from tierkv.testing.frames import make_key
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key
-from tierkv.types.tier_ops import OutcomeKind
+from tierkv.types.tier_ops import OutcomeKind, Verb
 from tierkv.types.transfers import SlotRef
 from tierkv_disk import CAPABILITIES
 
@@ -30,16 +30,16 @@ def test_a_bad_frame_is_stored_elsewhere(
     payload[:PAGE] = 0x11
     sealer.seal(arena.slot(0), key, PAGE)
     source, target = SlotRef(0, 1), SlotRef(1, 1)
-    assert tier.write_chunks([key], [source])[0].kind is OutcomeKind.OK
+    assert tier.perform(Verb.WRITE, [key], [source]).outcomes[0].kind is OutcomeKind.OK
     path, page = page_of(key)
     with path.open("r+b") as file:
         file.seek(page * PAGE + HEADER_BYTES + 7)
         file.write(b"\x12")
-    assert tier.read_chunks([key], [target])[0].kind is OutcomeKind.CORRUPT
-    assert tier.delete_chunks([key])[0].kind is OutcomeKind.OK
-    assert tier.write_chunks([key], [source])[0].kind is OutcomeKind.OK
+    assert tier.perform(Verb.READ, [key], [target]).outcomes[0].kind is OutcomeKind.CORRUPT
+    assert tier.perform(Verb.DELETE, [key]).outcomes[0].kind is OutcomeKind.OK
+    assert tier.perform(Verb.WRITE, [key], [source]).outcomes[0].kind is OutcomeKind.OK
     assert page_of(key) != (path, page)
-    assert tier.read_chunks([key], [target])[0].kind is OutcomeKind.OK
+    assert tier.perform(Verb.READ, [key], [target]).outcomes[0].kind is OutcomeKind.OK
     (line,) = map(json.loads, (directory / "quarantine.jsonl").read_text().splitlines())
     assert line["runs"] == [{"segment": 0, "page": page, "pages": 2}]
     assert "checksum" in line["reason"]
