@@ -1,4 +1,4 @@
-"""Fault injection: a real backend that misbehaves by explicit rules.
+"""Fault injection: a real backend that fails by explicit rules.
 
 ::
 
@@ -42,7 +42,7 @@ Fault = Callable[[Sequence[Any], Inner], Any]
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """One fault of one verb. ``times_left``: calls that it still spoils; None: all of them."""
+    """Rule of one verb. ``times_left``: number of calls that it still applies to; None: all of them."""
 
     verb: VerbName
     fault: Fault
@@ -50,7 +50,7 @@ class Rule:
 
 
 class _Rules:
-    """What both wrappers share: rules, and a note of every call.
+    """Rules, and a note of every call; base of both wrappers.
 
     Attributes:
         rules: what is spoiled now; may be changed at any time.
@@ -70,13 +70,13 @@ class _Rules:
         self._lock = threading.Lock()
 
     def add(self, verb: VerbName, fault: Fault, times: int | None = None) -> Rule:
-        """Spoil the next ``times`` calls of a verb, or all of them."""
+        """Apply a fault to the next ``times`` calls of a verb, or to all of them."""
         rule = Rule(verb, fault, times)
         self.rules.append(rule)
         return rule
 
     def _due(self, verb: VerbName) -> list[Rule]:
-        """Note a call, and take the rules that spoil it, outermost first."""
+        """Note a call, and take the rules that apply to it, outermost first."""
         with self._lock:
             self.calls.append(verb)
             self.running += 1
@@ -98,7 +98,7 @@ class _Rules:
 
 
 class FaultyBackend(_Rules):
-    """A blocking backend with rules. Without rules it is the inner backend, ``inner``."""
+    """Blocking backend with rules; without rules, calls go straight to ``inner``."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -137,7 +137,7 @@ class FaultyBackend(_Rules):
 
 
 class AsyncFaultyBackend(_Rules):
-    """The same for an async backend. Faults are plain functions, so a spoiled call runs on a thread of its own.
+    """Async backend with rules. Faults are plain functions, so a call with a fault runs on a thread of its own.
 
     A call without a rule stays on the loop. ``loop`` is that of the last call, None before the first.
     """
@@ -198,7 +198,7 @@ def _spoiled(fault: Fault, action: Inner, batch: Sequence[Any]) -> object:
 
 
 def hang_until(event: threading.Event) -> Fault:
-    """Block until the event is set, then do the work: a hung mount, a lost connection, a lock held elsewhere."""
+    """Block until the event is set, then do the work: a hung mount, a lost connection, a foreign lock."""
 
     def fault(batch: Sequence[Any], inner: Inner) -> object:
         event.wait()
@@ -208,7 +208,7 @@ def hang_until(event: threading.Event) -> Fault:
 
 
 def record(into: list[Sequence[Any]]) -> Fault:
-    """No fault at all: note each batch, and do the work."""
+    """Note each batch, and do the work: no fault."""
 
     def fault(batch: Sequence[Any], inner: Inner) -> object:
         into.append(tuple(batch))
@@ -228,7 +228,7 @@ def slow(delay_s: float, sleep: Callable[[float], None] = time.sleep) -> Fault:
 
 
 def raise_error(make: Callable[[], BaseException]) -> Fault:
-    """Raise what ``make`` makes, before any work."""
+    """Raise the exception of ``make`` before any work."""
 
     def fault(_batch: Sequence[Any], _inner: Inner) -> object:
         raise make()
@@ -237,7 +237,7 @@ def raise_error(make: Callable[[], BaseException]) -> Fault:
 
 
 def return_error(make: Callable[[], object], index: int = 0) -> Fault:
-    """Do the work, then put what ``make`` makes in the place of the result of one key."""
+    """Do the work, then replace the result of one key by that of ``make``."""
 
     def fault(batch: Sequence[Any], inner: Inner) -> object:
         results = list(inner(batch))
@@ -269,11 +269,11 @@ LIES: dict[str, Fault] = {
     "negative": lie(lambda results: [-1 for _ in results]),
     "too long": lie(lambda results: [2**40 for _ in results]),
 }
-"""Results that break the contract of every verb. What lies well is below."""
+"""Results that break the contract of every verb. Faults with plausible results follow below."""
 
 
 def forget() -> Fault:
-    """Say that all went well and do nothing: an acknowledged write that is not there."""
+    """Report success and do nothing: an acknowledged write that is not stored."""
 
     def fault(batch: Sequence[Any], _inner: Inner) -> object:
         return [None] * len(batch)
@@ -282,7 +282,7 @@ def forget() -> Fault:
 
 
 def claim_without_reading(length: int) -> Fault:
-    """Of ``read_into``: say that ``length`` bytes were read, and leave the buffer as it was."""
+    """Of ``read_into``: report ``length`` bytes as read, and leave the buffer unchanged."""
 
     def fault(batch: Sequence[ReadRequest], _inner: Inner) -> object:
         return [length] * len(batch)
@@ -291,7 +291,7 @@ def claim_without_reading(length: int) -> Fault:
 
 
 def short_read(length: int, *, honest: bool = True) -> Fault:
-    """Of ``read_into``: only the first bytes arrive, the rest of the buffer is rubbish; told, or not."""
+    """Of ``read_into``: read only the first bytes, fill the rest of the buffer with rubbish, and report it or not."""
 
     def fault(batch: Sequence[ReadRequest], inner: Inner) -> object:
         results = list(inner(batch))
@@ -305,7 +305,7 @@ def short_read(length: int, *, honest: bool = True) -> Fault:
 
 
 def corrupt(offset: int, flip: int = 0x01) -> Fault:
-    """Of ``read_into``: one byte of every frame comes back changed, ``flip`` says in which bits."""
+    """Of ``read_into``: change one byte of every frame in the bits of ``flip``."""
 
     def fault(batch: Sequence[ReadRequest], inner: Inner) -> object:
         results = list(inner(batch))
@@ -318,7 +318,7 @@ def corrupt(offset: int, flip: int = 0x01) -> Fault:
 
 
 def swap() -> Fault:
-    """Of ``read_into``: each key gets the frame of the next one in its batch, whole and undamaged."""
+    """Of ``read_into``: give each key the frame of the next key in its batch, undamaged."""
 
     def fault(batch: Sequence[ReadRequest], inner: Inner) -> object:
         return inner(
@@ -329,7 +329,7 @@ def swap() -> Fault:
 
 
 def write_half() -> Fault:
-    """Of ``write``: store only the first half of every frame, and say that all went well."""
+    """Of ``write``: store only the first half of every frame, and report success."""
 
     def fault(batch: Sequence[WriteRequest], inner: Inner) -> object:
         return inner([WriteRequest(request.key, request.frame[: len(request.frame) // 2]) for request in batch])

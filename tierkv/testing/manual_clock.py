@@ -1,4 +1,4 @@
-"""Time and threads that a test or a simulation owns: a clock that moves when told, runners that run when told."""
+"""Time and threads under a test's control: a clock that the test moves, and runners that it steps."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from tierkv.dispatch.spawn import Runner
 
 @dataclass
 class ManualClock:
-    """A clock that stands still until it is moved. Call it to read it, in seconds."""
+    """Clock that is constant until it is moved. Call it to read it, in seconds."""
 
     now_s: float = 1000.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Current time in seconds."""
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.now_s += seconds
 
 
 @dataclass
 class SteppedHandle:
-    """A runner that runs when it is stepped."""
+    """Runner that runs when it is stepped."""
 
     name: str
     runner: Runner
 
     def is_alive(self) -> bool:
-        """Whether it may still have something to do."""
+        """Whether the runner may still have work."""
         return not self.runner.done
 
 
 @dataclass
 class Stepper:
-    """Stands in for threads: give it as ``spawn``, and its ``pause`` as ``pause``, to a dispatcher.
+    """Replacement for threads: pass it as ``spawn`` to a dispatcher, and its ``pause`` as ``engine_sleep``.
 
     Attributes:
         clock: moved by ``pause``.
@@ -55,18 +55,18 @@ class Stepper:
         return handle
 
     def step(self, name: str) -> bool:
-        """Let one runner do one thing; whether it had one."""
+        """Step one runner once; returns whether it had work."""
         return any(
             handle.runner.step() for handle in self.handles if handle.name == name and handle.name not in self.frozen
         )
 
     def step_all(self) -> None:
-        """Let all do one thing each, in the order of their start."""
+        """Step every runner once, in the order of their start."""
         for handle in list(self.handles):
             if handle.name not in self.frozen and handle.is_alive():
                 handle.runner.step()
 
     def engine_sleep(self, seconds: float) -> None:
-        """What the others do while the caller waits."""
+        """Step the runners while the caller waits."""
         self.clock.advance(seconds)
         self.step_all()

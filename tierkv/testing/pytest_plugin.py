@@ -1,4 +1,4 @@
-"""pytest plugin of the kit: explained assertions, no test skipped by others, and a report of what was passed.
+"""pytest plugin of the kit: explained assertions, rules for skipped tests, and a report of passed tests.
 
 Loaded through the ``pytest11`` entry point in every pytest run where tierkv is installed, so it imports nothing of
 tierkv before a suite of the kit has run.
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave other tests out, where that is asked for."""
+    """Deselect other tests if the option says so."""
     if config.getoption("--conformance-only"):
         kit = [item for item in items if getattr(getattr(item, "cls", None), "is_conformance_kit", False)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kit)])
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test of the kit is skipped by the kit alone; what became of it is noted."""
+    """Note the outcome of a kit test; only the kit itself may skip one."""
     report = yield
     if not getattr(getattr(item, "cls", None), "is_conformance_kit", False):
         return report
@@ -55,7 +55,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report; a worker of pytest-xdist hands it to the process that started it."""
+    """Write the report; a worker of pytest-xdist passes it to its parent process."""
     path = session.config.getoption("--conformance-report")
     if not path or REPORT not in session.config.stash:
         return
@@ -69,7 +69,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - pytest-xdist's own, which need not be installed
-    """A worker has ended: take over what its suites passed."""
+    """Merge the report of a pytest-xdist worker that has ended."""
     if suites := getattr(node, "workeroutput", {}).get(SUITES):
         from tierkv.testing.conformance import report as kit_report  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-"""Access to stored bytes past the store under test: what a failing disk, a stranger or a careless script does.
+"""Access to stored bytes past the store under test, as a failing disk or a foreign program has it.
 
 The author of a backend writes four short methods (:class:`RawAccess`); every damage that the kit does is derived from
 them.
@@ -23,27 +23,27 @@ class Frames(Protocol):
     """Stored frames of one namespace, as bytes."""
 
     def read(self, key: Key) -> bytes:
-        """The bytes at rest of a stored frame.
+        """Read the bytes at rest of a stored frame.
 
         Raises:
             KeyError: there are none.
         """
 
     def write(self, key: Key, data: bytes) -> None:
-        """Put ``data``, at most as long as what is there, in the place of the stored bytes.
+        """Replace the stored bytes by ``data``, which is at most as long.
 
         Shorter data cut the entry off. Where the length is kept elsewhere and cannot change, zeros follow.
         """
 
     def remove(self, key: Key) -> None:
-        """Take the frame's bytes away: the object, the file or the row; or where there is no such thing, zero them."""
+        """Remove the frame's object, file or row; zero the bytes where a store has none of these."""
 
 
 class RawAccess(Frames, Protocol):
-    """Stored frames of one namespace, as bytes at the place where they lie. Never through the store's own code."""
+    """Stored frames of one namespace, as bytes at rest. Never through the store's own code."""
 
     def count(self) -> int:
-        """How many frames lie there."""
+        """Number of stored frames."""
 
 
 Damage = Callable[[Frames, Key], None]
@@ -80,29 +80,29 @@ def truncate(raw: Frames, key: Key) -> None:
 
 
 def empty(raw: Frames, key: Key) -> None:
-    """Keep nothing, but the entry."""
+    """Keep the entry without bytes."""
     raw.write(key, b"")
 
 
 def fill_with_rubbish(raw: Frames, key: Key) -> None:
-    """Other bytes of the same length."""
+    """Replace the bytes by others of the same length."""
     raw.write(key, bytes(byte ^ 0xA5 for byte in raw.read(key)))
 
 
 def remove(raw: Frames, key: Key) -> None:
-    """Take it away."""
+    """Remove the frame."""
     raw.remove(key)
 
 
 def swap(raw: Frames, one: Key, other: Key) -> None:
-    """Exchange two entries: each is whole, and each is the wrong one."""
+    """Exchange two entries: each is intact, and each is under the wrong key."""
     data = raw.read(one)
     raw.write(one, raw.read(other))
     raw.write(other, data)
 
 
 class VerbAccess:
-    """Raw access through the backend's own verbs, past the framework: it works while a stack is open.
+    """Raw access through the backend's own verbs, past the framework; usable while a stack is open.
 
     Args:
         faulty: the wrapper in the stack; its rules do not apply here.
@@ -114,7 +114,7 @@ class VerbAccess:
         self._frame_bytes_max = frame_bytes_max
 
     def read(self, key: Key) -> bytes:
-        """See :class:`Frames`."""
+        """Read a frame; raises KeyError if it is absent or unreadable."""
         buffer = aligned_buffer(self._frame_bytes_max)
         (result,) = self._call(self._faulty.inner.read_into, [ReadRequest(key, buffer)])
         if not isinstance(result, int):
@@ -122,13 +122,13 @@ class VerbAccess:
         return bytes(buffer[:result])
 
     def write(self, key: Key, data: bytes) -> None:
-        """See :class:`Frames`. Deletes first: a backend may pass over a frame whose header says that it is there."""
+        """Delete, then write: a backend may skip a frame whose header says that it is stored."""
         self.remove(key)
         (result,) = self._call(self._faulty.inner.write, [WriteRequest(key, aligned_copy(data).toreadonly())])
         assert result is None, f"the backend refused a frame: {result!r}"
 
     def remove(self, key: Key) -> None:
-        """See :class:`Frames`."""
+        """Delete a frame."""
         assert list(self._call(self._faulty.inner.delete, [key])) == [None]
 
     def has(self, keys: Sequence[Key]) -> list[bool]:
@@ -144,7 +144,7 @@ class VerbAccess:
 
 
 def wrap(backend: Backend | AsyncBackend) -> FaultyBackend | AsyncFaultyBackend:
-    """The wrapper that fits the kind of a backend."""
+    """Wrap a backend for fault injection, blocking or async as it is."""
     if inspect.iscoroutinefunction(backend.contains):
         return AsyncFaultyBackend(cast("AsyncBackend", backend))
     return FaultyBackend(cast("Backend", backend))

@@ -1,4 +1,4 @@
-"""The conformance kit: what every backend must do, as a test class to inherit from.
+"""Conformance kit: the contract of backends, as a test class to inherit from.
 
 ::
 
@@ -13,12 +13,14 @@
         def raw(self, place, context):
             return FooFiles(place / context.namespace.fingerprint().hex())
 
-The kit opens the backend itself, through the plugin, as the framework does: alone, and below a real small stack. Which
-tests apply follows from the declared capabilities, never from a name. Blocking and async backends run the same tests.
-``raw`` gives the kit a way to the stored bytes past the backend (:class:`~tierkv.testing.raw.RawAccess`).
-What else an author may state (lengths, capacities) is in :class:`~tierkv.testing.conformance.kit.KitBase`.
+Flow of a test: the kit opens the backend through its plugin, as the framework does. Tests of ``backend/`` call its
+verbs through a :class:`~tierkv.testing.conformance.session.Session`, the same for blocking and async backends. Tests of
+``stack/`` open it below a real small stack and drive requests through it. ``raw`` reads and changes stored bytes past
+the backend (:class:`~tierkv.testing.raw.RawAccess`). Lengths, capacities and other choices of the author are in
+:class:`~tierkv.testing.conformance.kit.KitBase`.
 
-A test of the kit that is overridden, taken out or skipped by anybody but the kit fails the suite.
+Invariants: a test applies or not by declared capabilities, never by a name. A kit test that a suite overrides, removes
+or skips fails the suite; only the kit itself leaves tests out, with a reason in the report.
 """
 
 from __future__ import annotations

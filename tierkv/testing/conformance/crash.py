@@ -1,4 +1,4 @@
-"""A writer in another process that is killed with SIGKILL in the middle of its work, and the judgement afterwards.
+"""Crash test: a writer in another process that is killed with SIGKILL, and the check of its data afterwards.
 
 The child announces every operation before it starts it and again when the backend acknowledged it. Messages of less
 than PIPE_BUF bytes are written to a pipe whole or not at all, so what the parent reads after the kill is exact.
@@ -27,7 +27,7 @@ KILL_WITHIN_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a child is told. Operations are numbered from ``start``; ``seed`` decides what they are."""
+    """Instructions to a child process. Operations are numbered from ``start``; ``seed`` determines them."""
 
     plugin: BackendPlugin
     context: BackendContext
@@ -38,7 +38,7 @@ class Orders:
 
 
 def random_operations(sizes: tuple[int, ...], batch_max: int, start: int, rng: random.Random) -> Iterator[Operation]:
-    """Writes, overwrites and deletes of 1 to ``batch_max`` of the twelve keys, for ever."""
+    """Endless writes, overwrites and deletes of 1 to ``batch_max`` of the twelve keys."""
     for number in itertools.count(start):
         chosen = rng.sample(range(KEYS), rng.randint(1, batch_max))
         delete = rng.random() < 0.25
@@ -46,7 +46,7 @@ def random_operations(sizes: tuple[int, ...], batch_max: int, start: int, rng: r
 
 
 class CrashWriter:
-    """Runs and kills writers on one place. The seed decides what they write, the machine the instant of the kill."""
+    """Runs and kills writers at one place. The seed determines their operations; the instant of the kill is random."""
 
     def __init__(self, orders: Orders) -> None:
         self.ledger = Ledger(KEYS)
@@ -54,7 +54,7 @@ class CrashWriter:
         self._rounds = 0
 
     def write_until_killed(self, operations: int) -> None:
-        """Let a child write; kill it a random moment after ``operations`` acknowledgements."""
+        """Start a writer, and kill it a random moment after ``operations`` acknowledgements."""
         self._rounds += 1
         rng = random.Random(f"{self._orders.seed}/{self._rounds}")
         orders = replace(self._orders, start=self._rounds * OPERATIONS_PER_ROUND_MAX, seed=rng.randrange(2**32))
@@ -84,7 +84,7 @@ class CrashWriter:
 
 
 def kill_while_opening(orders: Orders, delay_s: float) -> None:
-    """Let another process open the place, and kill it so many seconds after it began to."""
+    """Open the place in another process, and kill it ``delay_s`` seconds later."""
     child, receiver = _start(_open_and_wait, orders)
     try:
         assert receiver.poll(SILENCE_MAX_S), "the process that opens does nothing"
@@ -97,7 +97,7 @@ def kill_while_opening(orders: Orders, delay_s: float) -> None:
 
 
 def open_elsewhere(orders: Orders) -> str:
-    """Let another process open the place and close it again. Returns the error that it got, or nothing."""
+    """Open and close the place in another process. Returns its error as text, or an empty text."""
     child, receiver = _start(_open_and_tell, orders)
     try:
         assert receiver.poll(SILENCE_MAX_S), "the other process says nothing"
@@ -118,7 +118,7 @@ def _start(run: Callable[[Orders, Connection], None], orders: Orders) -> tuple[S
 
 
 def _open_and_wait(orders: Orders, sender: Connection) -> None:
-    """The child: None, then the opening, then nothing until it is killed."""
+    """Child: send None, open, then wait for the kill."""
     sender.send(None)
     session = Session(orders.plugin, orders.context, orders.options)
     time.sleep(SILENCE_MAX_S)
@@ -126,7 +126,7 @@ def _open_and_wait(orders: Orders, sender: Connection) -> None:
 
 
 def _open_and_tell(orders: Orders, sender: Connection) -> None:
-    """The child: what the opening said."""
+    """Child: send the error of the open."""
     try:
         Session(orders.plugin, orders.context, orders.options).close()
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent judges it
@@ -136,7 +136,7 @@ def _open_and_tell(orders: Orders, sender: Connection) -> None:
 
 
 def _write_for_ever(orders: Orders, sender: Connection) -> None:
-    """The child: an operation's announcement, the operation, None."""
+    """Child: for each operation, announce it, run it, and acknowledge it with None."""
     session = Session(orders.plugin, orders.context, orders.options)
     batch_max = min(orders.plugin.capabilities.preferred_batch, 4)
     for operation in random_operations(orders.sizes, batch_max, orders.start, random.Random(orders.seed)):

@@ -1,4 +1,4 @@
-"""What may be found after a crash: the judge that knows every change begun and every change acknowledged."""
+"""Ledger of a crash test: every change begun, every change acknowledged, and the states allowed after a crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tierkv.types.keys import Key
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call of a writer.
+    """Call of a writer.
 
     changes: number of a key -> length of its new frame, or None to delete. The frames' version is ``number``.
     """
@@ -21,17 +21,17 @@ class Operation:
 
     @property
     def frames(self) -> dict[Key, bytes]:
-        """What it writes."""
+        """Frames that the operation writes, by key."""
         sizes = {number: size for number, size in self.changes.items() if size is not None}
         return {make_key(number): make_frame(make_key(number), self.number, size) for number, size in sizes.items()}
 
     @property
     def deleted(self) -> list[Key]:
-        """What it deletes."""
+        """Keys that the operation deletes."""
         return [make_key(number) for number, size in self.changes.items() if size is None]
 
     def perform(self, session: Session) -> None:
-        """Do it, and insist that it went without an error."""
+        """Run the operation, and assert that there was no error."""
         session.put(self.frames)
         session.forget(self.deleted)
 
@@ -41,25 +41,25 @@ Version = tuple[int, int] | None
 
 
 class Ledger:
-    """Keys are numbered 0..keys-1. One operation is in flight at a time."""
+    """Allowed states of keys 0..keys-1. One operation is in flight at a time."""
 
     def __init__(self, keys: int) -> None:
         self.acknowledged = 0
         self._possible: dict[int, list[Version]] = {number: [None] for number in range(keys)}
 
     def begin(self, operation: Operation) -> None:
-        """From here on, each of its changes may or may not have happened."""
+        """Begin an operation: from now on, each of its changes may be visible or not."""
         for number, size in operation.changes.items():
             self._possible[number].append(None if size is None else (operation.number, size))
 
     def acknowledge(self) -> None:
-        """The operation in flight returned: all of its changes have happened, for good."""
+        """End the operation in flight: all of its changes are durable."""
         self.acknowledged += 1
         for states in self._possible.values():
             del states[:-1]
 
     def verify(self, session: Session, *, settle: bool = True) -> None:
-        """Check that every key is in a state that the ledger allows, whole; and that all verbs agree on it.
+        """Check that every key is in an allowed state and intact, and that all verbs agree.
 
         settle: what is found becomes the only possible state, for a writer that goes on from here.
         """

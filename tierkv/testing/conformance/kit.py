@@ -1,4 +1,4 @@
-"""What all parts of the conformance kit share: what an author states, and the fixtures."""
+"""Base of all conformance tests: the author's settings, and the fixtures."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ MIB = 1024 * KIB
 
 
 FAILED = pytest.StashKey[bool]()
-"""Of an item: whether it has failed."""
+"""Key of an item: whether its test has failed."""
 
 BY_THE_KIT = "left_out_by_the_kit"
-"""Attribute of the exception with which the kit leaves out one of its tests. Whatever else skips one is a failure."""
+"""Attribute of the exception with which the kit skips one of its tests. Any other skip of one is a failure."""
 
 
 class KitBase:
-    """Stated by the author of a backend; see :class:`~tierkv.testing.conformance.BackendConformance`."""
+    """Settings of a backend's author; see :class:`~tierkv.testing.conformance.BackendConformance`."""
 
     plugin: ClassVar[BackendPlugin]
     """The plugin under test."""
     frame_bytes_max: ClassVar[int] = 64 * KIB
-    """The longest frame that tests write. A multiple of the declared alignment."""
+    """Length of the longest frame that tests write; a multiple of the declared alignment."""
     capacity_bytes: ClassVar[int | None] = 64 * MIB
     """Capacity that most tests give the backend."""
     full_capacity_bytes: ClassVar[int] = 4 * MIB
@@ -42,24 +42,24 @@ class KitBase:
     local_place: ClassVar[bool] = True
     """Whether the backend keeps its data in files at ``place`` (False: ``place`` is only a name, say of a bucket)."""
     many_frames: ClassVar[int] = 1100
-    """How many small frames a tier holds in the test of many: more than a page of any listing that we know."""
+    """Number of small frames in the test of many frames; more than one page of any known listing."""
     model_examples: ClassVar[int] = 20
-    """Random histories that the comparison with a dict plays."""
+    """Number of random histories in the comparison with a dict."""
     model_steps: ClassVar[int] = 25
-    """Steps in each of those."""
+    """Steps of each history."""
     raw_access: ClassVar[str] = ""
-    """Why there is no :meth:`raw`; stands in the table of capabilities."""
+    """Reason for a missing :meth:`raw`; shown in the table of capabilities."""
     raw_live: ClassVar[bool] = False
     """Whether :meth:`raw` may also be used while the backend is open. A ``shared`` one must allow that."""
     place_bytes_per_capacity: ClassVar[float] = 2.0
-    """How many bytes a ``bounded`` backend with files may take at its place, per byte of capacity."""
+    """Bytes on disk that a ``bounded`` backend with files may take, per byte of capacity."""
     crash_rounds: ClassVar[int] = 4
-    """How often the writer is killed."""
+    """Number of times that the writer is killed."""
     crash_seed: ClassVar[int] = 20260611
-    """Decides what the killed writers write."""
+    """Seed of the killed writers' operations."""
 
     def make_options(self, place: Path) -> object:
-        """The plugin's options for data at ``place``. The same place means the same data. Must be picklable."""
+        """Make the plugin's options for data at ``place``; picklable. Equal places mean the same data."""
         raise NotImplementedError(f"{type(self).__name__} must define make_options(self, place)")
 
     def raw(self, place: Path, context: BackendContext) -> RawAccess:
@@ -70,13 +70,13 @@ class KitBase:
         """
         raise NotImplementedError
 
-    # Everything below is the kit's own.
+    # All names below belong to the kit.
 
     is_conformance_kit: ClassVar[bool] = True
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the plugin declares."""
+        """Capabilities that the plugin declares."""
         return self.plugin.capabilities
 
     def need(self, *flags: str) -> None:
@@ -88,13 +88,13 @@ class KitBase:
             self.not_applicable("declares read_only")
 
     def need_local(self) -> None:
-        """Skip unless data lies in files at ``place``."""
+        """Skip unless data is stored in files at ``place``."""
         self.need()
         if not self.local_place:
             self.not_applicable("its data are not in files (local_place = False)")
 
     def need_raw(self, *, live: bool = False) -> None:
-        """Skip where the author states why stored bytes cannot be reached past the backend."""
+        """Skip if the author gives a reason for a missing :meth:`raw`."""
         self.need()
         if self.raw_access:
             self.not_applicable(f"no raw access: {self.raw_access}")
@@ -108,7 +108,7 @@ class KitBase:
 
     @staticmethod
     def not_applicable(reason: str) -> NoReturn:
-        """Leave out this test. For the kit's own tests only."""
+        """Skip this test. For the kit's own tests only."""
         try:
             pytest.skip(reason)
         except BaseException as skipped:
@@ -118,7 +118,7 @@ class KitBase:
     def context(
         self, model: str = "conformance", capacity_bytes: int | None = None, **namespace_fields: object
     ) -> BackendContext:
-        """What the framework would say at open. ``model`` or another field of the namespace makes another one."""
+        """Context of an open, as the framework makes it. Fields of the namespace may differ, ``model`` for example."""
         namespace = Namespace(
             model=model,
             revision="r1",
@@ -137,12 +137,12 @@ class KitBase:
         return self.open_with(place, self.context(model, capacity_bytes))
 
     def open_with(self, place: Path, context: BackendContext) -> Session:
-        """The same, told what the framework would say."""
+        """Open the backend at ``place`` with a given context."""
         return Session(self.plugin, context, self.make_options(place))
 
     @property
     def sizes(self) -> list[int]:
-        """Frame lengths worth trying: multiples of a declared alignment, else odd ones too, up to the longest."""
+        """Frame lengths to test, up to the longest: multiples of a declared alignment, otherwise odd lengths too."""
         step = self.capabilities.alignment
         steps = [count * step for count in (1, 2, 3, 7) if count * step <= self.frame_bytes_max]
         odd = [1, 63, 4095, 4097, self.frame_bytes_max - 1] if step == 1 else []
@@ -150,15 +150,14 @@ class KitBase:
 
     @property
     def small(self) -> int:
-        """The smallest frame length of those that is long enough to tell one frame from another."""
+        """Smallest of those lengths at which frames differ."""
         return min(size for size in self.sizes if size >= 63)
 
     @pytest.fixture
     def place(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-        """A path where nothing is yet.
+        """Path without data.
 
-        What lies there is removed after a test that passed: of a backend that takes its space in advance, all places
-        together would fill the disk.
+        Its data is removed after a test that passed: backends that allocate their space in advance would fill the disk.
         """
         yield tmp_path / "place"
         if not request.node.stash.get(FAILED, False):
@@ -166,7 +165,7 @@ class KitBase:
 
     @pytest.fixture
     def session(self, place: Path) -> Iterator[Session]:
-        """The backend, opened empty; skips where nothing can be written."""
+        """Backend, opened empty; skips if it cannot be written."""
         self.need()
         with self.open(place) as session:
             yield session
@@ -177,10 +176,10 @@ A, B, C = Prompt(1), Prompt(2), Prompt(3)
 
 
 class StackKit(KitBase):
-    """How a stack is opened over the backend."""
+    """Fixtures that open a stack over the backend."""
 
     def stack(self, place: Path, *, capacity_bytes: int | None = None, **options: Any) -> SmallStack:  # noqa: ANN401  # SmallStack's own keywords
-        """A small stack over the backend at ``place``; see :class:`SmallStack` for the options."""
+        """Open a small stack over the backend at ``place``; :class:`SmallStack` describes the options."""
         self.need()
         capacity = capacity_bytes or self.capacity_bytes or 64 * MIB
         return SmallStack(
@@ -193,6 +192,6 @@ class StackKit(KitBase):
 
     @pytest.fixture
     def opened(self, place: Path) -> Iterator[SmallStack]:
-        """A stack over an empty place."""
+        """Small stack over an empty backend."""
         with self.stack(place) as stack:
             yield stack

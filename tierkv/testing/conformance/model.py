@@ -1,4 +1,4 @@
-"""A Hypothesis state machine: the backend against a dict."""
+"""Hypothesis state machine that compares the backend with a dict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 
 KEYS = [make_key(number) for number in range(6)]
-"""Few, so that overwrites and deletes of something stored are frequent."""
+"""Number of keys; small, so that overwrites and deletes of stored keys are frequent."""
 
 
 def run_against_a_dict(

@@ -1,4 +1,4 @@
-"""What became of the kit's tests: who may skip one, and the report from which the table of capabilities is made."""
+"""Report of the kit's tests, the source of the table of capabilities, and the rule for skipped tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tierkv.testing.conformance.rules import kit_tests
 
 PASSED, NOT_APPLICABLE, FAILED = "passed", "not applicable", "failed"
 _RANK = (NOT_APPLICABLE, PASSED, FAILED)
-"""A test with several cases is what its worst case is; where some apply and others do not, those that do count."""
+"""Order of outcomes: a test with several cases has that of its worst case that applies."""
 
 
 def is_kit_test(item: pytest.Item) -> bool:
-    """Whether the kit brought the test; a suite may have some of its own beside them."""
+    """Whether a test belongs to the kit; a suite may have tests of its own."""
     return getattr(item, "originalname", item.name) in kit_tests(item.cls)  # type: ignore[attr-defined]  # a method's
 
 
@@ -41,7 +41,7 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
 
 
 class Report:
-    """Per suite: the plugin, what it declares, and each test's outcome."""
+    """Outcomes of the kit's tests, per suite, with the plugin and its capabilities."""
 
     def __init__(self) -> None:
         self._suites: dict[str, dict[str, Any]] = {}
@@ -61,15 +61,15 @@ class Report:
 
     @property
     def suites(self) -> dict[str, dict[str, Any]]:
-        """What is known so far, as plain values."""
+        """Outcomes so far, as plain values."""
         return self._suites
 
     def take(self, suites: dict[str, dict[str, Any]]) -> None:
-        """Add what another process found out; a suite is run by one process (``--dist loadscope``)."""
+        """Merge the report of another process; one process runs a whole suite (``--dist loadscope``)."""
         self._suites.update(suites)
 
     def write(self, path: Path) -> None:
-        """Write it as JSON; nothing in it depends on time or place."""
+        """Write the report as JSON; it depends on neither time nor paths."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"suites": self._suites}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

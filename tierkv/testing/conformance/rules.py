@@ -15,7 +15,7 @@ SKIPPING_MARKS = {"skip", "skipif", "xfail"}
 
 
 def kit_tests(suite: type) -> dict[str, Callable[..., object]]:
-    """The tests that a suite inherits from the kit, as the kit wrote them."""
+    """Tests that a suite inherits from the kit, as the kit defines them."""
     found: dict[str, Callable[..., object]] = {}
     for base in reversed(suite.__mro__):
         if base.__module__.startswith("tierkv.testing."):
@@ -24,10 +24,10 @@ def kit_tests(suite: type) -> dict[str, Callable[..., object]]:
 
 
 class RuleTests(KitBase):
-    """What an author may choose, and what not."""
+    """Rules for the author's settings."""
 
     def test_the_kit_is_whole(self, request: pytest.FixtureRequest) -> None:
-        """A test that was replaced, taken out or marked to be skipped proves nothing, and looks as if it did."""
+        """A test that a suite replaces, removes or marks as skipped proves nothing, but looks passed."""
         suite = type(self)
         changed = [name for name, test in kit_tests(suite).items() if inspect.getattr_static(suite, name) is not test]
         assert not changed, f"{suite.__name__} overrides or removes tests of the kit: {', '.join(changed)}"
@@ -37,20 +37,20 @@ class RuleTests(KitBase):
         assert not marks & SKIPPING_MARKS, f"{suite.__name__} is marked {', '.join(sorted(marks & SKIPPING_MARKS))}"
 
     def test_raw_access_is_given_or_excused(self) -> None:
-        """Half of the kit damages stored bytes: a suite that offers no way to do so says why, for all to read."""
+        """Half of the kit damages stored bytes: a suite without raw access must give a reason in the report."""
         has_raw = type(self).raw is not KitBase.raw
         read_only = self.capabilities.read_only
         if not has_raw and not self.raw_access and not read_only:
             raise AssertionError(
-                "define raw(self, place, context), or say in raw_access why stored bytes cannot be reached past the "
-                "backend; the reason stands in the table of capabilities"
+                "define raw(self, place, context), or give the reason for its absence in raw_access; the table of "
+                "capabilities shows it"
             )
         assert not (has_raw and self.raw_access), "raw() is defined, and raw_access says that there is none: which?"
         if has_raw and self.capabilities.shared and not read_only:
             assert self.raw_live, "others may change a shared place at any time: set raw_live, and let raw() do so"
 
     def test_the_numbers_are_no_excuse(self) -> None:
-        """A suite may choose how much is tried, for slow places; not that nothing is."""
+        """A suite may reduce the number of examples for slow stores, but not to zero."""
         least = {
             "frame_bytes_max": 12 * 1024,
             "full_capacity_bytes": 16 * self.frame_bytes_max,
@@ -64,7 +64,7 @@ class RuleTests(KitBase):
         assert self.frame_bytes_max % self.capabilities.alignment == 0, "frame_bytes_max is no multiple of alignment"
 
     def test_local_place_is_the_truth(self, place: Path) -> None:
-        """``local_place = False`` leaves out all tests of files: only for those that have none at the place."""
+        """``local_place = False`` skips all tests of files, so it is only for backends without files."""
         self.need()
         with self.open(place) as session:
             session.put({make_key(1): make_frame(make_key(1), 1, self.small)})

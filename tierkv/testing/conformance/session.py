@@ -1,4 +1,4 @@
-"""One opened backend behind blocking verbs, whichever of the two interfaces it has.
+"""Session: one opened backend behind blocking verbs, for both interfaces.
 
 Every call checks the shape of the answer, so that each test of the kit also tests the contract's first rule.
 """
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 def is_async(backend: Backend | AsyncBackend) -> bool:
-    """Whether the verbs are coroutines. ``isinstance`` cannot tell: both interfaces have the same names."""
+    """Whether the verbs are coroutines. ``isinstance`` does not help: both interfaces have the same names."""
     return inspect.iscoroutinefunction(backend.contains)
 
 
 class Session:
-    """Opens a backend and calls it. Verbs may be called from several threads; async ones all run on one loop.
+    """Opened backend with blocking verbs. Several threads may call them; async verbs all run on one loop.
 
     Raises whatever ``plugin.open`` raises. Use it as a context manager, or call :meth:`close`.
     """
@@ -58,7 +58,7 @@ class Session:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # The verbs, as the contract states them.
+    # Verbs, checked against the contract.
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Ask for existence; checks one bool per key."""
@@ -85,10 +85,10 @@ class Session:
         return self._check_write_results("delete", self._run(self.backend.delete(keys)), len(keys))
 
     def scan(self) -> dict[Key, int]:
-        """Everything stored: key -> frame_bytes. Checks that no key is told twice."""
+        """List everything stored, as key -> frame_bytes; checks that no key is listed twice."""
         found: dict[Key, int] = {}
         for entry in cast("SupportsScan", self.backend).scan():
-            assert entry.key not in found, f"scan told {entry.key.hex()} twice"
+            assert entry.key not in found, f"scan listed {entry.key.hex()} twice"
             found[entry.key] = entry.frame_bytes
         return found
 
@@ -104,14 +104,14 @@ class Session:
             self._loop.close()
 
     def backend_call(self, verb: str, batch: Sequence[Any]) -> Sequence[Any]:
-        """The very object that a verb returns, unchecked."""
+        """Call a verb and return its result unchecked."""
         return cast("Sequence[Any]", self._run(getattr(self.backend, verb)(batch)))
 
     def close_backend(self) -> None:
-        """Close the backend only, each time that it is called: what a test of closing twice needs."""
+        """Close the backend only, at every call; for the test of a second close."""
         self._run(self.backend.close())
 
-    # Shorthands in bytes.
+    # Shorthands on bytes.
 
     def write(self, frames: Mapping[Key, bytes]) -> list[WriteResult]:
         """Write copies of ``frames`` in aligned memory, in batches that the backend prefers."""
@@ -121,7 +121,7 @@ class Session:
         return results
 
     def write_any(self, keys: Sequence[Key], size: int) -> list[WriteResult]:
-        """Write frames of version 1, keys that the framework would never give among them; a raised error is each's."""
+        """Write frames of version 1, also under keys that the framework never uses; a raised error is every key's."""
         results: list[WriteResult] = []
         for batch in self._batches(keys):
             frames = [WriteRequest(key, aligned_copy(make_frame(key, 1, size)).toreadonly()) for key in batch]
@@ -132,7 +132,7 @@ class Session:
         return results
 
     def put(self, frames: Mapping[Key, bytes]) -> None:
-        """Write, and insist that all was stored."""
+        """Write, and assert that every frame was stored."""
         for key, result in zip(frames, self.write(frames), strict=True):
             assert result is None, f"write of {key.hex()} failed: {result!r}"
 
@@ -150,13 +150,13 @@ class Session:
         return frames
 
     def get(self, key: Key) -> bytes | None:
-        """Read one frame, and insist that it went without an error."""
+        """Read one frame, and assert that there was no error."""
         (frame,) = self.read([key])
         assert not isinstance(frame, TierKVError), f"read of {key.hex()} failed: {frame!r}"
         return frame
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Delete, and insist that it went without an error."""
+        """Delete, and assert that there was no error."""
         for batch in self._batches(list(keys)):
             assert self.delete(batch) == [None] * len(batch)
 

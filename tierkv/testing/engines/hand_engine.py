@@ -125,7 +125,7 @@ class HandEngine:
         """
         give_up_s = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < give_up_s, f"waited in vain for {what}"
+            assert time.monotonic() < give_up_s, f"waited too long for {what}"
             time.sleep(0.001)
             self.step()
 

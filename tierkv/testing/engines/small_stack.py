@@ -1,7 +1,7 @@
-"""The backend under test inside a real, small stack: everything that a deployment has but the engine and the GPU.
+"""Small stack: the backend under test inside a real stack, with everything of a deployment but engine and GPU.
 
-The stack's clock stands still until a test moves it, so deadlines pass when the test says and never because a machine
-is busy. Threads, event loops, frames, queues, breakers and accounts are the real ones.
+The stack's clock is constant until a test moves it, so a deadline never passes because the machine is busy. Threads,
+event loops, frames, queues, breakers and accounts are the real ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tierkv.testing.manual_clock import ManualClock
 from tierkv.testing.raw import VerbAccess, wrap
 
 TESTED, SECOND = "tested", "second"
-"""Names of the tiers: the backend under test with faults, and (where asked for) once more without."""
+"""Names of the tiers: the backend under test with faults, and optionally once more without."""
 
 LOOKUP_DEADLINE_S = 5.0
 READ_DEADLINE_S = 2.0
@@ -51,34 +51,34 @@ STILL_POLLS = 10
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """The tiers of a small stack are handed their options as the suite's author made them."""
+    """No options: the registry makes the suite's own options."""
 
 
 class MakeOptions(Protocol):
-    """The suite's own way to make options."""
+    """Factory of options, from the suite."""
 
     def __call__(self, place: Path) -> object:
-        """Options for data at ``place``."""
+        """Make options for data at ``place``."""
 
 
 class SmallStack(HandEngine):
-    """An open stack over the backend under test. A context manager; closes within its bound.
+    """Open stack over the backend under test, driven as a hand engine. A context manager; closes within its bound.
 
     Args:
         plugin: under test.
         make_options: its options.
-        place: where its data lie; the second tier's are beside it.
+        place: path of its data; the second tier's are beside it.
         capacity_bytes: of each lower tier, None where it may have none.
         model: another one is another namespace.
         payload_bytes: of a chunk; another length is another namespace.
         host_slots: chunks of the host tier.
-        second: whether there is a second lower tier; its place in the order of tiers follows ``second_first``.
+        second: whether there is a second lower tier; ``second_first``: whether it is searched first.
         tier: further keys of the tested tier's table.
-        faults: rules that hold from the opening on.
-        pace: how much faster than time the clock runs while opening, flushing and closing wait.
+        faults: rules that apply from the open on.
+        pace: speed of the clock relative to real time while open, flush and close wait.
 
     Attributes:
-        clock: move it to let deadlines pass.
+        clock: the stack's clock; move it to let deadlines pass.
         faulty: the backend under test, with rules.
         context: what it was opened with.
     """
@@ -139,12 +139,12 @@ class SmallStack(HandEngine):
         self.close()
 
     def close(self) -> bool:
-        """Heal the backend, close the stack; whether all that was stored reached the tiers."""
+        """Remove all faults and close the stack. Returns whether all stored chunks reached the tiers."""
         self.release()
         return self.stack.close(timeout_s=30.0)
 
     def close_inner(self) -> None:
-        """Close the backend itself, after a stack that had to give it up."""
+        """Close the backend itself, after a stack that abandoned it."""
         ended = self.faulty.inner.close()
         if inspect.iscoroutine(ended):
             asyncio.run(ended)
@@ -163,7 +163,7 @@ class SmallStack(HandEngine):
         return inner(batch)
 
     def _is_moving(self) -> bool:
-        """Whether I/O is under way that may still end by itself; what is wedged does not."""
+        """Whether I/O is in flight that can end by itself; wedged calls cannot."""
         tiers = self.stack.introspection.tiers()
         others = sum(tier.pending_ops for name, tier in tiers.items() if name != TESTED)
         if others or not self._hanging:
@@ -171,7 +171,7 @@ class SmallStack(HandEngine):
         return self.faulty.running > len(self._hanging)
 
     def release(self) -> None:
-        """End everything that hangs, and every other fault."""
+        """End all hanging calls, and every other fault."""
         self.faulty.rules.clear()
         self._released.set()
         self._released = threading.Event()
@@ -183,29 +183,29 @@ class SmallStack(HandEngine):
 
     @property
     def context(self) -> BackendContext:
-        """What the backend under test was told at open."""
+        """Context with which the backend under test was opened."""
         return self.contexts[0]
 
     @property
     def verbs(self) -> VerbAccess:
         """The backend under test, past the framework."""
-        if isinstance(self.faulty, AsyncFaultyBackend) and self.faulty.loop is None:  # nothing was asked of it yet
+        if isinstance(self.faulty, AsyncFaultyBackend) and self.faulty.loop is None:  # it had no call yet
             self.faulty.loop = self._loops[0]
         return VerbAccess(self.faulty, self.context.frame_bytes_max)
 
     # -- shorthands --------------------------------------------------------------------------------------------------
 
     def store_all(self, *prompts: Prompt) -> None:
-        """Store prompts and see them written to the lower tiers."""
+        """Store prompts, and wait until they are written to the lower tiers."""
         for prompt in prompts:
             self.store(prompt)
         self.settle()
 
     def settle(self) -> None:
-        """Until nothing is to be written below, and no deletion is under way."""
+        """Step until no write or deletion of the lower tiers is pending."""
 
         def is_quiet() -> bool:
-            self.stack.flush(0.0)  # takes in and hands out; whether all got there is another question
+            self.stack.flush(0.0)  # takes in completions and submits; its answer does not matter here
             return not (self.stack.introspection.stack().has_pending_changes or self.pending)
 
         self.step_until(is_quiet, "the writes to end")
@@ -216,11 +216,11 @@ class SmallStack(HandEngine):
 
     @property
     def pending(self) -> int:
-        """I/O operations that have not ended."""
+        """Number of I/O operations that have not ended."""
         return self.stack.introspection.stack().pending_ops
 
     def forget_host(self) -> None:
-        """Empty the host tier: what is loaded from now on comes from below."""
+        """Empty the host tier, so that later loads read the lower tiers."""
         self.stack.reset_cache()
         self.step()
 
@@ -230,12 +230,12 @@ class SmallStack(HandEngine):
         return self.load(prompt)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and take in what that brings."""
+        """Move the clock, and run one step."""
         self.clock.advance(seconds)
         self.step()
 
     def until_usable(self) -> None:
-        """Let time pass until the tested tier is used again.
+        """Move the clock until the tested tier is usable.
 
         Raises:
             AssertionError: its breaker stays open.
@@ -248,10 +248,10 @@ class SmallStack(HandEngine):
         raise AssertionError(f"the tier is still out of service after {ASKS_MAX * 2 * COOLDOWN_S:g} s")
 
     def resolve(self, request: HandRequest) -> int:
-        """Ask until there is an answer, a second passing between two questions.
+        """Ask until the answer is known, moving the clock between two questions.
 
         Raises:
-            AssertionError: the lookup's deadline has passed long ago, and there is none.
+            AssertionError: there is no answer long after the lookup's deadline.
         """
         for _ in range(ASKS_MAX):
             still, give_up_s = 0, time.monotonic() + PATIENCE_S
@@ -267,11 +267,11 @@ class SmallStack(HandEngine):
         raise AssertionError(f"no answer {ASKS_MAX * 0.5:g} s after the question; deadline {LOOKUP_DEADLINE_S:g} s")
 
     def lookup(self, request: HandRequest) -> int:
-        """With faults time has to pass, or an answer that hangs is never given up."""
+        """Ask until the answer is known. With faults the clock must move: a hanging lookup ends at its deadline."""
         return self.resolve(request) if self.faulty.rules else super().lookup(request)
 
     def load_within_deadline(self, prompt: Prompt) -> int:
-        """Load a prompt while time passes."""
+        """Load a prompt while the clock moves."""
         request = self.arrive(prompt)
         try:
             return self.load_for(request, self.resolve(request))

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Batch(Sequence[T]):
-    """A sequence that is neither list nor tuple, and cannot be changed, sorted or added to."""
+    """Sequence that is neither list nor tuple, and cannot be changed, sorted or extended."""
 
     def __init__(self, items: Sequence[T]) -> None:
         self._items = tuple(items)
@@ -27,19 +27,19 @@ class Batch(Sequence[T]):
     def __getitem__(self, index: slice) -> Batch[T]: ...
 
     def __getitem__(self, index: int | slice) -> T | Batch[T]:
-        """An item, or a part."""
+        """Return an item, or a slice."""
         return Batch(self._items[index]) if isinstance(index, slice) else self._items[index]
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of items."""
         return len(self._items)
 
 
 class BatchTests(KitBase):
-    """Sizes, kinds and owners of batches and results."""
+    """Sizes, types and ownership of batches and results."""
 
     def test_batches_of_every_size(self, session: Session) -> None:
-        """The framework sends what has gathered, one key to the preferred batch: no size may be special."""
+        """The framework sends batches of one key up to the preferred batch: no size may be special."""
         size = self.small
         for count in range(1, self.capabilities.preferred_batch + 1):
             keys = [make_key(1000 * count + number) for number in range(count)]
@@ -50,14 +50,14 @@ class BatchTests(KitBase):
             assert session.contains(keys) == [False] * count
 
     def test_frames_of_many_lengths_in_one_batch(self, session: Session) -> None:
-        """Codecs make every frame another length: a batch must not give one frame its neighbour's."""
+        """Codecs give frames different lengths: a batch must not give a frame its neighbour's length."""
         sizes = [*self.sizes, *reversed(self.sizes)]
         frames = {make_key(number): make_frame(make_key(number), 1, size) for number, size in enumerate(sizes)}
         session.put(frames)
         assert session.read(list(frames)) == list(frames.values())
 
     def test_old_and_new_keys_in_one_batch(self, session: Session) -> None:
-        """A batch of writes may replace some chunks and add others; both must be there afterwards."""
+        """A batch of writes may replace some chunks and add others; afterwards both are stored."""
         count = max(2, min(self.capabilities.preferred_batch, 6))
         keys = [make_key(number) for number in range(count)]
         session.put({key: make_frame(key, 1, self.sizes[-1]) for key in keys[::2]})
@@ -65,7 +65,7 @@ class BatchTests(KitBase):
         assert session.read(keys) == [make_frame(key, 2, self.small) for key in keys]
 
     def test_a_key_twice_in_one_write(self, session: Session) -> None:
-        """Two requests may finish one chunk in the same step: what stays is one of the two frames, whole, and once."""
+        """Two requests may finish one chunk in the same step: one of the two frames is stored, intact, and once."""
         key, other, size = make_key(1), make_key(2), self.sizes[-1]
         written = [make_frame(key, version, size) for version in (1, 2)]
         requests = [WriteRequest(key, aligned_copy(frame).toreadonly()) for frame in written]
@@ -81,7 +81,7 @@ class BatchTests(KitBase):
         assert session.contains([key]) == [False], "the second frame of the batch came to light"
 
     def test_any_sequence_is_a_batch(self, session: Session) -> None:
-        """A batch is promised to be a sequence and nothing more: a backend may not need a list."""
+        """A batch is only promised to be a sequence: a backend may not need a list."""
         key, size = make_key(1), self.small
         request = ReadRequest(key, aligned_buffer(session.buffer_bytes))
         frame = aligned_copy(make_frame(key, 1, size)).toreadonly()
@@ -92,7 +92,7 @@ class BatchTests(KitBase):
             assert session.delete(kind([key])) == [None]
 
     def test_batches_are_left_as_they_were(self, session: Session) -> None:
-        """The framework retries from the list that it gave: a backend may not take its items out or sort it."""
+        """The framework retries from the list that it passed: a backend may neither shorten nor sort it."""
         keys: list[Key] = [make_key(number) for number in (3, 1, 2)][: max(1, self.capabilities.preferred_batch)]
         writes = [WriteRequest(key, aligned_copy(make_frame(key, 1, self.small)).toreadonly()) for key in keys]
         reads = [ReadRequest(key, aligned_buffer(session.buffer_bytes)) for key in keys]
@@ -104,7 +104,7 @@ class BatchTests(KitBase):
         assert [keys, writes, reads] == before
 
     def test_results_belong_to_the_caller(self, session: Session) -> None:
-        """What one call answered must not change by a later call: results of many calls are looked at together."""
+        """A later call must not change the result of an earlier one: results of many calls are read together."""
         present, absent = make_key(1), make_key(2)
         session.put({present: make_frame(present, 1, self.small)})
         first = session.backend_call("contains", [present])

@@ -1,4 +1,4 @@
-"""Kit: buffers. They are slots of an arena that other chunks share, and the caller's before and after a call."""
+"""Kit: buffers. They are slots of an arena shared with other chunks, and belong to the caller outside of a call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ UNMAP_ATTEMPTS = 50
 
 
 class BufferTests(KitBase):
-    """Whose bytes they are."""
+    """Ownership of buffers."""
 
     def test_buffers_belong_to_the_caller(self, session: Session) -> None:
-        """The slot behind a write is reused as soon as the write returned: nothing may still point into it."""
+        """The slot of a write is reused as soon as the write has returned: no stored frame may refer to it."""
         key, size = make_key(1), self.sizes[-1]
         buffer = aligned_copy(make_frame(key, 1, size))
         assert session.write_requests([WriteRequest(key, buffer.toreadonly())]) == [None]
@@ -30,7 +30,7 @@ class BufferTests(KitBase):
         assert session.get(key) == make_frame(key, 1, size)
 
     def test_no_buffer_is_kept(self, session: Session) -> None:
-        """A view that a backend keeps would stop the arena from being unmapped at close."""
+        """A view that a backend keeps prevents the arena from being unmapped at close."""
         key, size = make_key(1), self.small
         frame, buffer = aligned_copy(make_frame(key, 1, size)), aligned_buffer(session.buffer_bytes)
         session.write_requests([WriteRequest(key, frame[:])])
@@ -39,13 +39,13 @@ class BufferTests(KitBase):
         self._is_free("read_into", buffer)
 
     def test_no_buffer_is_kept_by_a_miss(self, session: Session) -> None:
-        """An error that is kept keeps the frames of its traceback, and those the buffer: for ever, after a miss."""
+        """A kept error keeps the frames of its traceback, and those keep the buffer, for ever after one miss."""
         buffer = aligned_buffer(session.buffer_bytes)
         assert session.read_into([ReadRequest(make_key(1), buffer[:])]) == [None]
         self._is_free("read_into of an absent key", buffer)
 
     def test_reads_stay_inside_their_buffer(self, session: Session) -> None:
-        """Slots lie side by side: a byte before or behind the buffer is another chunk's."""
+        """Slots are adjacent: a byte before or behind the buffer belongs to another chunk."""
         key = make_key(1)
         length = session.buffer_bytes
         slots = aligned_buffer(3 * length)
@@ -58,14 +58,14 @@ class BufferTests(KitBase):
             assert bytes(slots[2 * length :]) == b"\x5a" * length, "a read wrote behind its buffer"
 
     def test_frames_are_not_changed_by_a_write(self, session: Session) -> None:
-        """The slot is still readable in the host tier while it is written below: it must not be changed in place."""
+        """The slot stays readable in the host tier while it is written below: it must not be changed in place."""
         key, size = make_key(1), self.sizes[-1]
         source = aligned_copy(make_frame(key, 1, size))
         assert session.write_requests([WriteRequest(key, source.toreadonly())]) == [None]
         assert bytes(source) == make_frame(key, 1, size)
 
     def test_a_buffer_longer_than_any_frame(self, session: Session) -> None:
-        """Slots are rounded up: a read tells the frame's own length, not the buffer's."""
+        """Slots are rounded up: a read returns the length of the frame, not of the buffer."""
         key = make_key(1)
         for size in self.sizes:
             session.put({key: make_frame(key, 1, size)})
@@ -74,7 +74,7 @@ class BufferTests(KitBase):
             assert bytes(buffer[:size]) == make_frame(key, 1, size)
 
     def test_what_was_in_the_buffer_does_not_matter(self, session: Session) -> None:
-        """A slot holds its last chunk's bytes: none of them may shine through."""
+        """A slot contains the bytes of its previous chunk: none of them may appear in a read."""
         key = make_key(1)
         for size in self.sizes:
             session.put({key: make_frame(key, 1, size)})
@@ -93,7 +93,7 @@ class BufferTests(KitBase):
 
 
 def _can_be_unmapped(memory: mmap.mmap) -> bool:
-    """Whether nobody holds a view. An event loop may need a moment to drop a finished call, and cycles a collection."""
+    """Whether every view is released. A loop may need a moment to drop a finished call, and cycles a collection."""
     for attempt in range(UNMAP_ATTEMPTS):
         if attempt % 10 == 0:
             gc.collect()

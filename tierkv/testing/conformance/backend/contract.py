@@ -27,14 +27,14 @@ ODD_KEYS = [
     Key(bytes(range(192, 256))),
     Key(b"\x00" * 35 + b"\x01"),
 ]
-"""Keys are opaque bytes of 20 to 64; each of these broke somebody's file name, string or prefix compare once."""
+"""Keys are opaque, 20 to 64 bytes; each of these once broke a file name, a string or a prefix comparison."""
 
 
 class ContractTests(KitBase):
     """Shapes, round trips, presence."""
 
     def test_declaration_is_consistent(self, place: Path) -> None:
-        """The dispatcher plans by the capability record alone, so it must not contradict itself or the object."""
+        """The dispatcher plans by the capability record alone, so it must be consistent, also with the object."""
         declared = self.capabilities
         assert isinstance(self.plugin, BackendPlugin)
         assert self.plugin.name == self.plugin.name.lower() and self.plugin.name.isascii() and self.plugin.summary
@@ -52,21 +52,21 @@ class ContractTests(KitBase):
             assert kinds == {is_async(session.backend)}, "some verbs are coroutines and some are not"
 
     def test_empty_batches(self, session: Session) -> None:
-        """A batch whose keys were all served elsewhere is empty; that is not an error."""
+        """A batch whose keys were all found elsewhere is empty; that is not an error."""
         assert session.contains([]) == []
         assert session.read_into([]) == []
         assert session.write_requests([]) == []
         assert session.delete([]) == []
 
     def test_round_trip_of_every_size(self, session: Session) -> None:
-        """A frame comes back byte for byte and with its own length, whatever that is."""
+        """A read returns a frame byte for byte with its own length, whatever the length."""
         frames = {make_key(size): make_frame(make_key(size), 1, size) for size in self.sizes}
         session.put(frames)
         for key, frame in frames.items():
             assert session.get(key) == frame, f"a frame of {len(frame)} bytes came back changed"
 
     def test_results_are_in_the_order_of_the_batch(self, session: Session) -> None:
-        """Results carry no key: a result in the wrong place is another chunk's data."""
+        """Results contain no key: a result at the wrong position is another chunk's data."""
         size = self.small
         keys = [make_key(number) for number in range(2 * self.capabilities.preferred_batch)]
         stored = keys[::2]
@@ -78,7 +78,7 @@ class ContractTests(KitBase):
             assert session.read(batch) == [make_frame(key, 1, size) if key in stored else None for key in batch]
 
     def test_a_key_twice_in_one_batch(self, session: Session) -> None:
-        """Two requests may want one chunk in the same step; both get an answer of their own."""
+        """Two requests may need one chunk in the same step; each gets a result."""
         key, absent, size = make_key(1), make_key(2), self.small
         session.put({key: make_frame(key, 1, size)})
         assert session.contains([key, absent, key]) == [True, False, True]
@@ -92,14 +92,14 @@ class ContractTests(KitBase):
         assert session.contains([make_key(1)]) == [False]
 
     def test_overwrite_replaces(self, session: Session) -> None:
-        """After a second write nothing of the first is seen, also where the second is shorter or longer."""
+        """After a second write no byte of the first is visible, also where the second is shorter or longer."""
         key = make_key(1)
         for version, size in enumerate([*self.sizes, *reversed(self.sizes)]):
             session.put({key: make_frame(key, version, size)})
             assert session.get(key) == make_frame(key, version, size)
 
     def test_delete_forgets(self, session: Session) -> None:
-        """A deleted chunk is a miss, its neighbours stay, and it can be stored again."""
+        """A deleted chunk is a miss, its neighbours are kept, and it can be stored again."""
         gone, kept, size = make_key(1), make_key(2), self.sizes[-1]
         session.put({key: make_frame(key, 1, size) for key in (gone, kept)})
         session.forget([gone])
@@ -110,13 +110,13 @@ class ContractTests(KitBase):
         assert session.get(gone) == make_frame(gone, 2, size)
 
     def test_delete_of_an_absent_key_is_fine(self, session: Session) -> None:
-        """Two evictions may race to one victim."""
+        """Two evictions may choose one victim."""
         session.put({make_key(1): make_frame(make_key(1), 1, self.small)})
         assert session.delete([make_key(2), make_key(1), make_key(2)]) == [None, None, None]
         assert session.delete([make_key(1)]) == [None]
 
     def test_odd_keys(self, session: Session) -> None:
-        """Keys are opaque bytes: no value of them may be lost, escape the place, or stand for another."""
+        """Keys are opaque bytes: no value may be lost, leave the directory, or be taken for another."""
         size = self.small
         frames = {key: make_frame(key, 1, size) for key in ODD_KEYS}
         session.put(frames)
@@ -143,14 +143,14 @@ class ContractTests(KitBase):
             assert two.get(key) == make_frame(key, 2, size)
 
     def test_no_capacity_means_no_limit_of_ours(self, place: Path) -> None:
-        """A configuration may set no capacity; the backend then takes what the place gives."""
+        """A configuration may set no capacity; then the space of the device is the bound."""
         self.need()
         context = dataclasses.replace(self.context(), capacity_bytes=None)
         with Session(self.plugin, context, self.make_options(place)) as session:
             session.put({make_key(1): make_frame(make_key(1), 1, self.small)})
 
     def test_read_only_refuses(self, place: Path) -> None:
-        """A tier declared read_only says so, instead of pretending to store."""
+        """A tier declared read_only reports an error instead of ignoring writes."""
         if not self.capabilities.read_only:
             self.not_applicable("does not declare read_only")
         with self.open(place) as session:

@@ -1,7 +1,7 @@
-"""Kit: stored bytes that changed past the backend. One chunk's damage is its own, and not for ever.
+"""Kit: stored bytes that changed past the backend. Damage affects one chunk, and only until it is stored again.
 
-The backend may give wrong bytes, a miss or an error for the damaged key: the frame's checksum above decides. What it
-may not do is let others suffer, refuse to store the key again, or mix in what the buffer held before.
+The backend may return wrong bytes, a miss or an error for the damaged key: the tier verifies the frame's checksum. It
+may not damage other keys, refuse to store the key again, or report previous bytes of the buffer.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ALL = [HURT, SECOND, FINE, LAST]
 
 
 class DamageTests(KitBase):
-    """Needs raw access (:meth:`KitBase.raw`), and a place that outlives the backend."""
+    """Needs raw access (:meth:`KitBase.raw`), and data that outlives the backend."""
 
     def test_raw_access_tells_the_truth(self, place: Path) -> None:
-        """All tests of damage stand on the raw accessors: they must see every frame, and give back what they took."""
+        """All tests of damage depend on the raw accessors: they must list every frame, and restore what they remove."""
         self.need("durable")
         self.need_raw()
         size = self.sizes[-1]
@@ -39,11 +39,11 @@ class DamageTests(KitBase):
             assert session.read(ALL) == [*(make_frame(key, 1, size) for key in (HURT, SECOND, FINE)), None]
 
     def test_a_flipped_bit_stays_with_one_key(self, place: Path) -> None:
-        """Media rot by the bit; a backend that checks for itself may refuse that chunk, but no other."""
+        """Media lose single bits; a backend with checks of its own may refuse that chunk, but no other."""
         self._damaged_at_rest(place, raws.flip(lambda length: length // 2))
 
     def test_a_truncated_entry_stays_with_one_key(self, place: Path) -> None:
-        """A crash or a full disk cuts a file short: half a frame is not a whole one."""
+        """A crash or a full disk truncates a file: half a frame is not a frame."""
         self._damaged_at_rest(place, raws.truncate)
 
     def test_an_empty_entry_stays_with_one_key(self, place: Path) -> None:
@@ -51,19 +51,19 @@ class DamageTests(KitBase):
         self._damaged_at_rest(place, raws.empty)
 
     def test_rubbish_stays_with_one_key(self, place: Path) -> None:
-        """A misdirected write puts somebody else's bytes there."""
+        """A misdirected write stores foreign bytes there."""
         self._damaged_at_rest(place, raws.fill_with_rubbish)
 
     def test_a_removed_entry_stays_with_one_key(self, place: Path) -> None:
-        """A cleaning script takes one file away while the server is down."""
+        """A cleanup script removes one file while the server is down."""
         self._damaged_at_rest(place, raws.remove, forget=False)
 
     def test_swapped_entries_harm_nobody_else(self, place: Path) -> None:
-        """Two entries change places: each is whole, so only the frame's own key can tell; their neighbours are fine."""
+        """Two entries are exchanged: each is intact, so only the key in the frame shows it; neighbours are fine."""
         self._damaged_at_rest(place, lambda raw, key: raws.swap(raw, key, SECOND), hurt=(HURT, SECOND))
 
     def test_a_cut_read_shows_nothing_of_the_buffer(self, place: Path) -> None:
-        """A truncated file once was a hit with another chunk's stale bytes: what is told must have been read."""
+        """A truncated file once was a hit with another chunk's stale bytes: a read reports only bytes that it read."""
         self.need("durable")
         self.need_raw()
         with self.open(place) as session:
@@ -74,7 +74,7 @@ class DamageTests(KitBase):
         assert told[0] == told[1], "the read tells bytes that were in the buffer before"
 
     def test_a_damaged_entry_can_be_deleted(self, place: Path) -> None:
-        """Quarantine is a deletion: a bad frame that cannot be deleted stays a false hit for ever."""
+        """Quarantine is a deletion: a bad frame that cannot be deleted is a false hit for ever."""
         self.need("durable")
         self.need_raw()
         with self.open(place) as session:
@@ -92,7 +92,7 @@ class DamageTests(KitBase):
         self._damaged_while_open(session, place, raws.remove, forget=False)
 
     def test_damaged_behind_the_back(self, session: Session, place: Path) -> None:
-        """The same for bytes that change under an open backend: nothing that it remembers hides them for others."""
+        """Bytes may also change under an open backend: its caches must not hide new frames from other readers."""
         self._damaged_while_open(session, place, raws.fill_with_rubbish)
 
     def _damaged_at_rest(
@@ -121,7 +121,7 @@ class DamageTests(KitBase):
 
     @staticmethod
     def _check_neighbours(session: Session, hurt: tuple[Key, ...], size: int) -> None:
-        """One batch with the damaged keys in it: a result per key, and the others whole."""
+        """One batch contains the damaged keys: each key gets a result, and the other frames are intact."""
         for key, frame in zip(ALL, session.read(ALL), strict=True):
             if key in hurt:
                 assert frame != make_frame(key, 1, size), "the damage changed nothing"
@@ -130,7 +130,7 @@ class DamageTests(KitBase):
 
     @staticmethod
     def _heal(session: Session, hurt: tuple[Key, ...], size: int, *, forget: bool) -> None:
-        """What the framework does: delete a frame that is bad (not one that is gone), and later store it again."""
+        """Do as the framework does: delete a bad frame (not an absent one), and store it again later."""
         if forget:
             session.forget(hurt)
         session.put({key: make_frame(key, 2, size) for key in hurt})

@@ -1,4 +1,4 @@
-"""Kit: what stays after a close and random histories, what ``scan`` tells of it, and places that will not do."""
+"""Kit: stored frames after a close and after random histories, the result of ``scan``, and unusable directories."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DurabilityTests(KitBase):
         )
 
     def test_reopen_finds_everything(self, place: Path) -> None:
-        """What was acknowledged stays, what was deleted stays gone."""
+        """Acknowledged frames are kept, deleted ones do not return."""
         self.need("durable")
         frames = {make_key(size): make_frame(make_key(size), 1, size) for size in self.sizes}
         gone = make_key(0)
@@ -46,7 +46,7 @@ class DurabilityTests(KitBase):
             assert session.contains([gone, *frames][: self.capabilities.preferred_batch])[0] is False
 
     def test_reopen_without_writing_changes_nothing(self, place: Path) -> None:
-        """A server that starts and stops again, or a tool that only looks, takes nothing away."""
+        """A server that stops and starts again, or a tool that only reads, removes nothing."""
         self.need("durable")
         key, size = make_key(1), self.sizes[-1]
         with self.open(place) as session:
@@ -57,11 +57,11 @@ class DurabilityTests(KitBase):
             assert session.get(key) == make_frame(key, 1, size)
 
     def test_many_frames(self, place: Path) -> None:
-        """More than one page of a listing, one node of a tree, one growth of a file; all found, also after a reopen."""
+        """More than one page of a listing, a node of a tree, a growth of a file: all are found, also after a reopen."""
         self.need()
         size = self.small
         frames = {make_key(number): make_frame(make_key(number), 1, size) for number in range(self.many_frames)}
-        # Room for the longest frames: a backend may give every frame the same place.
+        # Capacity for the longest frames: a backend may use the same space for every frame.
         capacity_bytes = 2 * self.many_frames * self.frame_bytes_max
         with self.open(place, capacity_bytes=capacity_bytes) as session:
             session.put(frames)
@@ -74,7 +74,7 @@ class DurabilityTests(KitBase):
             self.audit(session, dict(list(frames.items())[1::2]))
 
     def audit(self, session: Session, frames: dict[Key, bytes]) -> None:
-        """Check that all of ``frames`` are there, and (if scan can tell) nothing else."""
+        """Check that all of ``frames`` are stored, and (where scan lists them) no others."""
         if self.capabilities.scan:
             assert session.scan() == {key: len(frame) for key, frame in frames.items()}
         for key in list(frames)[:: max(1, len(frames) // 64)]:
@@ -82,7 +82,7 @@ class DurabilityTests(KitBase):
             assert session.get(key) == frames[key]
 
     def test_scan_tells_keys_and_lengths(self, session: Session) -> None:
-        """At open the framework counts the tier's usage from ``scan`` alone: no key and no byte may be missing."""
+        """At open the framework computes the tier's usage from ``scan`` alone: no key and no byte may be missing."""
         self.need("scan")
         assert session.scan() == {}
         frames = {make_key(size): make_frame(make_key(size), 1, size) for size in self.sizes}
@@ -97,10 +97,10 @@ class DurabilityTests(KitBase):
 
 
 class PlaceTests(KitBase):
-    """Places where a backend cannot or must not work. Only for backends with files at ``place``."""
+    """Directories in which a backend cannot or must not work. Only for backends with files at ``place``."""
 
     def test_foreign_directory_is_left_alone(self, place: Path) -> None:
-        """A path that points at somebody's documents by mistake: refused, or used without touching them."""
+        """A path that is the user's documents by mistake: refused, or used without changing them."""
         self.need_local()
         place.mkdir()
         (place / "thesis.txt").write_text("the only copy")
@@ -117,7 +117,7 @@ class PlaceTests(KitBase):
         assert (place / "data.mdb").is_dir()
 
     def test_path_is_a_file(self, place: Path) -> None:
-        """The error names the path, is no traceback of the library underneath, and the file stays."""
+        """The error names the path, is no traceback of a library, and the file is kept."""
         self.need_local()
         place.write_bytes(b"x" * 10 * KIB)
         with pytest.raises(TierKVError) as failure:
@@ -126,7 +126,7 @@ class PlaceTests(KitBase):
         assert place.read_bytes() == b"x" * 10 * KIB
 
     def test_path_under_a_file(self, place: Path) -> None:
-        """The same where a parent of the path is a file."""
+        """The path is refused as well if a parent of it is a file."""
         self.need_local()
         place.write_bytes(b"")
         with pytest.raises(TierKVError) as failure:
@@ -134,7 +134,7 @@ class PlaceTests(KitBase):
         assert str(place) in str(failure.value)
 
     def test_path_cannot_be_written(self, place: Path) -> None:
-        """A place without permission fails at open, where a person reads it, not at the first store."""
+        """A directory without permission fails at open, where an operator reads the error, not at the first store."""
         self.need_local()
         sealed = self.sealed_directory(place) / "tier"
         with pytest.raises(TierKVError) as failure:
@@ -142,7 +142,7 @@ class PlaceTests(KitBase):
         assert str(sealed) in str(failure.value)
 
     def sealed_directory(self, place: Path) -> Path:
-        """A directory in which nothing can be created, for root neither (hence sysfs, where nobody can)."""
+        """A directory in which no file can be created, not even by root (hence sysfs)."""
         sysfs = Path("/sys/kernel")
         if sysfs.is_dir():
             return sysfs

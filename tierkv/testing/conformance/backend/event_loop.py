@@ -1,4 +1,4 @@
-"""Kit: backends that live on an event loop, which all async tiers of a stack share."""
+"""Kit: backends on an event loop, which all async tiers of a stack share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tierkv.types.keys import Key
 
 
 class AsyncTests(KitBase):
-    """A guest on somebody else's loop."""
+    """Use of a shared event loop."""
 
     def test_async_verbs_let_the_loop_turn(self, session: Session) -> None:
         """Blocking I/O in a coroutine stops the loop, and with it every other async tier of the stack."""
@@ -39,7 +39,7 @@ class AsyncTests(KitBase):
             assert session.on_loop(turns_during(call)), f"{verb} never let the event loop turn"
 
     def test_async_calls_at_once(self, session: Session) -> None:
-        """Calls overlap on the loop: an await in the middle of one may not let another see half of its work."""
+        """Calls overlap on the loop: no call may see half of another's work at an await."""
         self.need_async(session)
         backend = cast("AsyncBackend", session.backend)
         count = max(2, min(self.capabilities.preferred_concurrency, 8))
@@ -61,7 +61,7 @@ class AsyncTests(KitBase):
         assert session.on_loop(all_at_once()) == [frames[key] for key in keys]
 
     def test_cancelled_calls_do_no_harm(self, session: Session) -> None:
-        """Probes and deletions are cancelled when their deadline passes: no lock, connection or result stays behind."""
+        """Probes and deletions are cancelled at their deadline: they release every lock, connection and result."""
         self.need_async(session)
         backend = cast("AsyncBackend", session.backend)
         key, size = make_key(1), self.small

@@ -1,4 +1,4 @@
-"""Kit: keys and namespaces. Identity is bytes; whatever a store makes of them, two are one only if they are equal."""
+"""Kit: keys and namespaces. Keys are bytes, whatever a store makes of them: only equal bytes are equal keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tierkv.testing.frames import make_frame, make_key
 from tierkv.types.keys import Key
 
 LIKE_NAMES = ("org/m", "org-m", "org_m", "org\\m", "org%2Fm", "Org/M", "org/m ", "../org/m", "org//m", "org:m")
-"""Names that some way of making a file name of them takes for one."""
+"""Keys that a careless conversion to a file name maps to one name."""
 
 OTHER_IDENTITIES: tuple[dict[str, Any], ...] = (
     {"revision": "r2"},
@@ -27,30 +27,30 @@ OTHER_IDENTITIES: tuple[dict[str, Any], ...] = (
     {"epoch": "1"},
     {"replica": 1},
 )
-"""One field of the namespace each: with any of them other, the same key means other bytes."""
+"""One field of the namespace each: if it differs, the same key has other bytes."""
 
 
 class KeyTests(KitBase):
-    """No two keys are one, whatever they look like."""
+    """Different keys are different entries, however similar."""
 
     def test_keys_of_every_length(self, session: Session) -> None:
-        """Engines hash with 20 to 60 bytes, and four more are the group: none of the lengths may be special."""
+        """Engines hash to 20 to 60 bytes, and the group adds four: no length may be special."""
         self._stays_apart(session, [make_key(length, length) for length in range(20, 65)])
 
     def test_keys_that_begin_alike(self, session: Session) -> None:
-        """One key may be the beginning or the end of another: prefix compares and cut file names mix them up."""
+        """One key may be a prefix or suffix of another: prefix comparisons and truncated file names confuse them."""
         whole = bytes(range(1, 65))
         beginnings = [Key(whole[:length]) for length in (20, 21, 32, 63, 64)]
         self._stays_apart(session, [*beginnings, *(Key(whole[-length:]) for length in (20, 21, 32, 63))])
 
     def test_keys_that_differ_in_one_bit(self, session: Session) -> None:
-        """A key that is shortened, hashed weakly or folded on its way to a name loses exactly such a bit."""
+        """A key that is shortened, hashed weakly or case-folded for a name loses such a bit."""
         base = make_key(1)
         changed = [bytes([*base[:i], base[i] ^ (1 << i % 8), *base[i + 1 :]]) for i in range(len(base))]
         self._stays_apart(session, [base, *map(Key, changed)])
 
     def test_oversized_keys(self, session: Session) -> None:
-        """A key of up to 256 bytes exceeds NAME_MAX as a name: it is stored, or refused for itself alone."""
+        """A key of up to 256 bytes exceeds NAME_MAX as a name: it is stored, or refused without its neighbours."""
         usual, size = make_key(1), self.small
         long = [Key(bytes([number]) * length) for number, length in enumerate((65, 100, 128, 200, 255, 256), start=1)]
         long.append(Key(bytes([6]) * 255 + b"\x07"))  # differs from its neighbour in the last byte alone
@@ -68,12 +68,12 @@ class KeyTests(KitBase):
         assert session.get(usual) == make_frame(usual, 1, size)
 
     def test_namespaces_with_like_names(self, place: Path) -> None:
-        """The models org/m and org-m once shared a file: names that look alike are still different models."""
+        """The models org/m and org-m once shared a file: similar names are different models."""
         self.need()
         self._namespaces_stay_apart(place, [{"model": name} for name in LIKE_NAMES])
 
     def test_namespaces_with_long_and_odd_names(self, place: Path) -> None:
-        """A model's name is the user's: longer than any file name, in any script, and never cut to fit."""
+        """A model's name is the user's: longer than any file name, in any script, and never truncated."""
         self.need()
         names = ["m" * 1000, "m" * 999 + "n", "模型/🦙" * 40, "", ".", "..", "\x00", "a\nb"]
         self._namespaces_stay_apart(place, [{"model": name} for name in names])

@@ -1,4 +1,4 @@
-"""Kit: opening and closing, the threads in between, and what users write about a backend in a configuration."""
+"""Kit: open and close, the threads in between, and the options of a backend in a configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTLE_ATTEMPTS = 60
 
 
 class LifecycleTests(KitBase):
-    """From the configuration to the last close."""
+    """Life of a backend, from the configuration to the last close."""
 
     def test_close_twice(self, place: Path) -> None:
         """Shutdown runs on error paths too; the second close must not raise over the first error."""
@@ -34,7 +34,7 @@ class LifecycleTests(KitBase):
         session.close()
 
     def test_every_call_on_another_thread(self, place: Path) -> None:
-        """A stack opens on one thread, scans on a second, works on others and closes on one more."""
+        """A stack opens on one thread, scans on a second, calls verbs on others and closes on one more."""
         self.need()
         key, size = make_key(1), self.small
         frame = make_frame(key, 1, size)
@@ -56,7 +56,7 @@ class LifecycleTests(KitBase):
                 elsewhere(session.close)
 
     def test_opening_and_closing_leaks_nothing(self, place: Path) -> None:
-        """A server that reloads its stack every hour runs out of files and threads when each opening leaves one."""
+        """A server that reopens its stack every hour runs out of files and threads if each open leaks one."""
         self.need()
         key = make_key(1)
         used: list[tuple[int, int]] = []
@@ -70,7 +70,7 @@ class LifecycleTests(KitBase):
         assert threads < CYCLES - 3, f"{threads} more threads after {CYCLES - 3} openings"
 
     def test_a_failed_opening_leaves_nothing(self, place: Path) -> None:
-        """The user mends the place and tries again, in the same process: no lock or file of the first try may stay."""
+        """The user repairs the directory and retries in the same process: the first try may keep no lock or file."""
         self.need_local()
         place.write_bytes(b"x" * 10 * KIB)
         used: list[tuple[int, int]] = []
@@ -86,7 +86,7 @@ class LifecycleTests(KitBase):
             session.put({make_key(1): make_frame(make_key(1), 1, self.small)})
 
     def test_nothing_is_acknowledged_after_close(self, place: Path) -> None:
-        """A call that was given up may end after close: whatever it says then must be true at the next opening."""
+        """An abandoned call may end after close: its result must be true at the next open."""
         self.need("durable")
         key, size = make_key(1), self.small
         session = self.open(place)
@@ -102,7 +102,7 @@ class LifecycleTests(KitBase):
             assert result is not None or found is not None, "acknowledged after close, and lost"
 
     def test_close_while_calls_run(self, place: Path) -> None:
-        """Close comes after running calls were given up: it may neither wait for ever nor harm what is stored."""
+        """Close follows abandoned calls: it may neither wait for ever nor damage stored frames."""
         self.need()
         keys = [make_key(number) for number in range(3)]
         frames = {key: make_frame(key, 1, self.sizes[-1]) for key in keys}
@@ -133,7 +133,7 @@ class LifecycleTests(KitBase):
                 assert again.read(keys) == list(frames.values())
 
     def test_options_come_from_a_configuration(self, place: Path) -> None:
-        """Users write options as TOML: what the suite's author makes in Python must be sayable there."""
+        """Users write options as TOML: every option that the suite sets in Python must have a form there."""
         options = self.make_options(place)
         given = {
             item.name: getattr(options, item.name)
@@ -147,12 +147,12 @@ class LifecycleTests(KitBase):
             assert getattr(made, name) == value, f"option {name} came back changed"
 
     def test_an_unknown_option_is_an_error(self) -> None:
-        """A misspelled key that is passed over silently leaves a tier that is not the one described."""
+        """A misspelled key that is ignored gives a tier other than the one described."""
         _, problems = make_options(self.plugin, {"no_such_option": 1}, "tiers[0]")
         assert any("no_such_option" in problem.path for problem in problems), problems
 
     def test_check_only_looks(self, place: Path) -> None:
-        """``tierkv check`` is run before the first start and beside a running server: it tells, and changes nothing."""
+        """``tierkv check`` runs before the first start and beside a running server: it reports, and changes nothing."""
         if self.plugin.check is None:
             self.not_applicable("has no check")
         options = self.make_options(place)
@@ -173,7 +173,7 @@ class LifecycleTests(KitBase):
 
 
 def least_use(enough: tuple[int, int] | None) -> tuple[int, int]:
-    """Open files and threads of this process: the least that is seen while others come to their end.
+    """Open files and threads of this process: the minimum seen while others end.
 
     enough: stop as soon as it is no more than that.
     """
@@ -189,7 +189,7 @@ def least_use(enough: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _open_files() -> int:
-    """Where the system tells (Linux); else a constant."""
+    """Number of open files, where the system reports it (Linux); otherwise a constant."""
     listing = Path("/proc/self/fd")
     return len(list(listing.iterdir())) if listing.is_dir() else 0
 

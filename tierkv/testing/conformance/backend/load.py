@@ -1,4 +1,4 @@
-"""Kit, part 3: many threads at once, and a place that is full."""
+"""Kit, part 3: many threads at once, and a full tier."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ THREADS_MAX = 4
 
 
 class ConcurrencyTests(KitBase):
-    """As many calls at once as the backend declares to like (at most four)."""
+    """As many calls at once as the backend declares to prefer (at most four)."""
 
     @property
     def threads(self) -> int:
-        """Calls at once."""
+        """Number of calls at once."""
         return max(2, min(self.capabilities.preferred_concurrency, THREADS_MAX))
 
     def test_distinct_keys_at_once(self, session: Session) -> None:
-        """Threads that write, read and delete keys of their own never see each other's bytes."""
+        """Threads that write, read and delete keys of their own never read each other's bytes."""
 
         def work(thread: int) -> None:
             keys = [make_key(100 * thread + number) for number in range(3)]
@@ -43,7 +43,7 @@ class ConcurrencyTests(KitBase):
         run_at_once([partial(work, thread) for thread in range(self.threads)])
 
     def test_readers_see_old_or_new_but_whole(self, session: Session) -> None:
-        """While a key is overwritten and deleted, a reader gets one of its frames as a whole, or a miss."""
+        """While a key is overwritten and deleted, a reader gets one of its frames, intact, or a miss."""
         self.need_two_calls_at_once()
         keys = [make_key(number) for number in range(3)]
         done = threading.Event()
@@ -76,7 +76,7 @@ class ConcurrencyTests(KitBase):
         run_at_once([write, *[read] * (self.threads - 1)])
 
     def test_writers_of_one_key_at_once(self, session: Session) -> None:
-        """Two stores of one chunk may overlap; what stays is one of them, whole."""
+        """Two stores of one chunk may overlap; one of the frames is stored, intact."""
         key, size = make_key(1), self.sizes[-1]
 
         def write(thread: int, number: int) -> None:
@@ -90,7 +90,7 @@ class ConcurrencyTests(KitBase):
             assert session.scan() == {key: size}
 
     def need_two_calls_at_once(self) -> None:
-        """Skip where the framework would never call twice at once."""
+        """Skip if the framework never makes two calls at once."""
         if self.capabilities.preferred_concurrency == 1:
             self.not_applicable("declares preferred_concurrency = 1")
 
@@ -99,7 +99,7 @@ class CapacityTests(KitBase):
     """Only for backends that declare ``bounded``."""
 
     def test_full_keeps_what_is_there(self, place: Path) -> None:
-        """Beyond its capacity a backend refuses key by key with OutOfSpaceError, or grows; it never loses.
+        """Beyond its capacity a backend refuses key by key with OutOfSpaceError, or grows; it loses no frame.
 
         What it holds stays whole, and a delete makes room again, now and after a reopen.
         """
@@ -123,7 +123,7 @@ class CapacityTests(KitBase):
                 assert len(self.fill(session, frames_max // 2)) == frames_max // 2
 
     def test_churn_within_capacity_is_never_refused(self, place: Path) -> None:
-        """A framework that keeps to half of the capacity may write for ever.
+        """A framework that uses half of the capacity may write for ever.
 
         Deletes and overwrites give their room back, also across a reopen.
         """
@@ -152,7 +152,7 @@ class CapacityTests(KitBase):
             assert session.read(resident) == [make_frame(key, 1, size) for key in resident]
 
     def fill(self, session: Session, count: int) -> list[Key]:
-        """Write ``count`` frames or until the first refusal; the keys that were stored."""
+        """Write ``count`` frames or until the first refusal. Returns the stored keys."""
         stored: list[Key] = []
         for number in range(1000, 1000 + count):
             key = make_key(number)
@@ -166,7 +166,7 @@ class CapacityTests(KitBase):
 
 
 def run_at_once(jobs: list[Callable[[], None]]) -> None:
-    """Start all jobs together, each on its thread; raise the first failure."""
+    """Start all jobs together, each on its own thread; raise the first failure."""
     barrier = threading.Barrier(len(jobs))
 
     def start(job: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Kit: other processes. Some are killed in the middle of their work, some are refused, some share the place."""
+"""Kit: other processes, some killed during a call, some refused, some sharing the data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tierkv.testing.conformance.kit import KitBase
 from tierkv.testing.frames import make_frame, make_key
 
 OPENING_KILLS_S = (0.0, 0.004, 0.05)
-"""Seconds between the beginning of an opening and the kill."""
+"""Seconds between the begin of an open and the kill."""
 
 
 class ProcessTests(KitBase):
-    """kill -9, a second owner, sharers."""
+    """kill -9, a second owner, and sharing processes."""
 
     def test_second_open_is_refused(self, place: Path) -> None:
-        """An authoritative index is only true while nobody else writes.
+        """An authoritative index is only correct while no other process writes.
 
-        A second owner of the same namespace must be told, by an error that names the place; the first must not notice.
+        A second owner of the same namespace gets an error that names the directory; the first is not affected.
         """
         self.need("authoritative_index")
         key, size = make_key(1), self.small
@@ -36,7 +36,7 @@ class ProcessTests(KitBase):
             assert again.get(key) == make_frame(key, 1, size)
 
     def test_kill_minus_nine(self, place: Path) -> None:
-        """Every change acknowledged before a kill is there; of the one in flight, per key either all or nothing.
+        """Every change acknowledged before a kill is kept; each key of the one in flight has its old or its new frame.
 
         The writer is killed in the middle of writes, overwrites and deletes, several times on the same data.
         """
@@ -49,7 +49,7 @@ class ProcessTests(KitBase):
         assert writer.ledger.acknowledged >= self.crash_rounds
 
     def test_sharers_see_each_other(self, place: Path) -> None:
-        """What one process stored in a shared tier is a hit for the other, without a reopen."""
+        """Frames that one process stored in a shared tier are hits for the other, without a reopen."""
         self.need("shared")
         key, size = make_key(1), self.sizes[-1]
         with self.open(place) as one, self.open(place) as two:
@@ -60,7 +60,7 @@ class ProcessTests(KitBase):
             assert one.get(key) is None
 
     def test_killed_while_opening(self, place: Path) -> None:
-        """The first start is where files are created: a kill in the middle may not leave a place that never opens."""
+        """The first start creates files: a kill during it may not leave a directory that never opens."""
         self.need("durable")
         for number, delay_s in enumerate(OPENING_KILLS_S):
             new = place.with_name(f"{place.name}-{number}")
@@ -71,7 +71,7 @@ class ProcessTests(KitBase):
                 assert session.get(key) == make_frame(key, 1, self.small)
 
     def test_second_process_is_refused(self, place: Path) -> None:
-        """Two servers pointed at one directory is the commonest mistake: the second one is told, and takes nothing."""
+        """Two servers with one directory are the most common mistake: the second gets an error, and changes nothing."""
         self.need("authoritative_index")
         key, size = make_key(1), self.small
         with self.open(place) as first:
@@ -83,7 +83,7 @@ class ProcessTests(KitBase):
             assert first.get(key) == make_frame(key, 1, size)
 
     def test_sees_what_another_process_wrote(self, place: Path) -> None:
-        """Engines that share a tier hit what others stored while they ran: without a reopen, and whole."""
+        """Engines that share a tier find frames that others stored meanwhile: without a reopen, and intact."""
         self.need("shared", "durable")
         writer = CrashWriter(self.orders(place))
         with self.open(place) as session:
@@ -92,6 +92,6 @@ class ProcessTests(KitBase):
             writer.ledger.verify(session)
 
     def orders(self, place: Path) -> Orders:
-        """What another process is told."""
+        """Instructions to another process."""
         options = self.make_options(place)
         return Orders(self.plugin, self.context(), options, tuple(self.sizes), seed=self.crash_seed)

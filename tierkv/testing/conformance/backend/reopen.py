@@ -1,4 +1,4 @@
-"""Kit: what a second, a tenth and a differently described opening find."""
+"""Kit: results of a second, a tenth and a differently configured open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReopenTests(KitBase):
     """Only for backends that declare ``durable``."""
 
     def test_deleted_stays_deleted(self, place: Path) -> None:
-        """A chunk was deleted because it was bad or its time had ended: it may not come back with the next start."""
+        """A chunk was deleted because it was bad or expired: it may not return with the next start."""
         self.need("durable")
         frames = {make_key(number): make_frame(make_key(number), 1, self.small) for number in range(12)}
         with self.open(place) as session:
@@ -41,7 +41,7 @@ class ReopenTests(KitBase):
                 assert session.get(key) == make_frame(key, len(self.sizes), last)
 
     def test_many_reopenings(self, place: Path) -> None:
-        """Ten starts with a little work in each: nothing is lost, nothing rises from the dead, no phantom appears."""
+        """Ten starts with a little work in each: no frame is lost, no deleted one returns, no phantom appears."""
         self.need("durable")
         rng = random.Random(7)
         keys = [make_key(number) for number in range(20)]
@@ -70,7 +70,7 @@ class ReopenTests(KitBase):
                 assert session.scan() == told
 
     def test_another_capacity_is_not_a_fresh_start(self, place: Path) -> None:
-        """Users change ``capacity`` and restart: more of it loses nothing, less of it only what has no room."""
+        """Users change ``capacity`` and restart: more loses nothing, less loses only frames beyond the new capacity."""
         self.need("durable", "bounded")
         size = self.frame_bytes_max
         frames = self.full_capacity_bytes // size // 2
@@ -91,7 +91,7 @@ class ReopenTests(KitBase):
             assert session.read(keys) == [make_frame(key, 1, size) if key in kept else None for key in keys]
 
     def test_longer_frames_are_opened_or_refused(self, place: Path) -> None:
-        """A stack may come back with longer frames: the backend serves both, or says no and leaves all as it was."""
+        """A stack may reopen with longer frames: the backend serves both lengths, or refuses and changes nothing."""
         self.need("durable")
         key, size = make_key(1), self.sizes[-1]
         with self.open(place) as session:

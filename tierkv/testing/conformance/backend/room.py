@@ -1,4 +1,4 @@
-"""Kit: what a place that is full says, and what it takes of the machine. Only for backends that declare ``bounded``."""
+"""Kit: answers of a full tier, and its use of the machine. Only for backends that declare ``bounded``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tierkv.types.keys import Key
 
 
 class RoomTests(KitBase):
-    """Full, key by key."""
+    """Full tiers, key by key."""
 
     def test_refusals_are_per_key(self, place: Path) -> None:
-        """At the edge of the capacity a batch fits in part: each key is stored and told so, or neither."""
+        """At the capacity a batch fits in part: each key is stored and acknowledged, or neither."""
         self.need("bounded")
         size, batch = self.frame_bytes_max, max(2, min(self.capabilities.preferred_batch, 8))
         with self.open(place, capacity_bytes=self.full_capacity_bytes) as session:
@@ -24,15 +24,15 @@ class RoomTests(KitBase):
                 results = session.write({key: make_frame(key, 1, size) for key in keys})
                 for key, result in zip(keys, results, strict=True):
                     if result is None:
-                        assert session.get(key) == make_frame(key, 1, size), "told stored, and is not"
+                        assert session.get(key) == make_frame(key, 1, size), "acknowledged, and not stored"
                     else:
                         assert isinstance(result, OutOfSpaceError), f"a full tier says OutOfSpaceError, not {result!r}"
-                        assert session.get(key) is None, "told refused, and is there"
+                        assert session.get(key) is None, "refused, and stored"
                 if any(results):
                     return
 
     def test_a_refused_overwrite_does_not_tear(self, place: Path) -> None:
-        """A longer frame for a key of a full tier is refused: the key then has its old frame or none, never a part."""
+        """A longer frame for a key of a full tier is refused: then the key has its old frame or none, never a part."""
         self.need("bounded")
         step = self.sizes[0] if self.capabilities.alignment == 1 else self.capabilities.alignment
         short, long = max(step, 4096), self.frame_bytes_max
@@ -51,7 +51,7 @@ class RoomTests(KitBase):
                     assert found in {None, make_frame(key, 1, short), make_frame(key, 2, long)}
 
     def test_a_refused_key_is_not_barred(self, place: Path) -> None:
-        """One failed write once barred its key for ever: after a deletion the same key is stored like any other."""
+        """One failed write once barred its key for ever: after a deletion the key is stored like any other."""
         self.need("bounded")
         size = self.frame_bytes_max
         with self.open(place, capacity_bytes=self.full_capacity_bytes) as session:
@@ -64,7 +64,7 @@ class RoomTests(KitBase):
                 assert session.get(refused) == make_frame(refused, version, size)
 
     def test_deleted_bytes_come_back_after_a_restart(self, place: Path) -> None:
-        """Usage that is forgotten at a restart overran a cap by ten terabytes: room is the same before and after."""
+        """Usage that a restart forgot once exceeded a capacity by ten terabytes: usage is equal before and after."""
         self.need("bounded", "durable")
         size = self.frame_bytes_max
         half = self.full_capacity_bytes // size // 2
@@ -77,7 +77,7 @@ class RoomTests(KitBase):
                 session.forget(keys)
 
     def test_the_place_does_not_outgrow_its_capacity(self, place: Path) -> None:
-        """A framework that keeps to the capacity expects the machine's disk to be kept from filling up, for ever."""
+        """A framework that respects the capacity must never fill the machine's disk."""
         self.need("bounded")
         self.need_local()
         size = self.frame_bytes_max
@@ -96,7 +96,7 @@ class RoomTests(KitBase):
                 assert used <= allowed, f"{used} bytes at the place, {allowed} are allowed"
 
     def _fill(self, session: Session) -> tuple[list[Key], Key | None]:
-        """Write until the first refusal, or thrice the capacity. What was stored, and what was refused."""
+        """Write until the first refusal, or three times the capacity. Returns stored and refused keys."""
         stored: list[Key] = []
         for number in range(1, 3 * (self.full_capacity_bytes // self.frame_bytes_max)):
             key = make_key(number)
@@ -107,5 +107,5 @@ class RoomTests(KitBase):
 
 
 def disk_usage(place: Path) -> int:
-    """Bytes that the file system gave to all files below ``place``."""
+    """Bytes that the file system allocated to all files below ``place``."""
     return sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))

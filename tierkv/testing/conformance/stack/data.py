@@ -1,7 +1,7 @@
-"""Kit, in a stack: a chunk reaches the engine whole and as itself, or not at all; and a bad one does not stay.
+"""Kit, in a stack: a chunk reaches the engine intact, or not at all; and a bad one is removed.
 
-Each case is the same story: chunks are stored, one of them is spoilt, and the engine gets the prefix before it.
-Computed again and stored again, it is whole again: also after a restart.
+In each case chunks are stored, one of them is damaged, and the engine gets the prefix before it. Computed and stored
+again, the chunk is intact again, also after a restart.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tierkv.testing.raw import FLIPS, Damage
 from tierkv.types.keys import Key
 
 BAD = 2
-"""Which chunk of prompt A is spoilt."""
+"""Index of the damaged chunk of prompt A."""
 
 
 class StackDataTests(StackKit):
     """Promise 1, with this backend below."""
 
     def test_in_a_stack(self, opened: SmallStack) -> None:
-        """What a prompt computed comes back from this tier, byte for byte, when the host tier has lost it."""
+        """Chunks of a prompt are read from this tier, byte for byte, after the host tier has lost them."""
         opened.store_all(A, B)
         assert opened.load_cold(A) == opened.load_cold(B) == 4
         assert opened.stack.metrics.counters.promotions[TESTED] == 8
 
     def test_a_restart_finds_everything(self, place: Path) -> None:
-        """The reason for tiers: a new process starts with the old one's chunks, and may add to them."""
+        """The purpose of tiers: a new process starts with the old one's chunks, and may add to them."""
         self.need("durable")
         with self.stack(place) as stack:
             stack.store_all(A)
@@ -43,7 +43,7 @@ class StackDataTests(StackKit):
             assert [stack.load(A), stack.load(B)] == [4, 4]
 
     def test_closing_brings_everything_down(self, place: Path) -> None:
-        """Queued stores once vanished silently at shutdown: close writes what was stored, and says whether it could."""
+        """Queued stores once vanished silently at shutdown: close writes them, and returns whether it could."""
         self.need("durable")
         with self.stack(place) as stack:
             stack.store(A)
@@ -58,23 +58,23 @@ class StackDataTests(StackKit):
         self._spoilt_at_rest(place, FLIPS[part])
 
     def test_truncated_at_rest_is_a_miss(self, place: Path) -> None:
-        """A truncated file once was never loadable and never rewritten: bad entries go, so that a re-store writes."""
+        """A truncated file once was never loadable and never rewritten: bad entries are deleted, and stored again."""
         self._spoilt_at_rest(place, raws.truncate)
 
     def test_empty_at_rest_is_a_miss(self, place: Path) -> None:
-        """What a power cut leaves of a file that was not synced."""
+        """A power cut truncates a file that was not synced."""
         self._spoilt_at_rest(place, raws.empty)
 
     def test_rubbish_at_rest_is_a_miss(self, place: Path) -> None:
-        """What a misdirected write leaves."""
+        """A misdirected write replaces the bytes."""
         self._spoilt_at_rest(place, raws.fill_with_rubbish)
 
     def test_removed_at_rest_is_a_miss(self, place: Path) -> None:
-        """What a cleaning script leaves."""
+        """A cleanup script removes the file."""
         self._spoilt_at_rest(place, raws.remove)
 
     def test_swapped_at_rest_is_a_miss(self, place: Path) -> None:
-        """Two files swapped once loaded as success: a whole frame under another's key is still a bad one."""
+        """Two exchanged files once loaded as success: an intact frame under another key is still bad."""
         self.need("durable")
         self.need_raw()
         with self.stack(place) as stack:
@@ -85,7 +85,7 @@ class StackDataTests(StackKit):
             self._heals(stack, A, B)
 
     def test_foreign_namespace_at_rest_is_a_miss(self, place: Path) -> None:
-        """A file copied from another model's directory is a whole frame of the right key, and wrong bytes."""
+        """A file copied from another model's directory is an intact frame of the right key, with wrong bytes."""
         self.need("durable")
         self.need_raw()
         with self.stack(place, model="other") as other:
@@ -109,7 +109,7 @@ class StackDataTests(StackKit):
         self._one_bad(place)
 
     def test_another_layout_is_another_namespace(self, place: Path) -> None:
-        """The same prompt of a model with other pages has the same key: it may find nothing, not the wrong bytes."""
+        """A prompt has the same keys in a model with other pages: the lookup may miss, never return wrong bytes."""
         with self.stack(place) as stack:
             stack.store_all(A)
         with self.stack(place, payload_bytes=PAYLOAD_BYTES // 2) as other:
@@ -121,19 +121,19 @@ class StackDataTests(StackKit):
                 assert stack.load(A) == 4
 
     def test_bit_flip_while_open_is_a_miss(self, opened: SmallStack) -> None:
-        """The same under a running stack, which believes in what it wrote itself."""
+        """Bytes may change under a running stack, whose index lists the frames that it wrote."""
         self._spoilt_while_open(opened, raws.flip(lambda length: length - 1))
 
     def test_truncated_while_open_is_a_miss(self, opened: SmallStack) -> None:
-        """A frame that has become shorter than the index says."""
+        """A frame is shorter than the index says."""
         self._spoilt_while_open(opened, raws.truncate)
 
     def test_swapped_while_open_is_a_miss(self, opened: SmallStack) -> None:
-        """Two entries that change places while their namespace is in use."""
+        """Two entries are exchanged while their namespace is open."""
         self._spoilt_while_open(opened, lambda raw, key: raws.swap(raw, key, B.keys[0]), others=(Prompt(3),))
 
     def test_removed_while_open_is_forgotten(self, opened: SmallStack) -> None:
-        """An object deleted out of band was a false hit for ever: a failed load ends the belief that it is there."""
+        """An object deleted out of band once was a false hit for ever: a failed load removes it from the index."""
         opened.store_all(A, B)
         opened.verbs.remove(A.keys[BAD])
         reads: list[Key] = []
@@ -144,7 +144,7 @@ class StackDataTests(StackKit):
         self._heals(opened, A, B)
 
     def test_bad_frames_are_quarantined(self, opened: SmallStack) -> None:
-        """A frame that failed its check is counted and taken out of the backend, or each lookup meets it again."""
+        """A frame that fails its check is counted and deleted; otherwise each lookup would read it again."""
         opened.store_all(A)
         raws.fill_with_rubbish(opened.verbs, A.keys[BAD])
         assert opened.load_cold(A) == BAD
@@ -162,7 +162,7 @@ class StackDataTests(StackKit):
         self._one_bad(place, B)
 
     def _one_bad(self, place: Path, *whole: Prompt) -> None:
-        """Chunk BAD of A is a miss, everything else a hit; a re-store lasts."""
+        """Check that chunk BAD of A is a miss and all others are hits, and that a re-store is durable."""
         with self.stack(place) as stack:
             assert stack.load(A) == BAD
             assert [stack.load(prompt) for prompt in whole] == [4] * len(whole)
@@ -178,7 +178,7 @@ class StackDataTests(StackKit):
         self._heals(stack, A, *others)
 
     def _heals(self, stack: SmallStack, *prompts: Prompt) -> None:
-        """The engine computes again what was missing, and from then on it is found."""
+        """The engine computes the missing chunks again; from then on they are found."""
         stack.settle()
         stack.pass_time(60.0)  # whatever is believed for a while
         stack.forget_host()

@@ -1,4 +1,4 @@
-"""Kit, in a stack: a backend that raises, lies, falls short, forgets or is full. The engine sees misses, no exception.
+"""Kit, in a stack: a backend that raises, lies, forgets or is full. The engine sees misses, no exception.
 
 The faults are put between framework and backend (:mod:`tierkv.testing.faults`); the bytes and the recovery are the
 backend's own.
@@ -46,12 +46,12 @@ class StackFaultTests(StackKit):
 
     @pytest.mark.parametrize("raised", RAISED)
     def test_raising_reads_are_misses(self, place: Path, raised: str) -> None:
-        """A raising plugin costs its own chunks and nothing else; when it has recovered they are hits again."""
+        """A raising plugin loses its own chunks and no others; after its recovery they are hits again."""
         self._misses_then_hits(place, faults.raise_error(RAISED[raised]))
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_a_raising_verb_stops_nobody(self, opened: SmallStack, verb: VerbName) -> None:
-        """Whichever verb raises, stores and lookups go on, and the same chunks can be stored when it has recovered."""
+        """Whichever verb raises, stores and lookups go on, and after the recovery the same chunks can be stored."""
         opened.faulty.add(verb, faults.raise_error(RAISED["a plugin's mistake"]))
         opened.store_all(A)
         assert opened.load(A) == 4, "the host tier's own chunks"
@@ -60,7 +60,7 @@ class StackFaultTests(StackKit):
         self._recovers(opened, A)
 
     def test_raising_leaves_hot_chunks_hits(self, opened: SmallStack) -> None:
-        """A raising plugin once turned chunks resident in CPU memory into misses: tiers are guarded one by one."""
+        """A raising plugin once turned chunks resident in CPU memory into misses: each tier is guarded separately."""
         opened.store_all(A)
         for verb in VERBS:
             opened.faulty.add(verb, faults.raise_error(RAISED["an exit"]))
@@ -70,11 +70,11 @@ class StackFaultTests(StackKit):
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_lies_are_misses(self, opened: SmallStack, verb: VerbName) -> None:
-        """Too few results, other types, impossible lengths: a plugin's bug is a miss, no exception, no wrong bytes."""
+        """Too few results, other types, impossible lengths: a plugin's bug is a miss, no exception or wrong bytes."""
         opened.store_all(A)
         for lie in LIES.values():
             rule = opened.faulty.add(verb, lie)
-            opened.load_cold(A)  # checks every byte that comes
+            opened.load_cold(A)  # checks every loaded byte
             opened.store(B)
             opened.settle()
             opened.faulty.rules.remove(rule)
@@ -82,11 +82,11 @@ class StackFaultTests(StackKit):
 
     @pytest.mark.parametrize("fault", READ_FAULTS)
     def test_bad_reads_are_misses(self, place: Path, fault: str) -> None:
-        """A hit that carried stale bytes, from a short read: a buffer is published after a full verified read only."""
+        """A short read once was a hit with stale bytes: a buffer is published only after a full verified read."""
         self._misses_then_hits(place, READ_FAULTS[fault])
 
     def test_a_write_that_is_not_there_is_a_miss(self, opened: SmallStack) -> None:
-        """A backend that acknowledges and forgets loses a chunk, once: the next store of it writes it."""
+        """A backend that acknowledges and forgets loses a chunk once: the next store writes it."""
         opened.faulty.add("write", faults.forget())
         opened.store_all(A)
         opened.faulty.rules.clear()
@@ -94,7 +94,7 @@ class StackFaultTests(StackKit):
         self._recovers(opened, A)
 
     def test_half_a_write_is_a_miss(self, opened: SmallStack) -> None:
-        """A short write that is told as a whole one must not be found to be good, now or after a restart."""
+        """A short write that is acknowledged must not be a hit, now or after a restart."""
         opened.faulty.add("write", faults.write_half())
         opened.store_all(A)
         opened.faulty.rules.clear()
@@ -102,7 +102,7 @@ class StackFaultTests(StackKit):
         self._recovers(opened, A)
 
     def test_one_failed_key_fails_alone_in_writes(self, opened: SmallStack) -> None:
-        """One bad object once failed its batch: an error for one key leaves its neighbours stored."""
+        """One bad object once failed its batch: an error for one key does not affect its neighbours."""
         opened.faulty.add("write", _fail_key(A.keys[2]))
         opened.store_all(A, B)
         opened.faulty.rules.clear()
@@ -110,7 +110,7 @@ class StackFaultTests(StackKit):
         self._recovers(opened, A, B)
 
     def test_one_failed_key_fails_alone_in_reads(self, opened: SmallStack) -> None:
-        """The same on the way back: the prefix before the failed chunk is a hit, and other prompts are."""
+        """A failed read of one key: the prefix before the failed chunk is a hit, and other prompts are."""
         opened.store_all(A, B)
         opened.faulty.add("read_into", _fail_key(A.keys[2]))
         assert [opened.load_cold(A), opened.load_cold(B)] == [2, 4]
@@ -118,7 +118,7 @@ class StackFaultTests(StackKit):
         self._recovers(opened, A, B)
 
     def test_failed_writes_bar_no_key_and_leak_no_slot(self, opened: SmallStack) -> None:
-        """One write error once leaked its buffer and barred its key for ever: a failed store leaves nothing behind."""
+        """One write error once leaked its buffer and barred its key for ever: a failed store keeps nothing."""
         for round_number in range(4):
             rule = opened.faulty.add("write", faults.raise_error(RAISED["a disk's error"]))
             for number in range(4):
@@ -133,7 +133,7 @@ class StackFaultTests(StackKit):
         assert opened.load_cold(Prompt(0, 8)) == 8
 
     def test_a_passing_trouble_is_retried(self, place: Path) -> None:
-        """A connection that was lost once is no reason to compute a prompt again."""
+        """A connection lost once is no reason to compute a prompt again."""
         with self.stack(place, tier={"retries": 2}) as stack:
             stack.faulty.add("write", faults.raise_error(ConnectionResetError), times=1)
             stack.store_all(A)
@@ -143,7 +143,7 @@ class StackFaultTests(StackKit):
 
     @pytest.mark.parametrize("told", ["returned", "raised", "errno"])
     def test_a_full_place_is_evicted_from(self, opened: SmallStack, told: str) -> None:
-        """However a backend says that it is full, the answer is an eviction, and stores go on."""
+        """However a backend reports that it is full, the framework evicts, and stores go on."""
         full: dict[str, Fault] = {
             "returned": lambda batch, _: [OutOfSpaceError("full") for _ in batch],
             "raised": faults.raise_error(lambda: OutOfSpaceError("full")),
@@ -159,7 +159,7 @@ class StackFaultTests(StackKit):
         self._recovers(opened, C)
 
     def test_the_breaker_opens_and_heals_by_itself(self, place: Path) -> None:
-        """Pods once went without their lower tier for 45 hours after 50 seconds of outage: a breaker tries again."""
+        """Servers once ran without their lower tier for 45 hours after 50 seconds of outage: a breaker retries."""
         with self.stack(place, tier={"breaker_failures": 3}) as stack:
             stack.store_all(A)
             for verb in VERBS:
@@ -175,7 +175,7 @@ class StackFaultTests(StackKit):
             assert stack.load_cold(A) == 4
 
     def test_a_scan_that_fails_costs_its_tier_alone(self, place: Path) -> None:
-        """A tier that cannot tell what it holds is out of service; the stack opens, and says so, and heals."""
+        """A tier that cannot list its content is unusable; the stack opens, reports it, and recovers."""
         self.need("scan", "durable")
         with self.stack(place) as stack:
             stack.store_all(A)
@@ -204,7 +204,7 @@ class StackFaultTests(StackKit):
 
     @staticmethod
     def _recovers(stack: SmallStack, *prompts: Prompt) -> None:
-        """The backend is healthy again: chunks are stored if need be, and found."""
+        """Check a recovered backend: chunks are stored if need be, and found."""
         stack.faulty.rules.clear()
         stack.settle()
         stack.pass_time(60.0)
@@ -215,7 +215,7 @@ class StackFaultTests(StackKit):
 
 
 def _fail_key(key: bytes) -> Fault:
-    """An error in the place of one key's result; nothing is done for it."""
+    """Replace the result of one key by an error; the verb does nothing for that key."""
 
     def fault(batch: Sequence[Any], inner: Inner) -> object:
         healthy = [request for request in batch if request.key != key]

@@ -1,4 +1,4 @@
-"""Kit, in a stack: what the backend is asked, how often, and that a lookup always comes to an end."""
+"""Kit, in a stack: calls of the backend and their number, and that every lookup is answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.types.keys import Key
 
 
 class Observer:
-    """Notes batches and calls at once; changes nothing."""
+    """Fault that only notes batches and calls at once."""
 
     def __init__(self) -> None:
         self.keys: Counter[Key] = Counter()
@@ -26,7 +26,7 @@ class Observer:
         self._lock = threading.Lock()
 
     def __call__(self, batch: Sequence[Any], inner: Inner) -> object:
-        """A fault that is none."""
+        """Note a batch, and do the work."""
         with self._lock:
             self._at_once += 1
             self.at_once_most = max(self.at_once_most, self._at_once)
@@ -40,10 +40,10 @@ class Observer:
 
 
 class StackFlowTests(StackKit):
-    """What a declaration is good for."""
+    """Effects of the declared capabilities."""
 
     def test_a_hot_hit_is_answered_at_once(self, opened: SmallStack) -> None:
-        """A key in CPU memory once cost a deferral and 200 microseconds: the backend is not asked, nobody waits."""
+        """A key in CPU memory once cost a deferral and 200 microseconds: here the backend is not called."""
         opened.store_all(A)
         opened.faulty.calls.clear()
         request = opened.arrive(A)
@@ -53,7 +53,7 @@ class StackFlowTests(StackKit):
         assert opened.faulty.calls == []
 
     def test_a_prefix_longer_than_the_host_tier_resolves(self, place: Path) -> None:
-        """A prefix one chunk longer than the CPU tier was once deferred for ever: here all of it passes, read once."""
+        """A prefix one chunk longer than the CPU tier was once deferred for ever: here it is loaded, read once."""
         self.need("durable")
         long = Prompt(1, 24)
         with self.stack(place, host_slots=40) as stack:
@@ -64,7 +64,7 @@ class StackFlowTests(StackKit):
             assert stack.stack.metrics.counters.promotions[TESTED] == 24
 
     def test_batches_and_calls_keep_to_the_declaration(self, opened: SmallStack) -> None:
-        """A backend sizes its connections by what it declares: no batch is larger, and no more calls come at once."""
+        """A backend sizes its connections by its declaration: neither batches nor calls at once exceed it."""
         observers = [Observer() for _ in range(3)]
         for verb, observer in zip(("read_into", "write", "delete"), observers, strict=True):
             opened.faulty.add(verb, observer)  # type: ignore[arg-type]  # mypy loses the literal in the tuple
@@ -77,7 +77,7 @@ class StackFlowTests(StackKit):
         assert max(observer.at_once_most for observer in observers) <= self.capabilities.preferred_concurrency
 
     def test_two_requests_read_a_chunk_once(self, opened: SmallStack) -> None:
-        """Two requests with one system prompt arrive together: its chunks are read once, and both have them."""
+        """Two requests with one system prompt arrive together: its chunks are read once, and both load them."""
         opened.store_all(A)
         opened.forget_host()
         observer = Observer()
@@ -99,7 +99,7 @@ class StackFlowTests(StackKit):
         assert set(observer.keys.values()) == {1}, "a chunk was read twice"
 
     def test_what_is_stored_is_not_written_again(self, opened: SmallStack) -> None:
-        """A prompt that comes every minute is in the tier already: its chunks are not uploaded each time."""
+        """A prompt that is repeated every minute is stored already: its chunks are not uploaded each time."""
         opened.store_all(A)
         observer = Observer()
         opened.faulty.add("write", observer)
@@ -110,7 +110,7 @@ class StackFlowTests(StackKit):
         assert set(observer.keys.values()) == {1}
 
     def test_an_answer_is_remembered(self, opened: SmallStack) -> None:
-        """A shared tier's answers are believed for a while: a waiting request does not ask in every step."""
+        """Answers of a shared tier are cached: a waiting request does not probe it in every step."""
         self.need("shared")
         opened.store_all(A)
         opened.forget_host()

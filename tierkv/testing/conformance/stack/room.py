@@ -1,4 +1,4 @@
-"""Kit, in a stack: the capacity as an invariant, and what an eviction costs."""
+"""Kit, in a stack: the capacity as an invariant, and the cost of an eviction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNKS = 8
 
 
 class Meter:
-    """Bytes at rest as writes and deletions were answered, and the most and the least that there were.
+    """Bytes at rest, by acknowledged writes and deletions, with maximum and minimum.
 
     at_rest: what an earlier meter of the place knew. What a backend tells at open is not asked: it is under test.
     """
@@ -32,7 +32,7 @@ class Meter:
 
     @property
     def bytes(self) -> int:
-        """At rest now."""
+        """Current bytes at rest."""
         return sum(self.at_rest.values())
 
     def _write(self, batch: Sequence[WriteRequest], inner: Inner) -> object:
@@ -56,10 +56,10 @@ class Meter:
 
 
 class StackRoomTests(StackKit):
-    """Only for tiers whose account is the framework's: ``bounded`` with an ``authoritative_index``."""
+    """Only for tiers whose usage the framework counts: ``bounded`` with an ``authoritative_index``."""
 
     def test_the_capacity_is_never_exceeded(self, place: Path) -> None:
-        """``remove()`` once never returned capacity, and 14 TB lay on a 4 TB cap: an invariant, also after restarts."""
+        """``remove()`` once never freed capacity, and 14 TB were stored of 4 TB: an invariant, also after restarts."""
         at_rest: dict[Key, int] = {}
         for opening in range(3 if self.capabilities.durable else 1):
             with self._full_stack(place) as stack:
@@ -73,7 +73,7 @@ class StackRoomTests(StackKit):
             at_rest = meter.at_rest
 
     def test_usage_is_known_before_the_first_store(self, place: Path) -> None:
-        """Usage was 0 after a restart, and the cap overrun: what lies there counts before anything is added."""
+        """Usage was once 0 after a restart, and exceeded the capacity: stored frames count before the first store."""
         self.need("durable")
         with self._full_stack(place) as stack:
             first = Meter(stack, {})
@@ -85,7 +85,7 @@ class StackRoomTests(StackKit):
             assert meter.most_bytes <= self.full_capacity_bytes
 
     def test_a_smaller_capacity_is_kept_too(self, place: Path) -> None:
-        """A user who halves ``capacity`` gets the other half back, by the backend at open or chunk by chunk."""
+        """A user who halves ``capacity`` gets the other half back, at open or chunk by chunk."""
         self.need("durable")
         with self._full_stack(place) as stack:
             first = Meter(stack, {})
@@ -102,7 +102,7 @@ class StackRoomTests(StackKit):
             assert stack.load_cold(Prompt(1003, CHUNKS)) == CHUNKS
 
     def test_an_eviction_takes_what_is_needed(self, place: Path) -> None:
-        """A put into a full store once took 20 ms, for a walk over all entries: evictions cost what they bring."""
+        """A store into a full tier once took 20 ms for a walk over all entries: evictions cost only their victims."""
         with self._full_stack(place) as stack:
             meter = Meter(stack, {})
             self._churn(stack, 0, 2 * self._prompts)
@@ -120,7 +120,7 @@ class StackRoomTests(StackKit):
 
     @property
     def _prompts(self) -> int:
-        """Prompts that fill the tier once."""
+        """Number of prompts that fill the tier once."""
         return self.full_capacity_bytes // (CHUNKS * SLOT_BYTES)
 
     @staticmethod

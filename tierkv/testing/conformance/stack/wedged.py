@@ -1,6 +1,6 @@
-"""Kit, in a stack: a backend that hangs. Nobody waits for it, nothing that it touches is used, and it may come back.
+"""Kit, in a stack: a backend that hangs. No call waits for it, its buffers stay unused, and it may recover.
 
-Time stands still but where a test moves it: "within the deadline" is a statement about the stack's clock.
+Time is constant unless a test moves it: "within the deadline" refers to the stack's clock.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class StackWedgedTests(StackKit):
         self._comes_back(opened, A)
 
     def test_wedged_probes_end_as_misses(self, opened: SmallStack) -> None:
-        """A shared tier has to be asked first: a probe that hangs may defer a request, never for ever."""
+        """A shared tier must be probed first: a probe that hangs may defer a request, but not for ever."""
         self.need("shared")
         opened.store_all(A)
         opened.forget_host()
-        opened.pass_time(3600.0)  # answers of before are not believed any more
+        opened.pass_time(3600.0)  # earlier answers have expired
         opened.wedge("contains")
         assert opened.load_within_deadline(A) == 0
         assert opened.load_within_deadline(B) == 0
@@ -57,7 +57,7 @@ class StackWedgedTests(StackKit):
             assert stack.load_within_deadline(C) == 4
 
     def test_wedged_writes_do_not_stop_stores(self, opened: SmallStack) -> None:
-        """Stores end in the host tier: what a hung tier holds of it is bounded, and what it misses is counted."""
+        """Stores end in the host tier: a hung tier holds a bounded number of slots, and drops are counted."""
         opened.wedge("write")
         for number in range(20):
             opened.store(Prompt(number))
@@ -68,7 +68,7 @@ class StackWedgedTests(StackKit):
         self._comes_back(opened, A)
 
     def test_wedged_deletes_do_not_stop_stores(self, place: Path) -> None:
-        """A full tier that cannot delete takes no more; the host tier does, and nothing overruns the capacity."""
+        """A full tier that cannot delete stores no more; the host tier does, and no capacity is exceeded."""
         self.need("authoritative_index", "bounded")
         with self.stack(place, capacity_bytes=self.full_capacity_bytes) as stack:
             stack.wedge("delete")
@@ -82,7 +82,7 @@ class StackWedgedTests(StackKit):
             assert stack.load(prompts[-1]) == 8
 
     def test_a_late_read_touches_no_other_chunk(self, place: Path) -> None:
-        """An expired lease once handed a live buffer to another writer: a slot is free when its I/O has truly ended."""
+        """An expired lease once gave a live buffer to another writer: a slot is free when its I/O has truly ended."""
         newer = [Prompt(number) for number in range(10, 14)]
         with self.stack(place, host_slots=16) as stack:
             stack.store_all(A)
@@ -100,7 +100,7 @@ class StackWedgedTests(StackKit):
             stack.step_until(stack.host_is_idle, "the late read's slots")
 
     def test_a_late_write_is_not_believed(self, opened: SmallStack) -> None:
-        """A write that missed its deadline may have happened or not: what the index says must be there, is there."""
+        """A write that missed its deadline may have happened or not: every key in the index must be stored."""
         opened.wedge("write")
         opened.store(A)
         opened.pass_time(WRITE_DEADLINE_S + 1.0)
@@ -112,7 +112,7 @@ class StackWedgedTests(StackKit):
         self._comes_back(opened, A)
 
     def test_a_wedged_tier_is_soon_left_alone(self, place: Path) -> None:
-        """Status said healthy while a plugin hung: a breaker opens, says so, and no lookup waits for the tier then."""
+        """Status was healthy while a plugin hung: a breaker opens, reports it, and lookups skip the tier."""
         with self.stack(place, tier={"breaker_failures": 2}) as stack:
             stack.store_all(A, B, C)
             stack.forget_host()
@@ -130,7 +130,7 @@ class StackWedgedTests(StackKit):
             self._comes_back(stack, A)
 
     def test_close_does_not_wait_for_a_wedged_backend(self, place: Path) -> None:
-        """A server must end when it is told to: close gives up what hangs, within its bound, and says so."""
+        """A server must be able to stop: close abandons hanging calls within its bound, and returns False."""
         stack = self.stack(place)
         try:
             stack.store_all(A)
@@ -145,7 +145,7 @@ class StackWedgedTests(StackKit):
             stack.close_inner()
 
     def test_a_wedged_scan_does_not_stop_the_opening(self, place: Path) -> None:
-        """A mount that hangs once stopped the server from starting: the stack opens without that tier's past."""
+        """A mount that hung once stopped the server from starting: the stack opens without that tier's index."""
         self.need("scan")
         released = threading.Event()
         try:
@@ -159,7 +159,7 @@ class StackWedgedTests(StackKit):
 
     @staticmethod
     def _comes_back(stack: SmallStack, *prompts: Prompt) -> None:
-        """What hung has ended: everything is at rest, chunks are stored if need be, and found."""
+        """Hanging calls have ended: everything is at rest, chunks are stored if need be, and found."""
         stack.release()
         stack.settle()
         stack.pass_time(60.0)
