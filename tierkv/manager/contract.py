@@ -1,4 +1,4 @@
-"""What the scheduler says to the manager and hears back, beside keys (spec, section 4)."""
+"""Values that the scheduler exchanges with the manager, besides keys (spec, section 4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tierkv.types.keys import Key
 from tierkv.types.transfers import SlotRef
 
 ResetScope = Literal["host", "all"]
-"""What a reset empties: the host tier, or every tier."""
+"""Tiers that a reset empties: the host tier, or every tier."""
 
 HOST = "host"
 """Name of the host tier in events and accounts."""
@@ -19,26 +19,33 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Who asks. ``kv_transfer_params``: what the engine's user attached; ``hints``: what we read in it."""
+    """Identity and hints of the request on whose behalf a call is made."""
 
     request_id: str
     kv_transfer_params: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters that the engine's user attached to the request."""
     hints: RequestHints = NO_HINTS
+    """Hints read from these parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Answer to ``prepare_store``: the keys to store, in order, each with its slot, and what was evicted for them."""
+    """Answer to ``prepare_store``."""
 
     keys: tuple[Key, ...]
+    """Keys to store, in order."""
     slots: tuple[SlotRef, ...]
+    """Lease on a slot for each key."""
     evicted: tuple[Key, ...]
+    """Keys that were evicted to make room."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadGrant:
-    """Answer to ``prepare_load``: each key's slot, held until ``complete_load``, and the tier its bytes came from."""
+    """Answer to ``prepare_load``."""
 
     keys: tuple[Key, ...]
     slots: tuple[SlotRef, ...]
+    """Lease on the slot of each key, held until ``complete_load``."""
     sources: tuple[str, ...]
+    """Tier that the bytes of each key came from."""

@@ -1,4 +1,4 @@
-"""Cache events of the current step, joined while kind and tier stay the same, under a bound."""
+"""Cache events of the current step. Runs of one kind in one tier are joined; the number of keys is bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tierkv.types.cache_events import CacheEvent, CacheEventKind
 from tierkv.types.keys import Key
 
 EVENT_KEYS_MAX = 1_000_000
-"""Keys kept for an engine that never takes its events; the oldest are dropped and counted."""
+"""Keys kept for an engine that never takes its events; over it the oldest are dropped and counted."""
 
 
 class EventLog:
@@ -23,11 +23,11 @@ class EventLog:
         self._size = 0
 
     def add(self, kind: CacheEventKind, tier: str, key: Key) -> None:
-        """Note that something happened to ``key`` in ``tier``."""
+        """Log an event for one key in ``tier``."""
         self.extend(kind, tier, (key,))
 
     def extend(self, kind: CacheEventKind, tier: str, keys: Sequence[Key]) -> None:
-        """Note that the same happened to all of ``keys``, in this order."""
+        """Log an event of one kind for each of ``keys``, in this order."""
         if not keys:
             return
         runs = self._runs
@@ -38,7 +38,7 @@ class EventLog:
         self._grown(len(keys))
 
     def cleared(self, tier: str) -> None:
-        """Note that everything left ``tier`` at once."""
+        """Log that every chunk was removed from ``tier`` at once."""
         self._runs.append((CacheEventKind.CLEARED, tier, []))
         self._grown(1)
 
@@ -50,7 +50,7 @@ class EventLog:
             self._counters.events_dropped += lost
 
     def take(self) -> list[CacheEvent]:
-        """All events since the last call, in order."""
+        """Take all events since the last call, in order."""
         events = [CacheEvent(kind, tier, tuple(keys)) for kind, tier, keys in self._runs]
         self._runs.clear()
         self._size = 0

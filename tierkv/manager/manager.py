@@ -1,8 +1,7 @@
-"""The offload manager: per chunk, where it is and where it goes next.
+"""The offload manager: the one object through which scheduler and stack use this package.
 
-It is told what the scheduler wants and what dispatch completed, and gives out :class:`TierOp` instructions; it starts
-no thread, reads no clock and opens no file. Time reaches it once per step through :meth:`OffloadManager.begin_step`.
-All calls are made on the engine's scheduler thread.
+It starts no thread, reads no clock and opens no file. Time is an argument of :meth:`OffloadManager.begin_step`, once
+per step. All calls are made on the engine's scheduler thread.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from tierkv.types.tier_ops import Completion, TierHealth, TierOp
 from tierkv.types.transfers import SlotRef
 
 SWEPT_PER_STEP_MAX = 1024
-"""Chunks of before a reset whose slots are made free in one step: one or two milliseconds' work."""
+"""Stale chunks, left by a reset, whose slots are freed per step: one or two milliseconds' work."""
 
 
 class OffloadManager:
-    """Answers existence, grants stores and loads, and keeps chunks moving between tiers.
+    """Answers existence, grants stores and loads, and moves chunks between tiers.
 
     Args:
-        host: slots and chunks of the host tier.
+        host: the host tier.
         tiers: lower tiers, fastest first.
         group_bytes: bytes of one chunk of each group.
         reserved_chunks_max: slots that waiting requests may hold together.
-        counters: what happened, for metrics.
+        counters: event counts, for metrics.
     """
 
     def __init__(
@@ -55,7 +54,8 @@ class OffloadManager:
         counters: CoreCounters,
     ) -> None:
         self.counters = counters
-        self.found_below = 0  # lookups answered with a chunk that would have to be read; only ever compared with itself
+        self.found_below = 0
+        """Number of lookups whose chunk would have to be read. Callers compare it before and after their lookups."""
         self._host = host
         self.tiers = TierList(tiers)
         """Lower tiers in service, in the order in which they are searched; also by number."""
@@ -76,53 +76,53 @@ class OffloadManager:
     # -- step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> None:
-        """A step begins: the time, as in :meth:`tell_time`; and some of what is to be done in every step."""
-        self.tell_time(now)
+        """Begin an engine step: set the time as :meth:`set_time`, and do a bounded part of the background work."""
+        self.set_time(now)
         self._host.sweep(SWEPT_PER_STEP_MAX)
         self.reservations.begin_step()
         self.streams.begin_step()
         self._tier_io.sweep()
 
-    def tell_time(self, now: float) -> None:
-        """The time, in seconds on the stack's clock, that holds until the next call."""
+    def set_time(self, now: float) -> None:
+        """Set the time, in seconds on the stack's clock, that holds until the next call."""
         self._step.now = now
 
     def on_completion(self, completion: Completion | TierHealth) -> None:
-        """Take in what dispatch reports."""
+        """Apply a report of dispatch."""
         self._in_flight.on_completion(completion)
 
     def take_ops(self) -> list[TierOp]:
-        """What dispatch shall do now. Loads come before stores."""
+        """Take the instructions that dispatch must start now. Reads come before writes."""
         return self._tier_io.take_ops()
 
     @property
     def tier_names(self) -> tuple[str, ...]:
-        """All tiers, the host tier first."""
+        """Names of all tiers, the host tier first."""
         return (HOST, *(tier.name for tier in self.tiers))
 
     @property
     def version(self) -> int:
         """Grows whenever an answer that was "not known yet" may have become known.
 
-        A tier has answered, its health has changed, or a chunk is lost. Not when chunks have been stored, loaded or
-        written: that happens in every busy step, and leaves the question that a tier was asked as open as it was.
+        It grows when a tier answers, when its health changes, and when a chunk is lost. It does not grow when chunks
+        are stored, loaded or written: that happens in every busy step, and answers no open probe.
         """
         return self._step.version
 
     @property
     def reserved_chunks_max(self) -> int:
-        """Chunks that one request can have gathered at once: half of what is else, while loads stream."""
+        """Number of chunks that one request can reserve at once. Halved while loads stream."""
         return self.reservations.chunks_max
 
     @property
     def store_chunks_max(self) -> int:
-        """Chunks to offer in one ``prepare_store``: a part of the host tier, so that stores never flush all of it."""
+        """Number of chunks to offer in one ``prepare_store``: a quarter of the host tier, so no store flushes it."""
         return max(1, self._host.num_slots // 4)
 
     # -- existence ---------------------------------------------------------------------------------------------------
 
     def resident_prefix(self, keys: Sequence[Key], start: int, stop: int, ctx: RequestContext | None = None) -> int:
-        """How many of ``keys[start:stop]``, from the front, are readable in the host tier, and count for the asker."""
+        """Number of leading ``keys[start:stop]`` that are readable in the host tier and allowed by the hints."""
         count = len(self._host.slots.ready_prefix(tuple(keys[start:stop])))
         if ctx is not None and (ctx.hints.load_tiers is not None or self._retention.lifetimes):
             for i in range(start, start + count):
@@ -131,7 +131,11 @@ class OffloadManager:
         return count
 
     def lookup(self, key: Key, ctx: RequestContext) -> LookupResult:
-        """Whether a chunk is in a tier that the asker's hints allow. Moves nothing; RETRY queues a probe."""
+        """Whether a chunk is in a tier that the request's hints allow. Moves nothing.
+
+        Returns:
+            HIT or MISS; PENDING while I/O fills its slot; RETRY if a shared tier has to be probed, which is queued.
+        """
         if self._retention.has_ever_expiring and self._retention.is_expired(key, self._step.now):
             return LookupResult.MISS
         allowed = ctx.hints.load_tiers
@@ -151,17 +155,17 @@ class OffloadManager:
 
     @property
     def wants_observations(self) -> bool:
-        """Whether the policy of any tier listens to :meth:`observe_request`."""
+        """Whether the policy of any tier subscribes to :meth:`observe_request`."""
         return self._request_feed.has_subscribers
 
     def observe_request(self, observation: RequestObservation) -> None:
-        """A request arrived or finished: tell the policies of all tiers."""
+        """Report to the policies of all tiers that a request arrived or finished."""
         self._request_feed.publish(observation)
 
     # -- loads -------------------------------------------------------------------------------------------------------
 
     def prepare_load(self, keys: Sequence[Key], ctx: RequestContext) -> LoadGrant:
-        """Hold the slots of readable chunks for a load; the request's reservation ends here.
+        """Hold the slots of readable chunks for a load, and end the request's reservation.
 
         A reserved chunk that was dropped meanwhile is granted all the same: its slot is still held, and the worker's
         check decides whether its bytes are good.
@@ -183,7 +187,7 @@ class OffloadManager:
         return LoadGrant(tuple(keys), self._host.slots.refs(slots), tuple(sources))
 
     def complete_load(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
-        """A load ended. Chunks in ``failed`` did not check out on their way to the GPU and are dropped."""
+        """End a load. Chunks in ``failed``, whose verification failed on the way to the GPU, are dropped."""
         host = self._host
         leased = host.slots.leased(reversed(tuple(slots)))  # tail first: the head of a prefix stays longest (S54)
         bad = [slot for slot in leased if host.slots.key(slot) in failed] if failed else []
@@ -199,7 +203,7 @@ class OffloadManager:
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def prepare_store(self, keys: Sequence[tuple[Key, int]], ctx: RequestContext) -> StoreGrant | None:
-        """Slots for those of ``keys`` (key, group) that the host tier does not have yet, and that its policy lets in.
+        """Admit those of ``keys`` (key, group) that are missing in the host tier, and that its policy admits.
 
         Returns:
             The grant; or None if there is no room for all of them: then nothing has changed (S18).
@@ -208,7 +212,7 @@ class OffloadManager:
         offered = [key for key, _ in keys]
         missing = host.slots.missing(offered)
         present: list[int] = []
-        if len(missing) < len(offered):  # what is asked for must not be evicted to make room for its neighbours
+        if len(missing) < len(offered):  # chunks of this store must not be evicted to make room for others of it
             present = [slot for slot in map(host.slots.find, offered) if slot is not None]
             host.hold(present)
         wanted = self._admissions.admitted_by_policy(missing)
@@ -226,7 +230,7 @@ class OffloadManager:
         return StoreGrant(tuple(wanted), host.slots.newest_refs(slots), tuple(evicted))
 
     def complete_store(self, slots: Iterable[SlotRef], failed: frozenset[Key] = frozenset()) -> None:
-        """A store ended: its chunks become readable and cascade; those in ``failed`` are gone.
+        """End a store: its chunks become readable and are queued for lower tiers. Those in ``failed`` are dropped.
 
         Void leases, also of a second completion, are ignored (S21).
         """
@@ -243,16 +247,16 @@ class OffloadManager:
         self._tier_io.cascades.became_ready(filled, self._step.now, promoted=False)
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """Recency only, in every tier that knows the keys. Applied tail first (S54)."""
+        """Count a use of chunks in every tier that has them, without moving any. Applied tail first (S54)."""
         tail_first = keys[::-1]
         self._host.touch(tail_first)
         for tier in self.tiers:
             tier.residency.touch(tail_first)
 
-    # -- tiers that come and go --------------------------------------------------------------------------------------
+    # -- attached and detached tiers ---------------------------------------------------------------------------------
 
     def attach(self, tier: LowerTier, before: str | None = None) -> None:
-        """Put a lower tier in service, ahead of the one named ``before``, or last. Its index is loaded already.
+        """Put a lower tier in service, ahead of the one named ``before``, or last. Its index must be loaded.
 
         Raises:
             EngineProtocolError: there is a tier of that name, or none named ``before``.
@@ -264,7 +268,7 @@ class OffloadManager:
         self._request_feed.add_tier(tier.name, tier.policy)
 
     def detach(self, name: str) -> int:
-        """Take a lower tier out of service; :meth:`forget` follows when dispatch has done with it.
+        """Take a lower tier out of service. :meth:`forget` follows when its operations have ended.
 
         Returns:
             Its number.
@@ -278,7 +282,7 @@ class OffloadManager:
         return tier.index
 
     def forget(self, index: int) -> None:
-        """Everything that was under way in a detached tier has ended."""
+        """Discard the state of a detached tier whose operations have all ended."""
         self._tier_io.forget(index)
 
     @property
@@ -294,26 +298,26 @@ class OffloadManager:
     # -- whole cache -------------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """What became available or left since the last call."""
+        """Take the cache events since the last call: chunks stored and removed, per tier."""
         return self._events.take()
 
     def check_reset(self, scope: ResetScope) -> None:
-        """Whether a reset of that scope can be done.
+        """Check that a reset of that scope is possible.
 
         Raises:
-            EngineProtocolError: it cannot: some tier holds chunks that are not this stack's to delete.
+            EngineProtocolError: a tier is shared or read-only, so this stack must not delete its chunks.
         """
         if scope == "all":
             self.tiers.check_ours()
 
     def reset_cache(self, scope: ResetScope = "host") -> None:
-        """Forget every chunk of the host tier, or of all tiers, at once; the price is paid over the next steps.
+        """Make every chunk of the host tier, or of all tiers, invisible at once. Later steps free slots and bytes.
 
-        Slots still touched by I/O come back when it ends. A lower tier answers nothing and takes nothing until its
+        Slots that I/O still uses become free when it ends. A lower tier answers nothing and takes nothing until its
         backend has deleted everything.
 
         Raises:
-            EngineProtocolError: see :meth:`check_reset`; nothing has changed.
+            EngineProtocolError: as :meth:`check_reset`; nothing has changed.
         """
         self.check_reset(scope)
         for tier in self.tiers if scope == "all" else ():
@@ -328,15 +332,19 @@ class OffloadManager:
 
     @property
     def has_pending_changes(self) -> bool:
-        """Whether lower tiers have something to write still, or to delete after a reset."""
+        """Whether lower tiers have chunks to write, or to delete after a reset."""
         return self._tier_io.has_pending_changes
 
     def flush(self) -> None:
-        """Let what lower tiers would get when it is evicted go down now; see :attr:`has_pending_changes`."""
+        """Queue every chunk for the write-back tiers; :attr:`has_pending_changes` reports when all is written."""
         self._tier_io.flush()
 
     def validate(self) -> None:
-        """Check every invariant; see :meth:`HostTier.validate`."""
+        """Check every invariant of all parts. O(chunks).
+
+        Raises:
+            InvariantError: one is broken; names it.
+        """
         self._host.validate()
         self.reservations.validate()
         self.streams.validate()

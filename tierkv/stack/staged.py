@@ -337,7 +337,7 @@ class StagedStack:
 
     def _update_time(self) -> None:
         """Update the manager's time between steps: a step may be long, and operations that begin now have deadlines."""
-        self._manager.tell_time(self._clock())
+        self._manager.set_time(self._clock())
 
     # -- step loop ---------------------------------------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ def test_many_reservations_end_in_steps() -> None:
     """A reset ends every reservation, and they can fill the host tier: so many chunks are let go in one call, the rest
     in the next steps; until then their slots stay held, and are counted as reserved."""
     core = make_core(slots=8)
-    gathering = Reservations(core.host, core.manager._tier_io, 8, let_go_per_step_max=3)
+    gathering = Reservations(core.host, core.manager._tier_io, 8, released_per_step_max=3)
     core.put(run(0, 8))
     assert gathering.reserve("a", run(0, 5)).ready
     assert gathering.reserve("b", run(5, 2)).ready

@@ -26,7 +26,7 @@ def core_of(slots: int, **changes: object) -> Core:
 
 def gather(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:
     """What a stream does once per step."""
-    return core.manager.streams.gather(keys, RequestContext(owner))
+    return core.manager.streams.reserve_segment(keys, RequestContext(owner))
 
 
 def reserve(core: Core, owner: str, keys: tuple[Key, ...]) -> Reservation:

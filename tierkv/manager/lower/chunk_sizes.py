@@ -1,4 +1,4 @@
-"""Bytes of chunks, which their groups tell."""
+"""Sizes of chunks, which depend on their groups."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ FRAME_PAGE_BYTES = 4096
 
 
 def frame_bytes_bound(raw_bytes: int) -> int:
-    """The most that a chunk of ``raw_bytes`` can take at rest."""
+    """Upper bound of the bytes at rest of a chunk of ``raw_bytes``."""
     return FRAME_PAGE_BYTES * (1 + -(-raw_bytes // FRAME_PAGE_BYTES))
 
 
 class ChunkSizes:
-    """Bytes of a chunk by its key. group_bytes: of one chunk of each group."""
+    """Sizes of chunks by key.
+
+    Args:
+        group_bytes: bytes of one chunk of each group, before it is framed.
+    """
 
     def __init__(self, group_bytes: Sequence[int]) -> None:
         self._raw = tuple(group_bytes)
@@ -29,14 +33,14 @@ class ChunkSizes:
 
     @property
     def frame_bound_max(self) -> int:
-        """The most that any chunk can take at rest."""
+        """Upper bound of the bytes at rest of any chunk."""
         return max(self._frames)
 
     def frame_bound(self, key: Key) -> int:
-        """The most that a chunk can take at rest."""
+        """Upper bound of the bytes at rest of a chunk."""
         return self._frames[int.from_bytes(key[-GROUP_BYTES:], "big")]
 
     def frame_bounds(self, keys: Iterable[Key]) -> int:
-        """The most that these chunks can take at rest together."""
+        """Upper bound of the bytes at rest of these chunks together."""
         frames = self._frames
         return sum([frames[int.from_bytes(key[-GROUP_BYTES:], "big")] for key in keys])

@@ -29,14 +29,14 @@ EMPTIED_PER_STEP_MAX = 512
 
 
 class WritePolicy(StrEnum):
-    """When a chunk of the host tier is written to a lower tier."""
+    """Moment at which a chunk of the host tier is written to a lower tier."""
 
     THROUGH = "through"
     """As soon as it is readable in the host tier."""
     ON_REUSE = "on_reuse"
-    """When it is used a second time."""
+    """At its second use."""
     BACK = "back"
-    """When the host tier is about to evict it."""
+    """Before the host tier evicts it."""
     READ_ONLY = "read_only"
     """Never."""
 
@@ -48,7 +48,7 @@ class LowerTierLimits:
     capacity_bytes: int | None
     """Bytes at rest, or None if the tier limits itself."""
     write: WritePolicy
-    """When chunks are written to it."""
+    """Moment at which chunks are written to it."""
     queue_chunks_max: int
     """Chunks that may hold host slots while they are written to this tier."""
     probe_deadline_s: float = 2.0
@@ -57,13 +57,13 @@ class LowerTierLimits:
     probe_keys_max: int = 1024
     """Keys per existence probe."""
     presence_ttl_s: float = 30.0
-    """How long a shared tier's answer that a chunk is present is kept."""
+    """Time for which a shared tier's answer "present" is kept."""
     absence_ttl_s: float = 1.0
-    """How long a shared tier's answer that a chunk is absent is kept."""
+    """Time for which a shared tier's answer "absent" is kept."""
     presence_keys_max: int = 1_000_000
     """Answers kept."""
     suspect_ttl_s: float = 5.0
-    """How long a chunk whose read failed counts as absent."""
+    """Time for which a chunk whose read failed counts as absent."""
     seen_keys_max: int = 1_000_000
     """Chunks that a tier with ``ON_REUSE`` remembers as seen once."""
     exact: bool = True

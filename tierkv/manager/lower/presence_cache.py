@@ -1,4 +1,4 @@
-"""What a tier has answered about chunks, believed for a while."""
+"""Cache of a tier's answers about the presence of chunks, each kept for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tierkv.types.keys import Key
 
 
 class PresenceCache:
-    """Key -> (yes or no, until when), under a bound: the answer given longest ago goes first. Sans-IO."""
+    """Key -> (present, expiry), under a bound: the oldest answer is discarded first. Sans-IO; O(1) per call."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -17,14 +17,14 @@ class PresenceCache:
         self._until = array("d")
         self._present = bytearray()
         self.any = False
-        """Whether there ever was an answer. While not, nobody needs to look."""
+        """Whether there ever was an answer. While False, callers skip the lookup."""
 
     def __len__(self) -> int:
-        """Answers that are remembered, believed or not any more."""
+        """Number of answers kept, expired or not."""
         return len(self._order)
 
     def get(self, key: Key, now: float) -> bool | None:
-        """Whether the chunk is there; None if nobody has said so lately."""
+        """Whether the chunk is present; None without an answer that has not expired."""
         row = self._order.find(key)
         if row is None:
             return None
@@ -34,7 +34,7 @@ class PresenceCache:
         return bool(self._present[row])
 
     def put(self, key: Key, until: float, *, present: bool) -> None:
-        """Believe this until then."""
+        """Keep an answer until a time in seconds on the stack's clock."""
         self.any = True
         row = self._order.put(key)
         if row >= len(self._until):
@@ -47,5 +47,5 @@ class PresenceCache:
             self._order.pop()
 
     def forget(self, key: Key) -> None:
-        """Nothing is known of the chunk any more."""
+        """Discard the answer about a chunk."""
         self._order.discard(key)

@@ -1,4 +1,4 @@
-"""The lower tiers of a stack: in the order in which they are asked, and by their numbers."""
+"""The lower tiers of a stack: in the order in which they are searched, and by number."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from tierkv.manager.lower.lower_tier import LowerTier
 
 
 class TierList:
-    """Tiers come and go while the stack runs. Iterating gives those in service, the fastest first. Single-threaded.
+    """Tiers in service, the fastest first, and detached tiers by number. Single-threaded.
 
-    A tier's number (``LowerTier.index``) is its own for ever. One that was detached is still found by its number until
-    everything that was under way in it has ended.
+    Tiers are attached and detached while the stack runs. The number of a tier (``LowerTier.index``) is never reused. A
+    detached tier is still found by its number until all of its operations have ended.
     """
 
     def __init__(self, tiers: Iterable[LowerTier]) -> None:
         self.in_service = list(tiers)
-        """What iterating gives; who asks per chunk saves two calls by it. Not to be changed by others."""
+        """Tiers that iteration yields; saves two calls for callers that ask per chunk. Read only."""
         self._by_index = {tier.index: tier for tier in self.in_service}
 
     def __iter__(self) -> Iterator[LowerTier]:
-        """Those in service, in order."""
+        """Iterate over the tiers in service, in order."""
         return iter(self.in_service)
 
     def __len__(self) -> int:
-        """How many are in service."""
+        """Number of tiers in service."""
         return len(self.in_service)
 
     def __getitem__(self, index: int) -> LowerTier:
-        """By number; also one that is leaving."""
+        """Tier of a number, in service or detached."""
         return self._by_index[index]
 
     def get(self, name: str) -> LowerTier | None:
-        """By name, of those in service."""
+        """Tier in service of that name; None if there is none."""
         return next((tier for tier in self.in_service if tier.name == name), None)
 
     def named(self, name: str) -> LowerTier:
-        """By name, of those in service.
+        """Tier in service of that name.
 
         Raises:
-            EngineProtocolError: there is none; names those that are there.
+            EngineProtocolError: there is none; lists the names in service.
         """
         tier = self.get(name)
         if tier is None:
@@ -50,21 +50,21 @@ class TierList:
 
     @property
     def with_detached(self) -> list[LowerTier]:
-        """Those in service, and those that are leaving, by number."""
+        """Tiers in service and detached ones, in the order of their numbers."""
         return list(self._by_index.values())
 
     def check_ours(self) -> None:
-        """Whether this stack may delete everything in every tier.
+        """Check that this stack may delete every chunk in every tier.
 
         Raises:
-            EngineProtocolError: some tier holds chunks that are not this stack's to delete.
+            EngineProtocolError: a tier is shared with other processes, or never written.
         """
         for tier in self.in_service:
             if not tier.limits.writes or not tier.capabilities.authoritative_index:
                 why = "is shared with others" if tier.limits.writes else "is never written"
                 raise EngineProtocolError(
                     f'reset_cache(scope="all"): tier {tier.name!r} {why}, so its chunks are not ours to delete. '
-                    "Change namespace.epoch instead: then no chunk of before is ever found again"
+                    "Change namespace.epoch instead: then no previous chunk is ever found again"
                 )
 
     def attach(self, tier: LowerTier, before: LowerTier | None = None) -> None:
@@ -78,5 +78,5 @@ class TierList:
         self.in_service.remove(tier)
 
     def forget(self, index: int) -> None:
-        """Nothing is under way any more in the tier of that number, which was detached."""
+        """Remove a detached tier whose operations have all ended."""
         del self._by_index[index]

@@ -1,4 +1,4 @@
-"""A request's claim on chunks in the host tier, from the moment it wants them until it loads them or lets go."""
+"""Reservation of one request: the chunks that it wants, until it loads or releases them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
 NOT_GRANTED = -1
-"""Stands for a slot where a wanted chunk has none yet."""
+"""Slot number of a wanted chunk that has none yet."""
 
 
 class Reservation:
-    """The chunks that one request wants, in prefix order, and how far they have come.
+    """Wanted chunks of one request in prefix order, and the slots granted for them.
 
-    keys, slots: one per wanted chunk. A slot is held from when it is granted, its chunk readable or on its way.
-    num_granted: how many have a slot.
-    position: every chunk before it has a slot.
-    pinned: what the host tier had when the request came to take its turn is held.
-    outstanding: granted chunks that are on their way.
-    failed: a wanted chunk turned out not to be had: what is there and what is not must be asked again.
+    Attributes:
+        keys: one per wanted chunk.
+        slots: one per wanted chunk, or NOT_GRANTED. A granted slot is held; its chunk is readable or being read.
+        num_granted: number of slots that are granted.
+        position: every chunk before this one has a slot.
+        pinned: whether the wanted chunks that were in the host tier at the first grant are held.
+        outstanding: number of granted chunks that are not readable yet.
+        failed: whether a wanted chunk turned out to be unavailable: the lookup must be repeated.
     """
 
     __slots__ = (
@@ -48,7 +50,7 @@ class Reservation:
         self.want(keys, {})
 
     def want(self, keys: tuple[Key, ...], granted: Mapping[Key, tuple[int, str]]) -> None:
-        """Start over with these keys. granted: those of them that have a slot, and the tier their bytes came from."""
+        """Replace the wanted keys. granted: slot and source tier of those that have a slot already."""
         self.keys = keys
         self.slots = [NOT_GRANTED] * len(keys)
         self.num_granted = 0
@@ -62,19 +64,19 @@ class Reservation:
                 self.grant(position, slot, origin)
 
     def grant(self, position: int, slot: int, origin: str) -> None:
-        """A wanted chunk has its slot, which is held; the request will have used bytes from tier ``origin``."""
+        """Grant a held slot to the chunk at a position. origin: tier that its bytes come from."""
         self.slots[position] = slot
         self.num_granted += 1
         if origin != HOST:
             self._origins[position] = origin
 
     def grant_all(self, slots: list[int]) -> None:
-        """All wanted chunks are readable in the host tier, and held."""
+        """Grant the held slots of all wanted chunks, which are readable in the host tier."""
         self.slots = slots
         self.num_granted = len(slots)
 
     def granted(self) -> dict[Key, tuple[int, str]]:
-        """The chunks that have a slot: each one's slot, and the tier its bytes came from."""
+        """Slot and source tier of every chunk that has a slot."""
         return {
             key: (slot, self._origins.get(position, HOST))
             for position, (key, slot) in enumerate(zip(self.keys, self.slots, strict=True))
@@ -82,14 +84,14 @@ class Reservation:
         }
 
     def sources(self) -> list[str]:
-        """Of each wanted chunk, the tier its bytes came from."""
+        """Source tier of each wanted chunk."""
         sources = [HOST] * len(self.keys)
         for position, origin in self._origins.items():
             sources[position] = origin
         return sources
 
     def count_sources(self) -> Counter[str]:
-        """How many of the granted chunks came from which tier."""
+        """Number of granted chunks by source tier."""
         counts = Counter(self._origins.values())
         if self.num_granted > len(self._origins):
             counts[HOST] = self.num_granted - len(self._origins)
@@ -97,7 +99,7 @@ class Reservation:
 
     @property
     def complete(self) -> bool:
-        """Whether every wanted chunk has its slot."""
+        """Whether every wanted chunk has a slot."""
         return self.num_granted == len(self.keys)
 
     @property
@@ -106,12 +108,12 @@ class Reservation:
         return self.complete and not self.outstanding and not self.failed
 
     def granted_ready(self) -> set[Key]:
-        """The granted keys whose chunks are readable."""
+        """Granted keys whose chunks are readable."""
         state, ready = self._host.slots.state, ChunkState.READY
         return {key for key, (slot, _) in self.granted().items() if state(slot) is ready}
 
     def held_tail_first(self, keys: Sequence[Key] | None = None) -> list[int]:
-        """The slots granted for ``keys`` (all of them if left out), the last wanted one first (S54)."""
+        """Slots granted for ``keys`` (all if left out), the last wanted one first (S54)."""
         slots = reversed(self.slots)
         if keys is None:
             return [slot for slot in slots if slot != NOT_GRANTED]
@@ -120,7 +122,7 @@ class Reservation:
         return [slot for key, slot in pairs if slot != NOT_GRANTED and key in chosen]
 
     def settled(self, *, readable: bool) -> None:
-        """One of the chunks on their way became readable, or never will."""
+        """Accept that one outstanding chunk became readable, or was dropped (see :class:`Waiter`)."""
         self.outstanding -= 1
         if not readable:
             self.failed = True

@@ -1,8 +1,8 @@
-"""Reservations: bring a request's wanted chunks together in the host tier, oldest request first.
+"""Reservations collect the wanted chunks of requests in the host tier, the oldest request first.
 
-Three rules make the oldest request always progress (decision 4): a reservation holds what it was granted until its
-owner loads it or lets go; only the oldest unfinished reservation may take slots while they are short; and all reserved
-chunks together stay under a cap that leaves room for stores.
+Three rules guarantee that the oldest request progresses (decision 4). A reservation holds its granted chunks until its
+owner loads or releases them. Only the oldest unfinished reservation takes slots while slots are short. All reserved
+chunks together stay under a cap, so that stores have room.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from tierkv.manager.reservations.reservation import NOT_GRANTED, Reservation
 from tierkv.types.hints import NO_HINTS, RequestHints
 from tierkv.types.keys import Key
 
-LET_GO_PER_STEP_MAX = 16_384
-"""Chunks of ended reservations that are let go in one step: three milliseconds' work. A reset ends all of them at once,
-and the host tier can be full of them; what is over waits for the next step, and stays held."""
+RELEASED_PER_STEP_MAX = 16_384
+"""Chunks of ended reservations that are released per step: three milliseconds' work. A reset ends all reservations at
+once, and the host tier can be full of their chunks; the rest stays held until later steps."""
 
 
 class Reservations:
-    """All reservations, in order of arrival (a dict keeps it).
+    """Reservations and pins by owner, in order of arrival. Sans-IO.
 
-    trusting: a tier that would have to be asked again is believed to have still what is reserved.
+    Args:
+        chunks_max: cap on all reserved chunks together. May be changed between calls.
+        released_per_step_max: number of chunks released per step.
+        trusting: whether a shared tier whose answer has expired counts as having the chunk.
     """
 
     def __init__(
@@ -37,14 +40,14 @@ class Reservations:
         host: HostTier,
         tier_io: TierIO,
         chunks_max: int,
-        let_go_per_step_max: int = LET_GO_PER_STEP_MAX,
+        released_per_step_max: int = RELEASED_PER_STEP_MAX,
         *,
         trusting: bool = False,
     ) -> None:
         self.chunks_max = chunks_max
         self._trusting = trusting
-        self._let_go_per_step_max = self._may_let_go = let_go_per_step_max
-        self._to_let_go: list[list[int]] = []
+        self._released_per_step_max = self._may_release = released_per_step_max
+        self._to_release: list[list[int]] = []
         self._host = host
         self._tier_io = tier_io
         self._by_owner: dict[str, Reservation] = {}
@@ -53,21 +56,27 @@ class Reservations:
 
     @property
     def owners(self) -> list[str]:
-        """Those who have a reservation, in order of arrival."""
+        """Owners that have a reservation, in order of arrival."""
         return list(self._by_owner)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has a reservation."""
+        """Whether there are no reservations."""
         return not self._by_owner
 
     @property
     def held(self) -> int:
-        """Chunks that are reserved."""
+        """Number of reserved chunks, including those that later steps release."""
         return self._held
 
     def reserve(self, owner: str, keys: tuple[Key, ...], hints: RequestHints = NO_HINTS) -> Reservation:
-        """The owner's reservation for ``keys``, granted as far as the rules, and the owner's hints, allow now."""
+        """Reserve ``keys``, in prefix order, and grant as many as the rules and the hints allow now.
+
+        Called again in later steps it continues. Other keys than before replace the wanted ones.
+
+        Returns:
+            The owner's reservation.
+        """
         reservation = self._by_owner.get(owner)
         if reservation is None:
             reservation = self._by_owner[owner] = Reservation(owner, keys, self._host, hints)
@@ -78,7 +87,7 @@ class Reservations:
         return reservation
 
     def _may_take(self, reservation: Reservation) -> bool:
-        """Nobody older waits for slots, or everything wanted is readable already: then nothing new is taken."""
+        """Whether no older reservation waits for slots, or all wanted chunks are readable, so that no slot is taken."""
         for other in self._by_owner.values():
             if other is reservation:
                 return True
@@ -90,13 +99,13 @@ class Reservations:
     # -- pins --------------------------------------------------------------------------------------------------------
 
     def pin(self, owner: str, key: Key) -> bool:
-        """Hold one chunk for the owner, ahead of a reservation, if it is readable and the cap allows.
+        """Hold one chunk for the owner ahead of a reservation, if it is readable and the cap allows. Idempotent.
 
-        For an owner that learns of its chunks one by one. It lets go of its pins before it reserves: whoever is older
-        may need the slots.
+        For an owner whose lookup proceeds chunk by chunk. It must unpin before it reserves, because an older owner may
+        need the slots.
 
         Returns:
-            Whether it is held by the owner now. Harmless when repeated.
+            Whether the owner holds it now.
         """
         pins = self._pins.get(owner)
         if pins is not None and key in pins:
@@ -112,7 +121,7 @@ class Reservations:
         return True
 
     def unpin(self, owner: str, keep: Container[Key] = ()) -> None:
-        """Let go of the owner's pins, but for those in ``keep``; the last one pinned goes first (S54)."""
+        """Release the owner's pins except those in ``keep``; the last one pinned is released first (S54)."""
         pins = self._pins.get(owner)
         if pins is None:
             return
@@ -122,14 +131,14 @@ class Reservations:
             del self._pins[owner]
 
     def pinned(self, owner: str) -> Mapping[Key, int]:
-        """The owner's pins: the slot of each."""
+        """Slot of each of the owner's pins."""
         return self._pins.get(owner, {})
 
     # -- granting ----------------------------------------------------------------------------------------------------
 
     def _grant(self, reservation: Reservation) -> None:
         if not reservation.pinned:
-            self._hold_what_is_there(reservation)
+            self._hold_present(reservation)
         keys, slots = reservation.keys, reservation.slots
         missing: list[tuple[int, LowerTier]] = []
         room = self._host.room
@@ -158,12 +167,12 @@ class Reservations:
         while reservation.position < len(keys) and slots[reservation.position] != NOT_GRANTED:
             reservation.position += 1
 
-    def _hold_what_is_there(self, reservation: Reservation) -> None:
-        """Before any slot is taken: it must not be taken from a chunk that the same request wants further on (G3)."""
+    def _hold_present(self, reservation: Reservation) -> None:
+        """Hold wanted chunks that are in the host tier, before an eviction for the same request can drop them (G3)."""
         reservation.pinned = True
         keys, host = reservation.keys, self._host
         budget = self.chunks_max - self._held
-        if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier already
+        if not reservation.num_granted and len(keys) <= budget:  # the hot path: all may be in the host tier
             slots = host.slots.ready_prefix(keys)
             if len(slots) == len(keys):
                 host.hold(slots)
@@ -180,7 +189,7 @@ class Reservations:
                 self._add(reservation, position, slot)
 
     def _fetch(self, reservation: Reservation, missing: Sequence[tuple[int, LowerTier]]) -> None:
-        """Give the missing chunks slots, and start to bring them from their tiers."""
+        """Grant slots to missing chunks, and start to read them from their tiers."""
         positions: dict[int, list[int]] = {}
         for position, tier in missing:
             positions.setdefault(tier.index, []).append(position)
@@ -197,7 +206,7 @@ class Reservations:
             self._held += len(slots)
 
     def _add(self, reservation: Reservation, position: int, slot: int) -> None:
-        """Count a chunk that is held as granted. What is not readable yet will have come from where it is read."""
+        """Grant a chunk that is held. The source of one that is not readable yet is the tier that it is read from."""
         ready = self._host.slots.state(slot) is ChunkState.READY
         if not ready:
             reservation.outstanding += 1
@@ -205,26 +214,26 @@ class Reservations:
         reservation.grant(position, slot, HOST if ready else self._host.slots.origin(slot))
         self._held += 1
 
-    # -- letting go --------------------------------------------------------------------------------------------------
+    # -- releasing ---------------------------------------------------------------------------------------------------
 
     def _replace(self, reservation: Reservation, keys: tuple[Key, ...]) -> None:
-        """Other chunks are wanted now, or one was lost. What is still wanted and good stays held, with its source."""
+        """Replace the wanted keys after a change or a loss. Chunks that are still wanted and intact stay held."""
         wanted, state, doomed = set(keys), self._host.slots.state, ChunkState.DOOMED
         granted = reservation.granted()
         lost = [key for key, (slot, _) in granted.items() if key not in wanted or state(slot) is doomed]
-        self._let_go(reservation, reservation.held_tail_first(lost))
+        self._stop_holding(reservation, reservation.held_tail_first(lost))
         for key in lost:
             del granted[key]
         reservation.want(keys, granted)
 
     def shrink(self, owner: str, keys: tuple[Key, ...]) -> None:
-        """Shrink the owner's reservation to ``keys``, a part of what it was granted."""
+        """Release the owner's granted chunks that are not in ``keys``, which must all be granted."""
         reservation = self._by_owner.get(owner)
         if reservation is not None:
             self._replace(reservation, keys)
 
     def granted(self, owner: str) -> dict[Key, tuple[Chunk, str]]:
-        """The owner's granted chunks as they are now, each with the tier it came from."""
+        """Snapshots of the owner's granted chunks, each with its source tier."""
         reservation = self._by_owner.get(owner)
         pairs = {} if reservation is None else reservation.granted()
         chunks = {
@@ -235,15 +244,15 @@ class Reservations:
         return {key: (chunk, origin) for key, (chunk, origin) in chunks.items() if chunk is not None}
 
     def count_sources(self, owner: str) -> Counter[str]:
-        """How many of the owner's granted chunks came from which tier."""
+        """Number of the owner's granted chunks by source tier."""
         reservation = self._by_owner.get(owner)
         return Counter() if reservation is None else reservation.count_sources()
 
     def hand_over(self, owner: str, keys: tuple[Key, ...]) -> tuple[list[int], list[str]] | Key:
-        """End the owner's reservation, and let the caller have its holds on ``keys``.
+        """End the owner's reservation, and pass its holds on ``keys`` to the caller.
 
-        A reserved chunk that was dropped meanwhile is handed over all the same: its slot is still held. Of chunks that
-        were not reserved, those that are readable are held now.
+        A reserved chunk that was dropped meanwhile is handed over all the same: its slot is still held. Chunks that
+        were not reserved are held now if they are readable.
 
         Returns:
             Slots and sources; or the first key that is neither reserved nor readable: then nothing has changed.
@@ -273,55 +282,55 @@ class Reservations:
         return slots, sources
 
     def release(self, owner: str) -> None:
-        """End the owner's reservation, and its pins."""
+        """End the owner's reservation and pins, if it has any."""
         self.unpin(owner)
         reservation = self._by_owner.pop(owner, None)
         if reservation is not None:
-            self._let_go(reservation, reservation.held_tail_first())
+            self._stop_holding(reservation, reservation.held_tail_first())
 
     def begin_step(self) -> None:
-        """Let go of what was over the bound of the last steps."""
-        self._may_let_go = self._let_go_per_step_max
-        while self._to_let_go and self._may_let_go:
-            slots = self._to_let_go.pop(0)
-            if len(slots) > self._may_let_go:
-                self._to_let_go.insert(0, slots[self._may_let_go :])
-            self._release(slots[: self._may_let_go])
+        """Release chunks that exceeded the bound of previous steps."""
+        self._may_release = self._released_per_step_max
+        while self._to_release and self._may_release:
+            slots = self._to_release.pop(0)
+            if len(slots) > self._may_release:
+                self._to_release.insert(0, slots[self._may_release :])
+            self._release(slots[: self._may_release])
 
     def release_all(self) -> None:
-        """End every reservation, and all pins."""
+        """End all reservations and pins."""
         for owner in [*self._by_owner, *self._pins]:
             self.release(owner)
 
-    def _let_go(self, reservation: Reservation, slots: list[int]) -> None:
+    def _stop_holding(self, reservation: Reservation, slots: list[int]) -> None:
         if reservation.outstanding:
             reservation.outstanding -= sum(self._host.waiters.remove(slot, reservation) for slot in slots)
         self._release_later(slots)
 
     def _release_later(self, slots: list[int]) -> None:
-        """Now, as far as the step's bound allows."""
-        now = slots[: self._may_let_go]
+        """Release slots now, as far as the step's bound allows, and the rest in later steps."""
+        now = slots[: self._may_release]
         if len(now) < len(slots):
-            self._to_let_go.append(slots[len(now) :])
+            self._to_release.append(slots[len(now) :])
         self._release(now)
 
     def _release(self, slots: list[int]) -> None:
-        self._may_let_go -= len(slots)
+        self._may_release -= len(slots)
         self._host.release(slots)
         self._held -= len(slots)
 
     # -- check -------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check that every granted chunk is held, and that together they keep the cap.
+        """Check that every granted chunk is held, and that all together stay under the cap.
 
         Raises:
-            InvariantError: one of it is not so.
+            InvariantError: a chunk is not held, or the cap is exceeded.
         """
         reservations = self._by_owner.values()
         held = sum(reservation.num_granted for reservation in reservations)
         held += sum(map(len, self._pins.values()))
-        over = sum(map(len, self._to_let_go))
+        over = sum(map(len, self._to_release))
         require(self._held == held + over, f"{self._held} reserved chunks are counted wrong")
         require(held <= self.chunks_max, f"{held} chunks are reserved, {self.chunks_max} may be")
         for reservation in reservations:

@@ -170,7 +170,7 @@ class Loads:
             stream.arrived = 0
         if not stream.segment:
             return None
-        reservation = self._manager.streams.gather(stream.segment, stream.record.ctx)
+        reservation = self._manager.streams.reserve_segment(stream.segment, stream.record.ctx)
         arrived = reservation.num_granted - reservation.outstanding
         if arrived != stream.arrived:
             stream.arrived = arrived
@@ -220,7 +220,7 @@ class Loads:
         coming = set(stream.next_keys(len(stream.segment)))
         stream.segment = tuple([key for key in stream.segment if key in coming])
         if not stream.segment:
-            self._manager.streams.release(stream.record.ctx)
+            self._manager.streams.release_segment(stream.record.ctx)
         return self._reserve_segment(stream)
 
     def _send_segment(
