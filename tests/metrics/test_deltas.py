@@ -1,4 +1,4 @@
-"""Increments for an exporter in another process: nothing is lost, nothing is told twice."""
+"""Increments for an exporter in another process: none is lost, none is reported twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tierkv.metrics.histogram import Histogram
 
 
 def taken(deltas: Deltas) -> Delta:
-    """What was told, which must be something."""
+    """Take the changes, of which there must be some."""
     delta = deltas.take()
     assert delta is not None
     return delta
@@ -33,7 +33,7 @@ def test_the_first_message_begins_every_series_at_zero() -> None:
 
 
 def test_increments_and_then_nothing() -> None:
-    """An idle step costs the front end no message, and no increment comes twice."""
+    """An idle step costs the front end no message, and no increment is reported twice."""
     watched = WatchedStack()
     deltas = Deltas(watched)
     taken(deltas)
@@ -70,7 +70,7 @@ def test_a_gauge_is_told_when_it_moves() -> None:
 
 
 def test_a_tier_that_came_again_counts_from_zero() -> None:
-    """Detached and attached again, its counters are smaller than before: a counter that is decreased is an error."""
+    """After detaching and attaching again its counters are smaller than before; decreasing a counter is an error."""
     watched = WatchedStack()
     watched.tiers.counts["disk"]["bytes_read"] = 100
     watched.metrics.reads.observe(0.2)
@@ -86,7 +86,7 @@ def test_a_tier_that_came_again_counts_from_zero() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.floats(0, 20), max_size=3)), max_size=8))
 def test_merged_intervals_are_the_whole(intervals: list[tuple[int, list[float]]]) -> None:
-    """Whoever adds messages up, before or after they travelled, has the totals; a source stays as it was."""
+    """Merging deltas, before or after their transport, gives the totals; a source is unchanged."""
     watched = WatchedStack()
     deltas = Deltas(watched)
     whole, messages = empty_delta(), []
@@ -113,9 +113,9 @@ def test_merged_intervals_are_the_whole(intervals: list[tuple[int, list[float]]]
     st.lists(st.one_of(st.floats(0, 30), st.sampled_from(WAIT_BUCKETS), st.floats(0, 1e-3)), max_size=40),
     st.sampled_from((WAIT_BUCKETS, CALL_BUCKETS)),
 )
-@example([5.01, 10.01], WAIT_BUCKETS)  # little room above the edges for what lies beyond the last one
+@example([5.01, 10.01], WAIT_BUCKETS)  # little room above the edges for observations beyond the last one
 def test_replayed_observations_fill_the_same_buckets(values: list[float], buckets: tuple[float, ...]) -> None:
-    """An exporter that can only observe has every bucket's count exactly, and the sum."""
+    """An exporter that can only observe has the exact count of every bucket, and the sum."""
     seen, replayed = Histogram(buckets), Histogram(buckets)
     for value in values:
         seen.observe(value)
@@ -127,7 +127,7 @@ def test_replayed_observations_fill_the_same_buckets(values: list[float], bucket
 
 
 def test_a_label_is_where_the_definition_says() -> None:
-    """An exporter makes families from the definitions: a counter by tier that is defined without would break it."""
+    """An exporter makes families from the definitions: a counter by tier that is defined without a label would fail."""
     defined = {metric.name: metric for metric in (*counters(), *GAUGES, *HISTOGRAMS)}
     assert all(len(metric.labels) <= 1 for metric in defined.values())
     for field in fields(CoreCounters):

@@ -1,4 +1,4 @@
-"""The metrics under the names that dashboards of vLLM know."""
+"""Metrics under the names that dashboards of vLLM use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tierkv.metrics.transfer_stats import LOAD, STORE, TransferStats
 
 
 def stats_of(*operations: tuple[str, int, float], **fields: Any) -> ConnectorStats:
-    """What a stack would report."""
+    """Samples as a stack reports them."""
     transfers = TransferStats()
     for operation in operations:
         transfers.record(*operation)
@@ -24,12 +24,12 @@ def stats_of(*operations: tuple[str, int, float], **fields: Any) -> ConnectorSta
 
 
 def scrape(registry: CollectorRegistry) -> str:
-    """The text of a scrape."""
+    """Return the text of a scrape."""
     return generate_latest(registry).decode()
 
 
 def test_s107_two_engines_and_two_types_are_four_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking a child up by its labels takes a lock and builds strings; a busy server would do it for each copy."""
+    """A lookup of a child by its labels takes a lock and builds strings; a busy server would do it for each copy."""
     made: list[tuple[str, ...]] = []
     for metric_class in (Counter, Histogram):
         original = metric_class.labels
@@ -59,7 +59,7 @@ def test_s107_two_engines_and_two_types_are_four_children(monkeypatch: pytest.Mo
 
 
 def test_s108_edges_of_buckets() -> None:
-    """The documented edges, each inclusive: a dashboard's quantiles depend on both."""
+    """The documented edges, each inclusive: the quantiles of a dashboard depend on both."""
     assert SIZE_BUCKETS == (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
     registry = CollectorRegistry()
     metrics = LineageMetrics(registry, [], {0: ()})
@@ -84,7 +84,7 @@ def test_s108_our_own_histograms_have_inclusive_edges_too() -> None:
 
 
 def test_delays_and_refusals_reach_the_flat_names() -> None:
-    """They come as a dict from another process."""
+    """They arrive as a dict from another process."""
     registry = CollectorRegistry()
     metrics = LineageMetrics(registry, ["engine"], {0: ("0",)})
     sent = stats_of(lookup_sync_s=[2e-5, 3e-5], lookup_async_s=[2.0], allocation_failures=4).as_dict()
@@ -97,7 +97,7 @@ def test_delays_and_refusals_reach_the_flat_names() -> None:
 
 
 def test_every_documented_name_is_exported() -> None:
-    """A name that is documented and not exported is a dashboard with a hole."""
+    """A name that is documented but not exported is a gap in a dashboard."""
     registry = CollectorRegistry()
     LineageMetrics(registry, [], {0: ()}).observe(stats_of((LOAD, 1, 1.0), (STORE, 1, 1.0)))
     text = scrape(registry)
@@ -108,6 +108,6 @@ def test_every_documented_name_is_exported() -> None:
 
 
 def test_an_unknown_engine_is_an_error() -> None:
-    """Its samples under another engine's labels would be a lie."""
+    """Its samples must not be counted under another engine's labels."""
     with pytest.raises(KeyError):
         LineageMetrics(CollectorRegistry(), [], {0: ()}).observe(stats_of((LOAD, 1, 1.0)), engine=3)

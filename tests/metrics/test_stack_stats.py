@@ -1,4 +1,4 @@
-"""What a stack measures: delays of lookups by the rules of the specification, and what may be taken."""
+"""Measurements of a stack: delays of lookups by the rules of the specification, and samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_call_is_timed_and_a_wait_once() -> None:
 
 
 def test_a_request_that_ends_while_it_waits_has_waited() -> None:
-    """Aborted requests wait longest; without them the figure would be a comfort."""
+    """Aborted requests wait longest; without them the figure would be too small."""
     stats = StackStats()
     stats.looked_up("a", 0.0, 0.5, answered=False)
     stats.finished("a", 2.5)
@@ -42,7 +42,7 @@ def test_a_request_that_ends_while_it_waits_has_waited() -> None:
 
 
 def test_taken_once() -> None:
-    """Refusals are told as what was added since the last time."""
+    """Refusals are reported as the increment since the last call."""
     stats = StackStats()
     assert stats.take(0) is None
     stats.transferred({LOAD: [{SIZE: 10, TIME: 0.5}, {SIZE: 10}]})
@@ -58,7 +58,7 @@ def test_taken_once() -> None:
 
 
 def test_samples_are_bounded() -> None:
-    """Promise 6: nobody may ever take them."""
+    """Promise 6: an exporter may never take them."""
     stats = StackStats()
     for step in range(5 * SAMPLES_MAX):
         stats.looked_up("a", step, step, answered=True)
@@ -70,7 +70,7 @@ def test_samples_are_bounded() -> None:
 
 
 def test_d9_added_up_statistics_share_nothing() -> None:
-    """Two workers' samples added to one total stay their own."""
+    """Two workers' samples, added to one total, remain their own."""
     one = ConnectorStats(lookup_sync_s=[1.0], lookup_async_s=[2.0], allocation_failures=1)
     total = ConnectorStats()
     total.aggregate(one)

@@ -23,7 +23,7 @@ def stats_of(operations: dict[str, list[tuple[int, float]]]) -> TransferStats:
 
 
 def test_s105_d9_adding_up_twice_leaves_the_source_as_it_was() -> None:
-    """D9: an engine core that keeps a worker's list would grow it with what the next worker says."""
+    """D9: an engine core that keeps a worker's list would extend it with the next worker's entries."""
     worker = stats_of({LOAD: [(10, 0.5)]})
     total = TransferStats()
     total.aggregate(worker)
@@ -43,7 +43,7 @@ def test_adding_nothing_changes_nothing() -> None:
 
 
 def test_s106_two_operations_reduce_to_their_sums() -> None:
-    """A log line says bytes and seconds per kind."""
+    """A log line has bytes and seconds per kind."""
     stats = stats_of({STORE: [(100, 0.25), (300, 0.5)], LOAD: [(7, 1.0)]})
     assert stats.reduce() == {
         "GPU_to_CPU_total_bytes": 400,
@@ -54,7 +54,7 @@ def test_s106_two_operations_reduce_to_their_sums() -> None:
 
 
 def test_s109_without_time_or_size_nothing_is_recorded() -> None:
-    """A copy that failed moved nothing, and one whose end nobody measured has no rate; one within a clock tick has."""
+    """A failed copy moved nothing, and one without a measured end has no rate; one within a clock tick has."""
     stats = TransferStats()
     stats.record(LOAD, None, 0.5)
     stats.record(LOAD, 0, 0.5)
@@ -66,7 +66,7 @@ def test_s109_without_time_or_size_nothing_is_recorded() -> None:
 
 
 def test_draining_starts_afresh() -> None:
-    """What was taken is never told twice, and what is taken does not change any more."""
+    """A sample is taken once, and a taken sample does not change any more."""
     stats = TransferStats()
     assert stats.drain() is None
     stats.record(LOAD, 10, 0.5)
@@ -89,7 +89,7 @@ def test_samples_are_bounded() -> None:
 def test_any_split_over_processes_gives_one_sum(
     one: dict[str, list[tuple[int, float]]], two: dict[str, list[tuple[int, float]]]
 ) -> None:
-    """Through JSON and back, in two parts, it is what one process would have counted."""
+    """Through JSON and back, in two parts, the sum is that of one process."""
     parts = [TransferStats(json.loads(json.dumps(stats_of(part).data))) for part in (one, two)]
     total = TransferStats().aggregate(parts[0]).aggregate(parts[1])
     whole = {kind: one.get(kind, []) + two.get(kind, []) for kind in {*one, *two}}

@@ -1,4 +1,4 @@
-"""A real engine over a real stack with a record, and what `tierkv explain` makes of it when things went wrong."""
+"""A real engine over a recorded stack, and the output of `tierkv explain` after failures."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def recorded(place: Path, **changes: Any) -> dict[str, Any]:
 
 
 def explain(place: Path, *words: str) -> Result:
-    """The program, on the record of that place."""
+    """Run the program on the record of ``place``."""
     return CliRunner().invoke(cli, ["explain", "--record", str(place / "run.jsonl"), *words], prog_name="tierkv")
 
 
 def faulty(place: Path, **changes: Any) -> dict[str, Any]:
-    """The same with a disk that a test can make fail; it is left alone after two failures."""
+    """A recorded stack with fault injection on its disk, which is out of service after two failures."""
     config = recorded(place, **changes)
     config["tiers"][0] |= {"backend": "faulty", "name": "disk", "retries": 0, "breaker_failures": 2}
     return config
 
 
 def test_a_stack_without_a_record_is_a_plain_one(tmp_path: Path) -> None:
-    """Off by default and free of cost: no thread, no file, no call in between."""
+    """Off by default, and free of cost: no thread, no file, no further call."""
     with opened(stack_config(tmp_path)) as stack:
         assert isinstance(stack._core._journal, NoJournal)
         assert not [thread for thread in threading.enumerate() if thread.name == "tierkv-record"]
         assert stack._scheduler.view.watcher is None
 
 
-def test_the_record_replays_to_what_lies_where(tmp_path: Path) -> None:
-    """What it says of chunks is all that happened to them, and the answers are those without it."""
+def test_the_record_replays_to_the_resident_chunks(tmp_path: Path) -> None:
+    """The recorded changes of chunks are complete, and the answers are those of a stack without a record."""
     prompts = prompts_of(21, 6)
     with opened(recorded(tmp_path, host_slots=12)) as stack:
         assert isinstance(stack._core._journal, Recorder)
@@ -77,8 +77,8 @@ def test_the_record_replays_to_what_lies_where(tmp_path: Path) -> None:
     assert len(finished) == len(prompts)
 
 
-def test_a_damaged_frame_is_found_in_the_story_of_its_request_and_its_key(tmp_path: Path, faults: Faults) -> None:
-    """The question that brings people here: why was this a miss, although it was stored?"""
+def test_a_damaged_frame_is_explained_by_request_and_by_key(tmp_path: Path, faults: Faults) -> None:
+    """The most common question of users: why was this a miss, although it was stored?"""
     prompts = prompts_of(22, 1)
     config = faulty(tmp_path)
     with opened(config, plugins=faults.registry()) as stack:
@@ -102,8 +102,8 @@ def test_a_damaged_frame_is_found_in_the_story_of_its_request_and_its_key(tmp_pa
     assert "corrupt" in failures.stdout
 
 
-def test_a_tier_out_of_service_is_told_with_its_reason(tmp_path: Path, faults: Faults) -> None:
-    """A disk that raises: each failed write is there, and from when on it was left alone."""
+def test_a_tier_out_of_service_is_explained_with_its_reason(tmp_path: Path, faults: Faults) -> None:
+    """A disk that raises: the record has each failed write, and the moment from which the tier was out of service."""
     with opened(faulty(tmp_path), plugins=faults.registry()) as stack:
         faults.last.add("write", raise_error(lambda: OSError("no route to disk")))
         serve(stack, prompts_of(23, 3))
@@ -114,8 +114,8 @@ def test_a_tier_out_of_service_is_told_with_its_reason(tmp_path: Path, faults: F
     assert "disk: OUT OF SERVICE" in told.stdout
 
 
-def test_eviction_is_told_as_such(tmp_path: Path) -> None:
-    """A small host tier loses chunks to newer ones: no failure, but an answer to "where is it now?"."""
+def test_eviction_is_explained_as_such(tmp_path: Path) -> None:
+    """A small host tier evicts chunks for newer ones: no failure, but an answer to "where is it now?"."""
     with opened(recorded(tmp_path, host_slots=12)) as stack:
         serve(stack, prompts_of(24, 6))
         stack.flush()

@@ -1,4 +1,4 @@
-"""Records on disk: bounded, rotated, and readable whatever happened to the process that wrote them."""
+"""Records on disk: bounded, rotated, and readable after any end of the writing process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD: Entry = {"is": "record", "step": 0, "t": 0, "tiers": ["host"], "model": "m
 
 
 class Stopped:
-    """A writer's thread that stands still until the test writes a batch by hand."""
+    """A writer's thread that runs only when the test writes a batch by hand."""
 
     def __init__(self) -> None:
         self.runner: Any = None
@@ -34,7 +34,7 @@ class Stopped:
         return self
 
     def is_alive(self) -> bool:
-        """It is alive until it was told to end."""
+        """Alive until it is closed."""
         while self.runner.step():
             pass
         return not self.runner.done
@@ -56,7 +56,7 @@ def steps_in(entries: Iterator[Entry]) -> list[int]:
 
 
 def test_what_was_put_is_read(tmp_path: Path) -> None:
-    """From one thread through another to a file and back, keys in their short form."""
+    """Entries pass from one thread through another to a file and back, with shortened keys."""
     writer = writer_of(tmp_path / "run.jsonl")
     key = make_key(bytes(range(32)), 3)
     writer.put([line(1), {"is": "chunks", "step": 1, "t": 1.0, "keys": [key]}])
@@ -70,7 +70,9 @@ def test_what_was_put_is_read(tmp_path: Path) -> None:
 
 
 def test_files_are_bounded_and_the_newest_are_kept(tmp_path: Path) -> None:
-    """Promise 6: a server runs for months; the bytes on disk stay below (keep + 1) files, and the end is there."""
+    """Promise 6: a server runs for months; the bytes on disk stay below (keep + 1) files, and the latest entries are
+    kept.
+    """
     path = tmp_path / "run.jsonl"
     writer = writer_of(path, bytes_max=1000, keep=2)
     for number in range(300):
@@ -97,7 +99,7 @@ def test_without_older_files(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_costs_entries_and_the_record_says_so(tmp_path: Path) -> None:
-    """Promise 2: the engine's thread hands over and goes on; what does not fit is counted, in the record too."""
+    """Promise 2: the engine's thread never waits; entries beyond the bound are counted, in the record, too."""
     path = tmp_path / "run.jsonl"
     thread = Stopped()
     writer = writer_of(path, entries_max=10, spawn=thread)
@@ -114,7 +116,7 @@ def test_a_slow_disk_costs_entries_and_the_record_says_so(tmp_path: Path) -> Non
 
 
 def test_a_failing_disk_costs_entries_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Promise 3: the folder vanishes and comes back; one warning, a count, and the record goes on."""
+    """Promise 3: the folder disappears and returns: one warning, a count, and the record continues."""
     folder = tmp_path / "logs"
     folder.mkdir()
     path = folder / "run.jsonl"
@@ -135,8 +137,9 @@ def test_a_failing_disk_costs_entries_and_nothing_else(tmp_path: Path, caplog: p
 
 
 def test_a_disk_that_fills_up_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    """The kernel takes the part that fits and says so only in a number: those entries are lost and must be counted, and
-    those that come when there is room again must not be glued to the torn line."""
+    """The kernel writes the part that fits and reports it only by a number. Those entries are lost and must be counted,
+    and later ones must not be appended to the incomplete line.
+    """
     path = tmp_path / "run.jsonl"
     thread = Stopped()
     writer = writer_of(path, spawn=thread)
@@ -156,7 +159,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_opened_is_the_users_error(tmp_path: Path) -> None:
-    """It is told when the stack is opened, with the key to change, not found out when the record is needed."""
+    """Raised when the stack is opened, with the key to change, not when the record is needed."""
     with pytest.raises(ConfigError, match=r"record\.path = .*nowhere.*folder that exists"):
         writer_of(tmp_path / "nowhere" / "run.jsonl")
 
@@ -177,14 +180,14 @@ def test_a_cut_line_is_skipped_and_the_next_process_goes_on(tmp_path: Path) -> N
 
 
 def test_reading_beside_a_writer_sees_whole_lines_only(tmp_path: Path) -> None:
-    """`tierkv explain` is asked while the server runs."""
+    """`tierkv explain` may run while the server runs."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(b'{"is":"reset","step":1,"t":0}\n{"is":"reset","st')
     assert steps_in(read_entries(path)) == [1]
 
 
-def test_no_such_record_is_told(tmp_path: Path) -> None:
-    """With the name of the setting that says where it is."""
+def test_a_missing_record_is_an_error(tmp_path: Path) -> None:
+    """The error names the setting that has the path."""
     with pytest.raises(ConfigError, match=r"no such record.*record\.path"):
         list(read_entries(tmp_path / "run.jsonl"))
 
@@ -194,7 +197,7 @@ class Over(Exception):  # noqa: N818 - it ends a test, nothing failed
 
 
 def followed(path: Path, naps: list[Callable[[], object]]) -> list[int]:
-    """What a reader sees who follows a record; each time it sleeps, the next of ``naps`` happens."""
+    """Entries that a following reader receives; each time it sleeps, the next of the given actions runs."""
     seen: list[int] = []
 
     def engine_sleep(_: float) -> None:
@@ -214,7 +217,7 @@ def followed(path: Path, naps: list[Callable[[], object]]) -> list[int]:
 
 @pytest.mark.parametrize("at_once", [1, 2, 20])
 def test_following_goes_on_in_the_next_files(tmp_path: Path, at_once: int) -> None:
-    """Nothing is lost where one file ends and the next begins, also when several came while the reader slept."""
+    """No entry is lost between two files, even if several files were begun while the reader slept."""
     path = tmp_path / "run.jsonl"
     thread = Stopped()
     writer = writer_of(path, bytes_max=400, keep=20, spawn=thread)
@@ -234,7 +237,7 @@ def test_following_goes_on_in_the_next_files(tmp_path: Path, at_once: int) -> No
 
 
 def test_following_reads_a_file_to_its_end_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer may write and change files between the reader's look at the lines and its look at the files."""
+    """The writer may write and rotate between the reader's look at the lines and its look at the files."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(line_of(line(1)))
     original, looks = reading._files_behind, iter(range(100))
@@ -252,7 +255,7 @@ def test_following_reads_a_file_to_its_end_before_the_next(tmp_path: Path, monke
 
 
 def test_following_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
-    """A line that is half written when the reader looks is read when it is whole."""
+    """A line that is incomplete when the reader looks is read when it is complete."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(line_of(line(1))[:12])
 
@@ -263,14 +266,14 @@ def test_following_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
 
 
 def test_following_survives_a_record_that_vanishes(tmp_path: Path) -> None:
-    """Somebody cleans up while we look; the next record is followed."""
+    """A user deletes the record while it is followed; the next record is followed."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(line_of(line(1)))
     assert followed(path, [path.unlink, lambda: path.write_bytes(line_of(line(2))), lambda: None]) == [1, 2]
 
 
 def test_putting_never_waits(tmp_path: Path) -> None:
-    """The adverb, tested: the thread hangs in a write, and the engine's thread is back at once."""
+    """The thread hangs in a write; the engine's call returns at once."""
 
     class Hung(Stopped):
         def is_alive(self) -> bool:
@@ -291,5 +294,5 @@ def test_putting_never_waits(tmp_path: Path) -> None:
     assert finished
     assert writer.dropped == 900
     writer.close(0.05)
-    hung.runner.run()  # it wakes up, and finds that it is over
+    hung.runner.run()  # it wakes up after the close
     assert hung.runner.done

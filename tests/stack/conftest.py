@@ -1,4 +1,4 @@
-"""Answers that a stack must not change, and faults for one test."""
+"""Fixtures: expected answers without a stack, and fault injection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierkv.reference.configs import EngineConfig
 
 @pytest.fixture(scope="session")
 def expected() -> Callable[..., list[list[int]]]:
-    """Answers without tierkv, computed once per question."""
+    """Answers without tierkv, computed once per prompt."""
     known: dict[str, list[list[int]]] = {}
 
     def answers(prompts: list[list[int]], config: EngineConfig = ENGINE) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A plugin whose ``open`` fails stops only the stack that asks for it, and is named by it."""
+"""A plugin whose ``open`` fails stops only the stack that names it, and the error names the plugin."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
 
 
 def fails(*_: object) -> Any:
-    """What a plugin does on a machine that it was not made for."""
+    """Raise as a plugin does on an unsupported machine."""
     raise RuntimeError("no licence file")
 
 
 def ends(*_: object) -> Any:
-    """What a plugin does that takes itself for a program."""
+    """Raise SystemExit, as a plugin does that was written as a program."""
     raise SystemExit(3)
 
 
 def registry(make: Any = fails) -> PluginRegistry:
-    """What is installed, and a codec, a policy and a backend that cannot be opened."""
+    """Registry with a codec, a policy and a backend that cannot be opened."""
     known = load_plugins()
 
     class Broken:
@@ -53,7 +53,7 @@ def registry(make: Any = fails) -> PluginRegistry:
 
 
 def stack_of(place: Path, host: dict[str, Any] | None = None, **tier: Any) -> dict[str, Any]:
-    """A host tier and a disk."""
+    """Description of a host tier and a disk."""
     disk = {"name": "below", "backend": "disk", "path": str(place / "d"), "capacity": "8MiB", "min_free_bytes": 0}
     return {"host": {"capacity": "1MiB", **(host or {})}, "tiers": [disk | tier]}
 
@@ -62,8 +62,9 @@ def stack_of(place: Path, host: dict[str, Any] | None = None, **tier: Any) -> di
 def test_a_codec_that_nobody_asked_for_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, tiers: bool
 ) -> None:
-    """All codecs are opened to read what lies in tiers already. One that fails is told and left out: else a plugin
-    that somebody merely installed would stop every stack on the machine."""
+    """All codecs are opened to read stored frames. A codec that fails is logged and left out: an installed but unused
+    plugin must not stop every stack on the machine.
+    """
     config = stack_of(tmp_path) if tiers else {"host": {"capacity": "1MiB"}}
     with caplog.at_level(logging.WARNING, "tierkv"):
         tierkv.open_stack(config, SPEC, plugins=registry()).close()
@@ -85,7 +86,7 @@ def test_a_codec_that_nobody_asked_for_stops_nothing(
 def test_a_plugin_that_cannot_be_opened_is_named(
     tmp_path: Path, make: Any, host: dict[str, Any], tier: dict[str, Any], error: type[TierKVError], named: str
 ) -> None:
-    """Whatever a plugin raises, the user reads which tier, which plugin and why, and nothing stays open behind it."""
+    """Whatever a plugin raises, the error names tier, plugin and cause, and all opened resources are closed."""
     what = "no licence file" if make is fails else "SystemExit: 3"
     with pytest.raises(error, match=rf"{named} of Broken .*{what}") as caught:
         tierkv.open_stack(stack_of(tmp_path, host, **tier), SPEC, plugins=registry(make))
@@ -94,7 +95,7 @@ def test_a_plugin_that_cannot_be_opened_is_named(
 
 
 def test_an_error_of_ours_is_passed_on_with_the_tier(tmp_path: Path) -> None:
-    """A backend that says itself what is wrong says it better than we could."""
+    """A backend that raises a TierKVError describes the cause best; the stack adds the tier."""
     ours = BackendError("the bucket is in another country")
 
     def refuse(*_: object) -> Any:

@@ -1,4 +1,4 @@
-"""Codecs seen from an engine: what a changed configuration still finds, what a place holds, what stops a start."""
+"""Codecs in a whole stack: hits after a changed configuration, content of the storage, and refused starts."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ SPEC = EngineSpec("m", "float32", (GroupSpec(16, (4096,)),), 16)
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A key where the configuration says that it is."""
+    """Key in the file that the configuration names."""
     text = secrets.token_hex(32)
     monkeypatch.setenv("TIERKV_TEST_KEY", text)
     return text
 
 
 def config_of(place: Path, codec: Any, backend: str = "disk", **changes: Any) -> dict[str, Any]:
-    """A host tier and one tier with this codec."""
+    """Description of a host tier and one tier with this codec."""
     config = stack_config(place)
     (tier,) = [tier for tier in config["tiers"] if tier["backend"] == backend]
     return {**config, "tiers": [{**tier, "codec": codec, **changes}]}
 
 
 def at_rest(place: Path) -> bytes:
-    """Every byte of every file."""
+    """Return every byte of every file."""
     return b"".join(path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file())
 
 
 def payloads_at_rest(place: Path) -> list[bytes]:
-    """Payloads of whole raw frames among these bytes."""
+    """Return the payloads of whole raw frames among these bytes."""
     found, everything = [], at_rest(place)
     start = everything.find(b"\x89TIERKV\n")
     while start >= 0:
@@ -76,7 +76,7 @@ def frames_in(place: Path) -> list[Path]:
 def test_another_codec_finds_what_is_there(
     tmp_path: Path, expected: Expected, before: Any, after: Any, backend: str
 ) -> None:
-    """A user who turns compression or encryption on does not lose the cache for it."""
+    """A user who turns on compression or encryption keeps the cache."""
     with opened(config_of(tmp_path, before, backend)) as stack:
         serve(stack, PROMPTS)
         assert stack.close()
@@ -90,7 +90,9 @@ def test_another_codec_finds_what_is_there(
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("backend", ["disk", "fsspec"])
 def test_an_encrypted_place_holds_no_payload(tmp_path: Path, expected: Expected, backend: str) -> None:
-    """Every byte of every file: segments, logs, manifests. What to look for comes from the same engine's open tier."""
+    """Checked are all bytes of all files: segments, logs, manifests. The payloads to look for come from an unencrypted
+    tier.
+    """
     for name, codec in (("open", "none"), ("closed", AES)):
         with opened(config_of(tmp_path / name, codec, backend)) as stack:
             assert serve(stack, PROMPTS) == expected(PROMPTS)
@@ -109,7 +111,7 @@ def test_an_encrypted_place_holds_no_payload(tmp_path: Path, expected: Expected,
 def test_a_wrong_key_is_a_miss_and_a_counter(
     tmp_path: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Never wrong bytes, never fatal; and the right key finds what a wrong one could not read."""
+    """A wrong key gives misses and a counter, never wrong bytes or an error; the right key then finds the chunks."""
     with opened(config_of(tmp_path, AES)) as stack:
         serve(stack, PROMPTS)
         assert stack.close()
@@ -132,7 +134,7 @@ def test_a_wrong_key_is_a_miss_and_a_counter(
 def test_a_lossy_tier_serves_and_an_exact_one_does_not_give_its_chunks(
     tmp_path: Path, expected: Expected, codec: str
 ) -> None:
-    """With `lossy = true` chunks come back; without it the same place gives misses, and exact answers."""
+    """With `lossy = true` chunks are loaded; without it the same storage gives misses, and exact answers."""
     with opened(config_of(tmp_path, codec, lossy=True)) as stack:
         serve(stack, PROMPTS)
         assert stack.close()
@@ -148,7 +150,9 @@ def test_a_lossy_tier_serves_and_an_exact_one_does_not_give_its_chunks(
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("codec", ["int8", "none"])
 def test_what_comes_from_a_lossy_tier_is_not_offered_to_an_exact_one(tmp_path: Path, codec: str) -> None:
-    """The manager does not even try, whatever the lossy tier writes with by now; what is computed anew goes down."""
+    """The manager does not write lossy chunks to an exact tier, whatever codec the lossy tier uses now. Newly computed
+    chunks are written.
+    """
     with opened(config_of(tmp_path, "int8", lossy=True)) as stack:
         serve(stack, PROMPTS)
         assert stack.close()
@@ -180,7 +184,7 @@ def test_what_comes_from_a_lossy_tier_is_not_offered_to_an_exact_one(tmp_path: P
     ],
 )
 def test_what_a_codec_lacks_stops_the_start(tmp_path: Path, codec: Any, spec: EngineSpec, says: str) -> None:
-    """At run time every chunk would be a miss, and nobody would know why. The place is not locked afterwards."""
+    """At run time every chunk would be a miss without a visible cause. The storage is not locked afterwards."""
     with pytest.raises(ConfigError, match=says) as caught:
         tierkv.open_stack(config_of(tmp_path, codec, lossy=True), spec)
     assert caught.value.tier == "disk"
@@ -188,7 +192,7 @@ def test_what_a_codec_lacks_stops_the_start(tmp_path: Path, codec: Any, spec: En
 
 
 def test_codecs_that_nobody_asked_for_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They are opened to read old frames. One without a key, or for other values, is no news to anybody."""
+    """They are opened to read old frames. A codec without a key, or for other values, logs nothing."""
     spec = EngineSpec("m", "int4", (GroupSpec(16, (4096,)),), 16)
     tierkv.open_stack(config_of(tmp_path, "zstd"), spec).close()
     assert not [record for record in caplog.records if record.name.startswith("tierkv")]
@@ -196,7 +200,7 @@ def test_codecs_that_nobody_asked_for_say_nothing(tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize("inner", ["none", "zstd"])
 def test_parts_of_two_workers_are_encrypted_and_come_back(tmp_path: Path, inner: str) -> None:
-    """Digests of parts are withheld at rest; on the way back each worker needs its own again."""
+    """Digests of parts are not stored in plain text; each worker needs its own digest on the way back."""
     disk = {
         "backend": "disk", "path": str(tmp_path / "disk"), "capacity": "8MiB", "min_free_bytes": 0,
         "codec": {**AES, "inner": inner},
@@ -217,7 +221,7 @@ def test_parts_of_two_workers_are_encrypted_and_come_back(tmp_path: Path, inner:
 
 @pytest.mark.needs_torch
 def test_an_encrypted_tier_is_attached_later(tmp_path: Path, expected: Expected) -> None:
-    """Its codec has options of its own then, too, and is opened although no tier had it at the start."""
+    """Its codec has options, and is opened although no tier had it at the start."""
     with opened(config_of(tmp_path, AES)) as stack:
         serve(stack, PROMPTS)
         assert stack.close()

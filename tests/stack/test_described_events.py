@@ -1,4 +1,4 @@
-"""Events of an open stack, as a router would hear them: described by tokens, from a real engine, over a real disk."""
+"""Events of an open stack as a router receives them: described by tokens, with a real engine and a real disk."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ pytest.importorskip("torch")
 
 
 def events_of(stack: Stack, prompts: list[list[int]]) -> list[BlockEvent]:
-    """Serve and listen, as an engine does that publishes its events after each step.
-
-    The reference engine takes events in their raw form by itself; here it gets none of them.
+    """Serve prompts and take events after each step, as a publishing engine does. The reference engine's own call gets
+    none.
     """
     from tierkv.reference.engine import Engine  # noqa: PLC0415 - torch
 
@@ -35,12 +34,14 @@ def events_of(stack: Stack, prompts: list[list[int]]) -> list[BlockEvent]:
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """The switch."""
+    """Description with the switch on."""
     return {"events": {"self_describing": True, **changes}}
 
 
 def test_a_router_hears_tokens_and_tiers(tmp_path: Path) -> None:
-    """From tokens in events alone it finds which prompt lies where; what the host tier evicts stays known on disk."""
+    """From the tokens of events alone a router finds the tier of each prompt. Chunks evicted from the host tier stay
+    known on disk.
+    """
     prompts = prompts_of(3, 6)
     with opened(stack_config(tmp_path, host_slots=12, **described())) as stack:
         events = events_of(stack, prompts)
@@ -57,7 +58,7 @@ def test_a_router_hears_tokens_and_tiers(tmp_path: Path) -> None:
 
 
 def test_a_later_process_tells_what_it_can(tmp_path: Path) -> None:
-    """It finds chunks on disk that it never saw being made: their events name their own hash and claim no tokens."""
+    """It finds chunks on disk that another process stored: their events have their own hash and no tokens."""
     prompts = prompts_of(4, 2)
     with opened(stack_config(tmp_path)) as stack:
         events_of(stack, prompts)
@@ -71,7 +72,7 @@ def test_a_later_process_tells_what_it_can(tmp_path: Path) -> None:
 
 
 def test_without_the_switch_events_are_placeholders(tmp_path: Path) -> None:
-    """The default costs nothing, and whoever asks for described events all the same hears hashes."""
+    """The default costs nothing; an engine that takes described events then receives hashes only."""
     with opened(stack_config(tmp_path)) as stack:
         events = events_of(stack, prompts_of(5, 1))
         assert not stack.metrics.counters.events_undescribed
@@ -80,7 +81,7 @@ def test_without_the_switch_events_are_placeholders(tmp_path: Path) -> None:
 
 
 def test_disabled_events_reach_nobody(tmp_path: Path) -> None:
-    """An engine that never asks leaves no list behind."""
+    """An engine that takes no events must not accumulate them."""
     with opened(stack_config(tmp_path, **described(enabled=False))) as stack:
         assert events_of(stack, prompts_of(6, 1)) == []
         assert StackEvents.take(stack.events) == []

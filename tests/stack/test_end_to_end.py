@@ -20,7 +20,9 @@ Expected = Callable[..., list[list[int]]]
 
 
 def test_kv_outlives_the_gpu(tmp_path: Path, expected: Expected) -> None:
-    """The main job: a second engine with an empty pool answers the same from the tiers, and computes almost nothing."""
+    """The main task: a second engine with an empty pool gives the same answers from the tiers, and computes almost
+    nothing.
+    """
     prompts = prompts_of(1, 4)
     with opened(stack_config(tmp_path)) as stack:
         assert serve(stack, prompts) == expected(prompts)
@@ -30,7 +32,9 @@ def test_kv_outlives_the_gpu(tmp_path: Path, expected: Expected) -> None:
 
 
 def test_kv_outlives_the_process(tmp_path: Path, expected: Expected) -> None:
-    """What close() has written, a new stack over the same places finds: on disk at once, in objects after asking."""
+    """A new stack over the same storage finds the chunks that close() has written: on disk at once, in objects after a
+    probe.
+    """
     prompts = prompts_of(2, 4)
     with opened(stack_config(tmp_path)) as stack:
         serve(stack, prompts)
@@ -48,7 +52,7 @@ def test_kv_outlives_the_process(tmp_path: Path, expected: Expected) -> None:
 
 
 def test_promotion_fills_the_tiers_between(tmp_path: Path, expected: Expected) -> None:
-    """What comes up from the object store is written to the disk on its way: next time it is nearer."""
+    """A chunk read from the object store is also written to the disk, for a faster second read."""
     prompts = prompts_of(3, 2)
     objects_only = stack_config(tmp_path)
     objects_only["tiers"] = objects_only["tiers"][1:]
@@ -64,20 +68,20 @@ def test_promotion_fills_the_tiers_between(tmp_path: Path, expected: Expected) -
 
 
 def test_a_prefix_longer_than_the_host_tier_is_answered(tmp_path: Path, expected: Expected) -> None:
-    """Always progress (G1): 15 chunks through a host tier of 8: all of it is loaded, and each chunk is read once."""
+    """Progress (G1): 15 chunks pass a host tier of 8 slots; all are loaded, and each is read once."""
     prompts = prompts_of(4, 1, length=250)
     with opened(stack_config(tmp_path, host_slots=24)) as stack:
         serve(stack, prompts)
     with opened(stack_config(tmp_path, host_slots=8)) as stack:
         assert serve(stack, prompts) == expected(prompts)
         assert stack.metrics.counters.tokens_loaded == {"disk": 15 * CHUNK_TOKENS}
-        assert stack.metrics.counters.promotions["disk"] == 15  # nothing was read twice, or in vain
+        assert stack.metrics.counters.promotions["disk"] == 15  # no chunk was read twice or without use
         assert stack.metrics.counters.loads_streamed == 1
         assert stack.metrics.counters.deadlines_expired == 0
 
 
 def test_damage_at_rest_is_a_miss(tmp_path: Path, faults: Faults, expected: Expected) -> None:
-    """Never wrong bytes: every frame that comes up has one flipped bit; all are refused, counted and recomputed."""
+    """Never wrong bytes: every frame read has one flipped bit; all are refused, counted and recomputed."""
     prompts = prompts_of(5, 3)
     config = _faulty_disk(tmp_path)
     with opened(config, plugins=faults.registry()) as stack:
@@ -93,7 +97,7 @@ def test_damage_at_rest_is_a_miss(tmp_path: Path, faults: Faults, expected: Expe
 
 
 def test_without_verification_damage_changes_tokens(tmp_path: Path, faults: Faults, expected: Expected) -> None:
-    """The other side of the test above: with the checks switched off the same damage is seen in the tokens."""
+    """Control of the test above: without verification the same damage changes tokens."""
     prompts = prompts_of(5, 3)
     config = _faulty_disk(tmp_path)
     with opened(config, plugins=faults.registry()) as stack:
@@ -105,7 +109,7 @@ def test_without_verification_damage_changes_tokens(tmp_path: Path, faults: Faul
 
 @pytest.mark.parametrize("verb", ["read_into", "write", "contains", "delete"])
 def test_a_raising_tier_is_a_miss(tmp_path: Path, faults: Faults, expected: Expected, verb: Any) -> None:
-    """Never fatal: whatever verb raises, the engine answers, and goes on after the tier has recovered."""
+    """Never fatal: whichever verb raises, the engine answers, and the tier is used again after it has recovered."""
     prompts = prompts_of(6, 3)
     config = _faulty_disk(tmp_path)
     with opened(config, plugins=faults.registry()) as stack:
@@ -117,7 +121,7 @@ def test_a_raising_tier_is_a_miss(tmp_path: Path, faults: Faults, expected: Expe
 
 
 def test_a_hung_tier_is_a_miss(tmp_path: Path, faults: Faults, expected: Expected) -> None:
-    """Never in the way, always progress: reads hang for ever, the lookup's deadline passes, the engine computes."""
+    """Never blocking, always progress: reads hang for ever, the lookup's deadline passes, the engine computes."""
     prompts = prompts_of(7, 3)
     release = threading.Event()
     config = _faulty_disk(tmp_path, read_deadline_s=0.2, lookup={"deadline_s": 0.5})
@@ -135,7 +139,7 @@ def test_a_hung_tier_is_a_miss(tmp_path: Path, faults: Faults, expected: Expecte
 
 
 def test_one_bad_key_fails_one_chunk(tmp_path: Path, faults: Faults, expected: Expected) -> None:
-    """Results are per key: an error for one key of a batch costs that chunk, not its neighbours."""
+    """Results are per key: an error for one key of a batch costs that chunk only."""
     prompts = prompts_of(8, 1)
     config = _faulty_disk(tmp_path, retries=0)
     with opened(config, plugins=faults.registry()) as stack:
@@ -147,7 +151,7 @@ def test_one_bad_key_fails_one_chunk(tmp_path: Path, faults: Faults, expected: E
 
 
 def test_another_epoch_reads_nothing(tmp_path: Path) -> None:
-    """A namespace is a wall: after the user's epoch changed, nothing that lies there is found."""
+    """Namespaces are separate: after a change of the user's epoch no stored chunk is found."""
     prompts = prompts_of(9, 2)
     with opened(stack_config(tmp_path)) as stack:
         serve(stack, prompts)
@@ -157,7 +161,7 @@ def test_another_epoch_reads_nothing(tmp_path: Path) -> None:
 
 
 def test_the_host_tier_alone_works(tmp_path: Path, expected: Expected) -> None:
-    """A stack without lower tiers is a stack."""
+    """A stack needs no lower tier."""
     prompts = prompts_of(10, 2)
     with opened(stack_config(tmp_path, tiers=[])) as stack:
         serve(stack, prompts)
@@ -166,7 +170,7 @@ def test_the_host_tier_alone_works(tmp_path: Path, expected: Expected) -> None:
 
 
 def test_a_small_disk_keeps_its_capacity(tmp_path: Path, expected: Expected) -> None:
-    """Bounded: twelve slots of disk for some thirty chunks; it evicts, stays below, and serves what it has."""
+    """Bounded: twelve slots of disk for about thirty chunks; it evicts and keeps to its capacity."""
     prompts = prompts_of(11, 5)
     config = stack_config(tmp_path)
     config["tiers"][0]["capacity"] = 12 * SLOT_BYTES
@@ -179,7 +183,7 @@ def test_a_small_disk_keeps_its_capacity(tmp_path: Path, expected: Expected) -> 
 
 
 def test_two_groups(tmp_path: Path, expected: Expected) -> None:
-    """Any number of full-attention groups: each has its keys, blocks and chunks."""
+    """Any number of full-attention groups: each has its own keys, blocks and chunks."""
     engine = replace(ENGINE, num_groups=2, num_blocks=72)
     prompts = prompts_of(12, 3)
     with opened(stack_config(tmp_path, host_slots=48), engine) as stack:
@@ -190,7 +194,7 @@ def test_two_groups(tmp_path: Path, expected: Expected) -> None:
 
 
 def test_preemption_and_eviction_under_load(tmp_path: Path, expected: Expected) -> None:
-    """A pool for two requests, twelve requests: preemption, fences and eviction at once, and still every token."""
+    """A pool for two requests serves twelve: preemption, fences and eviction together change no token."""
     engine = replace(ENGINE, num_blocks=34, max_running=6)
     prompts = prompts_of(13, 12, length=110, shared=24)
     with opened(stack_config(tmp_path, host_slots=16), engine) as stack:
@@ -200,7 +204,7 @@ def test_preemption_and_eviction_under_load(tmp_path: Path, expected: Expected) 
 
 
 def test_abort_in_every_state(tmp_path: Path, expected: Expected) -> None:
-    """Requests abort while waiting, deferred, loading and running; nothing leaks, and the others are right."""
+    """Requests abort while waiting, deferred, loading and running; nothing leaks, and other answers are right."""
     from tierkv.reference.engine import Engine  # noqa: PLC0415 - torch, where a test needs it
 
     prompts = prompts_of(14, 6)
@@ -225,7 +229,7 @@ def test_abort_in_every_state(tmp_path: Path, expected: Expected) -> None:
 
 
 def test_reset_forgets_the_host_tier(tmp_path: Path, expected: Expected) -> None:
-    """After reset_cache the host tier is empty and everything is stored again."""
+    """After reset_cache the host tier is empty, and all chunks are stored again."""
     prompts = prompts_of(15, 2)
     with opened(stack_config(tmp_path, tiers=[])) as stack:
         serve(stack, prompts)

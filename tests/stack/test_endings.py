@@ -1,4 +1,4 @@
-"""Flushing between steps and closing: what the engine would have been told later is told, and nothing ends silently."""
+"""Flush between steps, and close: pending reports are delivered, and lost chunks are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = (1, 2, 3, 4)
 
 @dataclass
 class Prompt:
-    """64 tokens, four blocks, always the same."""
+    """64 tokens, four blocks, always equal."""
 
     request_id: str
     num_tokens: int = 64
@@ -43,20 +43,20 @@ class Block:
 
 
 def config_of(place: Path, **store: Any) -> dict[str, Any]:
-    """A host tier and a disk."""
+    """Description of a host tier and a disk."""
     disk = {"backend": "disk", "path": str(place / "disk"), "capacity": "8MiB", "min_free_bytes": 0}
     return {"host": {"capacity": "1MiB"}, "store": store, "tiers": [disk]}
 
 
 def opened(config: dict[str, Any]) -> Stack:
-    """A stack whose one worker has its pages."""
+    """A stack whose one worker has registered pages."""
     stack = tierkv.open_stack(config, SPEC)
     stack.worker.register_kv_caches([[np.ones((20, 64), np.uint8)]])
     return stack
 
 
 def step(stack: Stack, *scheduled: ScheduledRequest) -> LoadReport:
-    """One whole step."""
+    """Run one whole step."""
     meta = stack.build_connector_meta(StepOutput(scheduled))
     for worker in stack.workers:
         worker.start_step(meta)
@@ -65,14 +65,14 @@ def step(stack: Stack, *scheduled: ScheduledRequest) -> LoadReport:
 
 
 def ask(stack: Stack, request: Prompt) -> int:
-    """The answer of a lookup that ends."""
+    """Return the final answer of a lookup."""
     while (tokens := stack.get_num_new_matched_tokens(request, 0)[0]) is None:
         step(stack)
     return tokens
 
 
 def compute(stack: Stack, request_id: str) -> None:
-    """A request that computes its prompt in one step, and is over."""
+    """Compute the prompt of a request in one step, and end it."""
     request = Prompt(request_id)
     assert ask(stack, request) == 0
     stack.update_state_after_alloc(request, [[Block(i) for i in IDS]], 0)
@@ -81,8 +81,9 @@ def compute(stack: Stack, request_id: str) -> None:
 
 
 def test_a_load_that_ends_in_a_flush_is_reported_by_the_next_step(tmp_path: Path) -> None:
-    """Who flushes between steps, before a checkpoint, say, drains the worker. The request whose load ended thereby
-    waits for a report: if the flush kept it to itself, the request would wait for ever."""
+    """A flush between steps, such as before a checkpoint, drains the worker. A request whose load ends in it waits for
+    a report: without one it would wait for ever.
+    """
     with opened(config_of(tmp_path)) as stack:
         compute(stack, "a")
         while stack.has_pending_work():
@@ -103,8 +104,9 @@ def test_a_load_that_ends_in_a_flush_is_reported_by_the_next_step(tmp_path: Path
 
 @pytest.mark.parametrize("plan", ["immediate", "eager"])
 def test_close_makes_the_stores_that_the_next_step_would_have_made(tmp_path: Path, plan: str) -> None:
-    """A request ends, and the server stops before another step: what its last pass left to that step is stored and
-    reaches the disk; a close that says so must not have left it out."""
+    """A request ends, and the server stops before another step. The stores of its last forward pass must reach the
+    disk, or close must return False.
+    """
     stack = opened(config_of(tmp_path, plan=plan))
     compute(stack, "a")
     assert stack.has_pending_work()
@@ -114,8 +116,9 @@ def test_close_makes_the_stores_that_the_next_step_would_have_made(tmp_path: Pat
 
 
 def test_close_says_what_is_lost_and_says_it_again(tmp_path: Path) -> None:
-    """Workers in other processes cannot be reached by close: stores that they were never given are lost, and neither
-    the first answer nor that of a second call in a shutdown path may hide it."""
+    """Close cannot reach workers in other processes: stores that they were never given are lost. Neither the first nor
+    a second call may hide it.
+    """
     capabilities = EngineCapabilities(worker_processes=True)
     spec = EngineSpec("m", "float32", (GroupSpec(16, (64,)),), 16, capabilities=capabilities)
     stack = tierkv.open_stack(config_of(tmp_path), spec)
@@ -125,8 +128,9 @@ def test_close_says_what_is_lost_and_says_it_again(tmp_path: Path) -> None:
 
 
 def test_close_without_registered_pages_ends_all_the_same(tmp_path: Path) -> None:
-    """An engine that fails between its first step's instructions and their execution still gets its files and memory
-    back, and the error that it failed with is not replaced by one of ours."""
+    """An engine that fails between instructions and execution still gets files and memory released. Its error is not
+    replaced by one of tierkv.
+    """
     stack = tierkv.open_stack(config_of(tmp_path), SPEC)
     request = Prompt("a")
     assert ask(stack, request) == 0
@@ -138,7 +142,7 @@ def test_close_without_registered_pages_ends_all_the_same(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_a_flush_says_what_did_not_get_there(tmp_path: Path, write: str) -> None:
-    """Whoever restarts a server by that answer must not be told that all is on disk when the disk refused it."""
+    """A restart decided by the answer of flush must not assume that chunks are on disk which the disk refused."""
     faults = Faults()
     config = config_of(tmp_path)
     config["tiers"][0] |= {"backend": "faulty", "name": "disk", "write": write, "retries": 0}

@@ -58,7 +58,7 @@ def opened(place: Path, *, capabilities: EngineCapabilities | None = None, **con
 
 
 def step(stack: Stack, *scheduled: ScheduledRequest) -> frozenset[str]:
-    """One step of an engine; the requests whose loads ended."""
+    """Run one step; return the requests whose loads ended."""
     meta = stack.build_connector_meta(StepOutput(scheduled))
     stack.worker.start_step(meta)
     stack.worker.queue_stores(meta)
@@ -76,7 +76,7 @@ def compute(stack: Stack, request: Asked) -> None:
 
 
 def ask(stack: Stack, request: Asked) -> int:
-    """The answer, however many steps it takes."""
+    """Return the final answer of a lookup."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         tokens, _ = stack.get_num_new_matched_tokens(request, 0)
@@ -88,7 +88,7 @@ def ask(stack: Stack, request: Asked) -> int:
 
 
 def load(stack: Stack, request: Asked, tokens: int) -> None:
-    """Take an offer, and end the request."""
+    """Load an offer, and end the request."""
     stack.update_state_after_alloc(request, [[Block(i) for i in range(1, 1 + tokens // 16)]], tokens)
     deadline = time.monotonic() + WAIT_S
     while request.request_id not in step(stack):
@@ -98,8 +98,9 @@ def load(stack: Stack, request: Asked, tokens: int) -> None:
 
 
 def test_hints_choose_the_tier_and_the_account_tells_it(tmp_path: Path) -> None:
-    """After a restart everything lies on the disk: who allows the host tier only gets nothing, who allows the disk gets
-    it, and the account says where it came from, after the request has ended, too."""
+    """After a restart all chunks are on disk. A request that allows the host tier only loads nothing; one that allows
+    the disk loads them. The account names the tier, even after the request has ended.
+    """
     with opened(tmp_path) as stack:
         compute(stack, Asked("w", 1, 4))
         told = stack.request_account("w")
@@ -124,7 +125,7 @@ def test_hints_choose_the_tier_and_the_account_tells_it(tmp_path: Path) -> None:
 
 
 def test_store_hints_reach_the_disk(tmp_path: Path) -> None:
-    """What shall stay in memory, or go away, is not there after a restart; what may be stored is."""
+    """After a restart only chunks are found that the hints allowed to store."""
     with opened(tmp_path) as stack:
         compute(stack, Asked("memory", 1, 2, {"store": ["host"]}))
         compute(stack, Asked("once", 2, 2, {"one_shot": True}))
@@ -139,8 +140,9 @@ def test_store_hints_reach_the_disk(tmp_path: Path) -> None:
 def test_auto_leaves_a_disk_out_that_no_prefill_waits_for(
     tmp_path: Path, lookup: dict[str, Any], expected: int
 ) -> None:
-    """An engine that computes a token in a nanosecond has no use for a disk, once it is measured; off loads all the
-    same. The first hits are loaded in either case: the disk's speed is not known before some reads."""
+    """An engine that computes a token in a nanosecond does not load from a disk once its speed is measured; `off` still
+    loads. The first hits are loaded in either case, because the speed is unknown before some reads.
+    """
     first = range(1, 1 + READINGS_MIN)
     with opened(tmp_path) as stack:
         for i in (0, *first):
@@ -167,7 +169,7 @@ def test_a_floor_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_plugins_policy_hears_of_requests(tmp_path: Path) -> None:
-    """A policy from a plugin needs no registration beyond its own: it has the method, so it is told."""
+    """A policy from a plugin needs no further registration: having the method is enough."""
     seen: list[RequestObservation] = []
 
     class Listening(LruPolicy):

@@ -1,4 +1,4 @@
-"""A small stack over LMDB that is full: chunks leave, stores go on, and the directory keeps within its capacity."""
+"""A small stack over a full LMDB: chunks are evicted, stores continue, and the directory stays within its capacity."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ROUNDS = 8
 
 
 def config(place: Path) -> dict[str, Any]:
-    """Host over LMDB; what is served below stores twice as many bytes as that holds."""
+    """Host over LMDB; the prompts store twice as many bytes as it can hold."""
     tier = {"backend": "lmdb", "path": str(place / "lmdb"), "capacity": CAPACITY, "durability": "none"}
     return stack_config(place, tiers=[tier])
 
 
 def used_bytes(place: Path) -> int:
-    """Everything below a directory."""
+    """Bytes of all files below a directory."""
     return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
 def fill(place: Path, expected: Callable[..., list[list[int]]]) -> tuple[list[int], int]:
-    """Serve new prompts; chunks written in each round, and refused ones in all."""
+    """Serve new prompts; return the chunks written in each round, and the refused ones in total."""
     written = []
     with opened(config(place)) as stack:
         for seed in range(ROUNDS):
@@ -43,9 +43,8 @@ def fill(place: Path, expected: Callable[..., list[list[int]]]) -> tuple[list[in
 
 
 def test_full_tier_evicts_and_stores_go_on(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
-    """The framework knows how much room the capacity has, and evicts in time: no write is refused.
-
-    After a restart the newest chunks are there.
+    """The stack knows the room within the capacity and evicts in time: no write is refused. After a restart the newest
+    chunks are found.
     """
     written, failed = fill(tmp_path, expected)
     assert min(written[-4:]) > 0
@@ -60,9 +59,8 @@ def test_full_tier_evicts_and_stores_go_on(tmp_path: Path, expected: Callable[..
 def test_map_full_becomes_eviction(
     tmp_path: Path, expected: Callable[..., list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the account is wrong, as with frames that break the free pages up, LMDB itself says that its map is full.
-
-    That is a refusal, for which a chunk leaves; later stores find its room.
+    """If the account is wrong, for example because frames fragment the free pages, LMDB reports a full map. The write
+    is refused, a chunk is evicted for it, and later stores find room.
     """
     inner = options.Sizes.of
 

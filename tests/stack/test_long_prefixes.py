@@ -1,7 +1,7 @@
 """Prefixes that are longer than the host tier, over a real model, a real disk and real worker processes.
 
-A load that streams has many jobs, and every one of them may meet a hung disk, a bad frame, a reset or an abort. The
-engine must answer the same tokens whatever happens, and read no chunk twice when nothing does.
+A streamed load has many jobs. Each of them may meet a hung disk, a bad frame, a reset or an abort. The engine must
+return the same tokens in every case, and without faults no chunk is read twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TWO = prompts_of(72, 2, length=CHUNKS * CHUNK_TOKENS + 5, shared=0)
 
 
 class Reads:
-    """Notes which keys a backend is asked to read; from some key on it may hang."""
+    """Recorder of the keys that a backend is asked to read; from some key on reads may hang."""
 
     def __init__(self, hang_after: int = 10**9) -> None:
         self.keys: Counter[Key] = Counter()
@@ -44,7 +44,7 @@ class Reads:
         self._hang_after = hang_after
 
     def __call__(self, batch: Sequence[Any], inner: Inner) -> object:
-        """A fault that is none, until the tier hangs."""
+        """Act as a fault without effect, until reads hang."""
         self.keys.update(request.key for request in batch)
         if self.keys.total() > self._hang_after:
             self.gate.wait(30.0)
@@ -53,21 +53,21 @@ class Reads:
 
 @pytest.fixture
 def reads() -> Iterator[Reads]:
-    """A note of reads; whatever hangs in it ends with the test."""
+    """A recorder of reads; hanging reads end with the test."""
     made = Reads()
     yield made
     made.gate.set()
 
 
 def config(place: Path, host_slots: int = 8, **changes: Any) -> dict[str, Any]:
-    """A host tier of so many slots over a disk that can be spoiled; all of them may be reserved."""
+    """A host tier of ``slots`` slots over a disk with fault injection; all slots may be reserved."""
     tier = {"name": "disk", "backend": "faulty", "path": str(place / "disk"), "capacity": "32MiB", "min_free_bytes": 0}
     host = {"capacity": host_slots * SLOT_BYTES, "reserved_share": 1.0}
     return stack_config(place, tiers=[{**tier, **changes.pop("tier", {})}], host=host, **changes)
 
 
 def fill(place: Path, faults: Faults, prompts: list[list[int]] = PROMPT) -> None:
-    """A first process has stored the prompts."""
+    """Store the prompts in a first process."""
     with opened(config(place, 200), LONG, plugins=faults.registry()) as stack:
         serve(stack, prompts, LONG)
         assert stack.close()
@@ -77,8 +77,9 @@ def fill(place: Path, faults: Faults, prompts: list[list[int]] = PROMPT) -> None
 def test_sixty_chunks_through_any_host_tier(
     tmp_path: Path, faults: Faults, expected: Expected, reads: Reads, host_slots: int
 ) -> None:
-    """G1 over real I/O: 60 chunks pass 64 slots at once, 8 and 3 slots in segments, a single slot one by one; each is
-    read once from the backend, and the tokens are those of an engine without tierkv."""
+    """G1 over real I/O: 60 chunks pass 64 slots at once, 8 and 3 slots in segments, and a single slot one by one. Each
+    is read once, and the tokens are those of an engine without tierkv.
+    """
     fill(tmp_path, faults)
     with opened(config(tmp_path, host_slots), LONG, plugins=faults.registry()) as stack:
         faults.last.add("read_into", reads)
@@ -91,7 +92,7 @@ def test_sixty_chunks_through_any_host_tier(
 
 
 def test_two_at_once(tmp_path: Path, faults: Faults, expected: Expected, reads: Reads) -> None:
-    """Two long prompts and two short ones together, over eight slots: all are served from the disk."""
+    """Two long and two short prompts together, over eight slots: all are served from the disk."""
     short = prompts_of(73, 2, length=40, shared=0)
     fill(tmp_path, faults, [*TWO, *short])
     with opened(config(tmp_path), LONG, plugins=faults.registry()) as stack:
@@ -104,7 +105,7 @@ def test_two_at_once(tmp_path: Path, faults: Faults, expected: Expected, reads: 
 
 @pytest.mark.parametrize("call", [4, 9])
 def test_a_bad_frame_in_the_middle(tmp_path: Path, faults: Faults, expected: Expected, call: int) -> None:
-    """Never wrong bytes: one bit of a segment's frames is flipped; chunks before it are used, the rest is computed."""
+    """Never wrong bytes: one bit in a segment is flipped; chunks before it are used, the rest is computed."""
     fill(tmp_path, faults)
     with opened(config(tmp_path), LONG, plugins=faults.registry()) as stack:
         calls = iter(range(1000))
@@ -124,7 +125,8 @@ def test_a_bad_frame_in_the_middle(tmp_path: Path, faults: Faults, expected: Exp
 
 def test_the_disk_hangs_in_the_middle(tmp_path: Path, faults: Faults, expected: Expected) -> None:
     """Always progress: after twenty chunks no read ends any more. The load ends at its deadline, the rest is computed,
-    and the engine's steps never wait."""
+    and the engine's steps never wait.
+    """
     fill(tmp_path, faults)
     hanging = Reads(hang_after=20)
     try:
@@ -141,7 +143,7 @@ def test_the_disk_hangs_in_the_middle(tmp_path: Path, faults: Faults, expected: 
 
 
 def until_streaming(engine: Engine, stack: Stack) -> None:
-    """Steps until a load streams, and some segments of it have gone."""
+    """Step until a load streams, and some of its segments are done."""
     for _ in range(100_000):
         if stack.metrics.counters.loads_streamed and stack.metrics.counters.chunks_loaded >= 8:
             return
@@ -151,8 +153,9 @@ def until_streaming(engine: Engine, stack: Stack) -> None:
 
 @pytest.mark.parametrize("what", ["abort", "reset", "reset all", "detach"])
 def test_something_happens_in_the_middle(tmp_path: Path, faults: Faults, expected: Expected, what: str) -> None:
-    """The request is aborted, the cache is emptied, the tier is taken away: nothing of before is used where it must
-    not be, nothing is left over, and who comes next is served."""
+    """The request is aborted, the cache is reset, or the tier is detached: stale chunks are not used, nothing leaks,
+    and later requests are served.
+    """
     fill(tmp_path, faults)
     with opened(config(tmp_path), LONG, plugins=faults.registry()) as stack:
         engine = Engine(LONG, connector=stack)
@@ -175,7 +178,7 @@ def test_something_happens_in_the_middle(tmp_path: Path, faults: Faults, expecte
 
 
 def test_a_stack_is_closed_in_the_middle(tmp_path: Path, faults: Faults) -> None:
-    """The engine goes away while a prefix passes: nothing waits for the rest of it, and nothing stored is missing."""
+    """The engine stops while a prefix streams: nothing waits for the rest, and no stored chunk is missing."""
     fill(tmp_path, faults)
     with opened(config(tmp_path), LONG, plugins=faults.registry()) as stack:
         engine = Engine(LONG, connector=stack)
@@ -186,7 +189,7 @@ def test_a_stack_is_closed_in_the_middle(tmp_path: Path, faults: Faults) -> None
 
 
 def test_several_groups(tmp_path: Path, expected: Expected) -> None:
-    """Two groups share twelve slots: their chunks pass side by side."""
+    """Two groups share twelve slots: their chunks stream side by side."""
     engine = replace(LONG, num_groups=2, num_blocks=500)
     plain = stack_config(tmp_path, host_slots=400)
     with opened(plain, engine) as stack:
@@ -207,13 +210,13 @@ SOURCE, TARGET = range(1, 15), range(15, 29)
 
 
 def small(place: Path, slots_kib: int) -> dict[str, Any]:
-    """A host tier of so many KiB over a disk; a slot takes eight."""
+    """A host tier of ``kib`` KiB over a disk; a slot takes eight."""
     tier = {"backend": "disk", "path": str(place / "disk"), "capacity": "8MiB", "min_free_bytes": 0}
     return config_of(tiers=[tier], host={"capacity": f"{slots_kib}KiB", "reserved_share": 1.0})
 
 
 def await_ranks(ranks: Sequence[RemoteRank]) -> None:
-    """A process takes seconds to start: a lookup's deadline must not pass meanwhile."""
+    """Wait until the processes run: their start takes seconds, in which a lookup's deadline must not pass."""
     for rank in ranks:
         rank.ask("drain")
 
@@ -242,8 +245,9 @@ def test_several_workers(tmp_path: Path, processes: bool) -> None:
 
 
 def test_a_worker_is_lost_in_the_middle(tmp_path: Path) -> None:
-    """A rank's process dies while it copies a segment: the segment fails, and the load ends with the job that names
-    the void chunks. Both are reported in the dead rank's place."""
+    """A rank's process dies while it copies a segment. The segment fails, and the load ends with the job that names the
+    void chunks. Both are reported in place of the dead rank.
+    """
     with tierkv.open_stack(small(tmp_path, 256), spec_of(2)) as stack:
         first = Driver(stack, [LocalRank(worker) for worker in stack.workers])
         first.store(first.request(TOKENS), SOURCE)

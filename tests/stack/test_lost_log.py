@@ -1,4 +1,4 @@
-"""A stack over a disk tier whose index log is gone: the framework tells the tier how to know its frames."""
+"""A stack over a disk tier without its index log: the tier recognises its frames with the help of the stack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPTS = prompts_of(5, 2, shared=0)
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_chunks_are_found_again(tmp_path: Path, expected: Callable[..., list[list[int]]], codec: str) -> None:
-    """What was stored before the log was lost is loaded after it, whole, whatever codec wrote it."""
+    """Chunks stored before the log was lost are loaded after it, whichever codec wrote them."""
     disk = stack_config(tmp_path)["tiers"][0]
     config = stack_config(tmp_path, tiers=[{**disk, "codec": codec}])
     with opened(config) as stack:

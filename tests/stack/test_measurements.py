@@ -1,4 +1,4 @@
-"""Figures of an open stack that served: a scrape and a report that agree with what was done."""
+"""Measurements of an open stack that served: a scrape and a report agree with the work done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 
 def test_a_scrape_tells_what_was_moved(tmp_path: Path) -> None:
-    """Bytes in histograms, in counters and in the samples are the same bytes; every read of a tier was timed."""
+    """Histograms, counters and samples count the same bytes; every read of a tier is timed."""
     prompts = prompts_of(9, 4)
     with opened(stack_config(tmp_path)) as stack:
         serve(stack, prompts)
@@ -47,7 +47,7 @@ def test_a_scrape_tells_what_was_moved(tmp_path: Path) -> None:
 
 
 def test_increments_of_a_serving_stack_add_up(tmp_path: Path) -> None:
-    """What an exporter in another process was told, engine by engine, is what the stack counted itself."""
+    """The sum of all increments reported to an exporter equals the counters of the stack."""
     prompts, whole, messages = prompts_of(10, 4), empty_delta(), 0
     with opened(stack_config(tmp_path)) as stack:
         deltas = Deltas(stack)

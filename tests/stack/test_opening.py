@@ -1,4 +1,4 @@
-"""Opening a stack: what is wrong is said, and nothing that was opened stays open."""
+"""Opening a stack: errors name their cause, and a failed opening closes everything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OneRequest:
 
 
 class LongerRequest(OneRequest):
-    """The same beginning, so that a hit may end with the chunk in a group of any kind."""
+    """A request with the same first block, so that a hit may end with the chunk in a group of any kind."""
 
     num_tokens = num_prompt_tokens = 18
 
@@ -66,7 +66,7 @@ def disk(place: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_a_failed_opening_leaves_no_lock_behind(tmp_path: Path) -> None:
-    """The second tier cannot be opened: the first one is closed again, and the next try finds it free."""
+    """The second tier cannot be opened: the first one is closed, and the next attempt finds it unlocked."""
     (tmp_path / "file").write_text("not a directory")
     broken = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a"), disk(tmp_path / "file", name="b")]}
     with pytest.raises(BackendError, match="file"):
@@ -75,7 +75,7 @@ def test_a_failed_opening_leaves_no_lock_behind(tmp_path: Path) -> None:
 
 
 def test_a_chunk_size_that_does_not_fit_the_engine(tmp_path: Path) -> None:
-    """chunk.tokens is checked against the engine's blocks, and the next valid size is named."""
+    """chunk.tokens is checked against the engine's blocks; the error names the next valid size."""
     with pytest.raises(ConfigError, match="next valid size is 32"):
         tierkv.open_stack({"host": {"capacity": "1MiB"}, "chunk": {"tokens": 20}}, SPEC)
 
@@ -91,8 +91,9 @@ GROUPS = [
 
 @pytest.mark.parametrize("later", GROUPS[1:])
 def test_what_a_group_attends_to_is_part_of_the_namespace(tmp_path: Path, later: GroupSpec) -> None:
-    """A windowed group's chunk is stored without the blocks that the window has left behind, zeros in their place. To
-    a group that attends to more they would be wrong bytes under a checksum that fits: such an engine finds nothing."""
+    """A windowed group's chunk is stored with zeros in place of the blocks before the window. For a group that attends
+    to more, they would be wrong bytes with a valid checksum: such an engine finds nothing.
+    """
     config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
     namespaces = set()
     for group in GROUPS:
@@ -109,26 +110,26 @@ def test_what_a_group_attends_to_is_part_of_the_namespace(tmp_path: Path, later:
 
 @pytest.mark.parametrize("flag", ["loads_may_fail", "loads_span_steps"])
 def test_an_engine_that_cannot_live_with_loads(flag: str) -> None:
-    """A load that fails, or takes a while, must not come as a surprise: who says that it would is refused at once."""
+    """Loads may fail and may take several steps: an engine that cannot handle this is refused at once."""
     engine = replace(SPEC, capabilities=EngineCapabilities(**{flag: False}))
     with pytest.raises(ConfigError, match=rf"EngineCapabilities\({flag}=False\).* leave the flag at True"):
         tierkv.open_stack({"host": {"capacity": "1MiB"}}, engine)
 
 
 def test_a_host_tier_without_room_for_a_chunk() -> None:
-    """Capacity below one slot: both numbers are named."""
+    """Capacity below one slot: the error names both numbers."""
     with pytest.raises(ConfigError, match="4096 bytes holds no chunk"):
         tierkv.open_stack({"host": {"capacity": "4KiB"}}, SPEC)
 
 
 def test_a_missing_plugin_names_the_distribution() -> None:
-    """Who writes backend = "redis" learns what to install."""
+    """For backend = "redis" the error names the distribution to install."""
     with pytest.raises((ConfigError, PluginError), match="pip install tierkv-redis"):
         tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [{"backend": "redis"}]}, SPEC)
 
 
 def test_a_tier_whose_scan_fails_is_out_of_service(tmp_path: Path, faults: Faults) -> None:
-    """What a tier cannot tell at open is not guessed: it serves misses until its breaker finds it well again."""
+    """The content of a tier that cannot be listed is unknown: the tier serves misses until its breaker closes."""
     registry = faults.registry()
     config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a", backend="faulty")]}
     with tierkv.open_stack(config, SPEC, plugins=registry) as stack:
@@ -147,7 +148,7 @@ def test_a_tier_whose_scan_fails_is_out_of_service(tmp_path: Path, faults: Fault
 
 
 def test_observers_hear_what_happens_where(tmp_path: Path) -> None:
-    """tierkv_observe gets every event, in order, on a thread of the framework; one that raises disturbs nobody."""
+    """tierkv_observe gets every event, in order, on a framework thread; an observer that raises affects no other."""
     heard: list[CacheEvent] = []
 
     class Listener:
@@ -171,7 +172,7 @@ def test_observers_hear_what_happens_where(tmp_path: Path) -> None:
 
 
 def test_s95_closing_twice_is_harmless(tmp_path: Path) -> None:
-    """A server's shutdown path may come by more than once."""
+    """A server's shutdown path may call close more than once."""
     stack = tierkv.open_stack({"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}, SPEC)
     store_one_chunk(stack)
     assert stack.close()
@@ -182,7 +183,7 @@ def test_close_loses_nothing_that_was_stored(tmp_path: Path) -> None:
     """A store that was only queued when the engine stopped still reaches the disk (landscape G15)."""
     config = {"host": {"capacity": "1MiB"}, "tiers": [disk(tmp_path / "a")]}
     stack = tierkv.open_stack(config, SPEC)
-    store_one_chunk(stack)  # no step after it: the store waits for one that never comes
+    store_one_chunk(stack)  # no step follows: the store stays queued
     assert stack.close()
     with tierkv.open_stack(config, SPEC) as stack:
         assert stack.metrics.counters.tokens_loaded == {}

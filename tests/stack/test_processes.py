@@ -1,4 +1,4 @@
-"""Promises that only a second process can test: kill -9, and two engines over one shared place."""
+"""Promises that only a second process can test: kill -9, and two engines over one shared storage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ with opened(stack_config(Path(sys.argv[2]))) as stack:
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process that runs ``script``."""
+    """Start a process that runs ``script``."""
     return subprocess.Popen(
         [sys.executable, "-I", "-c", script, str(SUPPORT), *arguments],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -47,7 +47,7 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 def test_kill_minus_nine_loses_nothing_that_was_acknowledged(
     tmp_path: Path, expected: Callable[..., list[list[int]]]
 ) -> None:
-    """What was acknowledged stays: the engine heard "stored on disk", died at once, and the next one finds it."""
+    """An acknowledged chunk is kept: the engine got "stored on disk", died at once, and the next engine finds it."""
     process = start(SERVE_FOR_EVER, str(tmp_path))
     assert process.stdout is not None
     acknowledged: list[str] = []
@@ -86,7 +86,7 @@ with opened(config) as stack:
 
 
 def test_two_engines_share_a_place(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
-    """A shared tier is how engines share: what one process stored, another that was already running loads."""
+    """Engines share chunks by a shared tier: one process loads what another, already running, stored."""
     engines = [
         subprocess.Popen(
             [sys.executable, "-I", "-c", SERVE_ONCE, str(SUPPORT), str(tmp_path)],
@@ -117,7 +117,7 @@ def test_two_engines_share_a_place(tmp_path: Path, expected: Callable[..., list[
 
 
 def test_the_bed_is_what_it_says() -> None:
-    """The figures above rest on these: 16-token chunks, prompts of 120 tokens of which 40 are shared."""
+    """The numbers above depend on these: 16-token chunks, prompts of 120 tokens of which 40 are shared."""
     assert ENGINE.block_tokens * 2 == 16
     first, second = prompts_of(0, 2)
     assert len(first) == 120

@@ -1,4 +1,4 @@
-"""Engines of one description, side by side over one place: data parallel replicas (``EngineSpec.replica``)."""
+"""Engines of one description over one storage: data parallel replicas (``EngineSpec.replica``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Expected = Callable[..., list[list[int]]]
 
 @contextmanager
 def replica_of(config: dict[str, Any], number: int) -> Iterator[Stack]:
-    """The stack of one replica."""
+    """Open the stack of one replica."""
     stack = open_stack(config, replace(ENGINE.engine_spec(), replica=number))
     try:
         yield stack
@@ -35,7 +35,7 @@ def replica_of(config: dict[str, Any], number: int) -> Iterator[Stack]:
 
 
 def over(place: Path, backend: str, *, objects: bool = False) -> dict[str, Any]:
-    """Host over a tier that one process at a time may open, and perhaps over one that all share."""
+    """Host over a tier that one process at a time may open, and optionally over a shared one."""
     local = {"name": "local", "backend": backend, "path": str(place / "local"), "capacity": "8MiB"}
     if backend == "disk":
         local["min_free_bytes"] = 0
@@ -44,7 +44,7 @@ def over(place: Path, backend: str, *, objects: bool = False) -> dict[str, Any]:
 
 
 def loaded(stack: Stack, prompts: list[list[int]], expected: Expected) -> dict[str, int]:
-    """Tokens by the tier that they came from, of right answers."""
+    """Tokens by the tier that served them, of right answers."""
     before = stack.metrics.counters.tokens_loaded.copy()
     assert serve(stack, prompts) == expected(prompts)
     return dict(stack.metrics.counters.tokens_loaded - before)
@@ -52,7 +52,7 @@ def loaded(stack: Stack, prompts: list[list[int]], expected: Expected) -> dict[s
 
 @pytest.mark.parametrize("backend", ["disk", "lmdb"])
 def test_each_replica_has_its_own_place_and_finds_it_again(tmp_path: Path, backend: str, expected: Expected) -> None:
-    """`--data-parallel-size 2` with a path that was written down once: both start, and a restart finds both."""
+    """`--data-parallel-size 2` with one configured path: both replicas start, and a restart finds both."""
     pytest.importorskip(f"tierkv_{backend}")
     config = over(tmp_path, backend)
     with replica_of(config, 0) as one, replica_of(config, 1) as other:
@@ -63,7 +63,7 @@ def test_each_replica_has_its_own_place_and_finds_it_again(tmp_path: Path, backe
 
 
 def test_shared_tiers_are_shared_by_replicas(tmp_path: Path, expected: Expected) -> None:
-    """A bucket below the local tiers: what one replica has computed is there for the other at once."""
+    """A bucket below the local tiers: chunks that one replica has computed are found by the other at once."""
     config = over(tmp_path, "disk", objects=True)
     with replica_of(config, 0) as one, replica_of(config, 1) as other:
         assert loaded(one, OURS, expected) == loaded(other, THEIRS, expected) == {}
@@ -73,18 +73,18 @@ def test_shared_tiers_are_shared_by_replicas(tmp_path: Path, expected: Expected)
 
 
 def test_the_first_replica_has_the_place_of_an_engine_without_replicas(tmp_path: Path, expected: Expected) -> None:
-    """A second replica is added, or taken away: the cache of the first goes on."""
+    """A second replica is added or removed: the first one keeps its cache."""
     config = over(tmp_path, "disk")
     with open_stack(config, ENGINE.engine_spec()) as alone:
         assert loaded(alone, OURS, expected) == {}
         with pytest.raises(BackendUnavailableError, match="another `path`"), replica_of(config, 0):
-            pass  # not to be reached: the place is taken
+            pass  # not reached: the storage is locked
     with replica_of(config, 0) as first, replica_of(config, 1):
         assert loaded(first, OURS, expected) == {"local": CHUNKS}
 
 
 def test_a_tier_that_is_attached_later_is_the_replicas_own_too(tmp_path: Path, expected: Expected) -> None:
-    """An operator tells every replica the same."""
+    """An operator attaches the same table to every replica."""
     table = over(tmp_path, "disk")["tiers"][0]
     config = stack_config(tmp_path, tiers=[])
     for prompts, found in ((OURS, {}), (OURS, {"local": CHUNKS})):
@@ -96,7 +96,7 @@ def test_a_tier_that_is_attached_later_is_the_replicas_own_too(tmp_path: Path, e
 
 
 def test_engines_that_schedule_themselves_have_replicas_too(tmp_path: Path) -> None:
-    """The same holds at the other seam."""
+    """Replicas of staged stacks have separate storage, too."""
     config = over(tmp_path, "disk")
     spec = ENGINE.engine_spec()
     with open_staged_stack(config, spec):
@@ -106,7 +106,7 @@ def test_engines_that_schedule_themselves_have_replicas_too(tmp_path: Path) -> N
 
 
 def test_each_replica_writes_a_record_of_its_own(tmp_path: Path, expected: Expected) -> None:
-    """Lines of two processes in one file are a record of neither."""
+    """Lines of two processes in one file would mix two records."""
     config = {**over(tmp_path, "disk"), "record": {"path": str(tmp_path / "run.jsonl")}}
     with replica_of(config, 0) as one, replica_of(config, 1) as other:
         loaded(one, OURS, expected)
@@ -118,7 +118,9 @@ def test_each_replica_writes_a_record_of_its_own(tmp_path: Path, expected: Expec
 
 
 def test_a_replica_is_no_property_of_the_bytes() -> None:
-    """The number 0 changes neither fingerprint nor manifest: places of before are found. Others have their own."""
+    """Number 0 changes neither fingerprint nor manifest: earlier storage is found. Other numbers have storage of their
+    own.
+    """
     first = Namespace("m", "r", "bfloat16", "page", ((16, (4096,), "full_attention", None),), 1, 16)
     assert "replica" not in first.describe()
     second = replace(first, replica=1)
@@ -127,6 +129,6 @@ def test_a_replica_is_no_property_of_the_bytes() -> None:
 
 
 def test_a_replica_has_a_number() -> None:
-    """Counted from 0; anything else is a mistake of whoever connects an engine."""
+    """Numbers count from 0; anything else is an error of the engine author."""
     with pytest.raises(ConfigError, match="replica = -1"):
         open_stack(parse_config({"host": {"capacity": "1MiB"}}), replace(ENGINE.engine_spec(), replica=-1))

@@ -1,4 +1,4 @@
-"""Emptying every tier: nothing of before is answered, from the very next question on, and all of it is deleted."""
+"""Reset of every tier: chunks stored before it are not found from the next lookup on, and all of them are deleted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def disk(place: Path, backend: str = "disk") -> dict[str, object]:
 
 
 def steps(stack: Stack, count: int = 5000) -> None:
-    """An idle engine steps, until its lower tier is emptied."""
+    """Step an idle engine until its lower tier is empty."""
     for _ in range(count):
         if not stack._core.wiring.manager.tiers[0].phase.emptying:
             return
@@ -56,7 +56,7 @@ def test_all_tiers_are_emptied(tmp_path: Path, expected: Callable[..., list[list
 
 
 def test_an_emptied_tier_is_in_use_again(tmp_path: Path) -> None:
-    """A reset is no detachment: what is stored after it goes down, and comes back."""
+    """A reset does not detach: chunks stored after it are written and loaded."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         serve(stack, PROMPTS)
         assert stack.flush()
@@ -70,7 +70,7 @@ def test_an_emptied_tier_is_in_use_again(tmp_path: Path) -> None:
 
 
 def test_writes_under_way_are_deleted_too(tmp_path: Path) -> None:
-    """A chunk that reaches the disk a moment after the reset is of before."""
+    """A chunk that reaches the disk a moment after the reset was stored before it."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         serve(stack, PROMPTS)
         stack.reset_cache("all")  # nothing was flushed: cascades wait or are being written
@@ -79,7 +79,7 @@ def test_writes_under_way_are_deleted_too(tmp_path: Path) -> None:
 
 
 def test_a_tier_that_cannot_delete_answers_nothing(tmp_path: Path, faults: Faults) -> None:
-    """Old chunks must not come back because a disk refuses to forget them; when it can again, it does."""
+    """Old chunks must not be found again because a disk fails to delete them; they are deleted when it recovers."""
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "faulty")]), plugins=registry) as stack:
         serve(stack, PROMPTS)
@@ -98,7 +98,7 @@ def test_a_tier_that_cannot_delete_answers_nothing(tmp_path: Path, faults: Fault
 
 @pytest.mark.parametrize("change", [{"backend": "fsspec", "url": "file://{}/o"}, {"write": "read_only"}])
 def test_what_is_not_ours_is_not_emptied(tmp_path: Path, change: dict[str, str]) -> None:
-    """A bucket belongs to others too. Emptying half of the tiers would look like all of them: nothing happens."""
+    """A bucket has other users, too. To empty only some tiers would look like a full reset: nothing happens."""
     table = {**disk(tmp_path), **change}
     if "url" in table:
         table = {"name": "disk", "backend": "fsspec", "url": f"file://{tmp_path}/o"}
@@ -114,7 +114,7 @@ def test_what_is_not_ours_is_not_emptied(tmp_path: Path, change: dict[str, str])
 
 
 def test_an_orderly_close_ends_what_a_reset_began(tmp_path: Path) -> None:
-    """Who empties the cache and stops the server at once must not find it full at the next start."""
+    """A cache that is reset right before shutdown must be empty at the next start."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         serve(stack, PROMPTS)
         assert stack.flush()

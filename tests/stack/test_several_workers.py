@@ -1,4 +1,4 @@
-"""Workers that share one stack, in this process and in others: one chunk of all parts, or none."""
+"""Workers that share one stack, in this process and in others: a chunk has all parts, or does not exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
     ]
 )
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """An engine of two workers, either way, with its pages in host memory or on a GPU (that both use)."""
+    """An engine of two workers in both ways, with pages in host memory or on a GPU that both use."""
     where, _, device = request.param.partition(", ")
     with tierkv.open_stack(config_of(), spec_of(2, processes=where == "processes")) as stack:
         if where == "threads":
@@ -45,14 +45,14 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
 
 def assert_loaded(driver: Driver, source: list[int], target: list[int]) -> None:
-    """Each rank has in ``target`` what it had in ``source``."""
+    """Check that each rank has in ``target`` the content of its ``source``."""
     for rank in driver.ranks:
         for old, new in zip(source, target, strict=True):
             assert rank.block(new) == rank.block(old)
 
 
 def test_s120_two_workers_store_and_load_their_own_parts(driver: Driver) -> None:
-    """S120: through one stack each worker gets back its own bytes, and a job ends when both have reported."""
+    """S120: each worker gets back its own bytes through one stack, and a job ends when both have reported."""
     before = [rank.block(9) for rank in driver.ranks]
     driver.store(driver.request(PROMPT), SOURCE)
     assert driver.load(driver.request(PROMPT), TARGET) == (64, frozenset())
@@ -62,7 +62,7 @@ def test_s120_two_workers_store_and_load_their_own_parts(driver: Driver) -> None
 
 
 def test_s111_a_preempted_request_is_flushed_on_every_worker(driver: Driver) -> None:
-    """S110, S111: the stores of the step before are submitted and awaited by each worker before blocks are written."""
+    """S110, S111: each worker submits and awaits the stores of the previous step before blocks are written."""
     request = driver.request(PROMPT)
     expected = [[rank.block(i) for i in SOURCE] for rank in driver.ranks]
     driver.compute(request, SOURCE)
@@ -74,7 +74,7 @@ def test_s111_a_preempted_request_is_flushed_on_every_worker(driver: Driver) -> 
 
 
 def test_chunks_of_two_workers_go_down_and_come_back(tmp_path: Path) -> None:
-    """Tiers see frames of two parts: all are checked on the way in, and each worker gets back its own."""
+    """Tiers store frames of two parts: all are verified when read, and each worker gets back its own."""
     disk = {"backend": "disk", "path": str(tmp_path / "disk"), "capacity": "8MiB", "min_free_bytes": 0}
     config = config_of(tiers=[disk])
     with tierkv.open_stack(config, spec_of(2)) as stack:
@@ -98,7 +98,7 @@ def two(**more: Any) -> tuple[Stack, list[LocalRank], Driver]:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_chunk_is_visible_when_the_last_part_is_in(order: tuple[int, int]) -> None:
-    """Promise 1: with one of two reports in, the chunk is no hit; with both, whichever comes first, it is."""
+    """Promise 1: with one of two reports the chunk is no hit; with both, in either order, it is."""
     stack, ranks, driver = two()
     with stack:
         driver.begin_store(driver.request(PROMPT), SOURCE)
@@ -114,7 +114,7 @@ def test_a_chunk_is_visible_when_the_last_part_is_in(order: tuple[int, int]) -> 
 
 
 def test_a_worker_that_fails_its_part_fails_the_chunk() -> None:
-    """One rank's bytes without the other's are worth nothing: the chunk is gone, its neighbour stays."""
+    """One rank's bytes are worthless without the other's: the chunk is dropped, its neighbour stays."""
     stack, ranks, driver = two()
     with stack:
         gather, calls = ranks[1].worker._copies._pages.gather, []  # type: ignore[union-attr]
@@ -133,7 +133,7 @@ def test_a_worker_that_fails_its_part_fails_the_chunk() -> None:
 
 @pytest.mark.parametrize("damaged", [0, 1])
 def test_each_worker_checks_its_own_part(damaged: int) -> None:
-    """Damage in one part is seen by its worker alone, and the engine hears of the blocks; the other chunk is fine."""
+    """Damage in one part is found by its worker alone, and the blocks are reported; the other chunk is valid."""
     stack, ranks, driver = two()
     with stack:
         driver.store(driver.request(PROMPT), SOURCE)
@@ -147,7 +147,7 @@ def test_each_worker_checks_its_own_part(damaged: int) -> None:
 
 
 def test_transfers_of_all_workers_are_counted(driver: Driver) -> None:
-    """Each worker measures its own part; the stack's statistics hold both, also from other processes."""
+    """Each worker measures its own part; the stack's statistics have both, including other processes."""
     driver.store(driver.request(PROMPT), SOURCE)
     stats = driver.stack.metrics.take_samples()
     assert stats is not None
@@ -155,7 +155,7 @@ def test_transfers_of_all_workers_are_counted(driver: Driver) -> None:
 
 
 def test_a_rank_that_reports_twice_counts_once() -> None:
-    """An engine that hands in one report twice must not end a job that another worker still copies for."""
+    """A report handed in twice must not end a job that another worker still copies for."""
     stack, ranks, driver = two()
     with stack:
         driver.begin_store(driver.request(PROMPT), SOURCE)
@@ -170,7 +170,7 @@ def test_a_rank_that_reports_twice_counts_once() -> None:
 
 @pytest.mark.parametrize("checksums", [(), (b"", b""), (bytes(16),)])
 def test_a_part_that_was_not_reported_fails_its_chunk(checksums: tuple[bytes, ...]) -> None:
-    """A report that was cut off on its way, though it names no failure, must not make a chunk visible."""
+    """A truncated report without failures must not make a chunk visible."""
     stack, ranks, driver = two()
     with stack:
         driver.begin_store(driver.request(PROMPT), SOURCE)
@@ -181,12 +181,12 @@ def test_a_part_that_was_not_reported_fails_its_chunk(checksums: tuple[bytes, ..
         parts = {job: {1: checksums} for job in report.finished}
         stack.update_connector_output(WorkerOutput(report.finished, {}, parts))
         assert not stack.has_pending_work()
-        hit = 32 if checksums == (bytes(16),) else 0  # a checksum that is wrong: found when the part is loaded
+        hit = 32 if checksums == (bytes(16),) else 0  # wrong checksum: found when the part is loaded
         assert driver.load(driver.request(PROMPT), TARGET) == (hit, frozenset(TARGET[:2] if hit else ()))
 
 
 def test_reports_without_ranks_are_refused() -> None:
-    """A number alone does not say who is done: an engine author who sums counts himself learns of it at once."""
+    """A plain count does not identify the ranks: an engine author who sums counts gets an error at once."""
     stack, ranks, driver = two()
     with stack:
         driver.begin_store(driver.request(PROMPT), SOURCE)
@@ -200,7 +200,9 @@ def test_reports_without_ranks_are_refused() -> None:
 
 @pytest.mark.parametrize("copy", ["gather", "scatter"])
 def test_s84_a_killed_worker_fails_its_jobs(copy: str) -> None:
-    """S84, S120: killed in the middle of a copy. The engine says so, the jobs fail, and no half chunk is ever a hit."""
+    """S84, S120: a worker is killed in the middle of a copy. The engine reports it, the jobs fail, and no partial chunk
+    becomes a hit.
+    """
     with (
         tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack,
         remote_ranks(stack, 2, stall={1: copy}) as ranks,
@@ -225,7 +227,7 @@ def test_s84_a_killed_worker_fails_its_jobs(copy: str) -> None:
             assert driver.stack.get_num_new_matched_tokens(driver.request(PROMPT), 0) == (0, False)
             return
         assert report.invalid_block_ids == frozenset(TARGET)
-        # A failed load is a miss from then on. A new process takes the dead one's place, and all is well.
+        # A failed load is a miss from then on. A new process replaces the dead one.
         successor = RemoteRank(stack.worker_setup(1), seed=3)
         driver.ranks = [ranks[0], successor]
         driver.store(driver.request(PROMPT), SOURCE)
@@ -235,7 +237,7 @@ def test_s84_a_killed_worker_fails_its_jobs(copy: str) -> None:
 
 
 def test_a_late_report_of_a_lost_worker_is_ignored() -> None:
-    """What still lay in the pipe of a dead process must not be counted twice."""
+    """A report still in the pipe of a dead process must not be counted twice."""
     stack, ranks, driver = two()
     with stack:
         driver.begin_store(driver.request(PROMPT), SOURCE)
@@ -251,7 +253,7 @@ def test_a_late_report_of_a_lost_worker_is_ignored() -> None:
 
 
 def test_s122_reset_with_parts_in_flight() -> None:
-    """S122: jobs that a reset overtook end when both workers have reported, and what they brought is not cached."""
+    """S122: jobs overtaken by a reset end when both workers have reported, and their chunks are not cached."""
     stack, ranks, driver = two()
     with stack:
         driver.begin_store(driver.request(PROMPT), SOURCE)
@@ -266,7 +268,9 @@ def test_s122_reset_with_parts_in_flight() -> None:
 
 
 def test_one_worker_in_a_process_of_its_own() -> None:
-    """An engine core with a single worker process is the most common one; its frames are as of one in process."""
+    """An engine core with a single worker process is the most common one; its frames equal those of a worker in
+    process.
+    """
     with tierkv.open_stack(config_of(), spec_of(1, processes=True)) as stack, remote_ranks(stack, 1) as ranks:
         driver = Driver(stack, ranks)
         driver.store(driver.request(PROMPT), SOURCE)
@@ -276,7 +280,9 @@ def test_one_worker_in_a_process_of_its_own() -> None:
 
 
 def test_the_engine_survives_when_every_worker_is_killed() -> None:
-    """Landscape G15: the jobs fail, the engine's process goes on, and its shared memory has no name that could stay."""
+    """Landscape G15: the jobs fail, the engine's process continues, and its shared memory has no name that could
+    remain.
+    """
     with tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack:
         with remote_ranks(stack, 2, stall={0: "gather", 1: "gather"}) as ranks:
             driver = Driver(stack, ranks)
@@ -294,7 +300,7 @@ def test_the_engine_survives_when_every_worker_is_killed() -> None:
 
 
 def test_where_the_workers_live_is_said() -> None:
-    """Asking for the wrong kind of worker names the right way."""
+    """Asking for the wrong kind of worker raises an error that names the right call."""
     with tierkv.open_stack(config_of(), spec_of(2, processes=True)) as stack:
         assert stack.workers == ()
         with pytest.raises(EngineProtocolError, match="open_worker"):
@@ -314,7 +320,7 @@ def test_where_the_workers_live_is_said() -> None:
 
 
 def test_a_failed_opening_gives_shared_memory_back(tmp_path: Path) -> None:
-    """A tier that cannot be opened, and a capacity that cannot be had: no descriptor stays."""
+    """A tier that cannot be opened, and a capacity that cannot be allocated: no descriptor remains."""
     (tmp_path / "file").write_text("no directory")
     broken = {"backend": "disk", "path": str(tmp_path / "file"), "capacity": "8MiB", "min_free_bytes": 0}
     for config in (config_of(tiers=[broken]), config_of(host={"capacity": 2**45})):
@@ -325,6 +331,6 @@ def test_a_failed_opening_gives_shared_memory_back(tmp_path: Path) -> None:
 
 
 def test_more_workers_than_a_header_has_room_for() -> None:
-    """A limit with a name, told when the stack is opened, not when the first chunk is sealed."""
+    """The limit is checked when the stack is opened, not when the first chunk is sealed."""
     with pytest.raises(ConfigError, match=f"parts of {PARTS_MAX}"):
         tierkv.open_stack(config_of(), spec_of(PARTS_MAX + 1))

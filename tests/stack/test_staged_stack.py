@@ -1,4 +1,4 @@
-"""A stack for an engine that schedules itself: real memory, real workers, a real disk; this file plays the engine."""
+"""Stack for an engine that schedules itself: real memory, workers and disk. This file plays the engine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ BROKEN = 999
 
 
 def keys(count: int, family: str = "a", group: int = 0) -> list[Key]:
-    """The first chunks of a prompt."""
+    """Return the first chunks of a prompt."""
     return [make_key(f"{family} {i}".encode().rjust(16), group) for i in range(count)]
 
 
 class Rank:
-    """One worker with its own KV tensor, driven like an engine drives it."""
+    """One worker with its own KV tensor, driven as an engine drives it."""
 
     def __init__(self, stack: StagedStack, rank: int) -> None:
         rng = np.random.default_rng(rank)
@@ -44,7 +44,7 @@ class Rank:
         self.worker.register_kv_caches([[self.cache]])
 
     def run(self, transfer: StagedTransfer, blocks: Sequence[int], *, is_store: bool) -> bool:
-        """Do a job to its end, and mark it. Whether all of it could be copied."""
+        """Run a job to its end, and flag it. Returns whether all of it was copied."""
         job = TransferJob(
             job_id=transfer.number, request_id=NO_REQUEST, is_store=is_store, keys=transfer.keys, slots=transfer.slots,
             chunk_groups=transfer.groups, block_ids=tuple(blocks), group_sizes=(len(blocks),), block_indices=(0,),
@@ -64,7 +64,7 @@ class Bed:
         self.ranks = ranks
 
     def store(self, chunks: Sequence[Key], blocks: Sequence[int]) -> None:
-        """Store chunks, a block each, and report it."""
+        """Store chunks of one block each, and report it."""
         granted = self.stack.prepare_store("writer", [(key, TOKENS * (i + 1)) for i, key in enumerate(chunks)])
         assert granted is not None
         taken = [blocks[list(chunks).index(key)] for key in granted.transfer.keys]
@@ -73,11 +73,11 @@ class Bed:
         self.stack.complete_store(granted.transfer.keys)
 
     def ask(self, chunks: Sequence[Key], request_id: str = "reader") -> list[LookupResult]:
-        """Ask about a run of chunks."""
+        """Look up a run of chunks."""
         return [self.stack.lookup(request_id, key, TOKENS * (i + 1)) for i, key in enumerate(chunks)]
 
     def ask_until_known(self, chunks: Sequence[Key], request_id: str = "reader") -> list[LookupResult]:
-        """Ask in step after step, as an engine does."""
+        """Look up in step after step, as an engine does."""
         for _ in range(STEPS_MAX):
             answers = self.ask(chunks, request_id)
             if set(answers) <= {HIT, MISS}:
@@ -87,7 +87,7 @@ class Bed:
         raise AssertionError(f"still {answers}")
 
     def load(self, chunks: Sequence[Key], blocks: Sequence[int], request_id: str = "reader") -> None:
-        """Load what was answered, and report it."""
+        """Load a hit, and report it."""
         transfer = self.stack.prepare_load(request_id, chunks)
         self.stack.end_step()
         assert all(rank.run(transfer, blocks, is_store=False) for rank in self.ranks)
@@ -96,7 +96,7 @@ class Bed:
 
 @contextmanager
 def opened(place: Path | None = None, *, slots: int = 8, workers: int = 1, **changes: Any) -> Iterator[Bed]:
-    """A bed that is closed, whatever happens."""
+    """A bed that is closed in any case."""
     disk = {"backend": "disk", "path": str(place), "capacity": "8MiB", "min_free_bytes": 0}
     host = {"capacity": slots * SLOT_BYTES, "reserved_share": 1.0}
     config = {"host": host, "tiers": [] if place is None else [disk], **changes}
@@ -112,7 +112,7 @@ def opened(place: Path | None = None, *, slots: int = 8, workers: int = 1, **cha
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_worker_gets_its_own_bytes_back(workers: int) -> None:
-    """Stored, asked for, loaded: from the host tier at once, into other blocks."""
+    """Chunks are stored, looked up and loaded: from the host tier at once, into other blocks."""
     with opened(workers=workers) as bed:
         chunks = keys(3)
         bed.store(chunks, [1, 2, 3])
@@ -128,7 +128,7 @@ def test_every_worker_gets_its_own_bytes_back(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_restart_finds_what_was_stored(tmp_path: Path, workers: int) -> None:
-    """What went down to the disk is gathered from there by the next process, checked, and loaded."""
+    """Chunks on the disk are read by the next process, verified, and loaded."""
     chunks = keys(3)
     with opened(tmp_path, workers=workers) as bed:
         bed.store(chunks, [1, 2, 3])
@@ -145,8 +145,9 @@ def test_a_restart_finds_what_was_stored(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_store_that_failed_is_never_read(workers: int) -> None:
-    """The engine reports success in any case. The slot was that chunk's before, so an old seal lies in it: the chunk is
-    a miss all the same, and counted; its neighbour in the job is whole."""
+    """The engine reports success in any case. The slot held the chunk before, so it has an old seal: the chunk is still
+    a miss, and counted. Its neighbour in the job is valid.
+    """
     with opened(slots=2, workers=workers) as bed:
         good, bad = chunks = keys(2)
         bed.store(chunks, [1, 2])
@@ -164,8 +165,9 @@ def test_a_store_that_failed_is_never_read(workers: int) -> None:
 @pytest.mark.parametrize("flushed", ["marks", "engine"])
 @pytest.mark.parametrize("is_store", [True, False])
 def test_slots_of_a_reset_wait_for_the_workers(flushed: str, *, is_store: bool) -> None:
-    """A reset overtakes a transfer, and the engine never reports it: its slots are used again when both workers have
-    marked its end, or the engine says that all is flushed; not before, and they do not leak."""
+    """A reset overtakes a transfer, and the engine never reports it. Its slots are reused when both workers have
+    flagged its end, or the engine states that all is flushed; not before, and they do not leak.
+    """
     with opened(slots=2, workers=2) as bed:
         chunks = keys(2)
         if is_store:
@@ -195,8 +197,9 @@ def test_slots_of_a_reset_wait_for_the_workers(flushed: str, *, is_store: bool) 
 
 
 def test_late_reports_of_before_a_reset_change_nothing() -> None:
-    """A chunk is stored again after the reset while the old job of the same chunk still runs: the report of the one is
-    not that of the other."""
+    """A chunk is stored again after the reset while its old job still runs: the report of one job must not end the
+    other.
+    """
     with opened(slots=4) as bed:
         (key,) = keys(1)
         old = bed.stack.prepare_store("writer", [(key, 16)])
@@ -218,8 +221,9 @@ def test_late_reports_of_before_a_reset_change_nothing() -> None:
 
 
 def test_what_workers_have_marked_is_kept_at_the_end(tmp_path: Path) -> None:
-    """An engine that shuts down does not step any more: a store that has ended, and that nobody reported, goes down
-    with the others; one that has not is dropped, and the answer says so."""
+    """An engine that shuts down does not step any more. A flagged store without a report is written with the others; an
+    unflagged one is dropped, and close returns False.
+    """
     done, lost = keys(1, "done"), keys(1, "lost")
     with opened(tmp_path) as bed:
         granted = bed.stack.prepare_store("writer", [(done[0], 16)])
@@ -233,7 +237,7 @@ def test_what_workers_have_marked_is_kept_at_the_end(tmp_path: Path) -> None:
 
 
 def test_more_than_there_is_room_for_is_stored_from_the_front() -> None:
-    """Whoever waits for room for a hundred chunks in a host tier of eight waits in vain."""
+    """An offer of a hundred chunks to a host tier of eight would never be granted as a whole."""
     with opened(slots=8) as bed:
         granted = bed.stack.prepare_store("writer", [(key, 16) for key in keys(100)])
         assert granted is not None
@@ -244,7 +248,7 @@ def test_more_than_there_is_room_for_is_stored_from_the_front() -> None:
 
 
 def test_no_room_now_is_no_error() -> None:
-    """Everything is being stored: the engine is told that there is no room, and may offer the same again."""
+    """All slots are being stored to: the engine gets None, and may offer the same chunks again."""
     with opened(slots=2) as bed:
         first = bed.stack.prepare_store("writer", [(key, 16) for key in keys(2)])
         assert first is not None
@@ -255,7 +259,7 @@ def test_no_room_now_is_no_error() -> None:
 
 
 def test_hints_of_a_request_bound_its_stores() -> None:
-    """``store = false`` and ``max_offload_tokens``: the engine hears that there is nothing to copy."""
+    """``store = false`` and ``max_offload_tokens``: the engine gets a store without chunks."""
     with opened() as bed:
         bed.stack.on_new_request("quiet", {"tierkv": {"store": False}})
         bed.stack.on_new_request("short", {"tierkv": {"max_offload_tokens": 32}})
@@ -268,7 +272,7 @@ def test_hints_of_a_request_bound_its_stores() -> None:
 
 
 def test_a_prefix_longer_than_the_host_tier_is_answered(tmp_path: Path) -> None:
-    """G1 with a real disk: 24 chunks at rest, eight slots: what fits is loaded, the rest is a miss."""
+    """G1 with a real disk: 24 stored chunks, eight slots: as many as fit are loaded, the rest are misses."""
     chunks = keys(24)
     with opened(tmp_path, slots=40) as bed:
         bed.store(chunks, list(range(24)))
@@ -281,7 +285,7 @@ def test_a_prefix_longer_than_the_host_tier_is_answered(tmp_path: Path) -> None:
 
 
 def test_keys_name_groups_as_the_engine_numbers_them() -> None:
-    """An engine may leave out groups of its own: what stands in a key is its number, not ours."""
+    """An engine may leave out some of its groups: keys have its group numbers, not positions in the spec."""
     engine = EngineSpec("model", "float32", (GroupSpec(TOKENS, (PAGE,)), GroupSpec(TOKENS, (PAGE,))), TOKENS)
     stack = open_staged_stack({"host": {"capacity": 4 * SLOT_BYTES}}, engine, group_ids=(1, 4))
     try:
@@ -304,7 +308,7 @@ def test_keys_name_groups_as_the_engine_numbers_them() -> None:
     ],
 )
 def test_what_our_scheduler_would_do_is_refused_by_name(changes: dict[str, Any]) -> None:
-    """Silently ignoring a setting is the worst answer: the key is named, and what to do."""
+    """A setting must not be ignored silently: the error names the key and a remedy."""
     section, settings = next(iter(changes.items()))
     with pytest.raises(ConfigError, match=rf"{section}\.{next(iter(settings))} is set"), opened(**changes):
         pass

@@ -1,4 +1,4 @@
-"""Store plans over a real stack and a real model: whatever is stored when, the answers stay the same."""
+"""Store plans over a real stack and a real model: the plan changes when chunks are stored, and no answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Expected = Callable[..., list[list[int]]]
 
 
 def lazy_stack(place: Path) -> Stack:
-    """A stack that stores what is about to be reused, for an engine that shows it."""
+    """A stack that stores blocks shortly before they are reused, for an engine that shows its free blocks."""
     config = stack_config(place, chunk={"blocks": 1}, store={"plan": "lazy"})
     spec = replace(ENGINE.engine_spec(), capabilities=EngineCapabilities(shows_free_blocks=True))
     return open_stack(config, spec)
 
 
 def test_eager_changes_no_answer(tmp_path: Path, expected: Expected) -> None:
-    """A step later is early enough: a second engine with an empty pool finds all it needs."""
+    """One step later is early enough: a second engine with an empty pool finds all chunks."""
     prompts = prompts_of(31, 4)
     with opened(stack_config(tmp_path, store={"plan": "eager"})) as stack:
         assert serve(stack, prompts) == expected(prompts)
@@ -37,8 +37,9 @@ def test_eager_changes_no_answer(tmp_path: Path, expected: Expected) -> None:
 
 
 def test_lazy_stores_what_the_pool_is_about_to_lose(tmp_path: Path, expected: Expected) -> None:
-    """The pool holds 39 blocks and the prompts need 65: what it loses lies in the tiers when it is asked for again, and
-    less is stored than was computed."""
+    """The pool holds 39 blocks and the prompts need 65. Blocks that it loses are found in the tiers, and less is stored
+    than was computed.
+    """
     prompts = prompts_of(32, 6, shared=16)
     with lazy_stack(tmp_path) as stack:
         engine = Engine(ENGINE, connector=stack)
@@ -51,7 +52,7 @@ def test_lazy_stores_what_the_pool_is_about_to_lose(tmp_path: Path, expected: Ex
 
 
 def test_request_level_changes_no_answer(tmp_path: Path, expected: Expected) -> None:
-    """Loaded chunks are offered again; what the host tier still has is not stored twice."""
+    """Loaded chunks are offered again; chunks still in the host tier are not stored twice."""
     prompts = prompts_of(33, 4)
     with opened(stack_config(tmp_path, store={"policy": "request_level"})) as stack:
         assert serve(stack, prompts) == expected(prompts)
@@ -62,13 +63,13 @@ def test_request_level_changes_no_answer(tmp_path: Path, expected: Expected) -> 
 
 
 def test_an_engine_that_does_not_show_its_free_blocks(tmp_path: Path) -> None:
-    """Lazy storing would store nothing: it is refused at once, with what to write instead."""
+    """Lazy storing would store nothing: the engine is refused at once, and the error names a valid plan."""
     with pytest.raises(ConfigError, match=r'does not show its free blocks .* use "immediate" or "eager"'):
         open_stack(stack_config(tmp_path, chunk={"blocks": 1}, store={"plan": "lazy"}), ENGINE.engine_spec())
 
 
 def test_lazy_with_chunks_of_several_blocks(tmp_path: Path) -> None:
-    """Nothing was opened when this is found out: the same places open right after."""
+    """Nothing is open when the error is raised: the same storage can be opened right after it."""
     spec = replace(ENGINE.engine_spec(), capabilities=EngineCapabilities(shows_free_blocks=True))
     with pytest.raises(ConfigError, match=r"has 2 of them: set chunk\.blocks = 1"):
         open_stack(stack_config(tmp_path, store={"plan": "lazy"}), spec)

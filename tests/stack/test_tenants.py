@@ -1,4 +1,4 @@
-"""Tenants in a whole stack: apart by their keys, and within their quotas, also after a restart."""
+"""Tenants in a whole stack: separated by their keys, and within their quotas, even after a restart."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ A, B = tenant_of_salt("team-a"), tenant_of_salt("team-b")
 
 
 def prompts(seed: int, count: int, length: int = 120) -> list[list[int]]:
-    """Prompts that share nothing."""
+    """Prompts that share no chunk."""
     rng = random.Random(seed)
     return [[rng.randrange(1, 211) for _ in range(length)] for _ in range(count)]
 
 
 def serve(stack: Stack, asked: Sequence[list[int]], salt: str | None) -> int:
-    """Serve prompts of one tenant in a fresh engine; the tokens that were loaded."""
+    """Serve prompts of one tenant in a fresh engine; return the loaded tokens."""
     engine = Engine(ENGINE, connector=stack)
     names = [engine.add_request(prompt, ANSWER, cache_salt=salt) for prompt in asked]
     while engine.has_work:
@@ -40,8 +40,8 @@ def serve(stack: Stack, asked: Sequence[list[int]], salt: str | None) -> int:
 
 
 def settle(stack: Stack) -> None:
-    """Let writes and deletions end."""
-    stack.flush()  # says no where a quota let a chunk go that was still to be written
+    """Wait until writes and deletions have ended."""
+    stack.flush()  # False where a quota evicted a chunk that was still to be written
     assert not stack._core.wiring.manager.has_pending_changes
     quiet = 0
     while quiet < 20:
@@ -56,7 +56,7 @@ def disk(place: Path, **more: Any) -> dict[str, Any]:
 
 
 def held(stack: Stack, tier: int = 0) -> dict[bytes, int]:
-    """Chunks per tenant in a lower tier, counted from its own table."""
+    """Chunks per tenant in a lower tier, counted from its table."""
     counts: dict[bytes, int] = {}
     for key in stack._core.wiring.manager.tiers[tier].residency:
         counts[tenant_of(key)] = counts.get(tenant_of(key), 0) + 1
@@ -64,7 +64,7 @@ def held(stack: Stack, tier: int = 0) -> dict[bytes, int]:
 
 
 def test_salts_share_nothing(tmp_path: Path) -> None:
-    """A hit on another tenant's chunk tells what that tenant asked."""
+    """A hit on another tenant's chunk would reveal that tenant's prompts."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         asked = prompts(1, 2)
         assert serve(stack, asked, "team-a") == 0
@@ -74,7 +74,7 @@ def test_salts_share_nothing(tmp_path: Path) -> None:
 
 
 def test_a_flood_costs_others_nothing(tmp_path: Path) -> None:
-    """With a quota the chunks of a quiet tenant outlive any number of another one's, in host memory and on disk."""
+    """With a quota the chunks of a quiet tenant outlive any number of another tenant's, in host memory and on disk."""
     quota = 7 * SLOT_BYTES
     host = {"capacity": 32 * SLOT_BYTES, "tenant_quota": quota}
     tiers = [disk(tmp_path, capacity=30 * 16 * 1024, tenant_quota=15 * 16 * 1024)]
@@ -94,7 +94,7 @@ def test_a_flood_costs_others_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_quota_the_flood_wins(tmp_path: Path) -> None:
-    """The control: the same load without quotas throws the quiet tenant out, so the test above can fail."""
+    """Control of the test above: without quotas the same load evicts the quiet tenant."""
     host = {"capacity": 32 * SLOT_BYTES}
     with opened(stack_config(tmp_path, host=host, tiers=[disk(tmp_path, capacity=30 * 16 * 1024)])) as stack:
         quiet = prompts(1, 1)
@@ -106,7 +106,7 @@ def test_without_a_quota_the_flood_wins(tmp_path: Path) -> None:
 
 
 def test_quotas_hold_after_a_restart(tmp_path: Path) -> None:
-    """Chunks at rest say whose they are, so a smaller quota is enforced on what an earlier process left."""
+    """Stored chunks name their tenant, so a smaller quota applies to chunks of an earlier process."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         for seed in range(4):
             serve(stack, prompts(seed, 2), "team-a")
@@ -120,11 +120,11 @@ def test_quotas_hold_after_a_restart(tmp_path: Path) -> None:
         assert isinstance(policy, TenantPolicy)
         settle(stack)
         assert 0 < policy.usage()[A] <= 64 * 1024
-        assert held(stack)[NO_TENANT] == before[NO_TENANT], "whoever has no quota of that name lost chunks"
+        assert held(stack)[NO_TENANT] == before[NO_TENANT], "requests without a salt lost chunks"
 
 
 def test_a_tier_without_an_account_takes_no_quota(tmp_path: Path) -> None:
-    """A bucket that others write to cannot be kept to a tenant's quota by one stack: said at start."""
+    """One stack cannot keep a tenant within its quota in a bucket that others write to: refused at start."""
     objects = {"name": "objects", "backend": "fsspec", "url": f"file://{tmp_path}/o", "tenant_quota": "1MiB"}
     with (
         pytest.raises(ConfigError, match=r"tiers\[0\].tenant_quota.*with a capacity"),

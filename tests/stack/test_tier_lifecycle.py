@@ -1,4 +1,4 @@
-"""Tiers that come and go while requests are served: nothing is lost, nothing waits, nothing is answered wrongly."""
+"""Tiers attached and detached while requests are served: no chunk is lost, no step waits, no answer is wrong."""
 
 from __future__ import annotations
 
@@ -31,32 +31,34 @@ def disk(place: Path, name: str = "disk", backend: str = "disk") -> dict[str, An
 
 
 def step_until(stack: Stack, condition: Callable[[], bool]) -> None:
-    """Let an idle engine step, as it does while there is pending work."""
+    """Step an idle engine while it has pending work."""
     for _ in range(20_000):
         if condition():
             return
         stack.build_connector_meta(StepOutput())
         threading.Event().wait(0.001)
-    raise AssertionError("waited in vain")
+    raise AssertionError("the condition never became true")
 
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What hanging calls wait for; open at the end of the test."""
+    """A gate for hanging calls; opened at the end of the test."""
     gate = threading.Event()
     yield gate
     gate.set()
 
 
 def loaded(stack: Stack, tier: str) -> int:
-    """Chunks that came up from a tier."""
+    """Chunks read from a tier."""
     return stack.metrics.counters.promotions[tier]
 
 
 def test_an_attached_tier_serves_what_it_held_and_takes_new_chunks(
     tmp_path: Path, expected: Callable[..., list[list[int]]]
 ) -> None:
-    """A disk filled by an earlier stack is plugged into one in service: its chunks are hits, and new ones go there."""
+    """A disk filled by an earlier stack is attached to one in service: its chunks are hits, and new ones are written to
+    it.
+    """
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as first:
         serve(first, PROMPTS)
     with opened(stack_config(tmp_path, tiers=[])) as stack:
@@ -79,7 +81,9 @@ def test_an_attached_tier_serves_what_it_held_and_takes_new_chunks(
 
 
 def test_a_detached_tier_is_a_miss_and_may_come_back(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
-    """A tier is taken out for repairs. Its files are free at once, its chunks are misses, and when it is back, hits."""
+    """A tier is detached for repairs. Its files are unlocked at once and its chunks are misses; attached again, they
+    are hits.
+    """
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         serve(stack, PROMPTS)
         assert stack.flush()
@@ -91,13 +95,13 @@ def test_a_detached_tier_is_a_miss_and_may_come_back(tmp_path: Path, expected: C
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert loaded(stack, "disk") == 0
         stack.reset_cache()
-        stack.tiers.attach(disk(tmp_path))  # its lock was let go of, or this would be refused
+        stack.tiers.attach(disk(tmp_path))  # refused if its lock were still held
         assert serve(stack, PROMPTS) == expected(PROMPTS)
         assert loaded(stack, "disk") > 0
 
 
 def test_tiers_are_asked_in_the_order_in_which_they_stand(tmp_path: Path) -> None:
-    """A faster tier goes ahead of a slower one, and what both have comes from it."""
+    """A faster tier is placed ahead of a slower one, and chunks in both are read from it."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "slow")])) as stack:
         stack.tiers.attach(disk(tmp_path, "fast"), before="slow")
         serve(stack, PROMPTS)
@@ -115,7 +119,7 @@ def test_tiers_are_asked_in_the_order_in_which_they_stand(tmp_path: Path) -> Non
 
 
 def test_events_say_that_a_detached_tier_is_empty(tmp_path: Path) -> None:
-    """Routers that follow events must not send requests to chunks that this engine cannot reach any more."""
+    """Routers that follow events must not send requests to chunks that this engine can no longer reach."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         serve(stack, PROMPTS)
         stack.flush()
@@ -129,7 +133,7 @@ def test_events_say_that_a_detached_tier_is_empty(tmp_path: Path) -> None:
 def test_a_tier_that_hangs_leaves_the_stack_in_service(
     tmp_path: Path, faults: Faults, gate: threading.Event, expected: Callable[..., list[list[int]]]
 ) -> None:
-    """A hung disk is why somebody detaches it. Requests go on at once; the change is done when its last call is."""
+    """A hung disk is a reason to detach. Requests continue at once; the change is done when the last call has ended."""
     registry = faults.registry()
     table = disk(tmp_path, "bad", "faulty")
     with opened(stack_config(tmp_path, tiers=[table]), plugins=registry) as stack:
@@ -147,7 +151,7 @@ def test_a_tier_that_hangs_leaves_the_stack_in_service(
 
 
 def test_what_cannot_be_attached_leaves_everything_as_it_was(tmp_path: Path, faults: Faults) -> None:
-    """Bad tables, taken names and tiers that cannot be opened are told to the caller; the stack has not noticed."""
+    """Bad tables, taken names and tiers that cannot be opened raise in the caller; the stack is unchanged."""
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)]), plugins=registry) as stack:
         with pytest.raises(ConfigError, match="capasity"):
@@ -166,7 +170,7 @@ def test_what_cannot_be_attached_leaves_everything_as_it_was(tmp_path: Path, fau
 def test_a_tier_whose_scan_fails_is_closed_again(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index that cannot be read would make a full tier look empty; and its lock must not stay behind."""
+    """An index that cannot be read would make a full tier look empty; its lock must be released."""
     registry = faults.registry()
     table = disk(tmp_path, "bad", "faulty")
     with opened(stack_config(tmp_path, tiers=[]), plugins=registry) as stack:
@@ -184,7 +188,7 @@ def test_a_tier_whose_scan_fails_is_closed_again(
 
 
 def test_an_unknown_name_is_told_to_who_waits(tmp_path: Path) -> None:
-    """The engine's thread must not raise for somebody else's mistake."""
+    """An unknown name must not raise on the engine's thread."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
         change = stack.tiers.detach("dsik")
         stack.build_connector_meta(StepOutput())
@@ -193,7 +197,7 @@ def test_an_unknown_name_is_told_to_who_waits(tmp_path: Path) -> None:
 
 
 def test_two_that_come_at_once_under_one_name(tmp_path: Path) -> None:
-    """Both were opened before either was in service: the second is refused, closed, and told so."""
+    """Both were opened before either was in service: the second is refused and closed, and its change raises."""
     with opened(stack_config(tmp_path, tiers=[])) as stack:
         first = stack.tiers.attach(disk(tmp_path))
         second = stack.tiers.attach({**disk(tmp_path), "path": str(tmp_path / "other")})
@@ -205,7 +209,7 @@ def test_two_that_come_at_once_under_one_name(tmp_path: Path) -> None:
 
 
 def test_a_closed_stack_settles_what_never_came(tmp_path: Path) -> None:
-    """Who waits for a change must not wait for ever, and no backend may stay open."""
+    """A wait for a change must not last for ever, and no backend may stay open."""
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
         stack.tiers.attach(disk(tmp_path))
         gone = stack.tiers.detach("first")
@@ -219,7 +223,7 @@ def test_a_closed_stack_settles_what_never_came(tmp_path: Path) -> None:
 
 
 def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[int]]]) -> None:
-    """Another thread attaches and detaches as fast as it can while prompts are served: every answer is right."""
+    """Another thread attaches and detaches continuously while prompts are served: every answer is right."""
     stop = threading.Event()
     done: list[int] = []
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path)])) as stack:
@@ -253,7 +257,7 @@ def test_changes_under_load(tmp_path: Path, expected: Callable[..., list[list[in
 
 
 def test_a_name_that_is_used_again_is_told_of_once(tmp_path: Path, faults: Faults, gate: threading.Event) -> None:
-    """A hung tier is replaced by a new one of its name. Two series of one name would make the whole scrape invalid."""
+    """A hung tier is replaced by one of the same name. Two series of one name would make the whole scrape invalid."""
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
         faults.last.add("write", hang_until(gate))
@@ -263,7 +267,7 @@ def test_a_name_that_is_used_again_is_told_of_once(tmp_path: Path, faults: Fault
         stack.tiers.attach({**disk(tmp_path, "bad"), "path": str(tmp_path / "other")})
         step_until(stack, lambda: stack.tiers.names == ("bad",))
         serve(stack, OTHERS)
-        assert stack.flush(), "what hangs in the tier that leaves is nothing to wait for"
+        assert stack.flush(), "a flush must not wait for a detached tier"
         labels = [(metric.name, values) for metric, values, _ in stack.metrics.series()]
         assert len(labels) == len(set(labels))
         assert stack.tiers.stats()["bad"]["bytes_written"] > 0, "these are the old tier's counters"
@@ -273,8 +277,9 @@ def test_a_name_that_is_used_again_is_told_of_once(tmp_path: Path, faults: Fault
 def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
     tmp_path: Path, faults: Faults, gate: threading.Event
 ) -> None:
-    """Writes below hold half of the host tier at most. If each hung tier that is replaced kept its own half, the second
-    one would take the last slot from requests."""
+    """Writes may pin half of the host tier at most. If each replaced hung tier kept its own half, the second one would
+    take the last slot from requests.
+    """
     registry = faults.registry()
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "bad", "faulty")]), plugins=registry) as stack:
         faults.last.add("write", hang_until(gate))
@@ -294,8 +299,9 @@ def test_slots_that_hang_in_a_tier_that_leaves_are_no_other_ones_share(
 
 
 def test_a_tier_for_which_no_thread_is_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise 3: threads and files run out. Whoever waits for the tier is told; the engine's thread goes on, and its
-    place is free again when there are threads."""
+    """Promise 3: threads and files run out. The change raises; the engine's thread continues, and the name is free when
+    threads are available again.
+    """
     with opened(stack_config(tmp_path, tiers=[disk(tmp_path, "first")])) as stack:
         change = stack.tiers.attach(disk(tmp_path))
 

@@ -1,4 +1,4 @@
-"""When tiers are written, seen from an engine: with real disks, restarts, and a disk that hangs."""
+"""Write policies seen from an engine: with real disks, restarts, and a disk that hangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG_CHUNKS = 120 // CHUNK_TOKENS
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What hangs waits for it; it opens at the end at the latest."""
+    """A gate for hanging calls; opened at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -33,12 +33,12 @@ def config_with(place: Path, write: str, *, host_slots: int = 24, **tier: Any) -
 
 
 def loaded(stack: Stack) -> dict[str, int]:
-    """Tokens by the tier that they came from."""
+    """Tokens by the tier that served them."""
     return dict(stack.metrics.counters.tokens_loaded)
 
 
 def test_prompts_that_come_once_leave_nothing_on_the_disk(tmp_path: Path) -> None:
-    """Landscape G9: with `on_reuse` only the shared beginning is written, and a restart finds that and nothing else."""
+    """Landscape G9: with `on_reuse` only the shared beginning is written, and only that is found after a restart."""
     prompts = prompts_of(1, 8, shared=2 * CHUNK_TOKENS)
     config = config_with(tmp_path, "on_reuse")
     with opened(config) as stack:
@@ -54,7 +54,7 @@ def test_prompts_that_come_once_leave_nothing_on_the_disk(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("host_slots", [64, 16])
 def test_a_restart_finds_what_was_written_back(tmp_path: Path, host_slots: int) -> None:
-    """`close` writes what only memory holds; what had left the host tier before is there already."""
+    """`close` writes the chunks that only memory holds; those evicted from the host tier were written before."""
     prompts = prompts_of(2, 4)
     config = config_with(tmp_path, "back", host_slots=host_slots)
     with opened(config) as stack:
@@ -73,8 +73,9 @@ def test_a_restart_finds_what_was_written_back(tmp_path: Path, host_slots: int) 
 
 
 def test_a_disk_that_hangs_is_never_in_the_way_of_a_write_back(tmp_path: Path, gate: threading.Event) -> None:
-    """Promises 2 to 4: it takes its first write and is silent. The engine answers as without a stack, nothing is
-    refused for long, and closing takes no longer than it was given."""
+    """Promises 2 to 4: the disk accepts its first write and hangs. The engine answers as without a stack, nothing is
+    refused for long, and close keeps to its timeout.
+    """
     prompts = prompts_of(3, 6)
     faults = Faults()
     config = config_with(tmp_path, "back", host_slots=16, backend="faulty", write_deadline_s=0.2)
@@ -88,7 +89,7 @@ def test_a_disk_that_hangs_is_never_in_the_way_of_a_write_back(tmp_path: Path, g
 
 
 def test_a_flush_says_when_it_could_not_finish(tmp_path: Path, gate: threading.Event) -> None:
-    """A slow disk, and no time: what is left is written later, in the steps that follow."""
+    """A slow disk and no time: the rest is written in later steps."""
     faults = Faults()
     config = config_with(tmp_path, "back", host_slots=64, backend="faulty")
     with opened(config, plugins=faults.registry()) as stack:
@@ -101,7 +102,7 @@ def test_a_flush_says_when_it_could_not_finish(tmp_path: Path, gate: threading.E
 
 
 def test_a_fast_tier_is_filled_from_a_slow_one(tmp_path: Path) -> None:
-    """Fill-in: what an earlier engine left in the object store is on this one's disk after its first use."""
+    """Fill-in: chunks of an earlier engine in the object store are on this engine's disk after first use."""
     prompts = prompts_of(5, 1)
     objects = {"name": "objects", "backend": "fsspec", "url": f"file://{tmp_path}/objects"}
     with opened(stack_config(tmp_path, tiers=[objects])) as stack:

@@ -79,7 +79,7 @@ def an_engine_drives_a_stack(spec: EngineSpec, request: MyRequest, blocks: list[
 
 
 def wrong_uses_are_refused(spec: EngineSpec, stack: tierkv.Stack, request: MyRequest) -> None:
-    """Each of these lines is an error of the user's, and the type checker says so."""
+    """Each of these lines is an error of the user, and the type checker reports it."""
     tierkv.open_stack(42, spec)  # type: ignore[arg-type]
     tierkv.open_stack({"host": {}})  # type: ignore[call-arg]
     GroupSpec(block_tokens="16", page_bytes=(1,))  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class MyBackend:
         return [None for request in requests if request.frame]
 
     def delete(self, keys: Sequence[Key]) -> list[WriteResult]:
-        """As write."""
+        """None, or an error as a value."""
         return [None for _ in keys]
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class MyCodec:
         return None if raw else len(out)
 
     def decode(self, stored: memoryview, out: memoryview, frame: CodecFrame) -> None:
-        """The same bytes."""
+        """Decode by copying."""
         out[:] = stored
 
 
