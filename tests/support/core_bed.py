@@ -260,16 +260,16 @@ class Bed:
             keys = self.core.truth.keys(sequence.request, group.index)
             stop = cdiv(local + answer, group.chunk_tokens)
             for i in range(max(local // group.chunk_tokens, stop - (group.window_chunks or stop)), stop):
-                if record.will_stream and keys[i] not in record.gathered:
+                if record.lookup.will_stream and keys[i] not in record.lookup.gathered:
                     # It is not held. When the offer is repeated, in a later step, it may have been evicted.
-                    repeated = self._offered.get(sequence.request.request_id) is record.wanted
+                    repeated = self._offered.get(sequence.request.request_id) is record.lookup.wanted
                     assert repeated or self._is_somewhere(keys[i]), f"{keys[i].hex()} is offered, and nobody has it"
                     continue
                 chunk = self._offered_chunk(sequence, keys[i])
                 assert chunk.holders > 0
                 if chunk.slot not in self.worker.damaged:
                     assert self.core.truth.is_good(keys[i], self.memory[chunk.slot])
-        self._offered[sequence.request.request_id] = record.wanted
+        self._offered[sequence.request.request_id] = record.lookup.wanted
 
     def loads_ended(self, report: LoadReport) -> None:
         """The core reported loads as ended."""

@@ -3,7 +3,7 @@
 One :class:`~tierkv.scheduler.scheduler.OffloadScheduler` serves an engine that runs its own steps. Nouns:
 
 - a *request record* (:mod:`.requests`): keys, block tables, state and statistics of one request;
-- a *lookup* (:mod:`.lookup`): the open question of how many tokens of a request can be loaded;
+- a *lookup* (:mod:`.lookup`): the question how many tokens of a request can be loaded, and its state;
 - a *load* (:mod:`.load`): chunks on their way into allocated GPU blocks, in one job or as a stream of segments;
 - a *store* (:mod:`.store`): computed blocks on their way into the host tier;
 - a *job* (:mod:`.jobs`): one transfer that workers perform, with the *fences* on the blocks that it uses;

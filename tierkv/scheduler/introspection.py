@@ -54,24 +54,25 @@ class SchedulerView:
 
 def explain_answer(record: RequestRecord, manager: OffloadManager, tokens: int | None) -> AnswerNote:
     """Reason for the latest answer. O(wanted chunks)."""
+    lookup = record.lookup
     if tokens is not None:
         group = record.groups[0]
         behind = (record.computed_tokens + tokens) // group.chunk_tokens
-        ready = len(record.gathered)
-        streams = f"; {ready} of {len(record.wanted)} chunks are ready, its load streams" if record.will_stream else ""
+        ready = len(lookup.gathered)
+        streams = f"; {ready} of {len(lookup.wanted)} chunks are ready, its load streams" if lookup.will_stream else ""
         if behind >= len(group.keys):
             reason = "all whole chunks of it" if tokens else "it has no whole chunk beyond what the engine has"
-            return AnswerNote(reason + streams, record.wanted, ready)
+            return AnswerNote(reason + streams, lookup.wanted, ready)
         reason = "the hit ends before the first missing chunk" if tokens else "no tier has its first chunk"
-        return AnswerNote(reason + streams, record.wanted, ready, group.keys[behind])
+        return AnswerNote(reason + streams, lookup.wanted, ready, group.keys[behind])
     if record.has_jobs:
         return AnswerNote("its own transfers are still in flight")
     if record.state is RequestState.ASKING:
         return AnswerNote("a tier was asked whether it has its chunks")
-    ready = manager.resident_prefix(record.gathered, 0, len(record.gathered))
-    if ready < len(record.gathered):
-        return AnswerNote("its chunks are in flight to the host tier", record.gathered, ready)
-    return AnswerNote("another request is loading some of its chunks, or is older", record.gathered, ready)
+    ready = manager.resident_prefix(lookup.gathered, 0, len(lookup.gathered))
+    if ready < len(lookup.gathered):
+        return AnswerNote("its chunks are in flight to the host tier", lookup.gathered, ready)
+    return AnswerNote("another request is loading some of its chunks, or is older", lookup.gathered, ready)
 
 
 _IN_LOOKUP = (RequestState.ASKING, RequestState.GATHERING, RequestState.OFFERED)

@@ -199,7 +199,7 @@ class OffloadScheduler:
         record = self._record(request)
         if record.state is RequestState.LOADING:
             raise EngineProtocolError(f"request {request.request_id!r} was allocated again before its load had ended")
-        offered = record.hit_tokens if record.state is RequestState.OFFERED else 0
+        offered = record.lookup.hit_tokens if record.state is RequestState.OFFERED else 0
         if num_external_tokens > offered:
             raise EngineProtocolError(
                 f"request {request.request_id!r}: {num_external_tokens} external tokens, but {offered} were offered"

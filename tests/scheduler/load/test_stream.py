@@ -219,7 +219,7 @@ def test_sources_of_a_hit_that_streams() -> None:
     core.keep_below(keys[12:], 1)
     assert core.ask(request) == 80
     record = core.record(request)
-    assert record.will_stream
+    assert record.lookup.will_stream
     assert core.scheduler._lookups.sources(record) == {"host": 6, "disk": 6, "second": 8}
 
 

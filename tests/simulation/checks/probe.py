@@ -99,7 +99,7 @@ class Probe:
     def streamed_keys(self, request_id: str) -> set[Key]:
         """The chunks of an offer that come while it is loaded."""
         record = self.scheduler._records[request_id]
-        return set(record.wanted).difference(record.gathered) if record.will_stream else set()
+        return set(record.lookup.wanted).difference(record.lookup.gathered) if record.lookup.will_stream else set()
 
     def ready_slots(self) -> list[tuple[Key, int]]:
         """All readable chunks with their slots."""

@@ -114,9 +114,9 @@ class Loads:
     @staticmethod
     def _gathered_keys(record: RequestRecord, plan: LoadPlan) -> tuple[Key, ...]:
         """Chunks of the plan that were gathered for the offer."""
-        if not record.will_stream:
+        if not record.lookup.will_stream:
             return plan.keys
-        gathered = set(record.gathered)
+        gathered = set(record.lookup.gathered)
         return tuple([key for key in plan.keys if key in gathered])
 
     def _start_stream(self, record: RequestRecord, plan: LoadPlan, first: tuple[Key, ...], end: int) -> None:

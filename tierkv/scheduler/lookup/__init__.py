@@ -1,10 +1,10 @@
 """Lookups: the number of tokens of a request that can be loaded, now or after deferring.
 
-Flow: :mod:`.lookups` keeps the open lookups. It has :mod:`.search` find the longest hit over all groups, has
-:mod:`.load_or_recompute` shorten it where computing is faster, then reserves host slots for the wanted chunks. When all
-of them are readable in the host tier, it offers the hit. :mod:`.first_segment` selects the part of a long hit that is
-gathered before the offer. :mod:`.load_cost` is the arithmetic of load or recompute; :mod:`.prefill_rate` measures the
-engine.
+Flow: :mod:`.lookups` keeps the open lookups; each has its :mod:`state <.open_lookup>` in the request record. It has
+:mod:`.search` find the longest hit over all groups, has :mod:`.load_or_recompute` shorten it where computing is faster,
+then reserves host slots for the wanted chunks. When all of them are readable in the host tier, it offers the hit.
+:mod:`.first_segment` selects the part of a long hit that is gathered before the offer. :mod:`.load_cost` is the
+arithmetic of load or recompute; :mod:`.prefill_rate` measures the engine.
 
 ``Lookups._defer`` is the line that answers None. ``Lookups._resolve`` calls it for three reasons: a tier has not yet
 answered whether it has a chunk (state ASKING); wanted chunks are still in flight to the host tier, or another request

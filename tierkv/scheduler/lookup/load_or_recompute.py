@@ -70,8 +70,8 @@ class LoadOrRecompute:
                 return shorter
         if shorter.tokens < self._limits.load_tokens_min:
             shorter = NO_HIT
-        if shorter.tokens < hit.tokens and record.shortened_question != record.question:
-            record.shortened_question = record.question
+        if shorter.tokens < hit.tokens and record.lookup.shortened_question != record.lookup.question:
+            record.lookup.shortened_question = record.lookup.question
             record.stats.shortened_tokens += hit.tokens - shorter.tokens
             self._counters.hits_shortened += 1
             self._counters.tokens_shortened += hit.tokens - shorter.tokens

@@ -86,33 +86,35 @@ class Lookups:
         its reservation is ready; ASKING is searched again only after a tier has answered something.
         """
         question = (computed_tokens, record.hit_end_max, *[len(group.keys) for group in record.groups])
-        record.last_asked_s = self.now_s
+        lookup = record.lookup
+        lookup.last_asked_s = self.now_s
         self._open[record.ctx.request_id] = record
         self._open.move_to_end(record.ctx.request_id)
-        new_question = record.state is RequestState.OFFERED and record.question != question
-        if record.first_asked_s is None or new_question:
-            record.first_asked_s = self.now_s
-        expired = self.now_s - record.first_asked_s >= self._deadline_s
-        if record.question == question:
+        new_question = record.state is RequestState.OFFERED and lookup.question != question
+        if lookup.first_asked_s is None or new_question:
+            lookup.first_asked_s = self.now_s
+        expired = self.now_s - lookup.first_asked_s >= self._deadline_s
+        if lookup.question == question:
             if record.state is RequestState.OFFERED:
-                return record.hit_tokens
-            fits = len(record.gathered) <= self._manager.reserved_chunks_max  # shrinks while a load streams
+                return lookup.hit_tokens
+            fits = len(lookup.gathered) <= self._manager.reserved_chunks_max  # shrinks while a load streams
             if record.state is RequestState.GATHERING and not expired and fits:
                 ctx = record.ctx
-                reservation = self._manager.reservations.reserve(ctx.request_id, record.gathered, ctx.hints)
+                reservation = self._manager.reservations.reserve(ctx.request_id, lookup.gathered, ctx.hints)
                 if not reservation.failed:
-                    if not reservation.ready or self._is_being_loaded(record.wanted):
+                    if not reservation.ready or self._is_being_loaded(lookup.wanted):
                         return self._defer(record, None)
-                    if not record.will_stream:  # chunks of a stream that are not held are looked up again
-                        return self._offer(record, record.hit_tokens, expired=False)
+                    if not lookup.will_stream:  # chunks of a stream that are not held are looked up again
+                        return self._offer(record, lookup.hit_tokens, expired=False)
             elif record.state is RequestState.ASKING and not expired and self._is_still_open(record):
                 return self._defer(record, None)
-        record.question, record.searched_version = question, self._manager.version
-        record.may_stream = not expired and self._may_stream(record)
+        lookup.question, lookup.searched_version = question, self._manager.version
+        lookup.may_stream = not expired and self._may_stream(record)
         return self._resolve(record, computed_tokens, expired=expired)
 
     def _resolve(self, record: RequestRecord, computed_tokens: int, *, expired: bool) -> int | None:
         """Search, reserve and answer; None if a tier must answer first, or if wanted chunks are in flight."""
+        lookup = record.lookup
         # A wanted chunk can be lost while it is gathered. Then the search is repeated; each time the manager knows of
         # one chunk less. Two rounds per step keep the step short.
         for _ in range(2):
@@ -123,9 +125,9 @@ class Lookups:
             if not hit.tokens:
                 return self._miss(record, expired=expired)
             wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
-            record.wanted, record.hit_tokens = wanted, hit.tokens
-            record.gathered = self._to_gather(record, computed_tokens)
-            reservation = self._manager.reservations.reserve(record.ctx.request_id, record.gathered, record.ctx.hints)
+            lookup.wanted, lookup.hit_tokens = wanted, hit.tokens
+            lookup.gathered = self._to_gather(record, computed_tokens)
+            reservation = self._manager.reservations.reserve(record.ctx.request_id, lookup.gathered, record.ctx.hints)
             if reservation.ready and (expired or not self._is_being_loaded(wanted)):
                 return self._offer(record, hit.tokens, expired=expired)
             if expired:
@@ -136,7 +138,8 @@ class Lookups:
 
     def _is_still_open(self, record: RequestRecord) -> bool:
         """Whether nothing has happened since the last search that could change its result."""
-        return record.searched_version == self._manager.version and record.may_stream == self._may_stream(record)
+        lookup = record.lookup
+        return lookup.searched_version == self._manager.version and lookup.may_stream == self._may_stream(record)
 
     def _may_stream(self, record: RequestRecord) -> bool:
         """Whether the request may be offered more than can be gathered at once.
@@ -146,24 +149,26 @@ class Lookups:
         """
         if window_chunks_max(record.search_groups) >= self._manager.streams.chunks_max:
             return False
-        waited_s = 0.0 if record.first_asked_s is None else self.now_s - record.first_asked_s
+        since_s = record.lookup.first_asked_s
+        waited_s = 0.0 if since_s is None else self.now_s - since_s
         return 2 * waited_s < self._deadline_s
 
     def _to_gather(self, record: RequestRecord, computed_tokens: int) -> tuple[Key, ...]:
         """Wanted chunks to gather before the answer: all of them, or the first segment of a longer hit."""
-        chunks_max = self._manager.reserved_chunks_max
-        if len(record.wanted) <= chunks_max:
-            return record.wanted
+        lookup, chunks_max = record.lookup, self._manager.reserved_chunks_max
+        if len(lookup.wanted) <= chunks_max:
+            return lookup.wanted
         streams = self._manager.streams
-        always = window_keys(record.search_groups, computed_tokens, record.hit_tokens)
-        return first_segment(record.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
+        always = window_keys(record.search_groups, computed_tokens, lookup.hit_tokens)
+        return first_segment(lookup.wanted, always, streams.is_readable, streams.chunks_max, chunks_max)
 
     def sources(self, record: RequestRecord) -> Counter[str]:
         """Number of chunks per tier of the hit that was just answered."""
         sources = self._manager.reservations.count_sources(record.ctx.request_id)
-        if record.will_stream:
-            gathered = set(record.gathered)
-            for key in record.wanted:
+        lookup = record.lookup
+        if lookup.will_stream:
+            gathered = set(lookup.gathered)
+            for key in lookup.wanted:
                 if key not in gathered:
                     tier = self._manager.read_costs.source_of(key, record.ctx)
                     sources[HOST if tier is None else self._manager.tiers[tier].name] += 1
@@ -184,7 +189,7 @@ class Lookups:
         chunks readable in the host tier count, and no tier is asked.
         """
         cap = tokens_max
-        if not record.may_stream:
+        if not record.lookup.may_stream:
             chunks_max = self._manager.reserved_chunks_max
             cap = tokens_covered(record.search_groups, computed_tokens, tokens_max, chunks_max)
         if record.ctx.hints.max_load_tokens is not None:
@@ -233,7 +238,7 @@ class Lookups:
     def _offer(self, record: RequestRecord, tokens: int, *, expired: bool) -> int:
         self._count_deadline(record, expired=expired)
         record.apply(RequestEvent.ANSWERED)
-        record.hit_tokens = tokens
+        record.lookup.hit_tokens = tokens
         record.note_hit(record.computed_tokens + tokens)
         return tokens
 
@@ -252,24 +257,25 @@ class Lookups:
         hit = find_hit(record.search_groups, computed_tokens, computed_tokens + tokens, held)
         if not hit.tokens:
             return self._miss(record, expired=True)
-        record.wanted = record.gathered = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
-        self._manager.reservations.shrink(record.ctx.request_id, record.wanted)
+        wanted = wanted_keys(record.search_groups, computed_tokens, hit.tokens)
+        record.lookup.wanted = record.lookup.gathered = wanted
+        self._manager.reservations.shrink(record.ctx.request_id, wanted)
         return self._offer(record, hit.tokens, expired=True)
 
     def close_lookup(self, record: RequestRecord) -> None:
         """End the lookup (allocated, missed, lapsed or finished). Releases no chunks."""
         self._open.pop(record.ctx.request_id, None)
-        record.end_lookup()
+        record.lookup.close()
 
     def _release_chunks(self, record: RequestRecord, *, keeps_time: bool) -> None:
         """Release the request's chunks and close its lookup.
 
         keeps_time: the next question shares the deadline of this one.
         """
-        since = record.first_asked_s if keeps_time else None
+        since_s = record.lookup.first_asked_s if keeps_time else None
         self._manager.reservations.release(record.ctx.request_id)
         self.close_lookup(record)
-        record.first_asked_s = since
+        record.lookup.first_asked_s = since_s
 
     def begin_step(self, now_s: float) -> None:
         """Set the time of this step, and release lookups that the engine has not repeated within the deadline.
@@ -279,7 +285,7 @@ class Lookups:
         self.now_s = now_s
         while self._open:
             record = next(iter(self._open.values()))
-            if now_s - record.last_asked_s < self._deadline_s:
+            if now_s - record.lookup.last_asked_s < self._deadline_s:
                 return
             deferred = record.state in _DEFERRED
             self._counters.deadlines_expired += deferred

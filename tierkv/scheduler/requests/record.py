@@ -8,6 +8,7 @@ from typing import Any
 
 from tierkv.manager.contract import RequestContext
 from tierkv.scheduler.limits import StorePolicy
+from tierkv.scheduler.lookup.open_lookup import OpenLookup
 from tierkv.scheduler.lookup.search import SearchGroup
 from tierkv.scheduler.requests.request_state import REQUEST_STATES, RequestEvent, RequestState
 from tierkv.types.account import RequestAccount
@@ -111,16 +112,7 @@ class RequestRecord:
         store_policy: whether loaded chunks are offered for storing again.
         held_for_stores: it has finished, and the engine keeps its blocks until its stores have ended.
         offload_tokens_max: tokens from the start that may be stored; None: all.
-        first_asked_s: time of the first question of the open lookup, from which its deadline counts; None: no open
-            lookup.
-        last_asked_s: time of the latest question.
-        question: computed tokens, end and number of keys that the open lookup is about.
-        searched_version: version of the manager's knowledge at the latest search.
-        shortened_question: latest question whose hit was shortened, so that it is counted once.
-        hit_tokens: tokens of the hit beyond the computed ones.
-        wanted: chunks of the hit.
-        gathered: the wanted chunks that are gathered before the answer.
-        may_stream: whether the hit may be longer than what can be gathered at once.
+        lookup: its lookup, open or not.
     """
 
     def __init__(
@@ -146,15 +138,7 @@ class RequestRecord:
         self.store_policy = StorePolicy.BLOCK_LEVEL
         self.held_for_stores = False
         self.offload_tokens_max = hints.max_offload_tokens if hints.stores else 0
-        self.first_asked_s: float | None = None
-        self.last_asked_s = 0.0
-        self.question: tuple[int, ...] | None = None
-        self.searched_version = -1
-        self.shortened_question: tuple[int, ...] | None = None
-        self.hit_tokens = 0
-        self.wanted: tuple[Key, ...] = ()
-        self.gathered: tuple[Key, ...] = ()
-        self.may_stream = False
+        self.lookup = OpenLookup()
 
     def apply(self, event: RequestEvent) -> None:
         """Move to the state after ``event``.
@@ -199,18 +183,6 @@ class RequestRecord:
             else:
                 record.block_ids.extend(ids)
 
-    def end_lookup(self) -> None:
-        """Forget the open lookup."""
-        self.first_asked_s = None
-        self.question = None
-        self.hit_tokens = 0
-        self.wanted = self.gathered = ()
-
-    @property
-    def will_stream(self) -> bool:
-        """Whether the hit is longer than the gathered part."""
-        return len(self.gathered) < len(self.wanted)
-
     def was_offered(self, tokens: int) -> bool:
         """Whether every storable chunk that ends within ``tokens`` was offered for storing."""
         for group in self.groups:  # noqa: SIM110 - asked in every step of every request: all() takes three times as long
@@ -244,9 +216,8 @@ class RequestRecord:
 
 def scope_of(request: Request) -> bytes:
     """Scope of the request's keys: its salt and its adapter, if the engine provides them."""
-    given = (getattr(request, "cache_salt", None), getattr(request, "lora_name", None))
-    salt, adapter = (None if text is None else str(text) for text in given)
-    return make_scope(salt, adapter)
+    salt, adapter = getattr(request, "cache_salt", None), getattr(request, "lora_name", None)
+    return make_scope(None if salt is None else str(salt), None if adapter is None else str(adapter))
 
 
 def _mapping(params: object) -> Mapping[str, Any]:
