@@ -1,4 +1,4 @@
-"""The tutorial backend keeps the published contract, and fits on a page."""
+"""The tutorial backend: its conformance, and its length of a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES_MAX = 60
 
 
 class ExampleRows:
-    """The rows, past the backend; the kit calls this while the database is closed."""
+    """Rows accessed without the backend; the kit calls this while the database is closed."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -46,7 +46,7 @@ class ExampleRows:
 
 
 class TestExample(BackendConformance):
-    """All of the kit that its capabilities call for."""
+    """Conformance: every test that the capabilities require."""
 
     plugin = tierkv_example.PLUGIN
 
@@ -58,7 +58,7 @@ class TestExample(BackendConformance):
 
 
 def test_only_a_full_database_is_called_full(tmp_path: Path) -> None:
-    """What is called full makes the framework evict: a disk that fails would empty the tier, chunk by chunk."""
+    """OutOfSpaceError makes the framework evict: reported by a failing disk, it would empty the tier chunk by chunk."""
     suite = TestExample()
     with suite.open(tmp_path / "place", capacity_bytes=4096) as session:
         backend = session.backend
@@ -69,7 +69,7 @@ def test_only_a_full_database_is_called_full(tmp_path: Path) -> None:
 
 
 def test_it_fits_on_a_page() -> None:
-    """A backend in a page is what the plugin interface promises: code, without docstrings, imports and blank lines."""
+    """The plugin interface promises a backend in one page: code, without docstrings, imports and blank lines."""
     source = inspect.getsource(tierkv_example)
     skipped: set[int] = set()
     for node in ast.walk(ast.parse(source)):

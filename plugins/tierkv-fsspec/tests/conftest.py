@@ -27,12 +27,12 @@ ENVIRONMENT = {
 
 
 SERVER_URL, SERVER_ENDPOINT = "TIERKV_TEST_OBJECT_URL", "TIERKV_TEST_OBJECT_ENDPOINT"
-"""Name a bucket or container of another server for test_servers.py, with credentials for it in the environment."""
+"""Environment variable with a bucket or container of another server for test_servers.py; credentials as usual."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> Iterator[None]:
-    """Credentials of nobody; no profile, no proxy, no instance metadata. Child processes inherit it."""
+    """Credentials of no real user; no profile, no proxy, no instance metadata. Child processes inherit them."""
     if SERVER_URL in os.environ:
         yield
         return
@@ -46,7 +46,7 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_late_listing() -> Iterator[None]:
-    """One server serves all tests: the listing of a tier that a test has closed must not count among the next one's."""
+    """One server serves all tests: requests of a closed tier's listing must not count in the next test."""
     yield
     for thread in threading.enumerate():
         if thread.name.endswith("-warm-up"):
@@ -55,7 +55,7 @@ def _no_late_listing() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def s3(environment: None) -> Iterator[S3Server]:
-    """One server for all tests; each makes a bucket or prefix of its own."""
+    """One server for all tests; each test makes its own bucket or prefix."""
     server = S3Server()
     yield server
     server.stop()
@@ -63,7 +63,7 @@ def s3(environment: None) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> ObjectServer:
-    """The server that the environment names, or the one for all tests."""
+    """Server named by the environment, or the one for all tests."""
     if SERVER_URL in os.environ:
         return ObjectServer(os.environ[SERVER_URL].rstrip("/"), os.environ.get(SERVER_ENDPOINT))
     s3: S3Server = request.getfixturevalue("s3")
@@ -83,5 +83,5 @@ def options(request: pytest.FixtureRequest, s3: S3Server) -> dict[str, Any]:
 
 @pytest.fixture
 def url(s3: S3Server) -> str:
-    """A prefix in a bucket of its own."""
+    """A prefix in a separate bucket."""
     return f"s3://{s3.new_bucket()}/pre/fix"

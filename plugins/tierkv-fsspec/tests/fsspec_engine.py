@@ -1,8 +1,8 @@
-"""A process with a stack of its own: the least engine that drives one, told what to do line by line.
+"""A process with its own stack: the smallest engine that drives one, with one order per line.
 
 ``python fsspec_engine.py CONFIG`` reads prompts from its standard input, a name per line, serves each to its end, and
-answers with a line of JSON: how many tokens were loaded from the tier. Each loaded page is compared with what the
-prompt's pages must hold.
+answers with a line of JSON: the number of tokens loaded from the tier. Each loaded page is compared with the expected
+content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(slots=True)
 class Prompt:
-    """Prompts of one name are the same prompt."""
+    """Prompts of one name are equal."""
 
     request_id: str
     name: str
@@ -53,12 +53,12 @@ class Prompt:
         self.block_hashes = [hashlib.blake2b(word, digest_size=32).digest() for word in words]
 
     def content(self, block: int) -> np.uint64:
-        """What every word of a block's page must be."""
+        """Expected value of every word of a block's page."""
         return np.uint64(int.from_bytes(self.block_hashes[block][:8], "little"))
 
 
 class Engine:
-    """One prompt at a time; nothing of an earlier one is left in its memory."""
+    """Engine for one prompt at a time; its memory keeps nothing of a previous prompt."""
 
     def __init__(self, config: dict[str, object]) -> None:
         group = GroupSpec(BLOCK_TOKENS, (PAGE_BYTES,))
@@ -70,7 +70,7 @@ class Engine:
         self.stack.worker.register_kv_caches([[self._pages]])
 
     def serve(self, name: str) -> int:
-        """Serve a prompt and wait until what was computed is stored; the tokens that were loaded."""
+        """Serve a prompt and wait until its blocks are stored. Returns the number of loaded tokens."""
         self._served += 1
         self._pages[:] = 0
         prompt = Prompt(f"{name}-{self._served}", name)
@@ -117,7 +117,7 @@ class Engine:
 
 
 def main() -> None:
-    """Serve until there is no more to serve."""
+    """Serve prompts until the input ends."""
     engine = Engine(json.loads(sys.argv[1]))
     for line in sys.stdin:
         sys.stdout.write(json.dumps({"loaded": engine.serve(line.strip())}) + "\n")

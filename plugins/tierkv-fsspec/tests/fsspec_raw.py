@@ -1,4 +1,4 @@
-"""Raw access for the conformance kit: objects by other ways than the backend's."""
+"""Raw access for the conformance kit: objects accessed without the backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tierkv.types.keys import Key
 from tierkv_fsspec.backend import object_name
 
 NAME_CHARS = 32
-"""Length of an object's own name: other files of a namespace have other ones."""
+"""Length of an object's name: other files of a namespace have other lengths."""
 
 
 class ObjectFiles:
@@ -33,7 +33,7 @@ class ObjectFiles:
 
 
 class ServerObjects:
-    """Objects on a server, through a client of its own."""
+    """Objects on a server, through a separate client."""
 
     def __init__(self, server: ObjectServer, place: str, namespace: str) -> None:
         self.server, self.place, self.namespace = server, place, namespace

@@ -1,4 +1,4 @@
-"""What the tests of this plugin share."""
+"""Helpers shared by the tests of this plugin."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ CHILD_TIMEOUT_S = 60
 class S3Server:
     """moto on 127.0.0.1. Its objects live in this process, so that they outlast a stop and a start.
 
-    Requests are served one at a time: moto's own threads trip over each other where an object is read and overwritten
-    at once, which real stores do not.
+    Requests are served one at a time: moto's threads interfere if an object is read and overwritten at once, unlike
+    real stores.
 
-    requests: "METHOD path" of all that came.
-    headers: the environment in which each came.
-    refuse: end of a path -> status line, and XML behind it, that requests for it get.
-    refuse_conditions: whether a request that has one is refused as something not known.
-    in_flight_max: the most requests that waited or were served at once.
+    Attributes:
+        requests: "METHOD path" of all requests.
+        headers: WSGI environment of each request.
+        refuse: end of a path -> status line, and XML body, of the response to requests for it.
+        refuse_conditions: whether conditional requests are refused as not implemented.
+        in_flight_max: largest number of requests that waited or were served at once.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class S3Server:
         self.start()
 
     def start(self) -> None:
-        """Listen, after the first time on the same port."""
+        """Listen; after the first time on the same port."""
         self._server = make_server("127.0.0.1", self._port, self._serve, threaded=True, request_handler=QuietHandler)
         self._port = self._server.port
         self._thread = threading.Thread(target=self._server.serve_forever, name="s3-server", daemon=True)
@@ -75,7 +76,8 @@ class S3Server:
     def _serve(self, environ: dict[str, Any], start_response: Any) -> Any:
         self._sockets.add(environ["werkzeug.socket"])
         path = environ["PATH_INFO"]
-        with self._counting:  # threads of the server: without it a peak may be lost, and a test waits for it for ever
+        # Threads of the server: without the lock a peak may be missed, and a test would wait for it for ever.
+        with self._counting:
             self.requests.append(f"{environ['REQUEST_METHOD']} {path}")
             self.headers.append(environ)
             self._in_flight += 1
@@ -100,29 +102,29 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """Its URL."""
+        """URL of the server."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def client(self) -> Any:
-        """A client of another kind than those under test, to look and reach behind the backend's back."""
+        """Client of another library than those under test, to read and change objects behind the backend's back."""
         return boto3.client("s3", endpoint_url=self.endpoint)
 
     def new_bucket(self) -> str:
-        """A bucket that nobody else has."""
+        """Name of a new bucket."""
         name = f"tierkv-{uuid.uuid4().hex[:16]}"
         self.client.create_bucket(Bucket=name)
         return name
 
     @contextlib.contextmanager
     def held_up(self) -> Iterator[None]:
-        """Inside the block requests come in and none is answered."""
+        """Within the block, requests arrive and none is answered."""
         with self._turn:
             yield
 
     @contextlib.contextmanager
     def enforcing_rights(self) -> Iterator[None]:
-        """Inside the block the server checks who asks, and what for."""
+        """Within the block, the server checks credentials and permissions."""
         self._reset_auth("0")
         try:
             yield
@@ -138,27 +140,29 @@ class S3Server:
 
 @dataclass(frozen=True, slots=True)
 class ObjectServer:
-    """A server of objects that tests look into behind the backend's back, through a client of their own.
+    """Object server whose content tests access behind the backend's back, through a separate client.
 
-    url: a bucket or container that is there. endpoint: where the server listens; None for the usual place.
+    Attributes:
+        url: an existing bucket or container.
+        endpoint: address of the server; None for the default one.
     """
 
     url: str
     endpoint: str | None
 
     def new_place(self) -> str:
-        """A prefix that nobody else has."""
+        """URL of a new prefix."""
         return f"{self.url}/{uuid.uuid4().hex[:16]}/pre fix"
 
     def options(self, implementation: str) -> dict[str, Any]:
-        """Options of a tier on the server. adlfs learns its address from the environment."""
+        """Options of a tier on the server. adlfs gets its address from the environment."""
         timeouts = {"connect_timeout_s": 5.0, "read_timeout_s": 30.0}
         place = {} if self.url.startswith("az:") and implementation == "fsspec" else {"endpoint_url": self.endpoint}
         return {"implementation": implementation, **timeouts, **place}
 
     @property
     def client(self) -> Any:
-        """A client for the bucket."""
+        """Client of the bucket."""
         protocol, _, bucket = self.url.partition("://")
         kind = {"s3": obstore.store.S3Store, "az": obstore.store.AzureStore}[protocol]
         config = {} if self.endpoint is None else {"endpoint": self.endpoint}
@@ -170,26 +174,26 @@ class ObjectServer:
         return f"{place.removeprefix(self.url + '/')}/{name}"
 
     def names(self, place: str) -> list[str]:
-        """All objects below a place, without it."""
+        """Names of all objects below a URL, relative to it."""
         prefix = self.path(place)
         pages = list(self.client.list(prefix))
         return sorted(entry["path"].removeprefix(prefix) for page in pages for entry in page)
 
     def get(self, place: str, name: str) -> bytes:
-        """What lies there."""
+        """Read an object."""
         return bytes(self.client.get(self.path(place, name)).bytes())
 
     def put(self, place: str, name: str, content: bytes) -> None:
-        """Lay something there."""
+        """Write an object."""
         self.client.put(self.path(place, name), content)
 
     def remove(self, place: str, name: str) -> None:
-        """Take it away."""
+        """Delete an object."""
         self.client.delete(self.path(place, name))
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Connections stay open; a line for each request would hide a failure."""
+    """Connections stay open; a log line for each request would hide a failure."""
 
     protocol_version = "HTTP/1.1"
 
@@ -198,18 +202,18 @@ class QuietHandler(WSGIRequestHandler):
 
 
 def namespace(model: str = "tests") -> Namespace:
-    """A namespace; another model makes another one."""
+    """Namespace of a model; another model has another one."""
     return Namespace(model, "r1", "bfloat16", "page", ((16, (4096,), "full_attention", None),), 4, 16)
 
 
 def open_at(url: str, model: str = "tests", **options: Any) -> Any:
-    """The backend, through the plugin, as the framework opens it."""
+    """Open the backend through the plugin, as the framework does."""
     context = BackendContext("remote", namespace(model), 64 * 1024, None)
     return tierkv_fsspec.PLUGIN.open(context, FsspecOptions(url=url, **options))
 
 
 def check(url: str, **options: Any) -> dict[str, CheckResult]:
-    """Findings by subject; each that is not good has a fix."""
+    """Check results by subject; each bad one has a fix."""
     assert tierkv_fsspec.PLUGIN.check is not None
     findings = list(tierkv_fsspec.PLUGIN.check(FsspecOptions(url=url, **options), None))
     assert all(finding.fix for finding in findings if not finding.ok)
@@ -217,12 +221,12 @@ def check(url: str, **options: Any) -> dict[str, CheckResult]:
 
 
 def key(number: int) -> Key:
-    """The ``number``-th key, 36 bytes."""
+    """Key number ``number``, 36 bytes."""
     return Key(number.to_bytes(36, "big"))
 
 
 def object_name(k: Key, model: str = "tests") -> str:
-    """Name of a key's object below the tier's URL, by the documentation."""
+    """Name of a key's object below the tier's URL, as documented."""
     digest = hashlib.blake2b(k, digest_size=16).hexdigest()
     return f"{namespace(model).fingerprint().hex()}/{digest[:2]}/{digest}"
 
@@ -234,7 +238,7 @@ def put(backend: Any, frames: dict[Key, bytes]) -> list[WriteResult]:
 
 
 def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * 1024) -> list[bytes | ReadResult]:
-    """Read a batch: bytes, or what was answered instead."""
+    """Read a batch: bytes, or the result without bytes."""
     requests = [ReadRequest(k, memoryview(bytearray(buffer_bytes))) for k in keys]
     results = backend.read_into(requests)
     return [
@@ -244,7 +248,7 @@ def get(backend: Any, *keys: Key, buffer_bytes: int = 64 * 1024) -> list[bytes |
 
 
 def run_child(code: str, *arguments: object) -> str:
-    """Run Python code that may import this module in a process of its own; its output."""
+    """Run Python code that may import this module in another process. Returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=Path(__file__).parent,
@@ -258,6 +262,6 @@ def run_child(code: str, *arguments: object) -> str:
 
 
 def names(s3: S3Server, url: str) -> list[str]:
-    """All objects in the bucket of ``url``, looked at from outside."""
+    """All objects in the bucket of ``url``, listed without the backend."""
     listed = s3.client.list_objects_v2(Bucket=url.split("/")[2])
     return [entry["Key"] for entry in listed.get("Contents", [])]

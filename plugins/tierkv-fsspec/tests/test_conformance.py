@@ -1,4 +1,4 @@
-"""The published contract, on a directory, in memory, over SFTP, and over HTTP to read; test_servers.py has it on S3."""
+"""Conformance on a directory, in memory, over SFTP, and read-only over HTTP; test_servers.py covers S3."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TestDirectory(BackendConformance):
 
 
 class TestMemory(BackendConformance):
-    """For trials: the same, but for outliving the process."""
+    """Memory URLs have all capabilities but durability."""
 
     capabilities_of_memory = dataclasses.replace(tierkv_fsspec.PLUGIN.capabilities, durable=False)
     plugin = dataclasses.replace(tierkv_fsspec.PLUGIN, capabilities=capabilities_of_memory)

@@ -1,4 +1,4 @@
-"""Directories: atomic files, what dead writers leave, a full disk, odd names; and other file systems of fsspec."""
+"""Directories: atomic files, files of dead writers, a full disk, odd names; and other file systems of fsspec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAME = bytes(range(256)) * 200
 
 
 def test_names_are_as_documented(tmp_path: Path) -> None:
-    """People look into the directory, and other tools clean it: names are part of the format."""
+    """Users read the directory, and other tools clean it: names are part of the format."""
     backend = open_at(f"file://{tmp_path}")
     put(backend, {key(1): FRAME})
     assert (tmp_path / object_name(key(1))).read_bytes() == FRAME
@@ -32,7 +32,7 @@ def test_names_are_as_documented(tmp_path: Path) -> None:
 
 
 def test_plain_path_is_a_url(tmp_path: Path) -> None:
-    """An absolute path needs no scheme, and means the same place."""
+    """An absolute path needs no scheme, and means the same directory."""
     backend = open_at(str(tmp_path))
     put(backend, {key(1): FRAME})
     backend.close()
@@ -41,8 +41,8 @@ def test_plain_path_is_a_url(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_stale_temporaries_are_swept(tmp_path: Path) -> None:
-    """A writer that died leaves its temporary file; without a sweep they fill the disk. A living writer keeps its."""
+def test_stale_temporaries_are_removed(tmp_path: Path) -> None:
+    """Temporary files of dead writers would fill the disk. Those of a living writer are kept."""
     open_at(f"file://{tmp_path}").close()
     temporary = tmp_path / namespace().fingerprint().hex() / "tmp"
     stale, fresh = temporary / "stale", temporary / "fresh"
@@ -55,7 +55,7 @@ def test_stale_temporaries_are_swept(tmp_path: Path) -> None:
 
 
 def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a power cut a name must not stand for zeros: flush first, then rename, and never write in place."""
+    """After a power cut a name must not refer to zeros: flush first, then rename, and never write in place."""
     store = LocalStore(tmp_path)
     target = tmp_path / "ab/object"
     seen: list[str] = []
@@ -80,8 +80,8 @@ def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
-    """Several engines compute the same prefix; writing it again is a waste. Another frame does replace it."""
+def test_stored_frames_are_not_written_again(tmp_path: Path) -> None:
+    """Several engines compute the same prefix; writing it again is a waste. A different frame replaces it."""
     backend = open_at(f"file://{tmp_path}")
     put(backend, {key(1): FRAME})
     file = tmp_path / object_name(key(1))
@@ -94,7 +94,7 @@ def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
 
 
 def test_directory_removed_under_the_tier(tmp_path: Path) -> None:
-    """Somebody empties the cache while it is in use: misses, and stores work again."""
+    """The cache is emptied while it is in use: misses, and stores work again."""
     backend = open_at(f"file://{tmp_path}")
     put(backend, {key(1): FRAME})
     subprocess.run(["rm", "-r", str(tmp_path / namespace().fingerprint().hex())], check=True)
@@ -106,7 +106,7 @@ def test_directory_removed_under_the_tier(tmp_path: Path) -> None:
 
 
 def test_failure_of_one_file_is_its_own(tmp_path: Path) -> None:
-    """One bad name (here: a directory in its place) must not fail the batch that it is in."""
+    """One bad name (here: a directory of that name) must not fail its batch."""
     backend = open_at(f"file://{tmp_path}")
     bad = tmp_path / object_name(key(2))
     bad.mkdir(parents=True)
@@ -126,7 +126,7 @@ def test_failure_of_one_file_is_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "ü", "a#b?c", "-", "a'b", "x" * 200])
 def test_odd_directory_names(tmp_path: Path, name: str) -> None:
-    """The URL's path is taken as it stands, without unescaping."""
+    """The path of the URL is used unchanged, without unescaping."""
     backend = open_at(f"file://{tmp_path / name}")
     put(backend, {key(1): FRAME})
     assert get(backend, key(1)) == [FRAME]
@@ -135,8 +135,8 @@ def test_odd_directory_names(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["{}", "not json", '{"format": "tierkv-fsspec", "version": 2}'])
-def test_foreign_manifest_is_refused_and_kept(tmp_path: Path, content: str) -> None:
-    """Data of another program, or of a later version, is not ours to write to."""
+def test_foreign_manifest_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
+    """Data of another program, or of a later version, must not be written."""
     manifest = tmp_path / namespace().fingerprint().hex() / "namespace.json"
     manifest.parent.mkdir()
     manifest.write_text(content)
@@ -172,7 +172,7 @@ assert s.put(backend, {s.key(number): b"fits now"}) == [None]
 
 
 def test_disk_full(tmp_path: Path) -> None:
-    """A refusal of the disk is an error by key, leaves nothing behind, and is over when there is room again."""
+    """A refusal of the disk is an error by key, leaves no file, and ends when there is room again."""
     alone = ["unshare", "--map-root-user", "--mount"]
     mount = 'mount -t tmpfs -o size=5m tmpfs "$0"'
     allowed = subprocess.run([*alone, "sh", "-c", mount, tmp_path], capture_output=True, check=False)
@@ -191,7 +191,7 @@ def test_disk_full(tmp_path: Path) -> None:
 
 
 def test_check_of_directories(tmp_path: Path) -> None:
-    """Good and bad places are told apart before the start, and nothing is created."""
+    """Good and bad paths are distinguished before the start, and nothing is created."""
     (tmp_path / "file").write_text("x")
     found = check(f"file://{tmp_path}/new/deep")
     assert all(finding.ok for finding in found.values())
@@ -203,7 +203,7 @@ def test_check_of_directories(tmp_path: Path) -> None:
 
 
 def test_first_manifest_stays(tmp_path: Path) -> None:
-    """Two processes that look at once both find nothing; the second to write must see the first one's manifest."""
+    """Two processes that look at once both find no manifest; the second writer must see the first one's."""
     other = json.dumps({"format": "tierkv-fsspec", "version": 1, "fingerprint": "of another"}).encode()
 
     class SlowToSee(LocalStore):
@@ -223,7 +223,7 @@ def test_first_manifest_stays(tmp_path: Path) -> None:
 
 
 class PlainFileSystem(LocalFileSystem):
-    """A file system with real directories that this plugin knows nothing about, like SFTP or HDFS."""
+    """File system with real directories that this plugin does not know, like SFTP or HDFS."""
 
     protocol = "tierkvplain"
     auto_mkdir = False
@@ -234,7 +234,7 @@ class PlainFileSystem(LocalFileSystem):
 
 
 def test_other_file_systems_with_directories(tmp_path: Path) -> None:
-    """Any protocol of fsspec works, also where a directory must exist before a file can be stored in it."""
+    """Any protocol of fsspec works, also if a directory must exist before a file can be stored in it."""
     fsspec.register_implementation("tierkvplain", PlainFileSystem, clobber=True)
     url = f"tierkvplain:/{tmp_path}/share/prefix"
     backend = open_at(url)
@@ -249,8 +249,8 @@ def test_other_file_systems_with_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("makes", [False, True], ids=["nothing made", "made by another"])
-def test_directories_that_others_make_at_the_same_time(tmp_path: Path, makes: bool) -> None:
-    """SFTP servers refuse to make a directory, or a parent of it, that somebody else has made a moment ago."""
+def test_directories_created_by_others_at_the_same_time(tmp_path: Path, makes: bool) -> None:
+    """SFTP servers refuse to create a directory, or a parent of it, that another process has just created."""
     fsspec.register_implementation("tierkvplain", PlainFileSystem, clobber=True)
     backend = open_at(f"tierkvplain:/{tmp_path}/share")
     file_system = backend._store._fs

@@ -1,4 +1,4 @@
-"""Places that are only read, over HTTP and otherwise: what others stored is a hit, and nothing is ever written."""
+"""Read-only tiers, over HTTP and otherwise: stored chunks are hits, and nothing is ever written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAME = bytes(range(256)) * 200
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files of a directory, over connections that stay open; it notes what was asked for."""
+    """Serve the files of a directory over connections that stay open; record the requests."""
 
     protocol_version = "HTTP/1.1"
     requests: ClassVar[list[str]] = []
@@ -46,19 +46,19 @@ def served(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["obstore", "fsspec"])
 def implementation(request: pytest.FixtureRequest) -> str:
-    """Each of the two in turn."""
+    """Each of the two implementations in turn."""
     name: str = request.param
     return name
 
 
 def reader(url: str, **options: Any) -> Any:
-    """A backend that only reads, opened as the framework opens it."""
+    """Open a read-only backend, as the framework does."""
     context = BackendContext("remote", namespace(), 64 * 1024, None)
     return tierkv_fsspec.READ_ONLY_PLUGIN.open(context, FsspecOptions(url=url, **options))
 
 
-def test_what_was_stored_elsewhere_is_read(served: str, implementation: str, tmp_path: Path) -> None:
-    """A directory or bucket that one engine fills may be published by any web server for many that only read."""
+def test_frames_of_other_engines_are_read(served: str, implementation: str, tmp_path: Path) -> None:
+    """Any web server may publish a directory or bucket that one engine fills, for many readers."""
     writer = open_at(f"file://{tmp_path}/a place")
     put(writer, {key(1): FRAME, key(2): b"x"})
     backend = reader(served, implementation=implementation)
@@ -74,8 +74,8 @@ def test_what_was_stored_elsewhere_is_read(served: str, implementation: str, tmp
     writer.close()
 
 
-def test_place_that_is_empty_as_yet(served: str, implementation: str, tmp_path: Path) -> None:
-    """A reader may start before the first writer: all is a miss until there is something."""
+def test_place_that_is_still_empty(served: str, implementation: str, tmp_path: Path) -> None:
+    """A reader may start before the first writer: all chunks are misses until then."""
     backend = reader(served, implementation=implementation)
     assert backend.contains([key(1)]) == [False]
     assert get(backend, key(1)) == [None]
@@ -87,7 +87,7 @@ def test_place_that_is_empty_as_yet(served: str, implementation: str, tmp_path: 
 
 
 def test_foreign_manifest_is_refused(served: str, implementation: str, tmp_path: Path) -> None:
-    """A reader compares as a writer does."""
+    """A reader compares the manifest as a writer does."""
     file = tmp_path / "a place" / namespace().fingerprint().hex() / "namespace.json"
     file.parent.mkdir(parents=True)
     file.write_text("{}")
@@ -95,8 +95,8 @@ def test_foreign_manifest_is_refused(served: str, implementation: str, tmp_path:
         reader(served, implementation=implementation)
 
 
-def test_server_that_is_not_there(implementation: str) -> None:
-    """Told at open and at check, with a fix."""
+def test_absent_server(implementation: str) -> None:
+    """An absent server is reported at open and at check, with a fix."""
     nowhere = {"url": "http://127.0.0.1:9/x", "implementation": implementation, "connect_timeout_s": 1.0}
     with pytest.raises(BackendUnavailableError, match="no connection"):
         reader(**nowhere)
@@ -107,14 +107,14 @@ def test_server_that_is_not_there(implementation: str) -> None:
 
 
 def test_http_is_not_for_writers(served: str) -> None:
-    """A tier that every write fails on would be taken out of service for reads, too: told before it starts."""
+    """A tier whose writes all fail would be taken out of service for reads as well: refused at open."""
     with pytest.raises(BackendError, match="fsspec-read-only"):
         open_at(served)
     assert "fsspec-read-only" in check(served)["write"].fix
 
 
 def test_check_of_a_reader(served: str, implementation: str, tmp_path: Path) -> None:
-    """It says who serves the URL, and writes nothing."""
+    """The check reports the implementation, and writes nothing."""
     assert tierkv_fsspec.READ_ONLY_PLUGIN.check is not None
     options = FsspecOptions(url=served, implementation=implementation)  # type: ignore[arg-type]  # one of the two
     findings = {finding.subject: finding for finding in tierkv_fsspec.READ_ONLY_PLUGIN.check(options, None)}
@@ -125,7 +125,7 @@ def test_check_of_a_reader(served: str, implementation: str, tmp_path: Path) -> 
 
 
 def test_reader_of_a_directory_changes_nothing(tmp_path: Path) -> None:
-    """The share may be mounted read-only, and belongs to others: no manifest, no sweep, no directory."""
+    """The share may be mounted read-only, and belongs to others: no manifest, no removal, no directory."""
     backend = reader(f"file://{tmp_path}/place")
     assert backend.contains([key(1)]) == [False]
     backend.close()
@@ -140,7 +140,7 @@ def test_reader_of_a_directory_changes_nothing(tmp_path: Path) -> None:
 
 
 class TestReadOnly(BackendConformance):
-    """The contract's part for backends that never write."""
+    """The contract's part for read-only backends."""
 
     plugin = tierkv_fsspec.READ_ONLY_PLUGIN
 

@@ -1,4 +1,4 @@
-"""What ``tierkv check`` says about the rules of a bucket, against a server that keeps them."""
+"""``tierkv check`` on the lifecycle rules of a bucket, with a server that stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXPIRES = {"Expiration": {"Days": 7}}
 
 
 def said(s3: S3Server, url: str, rule: dict[str, Any] | None, **options: Any) -> str:
-    """The finding, with one rule in the bucket or none. It is never a reason not to start."""
+    """Check result with one rule in the bucket or none. It never prevents a start."""
     if rule is not None:
         rules = {"Rules": [{"ID": "rule", "Status": "Enabled", **rule}]}
         s3.client.put_bucket_lifecycle_configuration(Bucket=url.split("/")[2], LifecycleConfiguration=rules)
@@ -35,7 +35,7 @@ def said(s3: S3Server, url: str, rule: dict[str, Any] | None, **options: Any) ->
     ],
 )
 def test_rule_that_removes_old_chunks(s3: S3Server, url: str, rule: dict[str, Any], options: dict[str, Any]) -> None:
-    """Who wrote a rule wants to hear that it covers the tier, and after how long."""
+    """The author of a rule needs to know that it covers the tier, and after how many days."""
     assert "after 7 days" in said(s3, url, rule, **options)
 
 
@@ -51,17 +51,17 @@ def test_rule_that_removes_old_chunks(s3: S3Server, url: str, rule: dict[str, An
         ({"Filter": {"Tag": {"Key": "kind", "Value": "kv"}}, **EXPIRES}, {"tags": {"kind": "other"}}),
     ],
 )
-def test_bucket_that_grows_for_ever(
+def test_bucket_that_grows_without_bound(
     s3: S3Server, url: str, rule: dict[str, Any] | None, options: dict[str, Any]
 ) -> None:
-    """Nobody watches the bill of a cache: a rule that does not cover the tier must not look as if it did."""
+    """The cost of a cache is easily overlooked: a rule that does not cover the tier must not seem to cover it."""
     text = said(s3, url, rule, **options)
     assert "no rule removes old chunks" in text
-    assert "grows for ever" in text
+    assert "grows without bound" in text
 
 
-def test_rules_that_may_not_be_asked_for(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The right to see them is another one than to use the bucket; and without botocore there is no asking."""
+def test_rules_that_cannot_be_queried(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the rules needs another permission than using the bucket, and it needs botocore."""
     s3.refuse[f"/{url.split('/')[2]}"] = "403 Forbidden"
     try:
         assert said(s3, url, None).startswith("not known: access is refused")

@@ -1,4 +1,4 @@
-"""The face towards users: options, what to install, discovery, and messages without credentials."""
+"""The plugin as users see it: options, packages to install, discovery, and messages without credentials."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tierkv_fsspec.options import Location
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
-    """A typing error in the configuration must stop the start, with the option, its value and what is allowed."""
+    """A typing error in the configuration must stop the start, with the option, its value and the allowed values."""
     with pytest.raises(ValueError, match=said) as failure:
         FsspecOptions(**options)
     assert "secret" not in str(failure.value).replace("AWS_SECRET_ACCESS_KEY", "")
@@ -59,7 +59,7 @@ def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_credentials_in_the_configuration_are_refused(name: str, nested: bool) -> None:
-    """Configuration files are committed, mailed and logged; the message points to the usual chains."""
+    """Configuration files are committed, mailed and logged; the message names the usual chains."""
     options = {"client_kwargs": {name: "hush-hush"}} if nested else {name: "hush-hush"}
     with pytest.raises(ValueError, match=rf"storage_options\.(client_kwargs\.)?{name}.*AWS_ACCESS_KEY_ID") as failure:
         FsspecOptions(url="s3://bucket", storage_options=options)
@@ -76,8 +76,8 @@ def test_credentials_in_the_configuration_are_refused(name: str, nested: bool) -
         {"s3_additional_kwargs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "alias/x"}},
     ],
 )
-def test_harmless_storage_options_are_taken(options: dict[str, Any]) -> None:
-    """The search for credentials must not stand in the way of ordinary settings."""
+def test_harmless_storage_options_are_accepted(options: dict[str, Any]) -> None:
+    """The search for credentials must not refuse ordinary settings."""
     assert FsspecOptions(url="s3://bucket", storage_options=options).storage_options == options
 
 
@@ -94,7 +94,7 @@ def test_harmless_storage_options_are_taken(options: dict[str, Any]) -> None:
     ],
 )
 def test_urls_mean(url: str, location: tuple[str, str, str]) -> None:
-    """Spellings of one place are one place."""
+    """Different spellings of a URL are one location."""
     read = Location.parse(url)
     assert (read.protocol, read.bucket, read.prefix) == location
     assert Location.parse(read.url) == read
@@ -107,7 +107,7 @@ def test_options_travel_between_processes() -> None:
 
 
 def test_entry_point_leads_to_the_plugin() -> None:
-    """`pip install tierkv-fsspec` and `backend = "fsspec"` must be all that it takes."""
+    """`pip install tierkv-fsspec` and `backend = "fsspec"` must be sufficient."""
     (entry_point,) = importlib.metadata.entry_points(group="tierkv", name="fsspec")
     module = entry_point.load()
     assert module.TIERKV_SPI == 1
@@ -115,7 +115,7 @@ def test_entry_point_leads_to_the_plugin() -> None:
 
 
 def test_imports_nothing_of_tierkv_but_the_plugin_interface() -> None:
-    """A plugin that reaches into the core breaks with the next version of it."""
+    """A plugin that imports the core breaks with the next version of it."""
     allowed = {"tierkv.abc", "tierkv.types", "tierkv.errors", "tierkv.hookspecs"}
     for file in Path(tierkv_fsspec.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -127,7 +127,7 @@ def test_imports_nothing_of_tierkv_but_the_plugin_interface() -> None:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Make packages look as if they were not installed."""
+    """Make packages appear not installed."""
     find_spec, get_class = importlib.util.find_spec, fsspec.get_filesystem_class
 
     def hiding_find_spec(name: str, package: str | None = None) -> object:
@@ -147,12 +147,12 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def served_by(**options: Any) -> str:
-    """What check says about the implementation."""
+    """The check's report on the implementation."""
     return check(URL, endpoint_url=NOWHERE, connect_timeout_s=1.0, read_timeout_s=1.0, **options)["package"].detail
 
 
 def test_fastest_implementation_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Obstore where it can serve; s3fs where it is missing, or where options speak its language: and it says why."""
+    """Obstore if it can serve the URL; s3fs if obstore is missing or lacks the options. The reason is named."""
     assert "obstore" in served_by()
     assert "s3fs" in served_by(implementation="fsspec")
     assert "storage_options has use_ssl" in served_by(storage_options={"use_ssl": False})
@@ -162,7 +162,7 @@ def test_fastest_implementation_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing installed for the URL: open and check say what to install."""
+    """No package for the URL is installed: open and check name the package to install."""
     hide(monkeypatch, "obstore", "s3fs")
     with pytest.raises(BackendError, match=r"pip install 'tierkv-fsspec\[obstore\]'") as failure:
         open_at(URL)
@@ -188,7 +188,7 @@ def test_profile_without_boto3_is_read_by_s3fs(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_memory_is_for_trials() -> None:
-    """It works, and the check says what it is."""
+    """Memory URLs work, and the check reports that they are for trials."""
     url = "memory://tierkv-tests/plugin"
     backend = open_at(url)
     put(backend, {key(1): b"frame"})
@@ -211,14 +211,14 @@ def test_memory_is_for_trials() -> None:
     ],
 )
 def test_messages_hide_credentials(text: str) -> None:
-    """Libraries quote requests and answers in their errors; ours end up in logs."""
+    """Libraries quote requests and responses in their errors; messages of this plugin are logged."""
     shown = Failure.of(OSError(f"it failed: {text} (end)")).detail
     assert "hush" not in shown.lower()
     assert "it failed" in shown
 
 
 def test_messages_are_short() -> None:
-    """A page of XML or a debug dump is one line of at most a few hundred characters."""
+    """A page of XML or a debug dump becomes one line of up to a few hundred characters."""
     assert len(hide_secrets("x\n" * 5000)) < 300
 
 
@@ -236,6 +236,6 @@ def test_messages_are_short() -> None:
         (FileNotFoundError("status code: 404: <Code>NoSuchBucket</Code>"), FailureKind.NO_BUCKET),
     ],
 )
-def test_exceptions_are_understood(error: Exception, kind: FailureKind) -> None:
-    """The kind decides whether the framework tries again, and what a person is told to do."""
+def test_exceptions_are_classified(error: Exception, kind: FailureKind) -> None:
+    """The kind decides whether the framework retries, and which fix is named."""
     assert Failure.of(error).kind is kind

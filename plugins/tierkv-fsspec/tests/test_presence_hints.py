@@ -1,4 +1,4 @@
-"""What is known without asking: bounds, ages, and what other threads do meanwhile."""
+"""Presence hints: bounds, lifetimes, and changes by other threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = [f"{number:032x}" for number in range(100)]
 
 
 class Clock:
-    """Time that a test moves."""
+    """Clock that a test moves."""
 
     now_s = 1000.0
 
@@ -22,27 +22,27 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Clock:
-    """At some time."""
+    """Clock at some time."""
     return Clock()
 
 
 def test_a_listed_name_answers_once(clock: Clock) -> None:
-    """The framework remembers the answer for as long as it is configured to; the next question is meant to be asked."""
+    """The framework caches the answer for the configured time; the next lookup must be sent."""
     listed = ListedNames(100, 10.0, clock)
     listed.add_pages([["place/aa/" + NAMES[1], NAMES[2]]])
     assert [listed.take_listed(name) for name in NAMES[:4]] == [False, True, True, False]
     assert [listed.take_listed(name) for name in NAMES[:4]] == [False] * 4
 
 
-def test_other_names_are_passed_over(clock: Clock) -> None:
-    """Manifests, temporary files and other people's objects are no chunks."""
+def test_foreign_names_are_skipped(clock: Clock) -> None:
+    """Manifests, temporary files and foreign objects are no chunks."""
     listed = ListedNames(100, 10.0, clock)
     listed.add_pages([["namespace.json", "x" * 32, "ab", "", NAMES[1][:-1], "tmp/" + NAMES[3]]])
     assert len(listed) == 1
 
 
-def test_a_listing_grows_old(clock: Clock) -> None:
-    """Others delete: a name that was listed long ago is asked for again."""
+def test_a_listing_expires(clock: Clock) -> None:
+    """Other engines delete: a name that was listed long ago is looked up again."""
     listed = ListedNames(100, 10.0, clock)
     listed.add_pages([NAMES])
     clock.now_s += LISTED_S + 1
@@ -51,7 +51,7 @@ def test_a_listing_grows_old(clock: Clock) -> None:
 
 
 def pages(clock: Clock, seconds: float, seen: list[int]) -> Iterator[Sequence[str]]:
-    """Ten names a page, each page after some seconds."""
+    """Ten names per page, one page every ``seconds`` seconds."""
     for number in range(10):
         clock.now_s += seconds
         seen.append(number)
@@ -59,7 +59,7 @@ def pages(clock: Clock, seconds: float, seen: list[int]) -> Iterator[Sequence[st
 
 
 def test_bounds_end_a_listing(clock: Clock) -> None:
-    """Neither a large bucket nor a slow server may keep it going: no more pages are asked for."""
+    """Neither a large bucket nor a slow server may prolong the listing: no further page is requested."""
     seen: list[int] = []
     ListedNames(25, 100.0, clock).add_pages(pages(clock, 1.0, seen))
     assert seen == [0, 1, 2]
@@ -76,14 +76,14 @@ def test_bounds_end_a_listing(clock: Clock) -> None:
 
 
 def test_memory_is_bounded_to_the_name(clock: Clock) -> None:
-    """A page that goes over the bound is cut."""
+    """A page that exceeds the bound is cut."""
     listed = ListedNames(25, 100.0, clock)
     listed.add_pages([NAMES[:20], NAMES[20:]])
     assert len(listed) == 25
 
 
-def test_what_this_process_did_meanwhile_counts_more(clock: Clock) -> None:
-    """A page may be older than a deletion by this process: it must not bring the chunk back."""
+def test_changes_by_this_process_override_the_listing(clock: Clock) -> None:
+    """A page may be older than a deletion by this process: it must not restore the chunk."""
     listed = ListedNames(100, 10.0, clock)
     listed.forget_name(NAMES[1])
     listed.add_pages([NAMES[:3]])
@@ -95,7 +95,7 @@ def test_what_this_process_did_meanwhile_counts_more(clock: Clock) -> None:
 
 
 def test_an_absence_is_used_once_and_not_for_long(clock: Clock) -> None:
-    """It only saves a look before an upload; the longer ago, the likelier that somebody else has stored the chunk."""
+    """It only saves a lookup before an upload; the older it is, the likelier another engine has stored the chunk."""
     absent = AbsentNames(clock)
     absent.note_absent("one")
     absent.note_absent("two")
@@ -106,7 +106,7 @@ def test_an_absence_is_used_once_and_not_for_long(clock: Clock) -> None:
 
 
 def test_absences_are_bounded(clock: Clock) -> None:
-    """Lookups that never lead to a store must not fill the memory; the oldest goes first."""
+    """Lookups that never lead to a store must not fill the memory; the oldest names go first."""
     absent = AbsentNames(clock, names_max=3)
     for name in ("one", "two", "three", "one", "four"):
         absent.note_absent(name)

@@ -1,4 +1,4 @@
-"""What goes over the wire to an S3 server, through both implementations; failures and users have files of their own."""
+"""Requests to an S3 server, through both implementations; failures and users have their own files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FRAME = bytes(range(256)) * 200
 
 
 def warmed(url: str, options: dict[str, Any], **more: Any) -> Any:
-    """A backend whose listing has ended: requests that are counted from now on are the test's own."""
+    """Backend whose listing has ended: requests counted from now on belong to the test."""
     backend = open_at(url, **options, **more)
     if backend._warming is not None:
         backend._warming.join(10)
@@ -25,8 +25,8 @@ def warmed(url: str, options: dict[str, Any], **more: Any) -> Any:
     return backend
 
 
-def test_what_is_there_is_not_uploaded_again(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Several engines compute the same prefix; the upload of the second is a waste. Another frame does replace it."""
+def test_stored_frames_are_not_uploaded_again(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Several engines compute the same prefix; a second upload is a waste. A different frame replaces it."""
     backend = warmed(url, options)
     put(backend, {key(1): FRAME, key(2): FRAME})
     s3.requests.clear()
@@ -41,8 +41,8 @@ def test_what_is_there_is_not_uploaded_again(s3: S3Server, url: str, options: di
 
 
 @pytest.mark.parametrize("said", ["contains", "read_into"])
-def test_what_was_absent_is_stored_by_one_request(s3: S3Server, url: str, options: dict[str, Any], said: str) -> None:
-    """Engines look before they compute and store: another look at the store would be the third request for a chunk."""
+def test_absent_frames_are_stored_by_one_request(s3: S3Server, url: str, options: dict[str, Any], said: str) -> None:
+    """Engines look up before they compute and store: a second lookup would be the third request for a chunk."""
     backend = warmed(url, options)
     keys = [key(number) for number in range(4)]
     if said == "contains":
@@ -57,7 +57,7 @@ def test_what_was_absent_is_stored_by_one_request(s3: S3Server, url: str, option
 
 
 def test_conditions_travel(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Without the header the server would take the second of two writers, and nobody would notice the upload."""
+    """Without the header the server would accept the second of two writers, and the upload would go unnoticed."""
     backend = warmed(url, options)
     backend.contains([key(1)])
     s3.headers.clear()
@@ -71,8 +71,8 @@ def test_conditions_travel(s3: S3Server, url: str, options: dict[str, Any]) -> N
     ["412 Precondition Failed", "409 Conflict <Error><Code>ConditionalRequestConflict</Code></Error>"],
     ids=["Ceph", "AWS, while another writer is not done"],
 )
-def test_refused_condition_without_a_word(s3: S3Server, url: str, options: dict[str, Any], status: str) -> None:
-    """Ceph refuses with a bare status where AWS explains: both mean that the name is taken, neither a failure."""
+def test_refused_condition_without_an_explanation(s3: S3Server, url: str, options: dict[str, Any], status: str) -> None:
+    """Ceph refuses with a bare status, AWS with an explanation: both mean that the name exists."""
     backend = open_at(url, **options)
     s3.refuse["/taken"] = status
     try:
@@ -82,8 +82,8 @@ def test_refused_condition_without_a_word(s3: S3Server, url: str, options: dict[
     backend.close()
 
 
-def test_server_that_knows_no_conditions(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Some S3 servers answer 501 to the header: from then on a look comes before each put, and nothing fails."""
+def test_server_without_conditions(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Some S3 servers answer 501 to the header: from then on a lookup precedes each put, and nothing fails."""
     backend = open_at(url, **options)
     s3.refuse_conditions = True
     try:
@@ -97,7 +97,7 @@ def test_server_that_knows_no_conditions(s3: S3Server, url: str, options: dict[s
 
 
 def test_storage_class_and_tags_travel(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Rules of the bucket go by them; both ways to store an object must set them."""
+    """Lifecycle rules select by them; both ways to store an object must set them."""
     tags = {"owner": "team a", "kind": "kv:cache"}
     backend = open_at(url, storage_class="STANDARD_IA", tags=tags, **options)
     backend.contains([key(1)])
@@ -111,7 +111,7 @@ def test_storage_class_and_tags_travel(s3: S3Server, url: str, options: dict[str
 
 
 def test_listing_is_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """A bucket may hold millions of chunks: no more are kept in memory than configured; 0 asks for none."""
+    """A bucket may hold millions of chunks: memory holds up to the configured number; 0 requests none."""
     backend = warmed(url, options)
     keys = [key(number) for number in range(30)]
     put(backend, dict.fromkeys(keys, b"x"))
@@ -129,7 +129,7 @@ def test_listing_is_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> 
 
 
 def test_listing_that_is_refused_changes_nothing(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Rights to read objects may come without the right to list them: then each is asked for."""
+    """Permission to read objects may come without permission to list them: then each is looked up."""
     backend = open_at(url, **options)
     put(backend, {key(1): FRAME})
     backend.close()
@@ -144,8 +144,8 @@ def test_listing_that_is_refused_changes_nothing(s3: S3Server, url: str, options
         s3.refuse.clear()
 
 
-def test_listing_does_not_bring_back_what_was_deleted(url: str, options: dict[str, Any]) -> None:
-    """A page of a listing may be older than a deletion by this process: the chunk must not seem to be there."""
+def test_listing_does_not_restore_deleted_names(url: str, options: dict[str, Any]) -> None:
+    """A page of a listing may be older than a deletion by this process: the chunk must not seem present."""
     backend = open_at(url, **options)
     put(backend, {key(1): FRAME, key(2): FRAME})
     backend.close()
@@ -158,8 +158,8 @@ def test_listing_does_not_bring_back_what_was_deleted(url: str, options: dict[st
     backend.close()
 
 
-def test_listings_are_not_remembered(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Some file systems list a directory to learn about one object; what others then delete must be a miss."""
+def test_listings_are_not_cached(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Some file systems list a directory to look up one object; objects that others then delete must be misses."""
     if options["implementation"] == "obstore":
         pytest.skip("obstore keeps no listings")
     backend = open_at(url, **options)
@@ -171,7 +171,7 @@ def test_listings_are_not_remembered(s3: S3Server, url: str, options: dict[str, 
 
 
 def test_object_longer_than_the_buffer(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """A foreign object under the name of a chunk must not be cut to fit, nor fail its neighbours."""
+    """A foreign object under the name of a chunk must not be truncated, nor fail its neighbours."""
     backend = open_at(url, **options)
     put(backend, {key(1): b"one", key(2): b"two"})
     name = f"pre/fix/{object_name(key(1))}"
@@ -187,8 +187,8 @@ ODD_PREFIXES = ["", "a b%20c+d", "ü/ñ", "a#b", "a?b", "a*[b]&c=~d", "a'b\"c\\d
 
 
 def test_odd_prefixes_mean_the_same_to_all(s3: S3Server) -> None:
-    """Tiers of two machines may use different implementations: each must find what the other stored, under the name
-    that stands in the URL.
+    """Tiers of two machines may use different implementations: each must find the other's objects, under the
+    name in the URL.
     """
     bucket = s3.new_bucket()
     for prefix in ODD_PREFIXES:
@@ -206,7 +206,7 @@ def test_odd_prefixes_mean_the_same_to_all(s3: S3Server) -> None:
 
 
 def test_requests_at_once_are_bounded(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Requests of a batch run side by side, and never more than configured over all calls."""
+    """Requests of a batch run side by side, up to the configured number over all calls."""
     backend = open_at(url, concurrent_requests=3, warm_up_keys_max=0, **options)
     s3.in_flight_max = 0
     threads = [threading.Thread(target=backend.contains, args=([key(n) for n in range(8)],)) for _ in range(4)]
@@ -218,8 +218,8 @@ def test_requests_at_once_are_bounded(s3: S3Server, url: str, options: dict[str,
     backend.close()
 
 
-def test_closed_backend_says_so(url: str, options: dict[str, Any]) -> None:
-    """A call after the close is an error with a name, not a crash of some library."""
+def test_closed_backend_is_named(url: str, options: dict[str, Any]) -> None:
+    """A call after the close is an error that names the tier, not a crash of a library."""
     backend = open_at(url, **options)
     backend.close()
     for call in (lambda: get(backend, key(1)), lambda: backend.contains([key(1), key(2)])):
@@ -227,8 +227,8 @@ def test_closed_backend_says_so(url: str, options: dict[str, Any]) -> None:
             call()
 
 
-def test_close_waits_for_nobody_but_a_call_for_its_requests(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Requests in flight write into the caller's buffers: the call may not return before they ended."""
+def test_close_does_not_wait_but_a_call_waits_for_its_requests(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """Requests in flight write into the caller's buffers: the call must not return before they end."""
     backend = open_at(url, concurrent_requests=2, warm_up_keys_max=0, **options)
     put(backend, {key(n): FRAME for n in range(8)})
     answers: list[object] = []

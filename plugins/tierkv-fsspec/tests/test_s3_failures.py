@@ -1,4 +1,4 @@
-"""An S3 server that refuses, hangs, goes away and comes back, through both implementations."""
+"""An S3 server that refuses, hangs, disappears and returns, through both implementations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tierkv.errors import (
 FRAME = bytes(range(256)) * 200
 
 
-def test_server_goes_away_and_comes_back(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """An outage is an error for each key that says it may be tried again; when it is over, the same backend works."""
+def test_server_disappears_and_returns(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+    """An outage is a retryable error for each key; afterwards the same backend works."""
     backend = open_at(url, **options)
     put(backend, {key(1): FRAME})
     s3.stop()
@@ -55,7 +55,7 @@ def test_server_goes_away_and_comes_back(s3: S3Server, url: str, options: dict[s
 
 @contextlib.contextmanager
 def silent_server() -> Iterator[str]:
-    """Takes connections and never answers."""
+    """Accepts connections and never answers."""
     taken = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -74,7 +74,7 @@ def silent_server() -> Iterator[str]:
 
 
 def test_server_that_hangs(url: str, options: dict[str, Any]) -> None:
-    """A server that takes connections and says nothing is the worst: it must cost the timeout, and be named."""
+    """A server that accepts connections and never answers must cost the timeout, and be named."""
     with silent_server() as endpoint:
         slow = options | {"endpoint_url": endpoint, "read_timeout_s": 0.2}
         with pytest.raises(DeadlineExceededError, match="read_timeout_s"):
@@ -83,7 +83,7 @@ def test_server_that_hangs(url: str, options: dict[str, Any]) -> None:
 
 
 def test_bucket_that_does_not_exist(options: dict[str, Any]) -> None:
-    """The most common mistake: told at open and at check, by name, with the fix; and no bucket is made."""
+    """The most common mistake: reported at open and at check, by name, with the fix; no bucket is created."""
     url = "s3://tierkv-no-such-bucket/prefix"
     with pytest.raises(BackendError, match="no such bucket") as failure:
         open_at(url, **options)
@@ -96,7 +96,7 @@ def test_bucket_that_does_not_exist(options: dict[str, Any]) -> None:
 
 
 def test_bucket_removed_under_the_tier(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """Reads are misses or errors, writes are errors, and the bucket is not made anew behind its owner's back."""
+    """Reads are misses or errors, writes are errors, and the bucket is not created again without its owner."""
     backend = open_at(url, **options)
     bucket = url.split("/")[2]
     s3.client.delete_object(Bucket=bucket, Key=names(s3, url)[0])
@@ -121,7 +121,7 @@ def test_bucket_removed_under_the_tier(s3: S3Server, url: str, options: dict[str
 def test_failure_of_one_object_is_its_own(
     s3: S3Server, url: str, options: dict[str, Any], status: str, kind: type[TierKVError]
 ) -> None:
-    """One bad object must not fail the batch that it is in."""
+    """One bad object must not fail its batch."""
     backend = open_at(url, **options)
     put(backend, {key(n): FRAME for n in (1, 2, 3)})
     s3.refuse[object_name(key(2))] = status
@@ -142,7 +142,7 @@ def test_failure_of_one_object_is_its_own(
     backend.close()
 
 
-def test_no_view_of_a_buffer_is_kept(s3: S3Server, url: str, options: dict[str, Any]) -> None:
+def test_no_view_of_a_buffer_remains(s3: S3Server, url: str, options: dict[str, Any]) -> None:
     """A library's exception in a reference cycle must not keep the arena mapped until the next garbage collection."""
     backend = open_at(url, **options)
     buffer = mmap.mmap(-1, 4096)
@@ -153,7 +153,7 @@ def test_no_view_of_a_buffer_is_kept(s3: S3Server, url: str, options: dict[str, 
         s3.refuse[object_name(key(1))] = "403 Forbidden"
         backend.write([WriteRequest(key(1), memoryview(buffer))])
         backend.read_into([ReadRequest(key(1), memoryview(buffer))])
-        buffer.close()  # BufferError while anybody holds a view
+        buffer.close()  # BufferError while any view exists
     finally:
         gc.enable()
         s3.refuse.clear()

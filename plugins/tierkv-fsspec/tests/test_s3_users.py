@@ -1,4 +1,4 @@
-"""Who may do what in a bucket, and where credentials come from, through both implementations."""
+"""Permissions in a bucket, and sources of credentials, through both implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRETS = ("AKIATIERKVTESTS00001", "the-secret-of-the-tests")
 
 
 def make_user(s3: S3Server, monkeypatch: pytest.MonkeyPatch, *actions: str) -> list[str]:
-    """Become a user who may do only these; its credentials."""
+    """Switch to a user with only these permissions. Returns its credentials."""
     iam = boto3.client("iam", endpoint_url=s3.endpoint)
     name = f"user-{uuid.uuid4().hex}"
     iam.create_user(UserName=name)
@@ -36,7 +36,7 @@ def make_user(s3: S3Server, monkeypatch: pytest.MonkeyPatch, *actions: str) -> l
 
 
 def test_bucket_that_refuses(s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user without rights is told so at open and at check, and no message holds the credentials."""
+    """Missing permissions are reported at open and at check, and no message holds the credentials."""
     secrets = make_user(s3, monkeypatch)
     with s3.enforcing_rights():
         with pytest.raises(BackendError, match="access is refused") as failure:
@@ -47,11 +47,11 @@ def test_bucket_that_refuses(s3: S3Server, url: str, options: dict[str, Any], mo
     assert "right" in found["access"].fix
     said = [str(failure.value), *(f"{finding}" for finding in found.values())]
     assert not [secret for secret in secrets for text in said if secret in text]
-    assert failure.value.__cause__ is None, "the library's own words would be printed with a traceback"
+    assert failure.value.__cause__ is None, "the library's own text would be printed with a traceback"
 
 
 def test_unknown_credentials(s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that the server does not know are a refusal, too; they are not shown."""
+    """Credentials unknown to the server are a refusal as well; they are not shown."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN000000001")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     with s3.enforcing_rights(), pytest.raises(BackendError, match="access is refused") as failure:
@@ -63,7 +63,7 @@ def test_unknown_credentials(s3: S3Server, url: str, options: dict[str, Any], mo
 def test_user_who_may_only_read(
     s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader of somebody else's cache: opens, reads, and is refused by key where it writes; check says read-only."""
+    """A reader of another user's cache opens, reads, and is refused by key on writes; check reports read-only."""
     owner = open_at(url, **options)
     put(owner, {key(1): FRAME})
     owner.close()
@@ -71,7 +71,7 @@ def test_user_who_may_only_read(
     with s3.enforcing_rights():
         backend = open_at(url, **options)
         assert get(backend, key(1)) == [FRAME]
-        assert put(backend, {key(1): FRAME}) == [None], "what is there need not be written"
+        assert put(backend, {key(1): FRAME}) == [None], "a stored frame need not be written"
         (result,) = put(backend, {key(1): b"other"})
         found = check(url, **options)
         with pytest.raises(BackendError, match="access is refused"):
@@ -85,7 +85,7 @@ def test_user_who_may_only_read(
 
 
 def test_check_of_a_good_bucket(s3: S3Server, url: str, options: dict[str, Any]) -> None:
-    """All is good, it says who serves the URL and where the credentials come from, and it leaves nothing behind."""
+    """All results are good, name implementation and source of credentials, and no object remains."""
     found = check(url, **options)
     assert all(finding.ok for finding in found.values())
     assert ("obstore" if options["implementation"] == "obstore" else "s3fs") in found["package"].detail
@@ -95,7 +95,7 @@ def test_check_of_a_good_bucket(s3: S3Server, url: str, options: dict[str, Any])
 
 
 def test_no_credentials(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without credentials, and where the machine's role may not be asked for, nobody is asked over the network."""
+    """Without credentials, and if the machine's role may not be requested, no request is sent."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(BackendError, match="no credentials"):
@@ -108,7 +108,7 @@ def test_no_credentials(url: str, options: dict[str, Any], monkeypatch: pytest.M
 def test_credentials_in_a_profile(
     s3: S3Server, url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """~/.aws is where people keep credentials; both implementations must find them there."""
+    """Users keep credentials in ~/.aws; both implementations must find them there."""
     owner = open_at(url, **options)
     put(owner, {key(1): FRAME})
     owner.close()

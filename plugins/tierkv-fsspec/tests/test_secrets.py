@@ -1,4 +1,4 @@
-"""Credentials come from the usual chains and go nowhere else: a planted secret is looked for in all that is said."""
+"""Credentials come from the usual chains and go nowhere else: all output is searched for a planted secret."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLANTED = (KEY_ID, SECRET, TOKEN, "planted")
 
 @pytest.fixture(autouse=True)
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that nobody else has."""
+    """Unique credentials."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
@@ -32,7 +32,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """All that this plugin and the framework log."""
+    """Everything that this plugin and the framework log."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     loggers = [logging.getLogger(name) for name in ("tierkv", "tierkv_fsspec")]
@@ -47,14 +47,14 @@ def log() -> Iterator[io.StringIO]:
 
 
 def require_clean(*said: object) -> None:
-    """None of it in what was said, in words or as Python shows it."""
+    """No output contains a secret, in its text or its repr."""
     for thing in said:
         for text in (str(thing), repr(thing)):
             assert not [secret for secret in PLANTED if secret in text], text
 
 
-def test_a_life_with_troubles(s3: S3Server, url: str, options: dict[str, Any], log: io.StringIO) -> None:
-    """Open, use, refuse, fail, check: no error, finding, repr or log line holds a credential."""
+def test_no_failure_shows_a_secret(s3: S3Server, url: str, options: dict[str, Any], log: io.StringIO) -> None:
+    """Open, use, refuse, fail, check: no error, check result, repr or log line holds a credential."""
     backend = open_at(url, **options)
     require_clean(backend, backend._store, *vars(backend).values(), *vars(backend._store).values())
     put(backend, {key(1): b"x"})
@@ -78,7 +78,7 @@ def test_a_life_with_troubles(s3: S3Server, url: str, options: dict[str, Any], l
 
 
 def test_bad_endpoints_and_hosts(url: str, options: dict[str, Any]) -> None:
-    """Where there is no server, libraries quote the whole request, signature and all."""
+    """If there is no server, libraries quote the whole request with its signature."""
     for endpoint in ("http://127.0.0.1:9", "http://no-such-host.invalid:1"):
         with pytest.raises(tierkv.errors.BackendError) as failure:
             open_at(url, **(options | {"endpoint_url": endpoint, "connect_timeout_s": 0.5, "read_timeout_s": 0.5}))
@@ -86,15 +86,15 @@ def test_bad_endpoints_and_hosts(url: str, options: dict[str, Any]) -> None:
 
 
 def test_descriptions_hold_none(url: str) -> None:
-    """Configurations are dumped by people who look for a mistake: options never hold what the chain finds."""
+    """Users dump configurations to find a mistake: options never hold credentials of the chain."""
     options = FsspecOptions(url=url)
     require_clean(options, dataclasses.asdict(options))
     config = parse_config({"host": {"capacity": "1MiB"}, "tiers": [{"backend": "fsspec", "url": url}]})
     require_clean(config, config.model_dump_json())
 
 
-def test_azure_that_is_not_there(log: io.StringIO) -> None:
-    """Azure's library has words of its own for what went wrong."""
+def test_absent_azure_server(log: io.StringIO) -> None:
+    """Azure's library has its own messages for failures."""
     options = {"endpoint_url": "http://127.0.0.1:9/account", "connect_timeout_s": 0.5, "read_timeout_s": 0.5}
     with pytest.raises(tierkv.errors.BackendError) as failure:
         open_at("az://container/x", **options)

@@ -1,6 +1,6 @@
-"""What must hold on every server of objects, through both implementations.
+"""Guarantees on every object server, through both implementations.
 
-By default the server is moto. ``TIERKV_TEST_OBJECT_URL`` names a bucket or container of another one, such as
+By default the server is moto. ``TIERKV_TEST_OBJECT_URL`` names a bucket or container of another server, such as
 ``s3://bucket`` or ``az://container``, and ``TIERKV_TEST_OBJECT_ENDPOINT`` its address; credentials for it come from the
 environment. The nox sessions object-radosgw and object-azurite do so.
 """
@@ -51,19 +51,19 @@ def options(request: pytest.FixtureRequest, server: ObjectServer) -> dict[str, A
 
 @pytest.fixture
 def url(server: ObjectServer) -> str:
-    """A place of its own."""
+    """URL of a new prefix."""
     return server.new_place()
 
 
 @pytest.fixture(scope="class")
 def server_of_class(request: pytest.FixtureRequest, server: ObjectServer) -> None:
-    """The kit makes options without fixtures."""
+    """Server for the kit, which makes options without fixtures."""
     request.cls.server = server
 
 
 @pytest.mark.usefixtures("server_of_class")
 class ServerConformance(BackendConformance):
-    """The published contract. Every place is a prefix."""
+    """Conformance. Every place is a prefix."""
 
     plugin = tierkv_fsspec.PLUGIN
     local_place = False
@@ -91,7 +91,7 @@ class TestThroughObstore(ServerConformance):
 
 
 class TestThroughFsspec(ServerConformance):
-    """Less of it: the server is the same, and these take their time."""
+    """Fewer rounds: the server is the same, and these are slow."""
 
     implementation = "fsspec"
     many_frames = 30
@@ -110,7 +110,7 @@ backend.delete([s.key(3)])
 
 
 def test_two_processes_share_a_bucket(url: str, options: dict[str, Any]) -> None:
-    """What one process stores is a hit in the other, and what one deletes is a miss, without a reopen."""
+    """A chunk stored by one process is a hit in the other, and a deleted one a miss, without a reopen."""
     backend = open_at(url, **options)
     put(backend, {key(1): b"from the first", key(3): b"to be deleted"})
     assert backend.contains([key(1), key(2), key(3)]) == [True, False, True]
@@ -122,7 +122,7 @@ def test_two_processes_share_a_bucket(url: str, options: dict[str, Any]) -> None
 
 @contextmanager
 def engine(url: str, options: dict[str, Any]) -> Iterator[Any]:
-    """An engine with a stack of its own, in a process of its own; called with a prompt, it tells the loaded tokens."""
+    """An engine with its own stack, in a separate process; called with a prompt, it returns the loaded tokens."""
     tier = {"name": "remote", "backend": "fsspec", "url": url, **{k: v for k, v in options.items() if v is not None}}
     config = {"host": {"capacity": "1MiB"}, "chunk": {"blocks": 2}, "tiers": [tier]}
     command = [sys.executable, "fsspec_engine.py", json.dumps(config)]
@@ -152,7 +152,7 @@ def engine(url: str, options: dict[str, Any]) -> Iterator[Any]:
 
 
 def test_two_stacks_in_two_processes_share_a_bucket(url: str, options: dict[str, Any]) -> None:
-    """This is what the tier is for: what one engine computed, another on another machine loads, while both run."""
+    """The purpose of the tier: chunks computed by one engine are loaded by another one, while both run."""
     with engine(url, options) as first, engine(url, options) as second:
         assert first("system prompt") == 0
         assert second("system prompt") == PROMPT_TOKENS
@@ -171,7 +171,7 @@ def test_names_are_as_documented(server: ObjectServer, url: str, options: dict[s
 
 
 def test_deleted_out_of_band(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
-    """A lifecycle rule or a person removes objects: misses, at once, and they can be stored again."""
+    """A lifecycle rule or a user removes objects: misses, at once, and they can be stored again."""
     backend = open_at(url, **options)
     put(backend, {key(1): FRAME, key(2): FRAME})
     assert backend.contains([key(1), key(2)]) == [True, True]
@@ -184,7 +184,7 @@ def test_deleted_out_of_band(server: ObjectServer, url: str, options: dict[str, 
 
 
 def test_first_of_two_writers_wins_a_name(url: str, options: dict[str, Any]) -> None:
-    """Two processes that look at once both find nothing; the server lets one of them create the object."""
+    """Two processes that look at once both find no object; the server lets one of them create it."""
     backend = open_at(url, **options)
     store = backend._store
     assert store.create("once", b"first")
@@ -195,7 +195,7 @@ def test_first_of_two_writers_wins_a_name(url: str, options: dict[str, Any]) -> 
 
 
 def test_lost_race_counts_as_stored(url: str, options: dict[str, Any]) -> None:
-    """Two engines miss the same chunk, compute and store it: the second is refused by the server, and is content."""
+    """Two engines miss the same chunk, compute and store it: the server refuses the second, which counts as stored."""
     one, two = open_at(url, **options), open_at(url, **options)
     assert one.contains([key(1)]) == two.contains([key(1)]) == [False]
     assert put(one, {key(1): FRAME}) == [None]
@@ -207,7 +207,7 @@ def test_lost_race_counts_as_stored(url: str, options: dict[str, Any]) -> None:
 
 
 def test_lost_race_against_another_frame_replaces_it(url: str, options: dict[str, Any]) -> None:
-    """A refused conditional put means "there is one", not "there is mine": a damaged one must be replaced."""
+    """A refused conditional put means that an object exists, not that it is equal: a damaged one must be replaced."""
     one, two = open_at(url, **options), open_at(url, **options)
     assert two.contains([key(1)]) == [False]
     put(one, {key(1): b"x" + FRAME[1:]})
@@ -218,7 +218,7 @@ def test_lost_race_against_another_frame_replaces_it(url: str, options: dict[str
 
 
 def test_writers_and_deleters_of_one_key_at_once(url: str, options: dict[str, Any]) -> None:
-    """Many engines share a bucket: whatever they do to one key at once, each gets an answer and each read is whole."""
+    """Many engines share a bucket: for any concurrent calls on one key, each call ends and each read is whole."""
     backends = [open_at(url, **options) for _ in range(3)]
     frames = [bytes([number]) * 30_000 for number in range(3)]
     wrong: list[object] = []
@@ -244,8 +244,8 @@ def test_writers_and_deleters_of_one_key_at_once(url: str, options: dict[str, An
         backend.close()
 
 
-def test_manifest_is_for_people(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
-    """Who finds a bucket full of digests must be able to tell whose they are, and since when."""
+def test_manifest_describes_the_namespace_for_users(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
+    """A user who finds a bucket full of digests must be able to see their model and age."""
     open_at(url, **options).close()
     first = server.get(url, MANIFEST)
     manifest = json.loads(first)
@@ -255,7 +255,7 @@ def test_manifest_is_for_people(server: ObjectServer, url: str, options: dict[st
     assert manifest["namespace"]["dtype"] == "bfloat16"
     assert manifest["namespace"]["groups"] == [[16, [4096], "full_attention", None]]
     open_at(url, **options).close()
-    assert server.get(url, MANIFEST) == first, "the second to come leaves it as it is"
+    assert server.get(url, MANIFEST) == first, "the second writer keeps it"
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,13 @@ def test_manifest_is_for_people(server: ObjectServer, url: str, options: dict[st
         (b"{}", "not a manifest of tierkv"),
         (b"\xff not json", "not a manifest of tierkv"),
         (b"", "not a manifest of tierkv"),
-        (b'{"format": "tierkv-fsspec", "version": 2}', "version is 2, and this program knows 1"),
+        (b'{"format": "tierkv-fsspec", "version": 2}', "version is 2, and this program reads 1"),
     ],
 )
-def test_foreign_manifest_is_refused_and_kept(
+def test_foreign_manifest_is_refused_and_unchanged(
     server: ObjectServer, url: str, options: dict[str, Any], content: bytes, said: str
 ) -> None:
-    """Data of another program, or of a later version, is not ours to write to."""
+    """Data of another program, or of a later version, must not be written."""
     server.put(url, MANIFEST, content)
     with pytest.raises(NamespaceMismatchError, match=said) as failure:
         open_at(url, **options)
@@ -279,7 +279,7 @@ def test_foreign_manifest_is_refused_and_kept(
 
 
 def test_mismatching_manifest_names_what_differs(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
-    """A manifest that was copied from elsewhere: the message says which fields differ, and how."""
+    """A manifest copied from elsewhere: the message names the fields that differ, and how."""
     open_at(url, **options).close()
     manifest = json.loads(server.get(url, MANIFEST))
     manifest["namespace"]["dtype"] = "float16"
@@ -289,7 +289,7 @@ def test_mismatching_manifest_names_what_differs(server: ObjectServer, url: str,
 
 
 def test_many_open_at_once(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
-    """All ranks of a server start together: whoever writes the manifest, all of them open."""
+    """All ranks of a server start together: one writes the manifest, and all of them open."""
     failures: list[BaseException] = []
     barrier = threading.Barrier(6)
 
@@ -310,7 +310,7 @@ def test_many_open_at_once(server: ObjectServer, url: str, options: dict[str, An
 
 
 def test_listing_answers_the_first_question(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
-    """After a restart a long prefix is known without a request per chunk; a chunk that is gone is then a plain miss."""
+    """After a restart a long prefix is known without a request per chunk; a deleted chunk is then a plain miss."""
     keys = [key(number) for number in range(20)]
     backend = open_at(url, **options)
     put(backend, dict.fromkeys(keys, b"frame"))
@@ -328,14 +328,14 @@ def test_listing_answers_the_first_question(server: ObjectServer, url: str, opti
 
     backend._store.exists = noting
     assert backend.contains([*keys, key(99)]) == [True] * 20 + [False]
-    assert len(asked) == 1, "only what was not listed is asked for"
+    assert len(asked) == 1, "only unlisted names are requested"
     assert get(backend, keys[7], keys[8]) == [None, b"frame"]
-    assert backend.contains(keys) == [number != 7 for number in range(20)], "the second time the server is asked"
+    assert backend.contains(keys) == [number != 7 for number in range(20)], "the second lookup is sent to the server"
     backend.close()
 
 
 def test_check_of_a_good_path(server: ObjectServer, url: str, options: dict[str, Any]) -> None:
-    """All is good, it says who serves the URL, and it leaves nothing behind."""
+    """All results are good, name the implementation, and no object remains."""
     found = check(url, **options)
     assert all(finding.ok for finding in found.values()), found
     assert ("obstore" in found["package"].detail) == (options["implementation"] == "obstore")

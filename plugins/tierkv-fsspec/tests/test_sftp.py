@@ -1,4 +1,4 @@
-"""SFTP: a real server on the loopback interface, with keys, directories that must be made, and no conditions."""
+"""SFTP: a real server on the loopback interface, with keys, directories to be created, and no conditions."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ FRAME = bytes(range(256)) * 200
 
 @dataclass(frozen=True, slots=True)
 class SftpServer:
-    """It serves ``root``, to whoever has the key."""
+    """Serve ``root`` to any client with the key."""
 
     root: Path
     port: int
     key_file: Path
 
     def url(self, place: str) -> str:
-        """A place below the root."""
+        """URL of a path below the root."""
         return f"sftp://engine@127.0.0.1:{self.port}/{place}"
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Nothing but our key: no agent, and no key of whoever runs the tests."""
+        """Accept only the test's key: no agent, and no key of the user who runs the tests."""
         return {"key_filename": str(self.key_file), "allow_agent": False, "look_for_keys": False}
 
 
@@ -61,13 +61,13 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
 
 @pytest.fixture(scope="class")
 def sftp_of_class(request: pytest.FixtureRequest, sftp: SftpServer) -> None:
-    """The kit makes options without fixtures."""
+    """Server for the kit, which makes options without fixtures."""
     request.cls.server = sftp
 
 
 @pytest.mark.usefixtures("sftp_of_class")
 class TestSftp(BackendConformance):
-    """The published contract. Every place is a directory of the server."""
+    """Conformance. Every place is a directory of the server."""
 
     plugin = tierkv_fsspec.PLUGIN
     local_place = False
@@ -87,7 +87,7 @@ class TestSftp(BackendConformance):
 
 
 def test_frames_appear_whole(sftp: SftpServer) -> None:
-    """A file that is being written must not be a chunk: it is written elsewhere and moved; nothing is left there."""
+    """A partial file must not be a chunk: it is written under another name and moved; no file remains there."""
     place = uuid.uuid4().hex
     backend = open_at(sftp.url(place), storage_options=sftp.storage_options)
     moved: list[tuple[str, str, bytes]] = []
@@ -97,7 +97,7 @@ def test_frames_appear_whole(sftp: SftpServer) -> None:
     def noting(old: str, new: str) -> None:
         content = (sftp.root / old.strip("/")).read_bytes()
         assert not (sftp.root / new.strip("/")).exists()
-        move(old, new)  # fails the first time, when the directory is not there yet
+        move(old, new)  # fails the first time, when the directory does not exist yet
         moved.append((old, new, content))
 
     file_system.mv = noting
@@ -111,7 +111,7 @@ def test_frames_appear_whole(sftp: SftpServer) -> None:
 
 
 def test_threads_have_connections_of_their_own(sftp: SftpServer) -> None:
-    """Its library hangs when two threads share a connection; batches of several calls run at once all the same."""
+    """Its library hangs when two threads share a connection; batches of several calls still run at once."""
     backend = open_at(sftp.url(uuid.uuid4().hex), storage_options=sftp.storage_options, concurrent_requests=4)
     keys = [key(number) for number in range(24)]
     put(backend, dict.fromkeys(keys, FRAME))
@@ -131,7 +131,7 @@ def test_threads_have_connections_of_their_own(sftp: SftpServer) -> None:
 
 
 def test_check(sftp: SftpServer) -> None:
-    """The place is told to be good, and a server that is not there by name."""
+    """A good path is reported as good, and an absent server by name."""
     found = check(sftp.url(uuid.uuid4().hex), storage_options=sftp.storage_options)
     assert all(finding.ok for finding in found.values()), found
     nowhere = check("sftp://engine@127.0.0.1:9/x", storage_options=sftp.storage_options)
@@ -139,7 +139,7 @@ def test_check(sftp: SftpServer) -> None:
 
 
 def test_password_in_the_url_is_refused() -> None:
-    """A user in the URL is an address; a password is a secret that ends up in logs."""
+    """A user in the URL is an address; a password is a secret that would be logged."""
     assert FsspecOptions(url="sftp://engine@host:22/x").location.bucket == "engine@host:22"
     with pytest.raises(ValueError, match="no credentials in URLs") as failure:
         FsspecOptions(url="sftp://engine:hush-hush@host/x")

@@ -1,7 +1,7 @@
 """Run a command while Azurite serves Azure's blobs on the loopback interface: ``azurite.py FOLDER COMMAND...``.
 
-FOLDER is where ``npm install azurite`` was called. Blobs are kept in memory, and telemetry is off. The command learns
-the server from TIERKV_TEST_OBJECT_URL, TIERKV_TEST_OBJECT_ENDPOINT and Azure's own variables.
+FOLDER is the directory of ``npm install azurite``. Blobs are kept in memory, and telemetry is off. The command gets the
+server's address from TIERKV_TEST_OBJECT_URL, TIERKV_TEST_OBJECT_ENDPOINT and Azure's own variables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run a command while a Ceph object gateway serves S3 on the loopback interface: ``radosgw.py FOLDER COMMAND...``.
 
 One monitor, one object store daemon that keeps its data in memory, one gateway; no authentication inside the cluster.
-The programs are those on the PATH, or else Debian's packages, fetched into FOLDER and unpacked there, not installed.
-The command learns the server from TIERKV_TEST_OBJECT_URL, TIERKV_TEST_OBJECT_ENDPOINT and the AWS variables.
+The programs are those on the PATH. Otherwise Debian's packages are fetched into FOLDER and unpacked, not installed. The
+command gets the server's address from TIERKV_TEST_OBJECT_URL, TIERKV_TEST_OBJECT_ENDPOINT and the AWS variables.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ osd data = {data}/osd
 osd objectstore = memstore
 memstore device bytes = {store_bytes}
 [client.rgw]
-# Whole objects in one piece: what hangs on a second one is collected only hours after it was deleted.
+# Whole objects in one piece: the second piece of an object is collected only hours after its deletion.
 rgw max chunk size = 33554432
 rgw obj stripe size = 33554432
 rgw frontends = beast endpoint=127.0.0.1:{gateway_port}
@@ -60,10 +60,10 @@ rgw frontends = beast endpoint=127.0.0.1:{gateway_port}
 
 
 def fetch(folder: Path) -> Path:
-    """Debian's packages with what they need beyond this system, unpacked; the root of their tree.
+    """Unpack Debian's packages with their dependencies beyond this system. Returns the root of their tree.
 
     Raises:
-        RuntimeError: this is no Debian, or its archive cannot be reached.
+        RuntimeError: the system is not Debian, or its archive cannot be reached.
     """
     root = folder / "root"
     if (root / "usr/bin/radosgw").exists():
@@ -91,7 +91,7 @@ def _output(command: list[str], cwd: Path | None = None, env: Mapping[str, str] 
 
 
 class Programs:
-    """Where Ceph's programs are, and the environment that they need."""
+    """Directory of Ceph's programs, and the environment that they need."""
 
     def __init__(self, folder: Path) -> None:
         installed = all(shutil.which(name) for name in ("radosgw", "ceph-mon", "ceph-osd", "ceph", "radosgw-admin"))
@@ -105,7 +105,7 @@ class Programs:
         }
 
     def call(self, name: str, *arguments: str) -> str:
-        """Run one to its end; what it said."""
+        """Run a program to its end. Returns its output."""
         # The command-line tool is Python, bound to Debian's own interpreter.
         interpreter = ["/usr/bin/python3"] if name == "ceph" else []
         environment = {**os.environ, **self.environment}
@@ -114,7 +114,7 @@ class Programs:
 
 @contextmanager
 def cluster(folder: Path, data: Path) -> Iterator[str]:
-    """A gateway that serves; its endpoint."""
+    """Start a gateway. Yields its endpoint."""
     programs = Programs(folder)
     port, gateway_port, fsid = free_port(), free_port(), str(uuid.uuid4())
     for name in ("mon", "osd"):

@@ -1,4 +1,4 @@
-"""Servers that live as long as a command: started on the loopback interface, waited for, stopped whatever happens."""
+"""Servers for the duration of a command: started on the loopback interface, awaited, and stopped in any case."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STOP_TIMEOUT_S = 20.0
 
 
 def free_port() -> int:
-    """A port on the loopback interface that nobody listens on."""
+    """A free port on the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def listens(port: int) -> bool:
-    """Whether somebody takes connections there."""
+    """Whether a server accepts connections there."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
     except OSError:
@@ -35,7 +35,7 @@ def listens(port: int) -> bool:
 def running(
     command: Sequence[str | Path], log: Path, ready: Callable[[], bool], environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """A server, from when it is ready.
+    """Run a server, and wait until it is ready.
 
     Raises:
         RuntimeError: it ended, or was not ready in time; with the end of its log.
@@ -65,5 +65,5 @@ def running(
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """The command that the servers are for; its exit code."""
+    """Run the command that the servers are for. Returns its exit code."""
     return subprocess.run(command, env={**os.environ, **environment}, check=False).returncode

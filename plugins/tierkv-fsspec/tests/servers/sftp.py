@@ -1,4 +1,4 @@
-"""An SFTP server on the loopback interface: ``sftp.py ROOT ALLOWED_KEYS``. It says its port; it ends with its input."""
+"""SFTP server on the loopback interface: ``sftp.py ROOT ALLOWED_KEYS``. Prints its port; ends with its input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import asyncssh
 
 
 async def serve(root: str, allowed: str) -> None:
-    """Serve a directory until nobody holds the other end of the standard input."""
+    """Serve a directory until the standard input ends."""
     server = await asyncssh.listen(
         "127.0.0.1",
         0,
