@@ -13,7 +13,8 @@ from benchmarks.core.rig import GEOMETRY
 from tierkv.abc import Capabilities, ReadRequest, ReadResult, WriteRequest, WriteResult
 from tierkv.dispatch import Dispatcher, TierLimits
 from tierkv.errors import BackendUnavailableError
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.frames.frame import HEADER_BYTES
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.tier import Tier
 from tierkv.types.keys import Key

@@ -18,7 +18,8 @@ from benchmarks.measure import Cost, Settings, medians, take_turns, timed, wall_
 from benchmarks.rows import Row, Target
 from benchmarks.tiers.host_copies import GB, PAGE_BYTES, Layout
 from tierkv.dispatch.copy_pool import CopyPool
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.frames.frame import HEADER_BYTES
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry

@@ -17,7 +17,8 @@ import numpy as np
 
 from benchmarks.measure import Cost, Settings, cpu_ratios, cpu_s_per_gb, medians, take_turns, timed
 from benchmarks.rows import Row, Target
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.frames.frame import HEADER_BYTES
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import Bytes, HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry

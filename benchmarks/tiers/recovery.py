@@ -20,7 +20,8 @@ from benchmarks.rows import Row, Target
 from benchmarks.tiers.rig import NAMESPACE
 from tierkv.abc import BackendContext
 from tierkv.dispatch import Dispatcher, TierLimits
-from tierkv.frames.frame import FrameSealer, frame_bytes
+from tierkv.frames.frame import frame_bytes
+from tierkv.frames.sealer import FrameSealer
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.tier import Tier

@@ -13,7 +13,8 @@ from tierkv.abc import BackendContext, CodecContext
 from tierkv.config.loading import parse_config
 from tierkv.config.resolving import ResolvedTier, resolve
 from tierkv.dispatch import Dispatcher, TierLimits
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.frames.frame import HEADER_BYTES
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.plugins.loading import load_plugins
 from tierkv.tiers.tier import Tier

@@ -21,13 +21,13 @@ from tierkv.frames.frame import (
     KEY_BYTES_MAX,
     PARTS_MAX,
     FrameHeader,
-    FrameSealer,
     checksum,
     checksum_of_parts,
     frame_bytes,
     pack_header,
     parse_header,
 )
+from tierkv.frames.sealer import FrameSealer
 from tierkv.types.keys import make_key
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -401,7 +401,7 @@ def test_seal_leaves_no_old_bytes(raw_bytes: int) -> None:
 
 def test_frame_bytes_is_the_aligned_total() -> None:
     """Arena, tiers and backends must agree on lengths."""
-    assert [SEALER.frame_bytes(n) for n in (0, 1, 4096, 4097)] == [4096, 8192, 8192, 12288]
+    assert [frame_bytes(n) for n in (0, 1, 4096, 4097)] == [4096, 8192, 8192, 12288]
 
 
 @pytest.mark.parametrize("raw_bytes", [-1, RAW_BYTES + 4096])

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.frames.frame import HEADER_BYTES, MAGIC, FrameHeader, FrameSealer, frame_bytes, pack_header
+from tierkv.frames.frame import HEADER_BYTES, MAGIC, FrameHeader, frame_bytes, pack_header
 from tierkv.frames.recognition import recognise_frame
+from tierkv.frames.sealer import FrameSealer
 
 NAMESPACE = bytes(range(16))
 KEY = b"some key"

@@ -12,7 +12,8 @@ from codec_parts import open_codec
 from plain_files import AsyncPlainFiles, PlainFiles, PlainOptions
 
 from tierkv.abc import BackendContext, Capabilities, Codec
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer, checksum
+from tierkv.frames.frame import HEADER_BYTES, checksum
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.testing.faults import FaultyBackend
 from tierkv.testing.manual_clock import ManualClock

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hand_device import HandDevice
 
-from tierkv.frames.frame import FrameSealer
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.types.engine import EngineSpec, GroupSpec
 from tierkv.types.geometry import Geometry

@@ -13,7 +13,8 @@ from tier_bench import CODECS, PAYLOAD_BYTES, Bench, delete_chunks, probe_chunks
 
 from tierkv.abc import Capabilities, CodecFrame
 from tierkv.errors import EngineProtocolError, PluginError
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer, frame_bytes, parse_header
+from tierkv.frames.frame import HEADER_BYTES, frame_bytes, parse_header
+from tierkv.frames.sealer import FrameSealer
 from tierkv.testing.frames import make_key
 from tierkv.types.keys import Key
 from tierkv.types.tier_ops import Outcome, OutcomeKind, Verb

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tierkv.frames.frame import FrameSealer
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.transfer_stats import LOAD, SIZE, STORE, TIME
 from tierkv.types.engine import EngineSpec, GroupSpec

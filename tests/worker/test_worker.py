@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from worker_bed import DEVICES, GEOMETRY, NUM_BLOCKS, SPEC, Bed, job
 
 from tierkv.errors import EngineProtocolError
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.frames.frame import HEADER_BYTES
+from tierkv.frames.sealer import FrameSealer
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import make_key
 from tierkv.types.transfers import VOID_SLOT, ConnectorMeta, SlotRef, TransferJob

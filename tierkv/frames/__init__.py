@@ -4,7 +4,7 @@ Nouns:
 
 * *Frame*: one header page of 4096 bytes, then the stored payload. :mod:`tierkv.frames.frame` has the layout.
 * *Raw frame*: frame of codec ``none``. Every sealed slot of the host arena holds one.
-* *Sealing*: writing the header over a payload that is in place. :class:`~tierkv.frames.frame.FrameSealer` seals, and
+* *Sealing*: writing the header over a payload that is in place. :class:`~tierkv.frames.sealer.FrameSealer` seals, and
   checks.
 * *Part*: what one of several workers writes to a payload. All parts of a payload have one length.
 * *Unsealed slot*: slot between grant and seal, in which workers of one stack store the checksums of their parts.

@@ -40,7 +40,7 @@ All functions are pure and may be called on any thread; those that hash or fill 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -63,7 +63,7 @@ MAGIC = b"\x89TIERKV\n"
 _FIXED = struct.Struct("<8sHHI16s16sH256sQQ16s16s")
 _HEADER_CHECKSUM = struct.Struct("<Q")
 _USED_BYTES = _FIXED.size + _HEADER_CHECKSUM.size
-_ZEROS = bytes(HEADER_BYTES)
+ZEROS = bytes(HEADER_BYTES)
 _FLAG_PARTS, _FLAG_WITHHELD, _FLAG_APPROXIMATE, _FLAG_NOTES = 1, 2, 4, 8
 _FLAGS = _FLAG_PARTS | _FLAG_WITHHELD | _FLAG_APPROXIMATE | _FLAG_NOTES
 _NOTES = HEADER_BYTES - CODEC_NOTES_BYTES
@@ -159,7 +159,7 @@ def pack_header(header: FrameHeader, out: memoryview) -> None:
     end = _USED_BYTES + len(parts)
     if parts:
         out[_USED_BYTES:end] = parts
-    out[end:HEADER_BYTES] = _ZEROS[end:]
+    out[end:HEADER_BYTES] = ZEROS[end:]
     if header.notes:
         out[_NOTES:HEADER_BYTES] = header.notes
 
@@ -185,29 +185,29 @@ def parse_header(page: memoryview, *, verify: bool = True) -> FrameHeader:
     magic, version, flags, length, codec, namespace, key_bytes, key, raw, stored, stored_sum, raw_sum = _FIXED.unpack(
         fixed
     )
-    _expect("magic", magic, MAGIC)
-    _expect("format version", version, FORMAT_VERSION)
-    _expect("flags", flags, flags & _FLAGS)
+    expect_field("magic", magic, MAGIC)
+    expect_field("format version", version, FORMAT_VERSION)
+    expect_field("flags", flags, flags & _FLAGS)
     notes = bytes(page[_NOTES:HEADER_BYTES]) if flags & _FLAG_NOTES else b""
-    _expect("header length", length, HEADER_BYTES)
+    expect_field("header length", length, HEADER_BYTES)
     if verify:
         (header_sum,) = _HEADER_CHECKSUM.unpack_from(page, _FIXED.size)
-        _expect("header checksum", header_sum, xxhash.xxh3_64_intdigest(fixed + notes))
+        expect_field("header checksum", header_sum, xxhash.xxh3_64_intdigest(fixed + notes))
     if not 1 <= key_bytes <= KEY_BYTES_MAX:
         raise CorruptFrameError(f"frame field 'key length' is {key_bytes}, allowed are 1 to {KEY_BYTES_MAX}")
     # bytes() first: comparing a memoryview goes item by item and is thirty times slower than copy and compare.
     parts = _parse_parts(page) if flags & _FLAG_PARTS else ()
     withheld = bool(flags & _FLAG_WITHHELD)
     if parts and verify and not withheld:
-        _expect("raw checksum", raw_sum, checksum_of_parts(parts))
+        expect_field("raw checksum", raw_sum, checksum_of_parts(parts))
     used = _PART_TABLE + CHECKSUM_BYTES * len(parts) if parts else _USED_BYTES
     rest = bytes(page[used : _NOTES if notes else HEADER_BYTES])
     secrets = b"".join((raw_sum, *parts)) if withheld else b""
     for field, zeros in (("key", key[key_bytes:]), ("zero", rest), ("raw checksum", secrets)):
-        if zeros != _ZEROS[: len(zeros)]:
+        if zeros != ZEROS[: len(zeros)]:
             raise CorruptFrameError(f"frame field {field!r} is not zero to its end")
     name, approximate = _codec_name(codec), bool(flags & _FLAG_APPROXIMATE)
-    _expect("flags", flags, flags & ~_FLAG_WITHHELD if name == NO_CODEC else flags)
+    expect_field("flags", flags, flags & ~_FLAG_WITHHELD if name == NO_CODEC else flags)
     key = key[:key_bytes]
     return FrameHeader(name, namespace, key, raw, stored, stored_sum, raw_sum, parts, withheld, approximate, notes)
 
@@ -221,175 +221,6 @@ def _parse_parts(page: memoryview) -> tuple[bytes, ...]:
     return tuple(table[start : start + CHECKSUM_BYTES] for start in range(0, len(table), CHECKSUM_BYTES))
 
 
-class FrameSealer:
-    """Seals and checks frames of one namespace. Stateless after construction: any number of threads may share it.
-
-    Args:
-        namespace: fingerprint, sixteen bytes.
-        verify: False skips the comparison of checksums, and nothing else. It exists for the test that shows that
-            unchecked corruption changes tokens.
-
-    Raises:
-        ValueError: the fingerprint has another length.
-    """
-
-    def __init__(self, namespace: bytes, *, verify: bool = True) -> None:
-        if len(namespace) != FINGERPRINT_BYTES:
-            raise ValueError(f"a namespace fingerprint has {FINGERPRINT_BYTES} bytes, got {len(namespace)}")
-        self.namespace = namespace
-        self.verify = verify
-
-    frame_bytes = staticmethod(frame_bytes)
-
-    def seal(self, slot: memoryview, key: bytes, raw_bytes: int) -> None:
-        """Seal a slot whose payload is in place: write the header before it and zeros behind it.
-
-        Args:
-            slot: writable, at least ``frame_bytes(raw_bytes)`` long; the payload starts at ``HEADER_BYTES``.
-            key: the chunk's key.
-            raw_bytes: length of the payload.
-
-        Raises:
-            ValueError: the payload does not fit the slot, or the key does not fit a header.
-        """
-        self._require_room(slot, raw_bytes)
-        self.seal_as(slot, key, raw_bytes, checksum(slot[HEADER_BYTES : HEADER_BYTES + raw_bytes]))
-
-    def seal_parts(self, slot: memoryview, key: bytes, raw_bytes: int, part_checksums: Sequence[bytes]) -> None:
-        """Seal a slot from the checksums of its parts, which the workers computed. Reads no payload.
-
-        Raises:
-            ValueError: fewer than two parts, too many parts, parts of different lengths; or as in :meth:`seal`.
-        """
-        if raw_bytes % max(1, len(part_checksums)):
-            raise ValueError(f"a payload of {raw_bytes} bytes has no {len(part_checksums)} parts of one length")
-        self.seal_as(slot, key, raw_bytes, checksum_of_parts(part_checksums), tuple(part_checksums))
-
-    def seal_as(  # noqa: PLR0913 - the fields of a header
-        self,
-        slot: memoryview,
-        key: bytes,
-        raw_bytes: int,
-        raw_checksum: bytes,
-        part_checksums: tuple[bytes, ...] = (),
-        *,
-        approximate: bool = False,
-    ) -> None:
-        """Seal a slot with checksums that were computed at the origin of the payload.
-
-        Raises:
-            ValueError: as in :meth:`seal`.
-        """
-        end = self._require_room(slot, raw_bytes)
-        payload_end = HEADER_BYTES + raw_bytes
-        if end > payload_end:
-            slot[payload_end:end] = _ZEROS[: end - payload_end]
-        pack_header(
-            FrameHeader(
-                NO_CODEC, self.namespace, key, raw_bytes, raw_bytes, raw_checksum, raw_checksum, part_checksums,
-                approximate=approximate,
-            ),
-            slot,
-        )  # fmt: skip
-
-    @staticmethod
-    def payload_checksums(slot: memoryview, header: FrameHeader) -> tuple[bytes, tuple[bytes, ...]]:
-        """Compute the raw checksum of the payload in a slot, and the checksums of its parts.
-
-        Args:
-            slot: holds the raw payload.
-            header: gives its length and the number of its parts.
-
-        Raises:
-            CorruptFrameError: the payload cannot be cut into parts of one length.
-        """
-        payload = slot[HEADER_BYTES : HEADER_BYTES + header.raw_bytes]
-        if not header.part_checksums:
-            return checksum(payload), ()
-        size = _part_bytes(header)
-        parts = tuple(checksum(payload[start : start + size]) for start in range(0, header.raw_bytes, size))
-        return checksum_of_parts(parts), parts
-
-    def check_slot(self, slot: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
-        """Check that a slot holds the raw frame of ``key``. ``payload=False`` skips the payload's checksum.
-
-        Raises:
-            CorruptFrameError: it does not; the message names the difference.
-        """
-        header = self.check_frame(slot, key, payload=payload)
-        _expect("codec", header.codec, NO_CODEC)
-        if frame_bytes(header.raw_bytes) > len(slot):
-            raise CorruptFrameError(f"frame of {frame_bytes(header.raw_bytes)} bytes is cut off at {len(slot)}")
-        return header
-
-    def check_frame(self, frame: memoryview, key: bytes, *, payload: bool = True) -> FrameHeader:
-        """Check a frame of any codec; its padding may be missing. ``payload=False`` skips the payload's checksum.
-
-        Raises:
-            CorruptFrameError: it is not the frame of ``key`` in this namespace, or is damaged.
-        """
-        header = parse_header(frame, verify=self.verify)
-        _expect("namespace", header.namespace, self.namespace)
-        _expect("key", header.key, key)
-        end = HEADER_BYTES + header.stored_bytes
-        if end > len(frame):
-            raise CorruptFrameError(f"frame of {end} bytes is cut off at {len(frame)}")
-        if header.codec == NO_CODEC:
-            _expect("stored bytes", header.stored_bytes, header.raw_bytes)
-        if self.verify:
-            if header.codec == NO_CODEC:
-                _expect("stored checksum", header.stored_checksum, header.raw_checksum)
-            if payload and header.codec == NO_CODEC and header.part_checksums:
-                self.check_parts(frame, header)
-            elif payload:
-                _expect("stored checksum", header.stored_checksum, checksum(frame[HEADER_BYTES:end]))
-        return header
-
-    def check_raw(self, slot: memoryview, header: FrameHeader) -> None:
-        """Check that the payload in a slot has the raw checksum of ``header``.
-
-        Raises:
-            CorruptFrameError: it has another one.
-        """
-        if header.part_checksums:
-            self.check_parts(slot, header)
-        elif self.verify:
-            raw = slot[HEADER_BYTES : HEADER_BYTES + header.raw_bytes]
-            _expect("raw checksum", checksum(raw), header.raw_checksum)
-
-    def check_parts(self, slot: memoryview, header: FrameHeader, parts: Iterable[int] | None = None) -> None:
-        """Check the checksums of parts of a raw payload. parts: their numbers; None: all.
-
-        Raises:
-            CorruptFrameError: one is damaged, or the payload cannot be cut into parts of one length.
-        """
-        part_bytes = _part_bytes(header)
-        for part in range(len(header.part_checksums)) if parts is None else parts:
-            start = HEADER_BYTES + part * part_bytes
-            if self.verify:
-                _expect(
-                    f"checksum of part {part}",
-                    checksum(slot[start : start + part_bytes]),
-                    header.part_checksums[part],
-                )
-
-    @staticmethod
-    def _require_room(slot: memoryview, raw_bytes: int) -> int:
-        end = frame_bytes(raw_bytes)
-        if raw_bytes < 0 or end > len(slot):
-            raise ValueError(f"a payload of {raw_bytes} bytes does not fit a slot of {len(slot)} bytes")
-        return end
-
-
-def _part_bytes(header: FrameHeader) -> int:
-    part_bytes, rest = divmod(header.raw_bytes, len(header.part_checksums))
-    if rest or not part_bytes:
-        raise CorruptFrameError(
-            f"a payload of {header.raw_bytes} bytes has no {len(header.part_checksums)} parts of one length"
-        )
-    return part_bytes
-
-
 def _codec_name(field: bytes) -> str:
     name = field.rstrip(b"\0")
     if not name or not name.isascii() or not name.decode("ascii").isprintable():
@@ -397,7 +228,12 @@ def _codec_name(field: bytes) -> str:
     return name.decode("ascii")
 
 
-def _expect(field: str, found: object, expected: object) -> None:
+def expect_field(field: str, found: object, expected: object) -> None:
+    """Compare a field of a frame with its expected value.
+
+    Raises:
+        CorruptFrameError: they differ; the message names the field.
+    """
     if found != expected:
         raise CorruptFrameError(f"frame field {field!r} is {_show(found)}, expected {_show(expected)}")
 

@@ -13,7 +13,7 @@ from typing import Self
 
 from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.errors import EngineProtocolError
-from tierkv.frames.frame import FrameSealer
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.memory.shared import ArenaHandle, MemoryHandle, attach_arena
 from tierkv.types.geometry import Geometry

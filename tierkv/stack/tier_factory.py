@@ -29,8 +29,8 @@ from tierkv.config.schema import HostConfig, TierConfig
 from tierkv.dispatch.runtime import Runtime
 from tierkv.dispatch.tier_state import TierLimits
 from tierkv.errors import BackendError, ConfigError, PluginError, TierKVError
-from tierkv.frames.frame import FrameSealer
 from tierkv.frames.recognition import recognise_frame
+from tierkv.frames.sealer import FrameSealer
 from tierkv.manager.contract import HOST
 from tierkv.manager.lower.lower_tier import LowerTier, LowerTierLimits, WritePolicy
 from tierkv.memory.arena import HostArena

@@ -19,7 +19,8 @@ from tierkv.dispatch.copy_pool import CopyPool
 from tierkv.dispatch.dispatcher import Dispatcher
 from tierkv.dispatch.runtime import Runtime
 from tierkv.errors import ConfigError
-from tierkv.frames.frame import PARTS_MAX, FrameSealer
+from tierkv.frames.frame import PARTS_MAX
+from tierkv.frames.sealer import FrameSealer
 from tierkv.manager.host.host_tier import HostTier
 from tierkv.manager.lower.lower_tier import LowerTier
 from tierkv.manager.manager import OffloadManager

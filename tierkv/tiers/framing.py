@@ -22,12 +22,12 @@ from tierkv.frames.frame import (
     HEADER_BYTES,
     NO_CODEC,
     FrameHeader,
-    FrameSealer,
     checksum,
     frame_bytes,
     pack_header,
     pad,
 )
+from tierkv.frames.sealer import FrameSealer
 
 _LENGTHS = struct.Struct("<HQ")
 _NO_NOTES = bytes(CODEC_NOTES_BYTES)

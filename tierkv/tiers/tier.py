@@ -31,7 +31,8 @@ from tierkv.abc.backend import (
 from tierkv.abc.capabilities import Capabilities
 from tierkv.abc.codec import Codec
 from tierkv.errors import CorruptFrameError, EngineProtocolError, PluginError, UnreadableFrameError
-from tierkv.frames.frame import HEADER_BYTES, NO_CODEC, FrameSealer
+from tierkv.frames.frame import HEADER_BYTES, NO_CODEC
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.tiers.framing import EXACT_AND_CLEAR, Framer, FrameRules
 from tierkv.tiers.results import checked_entries, checked_results, failed_result

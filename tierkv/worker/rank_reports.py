@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tierkv.errors import EngineProtocolError
-from tierkv.frames.frame import FrameSealer
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.types.geometry import Geometry
 from tierkv.types.keys import Key

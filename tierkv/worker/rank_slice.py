@@ -11,7 +11,8 @@ after its frame had been verified, or sealed here, and a refusal could not be re
 from __future__ import annotations
 
 from tierkv.errors import CorruptFrameError, EngineProtocolError
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer, checksum
+from tierkv.frames.frame import HEADER_BYTES, checksum
+from tierkv.frames.sealer import FrameSealer
 from tierkv.frames.unsealed import put_part_checksum
 from tierkv.memory.arena import Bytes, HostArena
 from tierkv.types.geometry import Geometry

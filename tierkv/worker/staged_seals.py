@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from tierkv.frames.frame import FrameSealer
+from tierkv.frames.sealer import FrameSealer
 from tierkv.frames.unsealed import is_sealed, mark_unsealed, part_checksums
 from tierkv.memory.arena import HostArena
 from tierkv.types.geometry import Geometry

@@ -20,7 +20,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from tierkv.errors import EngineProtocolError
-from tierkv.frames.frame import FrameSealer
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.metrics.transfer_stats import LOAD, STORE, TransferStats
 from tierkv.types.geometry import Geometry

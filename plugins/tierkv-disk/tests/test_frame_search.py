@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from disk_support import PAGE, OpenDisk, make_namespace
 
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer, frame_bytes
+from tierkv.frames.frame import HEADER_BYTES, frame_bytes
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.testing.conformance.session import Session
 from tierkv.testing.frames import make_frame, make_key

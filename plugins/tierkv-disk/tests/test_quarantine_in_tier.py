@@ -8,7 +8,8 @@ from pathlib import Path
 
 from disk_support import PAGE, OpenDisk, make_namespace
 
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer
+from tierkv.frames.frame import HEADER_BYTES
+from tierkv.frames.sealer import FrameSealer
 from tierkv.memory.arena import HostArena
 from tierkv.testing.frames import make_key
 from tierkv.tiers.tier import Tier

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tierkv.dispatch.dispatcher import Dispatcher
-from tierkv.frames.frame import FrameSealer
+from tierkv.frames.sealer import FrameSealer
 from tierkv.manager.event_log import EventLog
 from tierkv.manager.host.chunk_state import ChunkEvent, ChunkState
 from tierkv.manager.host.host_tier import HostTier

@@ -16,7 +16,8 @@ from simulation.world.process import CLOSE_AT_REST_S, Era, Process
 from simulation.world.storage import Storage, flipped
 from simulation.world.tier_churn import Mover
 from tierkv.errors import EngineProtocolError
-from tierkv.frames.frame import HEADER_BYTES, FrameSealer, checksum, frame_bytes
+from tierkv.frames.frame import HEADER_BYTES, checksum, frame_bytes
+from tierkv.frames.sealer import FrameSealer
 from tierkv.testing.manual_clock import ManualClock
 from tierkv.types.keys import Key
 from tierkv.types.transfers import VOID_SLOT
