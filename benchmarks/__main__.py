@@ -49,7 +49,7 @@ WINGS = {
 
 
 def main() -> int:
-    """Run what was asked for. Rows come out as soon as their benchmark is done."""
+    """Run the named benchmarks. Rows are printed as soon as their benchmark has ended."""
     parser = _parser()
     arguments = parser.parse_args()
     if arguments.model is not None and not (arguments.model / "config.json").is_file():

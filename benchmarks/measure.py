@@ -1,4 +1,4 @@
-"""How things are timed: the sides of a ratio take turns in one run, and the median over the rounds counts."""
+"""Timing: the sides of a ratio take turns in one run, and the median over the rounds counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for.
+    """Options of a run.
 
     quick: sizes at which every row comes out within a second or so, and means nothing.
     directory: where rows that need a disk make their temporary folder.
@@ -28,18 +28,18 @@ class Settings:
     model: Path | None = None
 
     def pick(self, full: _T, quick: _T) -> _T:
-        """The size for this run."""
+        """Choose the size for this run."""
         return quick if self.quick else full
 
     @property
     def rounds(self) -> int:
-        """How often the sides take turns."""
+        """Number of turns of each side."""
         return self.pick(7, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one turn took: seconds on the wall, and of processor time over all threads of this process."""
+    """Cost of one turn: seconds of wall time, and of processor time over all threads of this process."""
 
     wall_s: float
     cpu_s: float = 0.0
@@ -49,14 +49,14 @@ Turn = Callable[[], Cost]
 
 
 def timed(work: Callable[[], object]) -> Cost:
-    """Do some work and tell what it took."""
+    """Do some work, and return its cost."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     work()
     return Cost(time.perf_counter() - wall_s, time.process_time() - cpu_s)
 
 
 def take_turns(sides: Sequence[Turn], rounds: int) -> list[list[Cost]]:
-    """Each side's costs, round by round.
+    """Measure the costs of each side, round by round.
 
     A round before the first warms up and does not count. Each round begins with another side, so that none profits
     from always being after the same one.
@@ -72,20 +72,20 @@ def take_turns(sides: Sequence[Turn], rounds: int) -> list[list[Cost]]:
 
 
 def medians(costs: Sequence[Cost]) -> Cost:
-    """Of each figure over the rounds."""
+    """Median of each figure over the rounds."""
     return Cost(statistics.median(cost.wall_s for cost in costs), statistics.median(cost.cpu_s for cost in costs))
 
 
 def cpu_s_per_gb(cost: Cost, total_bytes: int) -> float:
-    """Seconds of processor time for every billion bytes that were moved."""
+    """Seconds of processor time per billion bytes moved."""
     return cost.cpu_s / (total_bytes / 1e9)
 
 
 def wall_ratios(over: Sequence[Cost], under: Sequence[Cost]) -> list[float]:
-    """Round by round, one side's seconds over the other's."""
+    """Ratio of one side's wall time to the other's, round by round."""
     return [a.wall_s / b.wall_s for a, b in zip(over, under, strict=True)]
 
 
 def cpu_ratios(over: Sequence[Cost], under: Sequence[Cost]) -> list[float]:
-    """The same of processor time: for work of one thread, which neighbours on the machine can only delay."""
+    """Ratio of processor times: for work of one thread, which other processes can only delay."""
     return [a.cpu_s / b.cpu_s for a, b in zip(over, under, strict=True)]

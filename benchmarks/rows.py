@@ -1,4 +1,4 @@
-"""One line of a result: a figure, its limit, their ratio, and what was aimed at."""
+"""Row of a result: a figure, its limit, their ratio, and its target."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _WHOLE_FROM = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What was aimed at: ``ratio`` or ``measured``, not above or not below a value."""
+    """Target: ``ratio`` or ``measured``, at most or at least a value."""
 
     of: Literal["ratio", "measured"]
     sign: Literal["<=", ">="]
     value: float
 
     def __str__(self) -> str:
-        """As it stands in the table."""
+        """Text in the table."""
         return f"{self.of} {self.sign} {self.value:g}"
 
     def met(self, value: float) -> bool:
-        """Whether a figure gets there."""
+        """Whether a figure meets the target."""
         return value <= self.value if self.sign == "<=" else value >= self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure beside its limit.
+    """Figure beside its limit.
 
     what: in words. unit: of ``measured`` and ``limit``. limit_name: what the limit is; "" where there is none.
     ratios: measured over limit, round by round; where there are none, the quotient of the two figures.
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """The median over the rounds."""
+        """Median of the ratio over the rounds."""
         if self.ratios:
             return statistics.median(self.ratios)
         return self.measured / self.limit if self.limit else None
@@ -80,12 +80,12 @@ class Row:
 
 
 def as_json(name: str, rows: Iterable[Row]) -> str:
-    """One line per row, so that the output of several benchmarks is one file of JSON lines."""
+    """One JSON object per row and line, so that the output of several benchmarks is one file."""
     return "".join(json.dumps({"benchmark": name, **row.as_dict()}) + "\n" for row in rows)
 
 
 def as_table(rows: Iterable[Row]) -> str:
-    """For people: one line per row, further figures indented below it."""
+    """Table: one line per row, further figures indented below it."""
     rows = list(rows)
     lines: list[Sequence[str]] = [("", "measured", "limit", "ratio", "(rounds)", "target", "")]
     lines += [_cells(row) for row in rows]

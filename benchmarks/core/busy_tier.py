@@ -1,4 +1,4 @@
-"""A dispatcher whose I/O threads are always busy, with copies that release the interpreter's lock."""
+"""Dispatcher whose I/O threads are always busy, with copies that release the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tierkv.types.keys import Key
 from tierkv.types.namespace import FINGERPRINT_BYTES
 
 IO_THREADS = max(2, min(4, (os.cpu_count() or 1) - 1))
-"""Two at least; more where there are cores for them: a thread that waits for a core says nothing about tierkv."""
+"""Number of threads: at least two, and more where there are cores; a thread that waits for a core measures nothing."""
 COPY_BYTES = 2 << 20
 CAPABILITIES = Capabilities(authoritative_index=True, scan=True, preferred_batch=8, preferred_concurrency=IO_THREADS)
 
 
 class CopyingBackend:
-    """Takes as long as copying some bytes per frame, and keeps none: a disk with the bandwidth of memory.
+    """Backend that takes as long as copying the bytes of a frame, and stores none: a disk with memory bandwidth.
 
     What is measured beside it is the engine's thread; a real disk would leave that thread more of the machine.
     """
@@ -37,25 +37,25 @@ class CopyingBackend:
         self._local = threading.local()
 
     def contains(self, keys: Sequence[Key]) -> Sequence[bool]:
-        """Nothing is here."""
+        """Report every key as absent."""
         return [False] * len(keys)
 
     def read_into(self, requests: Sequence[ReadRequest]) -> Sequence[ReadResult]:
-        """Take time; the frame is gone."""
+        """Copy for the time of a read; report a miss."""
         self._copy(len(requests))
         return [None] * len(requests)
 
     def write(self, requests: Sequence[WriteRequest]) -> Sequence[WriteResult]:
-        """Take time."""
+        """Copy for the time of a write."""
         self._copy(len(requests))
         return [None] * len(requests)
 
     def delete(self, keys: Sequence[Key]) -> Sequence[WriteResult]:
-        """Nothing to do."""
+        """Do nothing."""
         return [None] * len(keys)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _copy(self, times: int) -> None:
         buffers = getattr(self._local, "buffers", None)

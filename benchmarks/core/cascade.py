@@ -18,7 +18,7 @@ COPY_BYTES = 64 << 10
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """One row."""
+    """Measure one row."""
     steps = Steps(settings.pick(20_000, 2_000), COPY_BYTES)
     try:
         for _ in range(settings.pick(300, 10)):

@@ -1,11 +1,11 @@
-"""The worst single call on the engine's thread: a million chunks in the host tier, as many below, batches of 128.
+"""Worst single call on the engine's thread: a million chunks in the host tier, as many below, batches of 128.
 
-Every step of the benchmark is one of an engine: take in completions, look up, load, store, hand out instructions. I/O
-threads copy all the while. The limit is a plain loop of Python that needs about as long as a usual call: how late even
-that can be says how much of a maximum is the machine's doing.
+Every step of the benchmark is one of an engine: take in completions, look up, load, store, submit instructions. I/O
+threads copy meanwhile. The limit is a plain loop of Python that takes about as long as a usual call: its worst case
+shows the machine's part of a maximum.
 
-The figure is the larger of two: the most processor time that a call ever took, which no neighbour can be blamed for;
-and the most time on the wall, waits included, of the median round, because a wait that is ours comes in every round.
+The figure is the larger of two. One is the longest processor time of a call, which other processes do not affect. The
+other is the longest wall time, waits included, of the median round: a wait of tierkv's own occurs in every round.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from tierkv.types.tier_ops import TierOp
 BATCH = 128
 LIMIT_MS = 5.0
 COMPLETIONS_PER_STEP_MAX = 256
-"""The default of ``lookup.completions_per_step_max``."""
+"""Default of ``lookup.completions_per_step_max``."""
 QUEUE_CHUNKS = 4096
-"""That may be written at a time: the default of 256 MiB in chunks of 64 KiB, smaller than most."""
+"""Chunks that may be written at a time: the default of 256 MiB in chunks of 64 KiB, smaller than most."""
 _PLAIN = "plain loop"
 _T = TypeVar("_T")
 
 
 class CallTimes:
-    """Seconds of each call by its name: on the wall, and of this thread's processor time."""
+    """Seconds of each call, by its name: wall time, and processor time of this thread."""
 
     def __init__(self) -> None:
         self.wall_s: defaultdict[str, list[float]] = defaultdict(list)
         self.cpu_s: defaultdict[str, list[float]] = defaultdict(list)
 
     def call(self, name: str, function: Callable[[], _T]) -> _T:
-        """Call and note."""
+        """Make a call, and note its time."""
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
         result = function()
         self.wall_s[name].append(time.perf_counter() - wall_s)
@@ -68,12 +68,12 @@ class CallTimes:
 
 
 class Steps:
-    """One engine's worth of calls, step after step."""
+    """Calls of one engine, step after step."""
 
     def __init__(self, resident: int, copy_bytes: int = COPY_BYTES, policy: str = "lru") -> None:
-        # In tuples of a batch, which the garbage collector soon passes over: its time shall be tierkv's.
+        # In tuples of a batch, which the garbage collector soon passes over: its time must be tierkv's.
         host_keys = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=1)), BATCH)]
-        # What the lower tier holds at first, and cannot give back: its reads are misses, its evictions are real.
+        # Index of the lower tier at first, without frames: its reads are misses, its evictions are real.
         below = [tuple(batch) for batch in batches_of(keys_of(random_hashes(resident, seed=2)), BATCH)]
         size = frame_bytes(GEOMETRY.payload_bytes_max)
         queue = min(resident // 8, QUEUE_CHUNKS)
@@ -88,7 +88,7 @@ class Steps:
         self._numbers = itertools.count()
 
     def step(self, times: CallTimes) -> None:
-        """Each call of a step, once."""
+        """Make each call of a step once."""
         number = next(self._numbers)
         manager = self.core.manager
         ctx = RequestContext(f"request-{number}")
@@ -133,7 +133,7 @@ def _plain_loop() -> int:
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """A row per call, the slowest first; a full garbage collection, which any may meet; and other policies' slowest."""
+    """Yield a row per call, slowest first; a full garbage collection; and the worst calls of other policies."""
     resident = settings.pick(1_000_000, 4_096)
     gc.collect()
     gc.freeze()  # as engines do when they have started: what was there before tierkv is none of its business
@@ -147,7 +147,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def _worst_with(policy: str, resident: int, settings: Settings) -> Row:
-    """The slowest of all calls, with another policy in both tiers: what it does alone is a small part of a call."""
+    """Slowest call with another policy in both tiers; the policy is a small part of a call."""
     steps = Steps(resident, policy=policy)
     try:
         _round(steps, settings.pick(200, 5))

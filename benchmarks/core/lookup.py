@@ -1,4 +1,4 @@
-"""``get_num_new_matched_tokens`` for a prompt that is resident whole, beside a plain loop over a dict of its keys.
+"""``get_num_new_matched_tokens`` for a fully resident prompt, beside a plain loop over a dict of its keys.
 
 A new request brings its hashes in new objects, so both sides have to hash and compare every key; and two prompts take
 turns, so nothing is remembered of the question before. Ours also makes the keys, and holds every chunk for the request:
@@ -16,7 +16,7 @@ from benchmarks.rows import Row, Target
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """The first question of a request, and the same question again."""
+    """Measure the first question of a request, and the repeated question."""
     chunks = settings.pick(8192, 256)
     prompts = [random_hashes(chunks, seed=1), random_hashes(chunks, seed=2)]
     core = make_core(4 * chunks)

@@ -25,7 +25,7 @@ TARGET = Target("measured", "<=", 200.0)
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """The host tier with every policy, and a lower tier with an index."""
+    """Measure the host tier with every policy, and a lower tier with an index."""
     count = settings.pick(1_000_000, 5_000)
     hashes = random_hashes(count, seed=1)
     key_bytes = _traced(lambda: keys_of(hashes)) / count - 8  # without the list's reference
@@ -56,7 +56,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def _traced(build: Callable[[], object]) -> int:
-    """Bytes that live on after building something."""
+    """Bytes that stay allocated after building something."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -75,7 +75,7 @@ def _filled_policy(name: str, keys: list[Key]) -> EvictionPolicy:
 
 
 def _used_policy(name: str, keys: list[Key]) -> EvictionPolicy:
-    """One for which every chunk has left once, so it remembers of those what it ever will."""
+    """Policy from which every chunk was evicted once, so that its history is full."""
     policy, holds = _filled_policy(name, keys), bytes(len(keys))
     for batch in batches_of(keys, 1024):
         victims = policy.evict(len(batch), holds)

@@ -1,4 +1,4 @@
-"""How long Python's garbage collector stops the world: part of what a call takes, and visible only from inside."""
+"""Pauses of Python's garbage collector: part of the duration of a call, and visible only from inside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class Pauses:
-    """Collections that happened while it was watching.
+    """Collections that happened while watching.
 
     Attributes:
         total_s, longest_s: seconds, so far.
@@ -22,7 +22,7 @@ class Pauses:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch for a while."""
+        """Watch collections."""
         gc.callbacks.append(self._on_collection)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Scheduler and manager wired without I/O, keys, and requests: what the benchmarks of the engine's thread share."""
+"""Rig of the core's benchmarks: scheduler and manager wired without I/O, keys, and requests."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ GEOMETRY = Geometry.of(ENGINE)
 
 
 def random_hashes(count: int, seed: int) -> list[bytes]:
-    """Chained hashes, as an engine makes them."""
+    """Make chained hashes, as an engine does."""
     stream = random.Random(seed).randbytes(HASH_BYTES * count)
     return [stream[i : i + HASH_BYTES] for i in range(0, len(stream), HASH_BYTES)]
 
 
 def keys_of(hashes: Iterable[bytes]) -> list[Key]:
-    """Keys of the one group; every call makes new objects, equal to those of the last."""
+    """Keys of the one group; every call makes new objects, equal to the previous ones."""
     return [make_key(chunk_hash, 0) for chunk_hash in hashes]
 
 
 def batches_of(keys: Sequence[Key], count: int) -> list[Sequence[Key]]:
-    """The keys, so many at a time."""
+    """Split the keys into batches of ``count``."""
     return [keys[i : i + count] for i in range(0, len(keys), count)]
 
 
 def copies_of(hashes: Iterable[bytes]) -> list[bytes]:
-    """Equal hashes in new objects, whose own hash is not known yet: so a new request brings them."""
+    """Equal hashes in new objects, without a cached hash of their own, as a new request has them."""
     return [bytes(bytearray(chunk_hash)) for chunk_hash in hashes]
 
 
 @dataclass
 class BenchRequest:
-    """A prompt of whole chunks."""
+    """Prompt of whole chunks."""
 
     request_id: str
     block_hashes: list[bytes]
@@ -56,17 +56,17 @@ class BenchRequest:
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Count its tokens."""
+        """Count the tokens."""
         self.num_tokens = self.num_prompt_tokens = len(self.block_hashes) * BLOCK_TOKENS
 
 
 def policy_names() -> list[str]:
-    """Every eviction policy that is installed."""
+    """Names of all installed eviction policies."""
     return sorted(load_plugins().policies)
 
 
 def open_policy(name: str, chunks_max: int) -> EvictionPolicy:
-    """A policy by name."""
+    """Open a policy by name."""
     return load_plugins().require_policy(name).plugin.open(chunks_max)
 
 
@@ -79,7 +79,7 @@ def make_core(slots: int, *, policy: str = "lru", lower: Sequence[LowerTier] = (
 
 
 def fill(host: HostTier, keys: Iterable[Key]) -> None:
-    """Make chunks readable in the host tier, past the manager: nothing cascades and no event is kept."""
+    """Make chunks readable in the host tier, past the manager: nothing is written below and no event is kept."""
     keys = iter(keys)
     while batch := list(islice(keys, 1024)):
         host.evict_for(len(batch))

@@ -1,14 +1,14 @@
 """Function calls on the engine's thread: per lookup, per store of a few chunks, per decode step of running requests.
 
 A count does not depend on the machine or its load: repeated runs give the same figures, so two versions of the code can
-be compared on a busy machine. Counted are the calls of Python functions (each time that a generator goes on is one) and
-of C functions, from the engine's own calls down, while ``sys.setprofile`` watches this one thread. I/O threads and copy
-threads are not watched. The limit is the number of calls that the engine itself makes into the stack.
+be compared on a busy machine. ``sys.setprofile`` counts calls of Python functions (each resumption of a generator is
+one) and of C functions on this one thread, from the engine's own calls down. I/O threads and copy threads are not
+counted. The limit is the number of calls that the engine itself makes into the stack.
 
-What would make counts vary is taken out: the paths are warm, Python's garbage collector is off, the engine states how
-fast it computes prompts, and while a tier or a copy thread has something in flight, the engine waits, unwatched, before
-it calls again. A round in which the tier was late all the same is taken again. ``TIERKV_VALIDATE`` must be unset, or
-the checks are counted, too; ``python -m benchmarks`` unsets it. Counts depend on the version of Python.
+Causes of variation are removed: the paths are warm, Python's garbage collector is off, and the engine states its
+prefill rate. While a tier or a copy thread has work in flight, the engine waits, not counted, before its next call. A
+round with a late tier is repeated. ``TIERKV_VALIDATE`` must be unset, otherwise the checks count too; ``python -m
+benchmarks`` unsets it. Counts depend on the version of Python.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from benchmarks.rows import Row
 from tierkv.types.engine import ScheduledRequest
 
 CHUNKS = 4
-"""Of a prompt that is looked up or stored."""
+"""Chunks of a prompt that is looked up or stored."""
 RUNNING = 8
 """Requests of a decode step."""
 STAGGER_TOKENS = 2
-"""Each running request is this far ahead of the one before it: in every second step, one of them needs a block."""
+"""Tokens by which each request is ahead of the previous one: in every second step, one of them needs a block."""
 WARM_UP_ROUNDS = 8
-"""After which the full host tier is full, the read speed of the disk is known and no path is new."""
+"""Rounds until the full host tier is full, the read speed of the disk is known and no path is new."""
 TRIES = 5
-"""How often a round is taken until the tier was not late; each time the engine waits longer."""
+"""Tries of a round until the tier was not late; each try waits longer."""
 STORED = 1
 """Seed of the prompt that is stored."""
 
@@ -46,7 +46,7 @@ Round = dict[str, Calls]
 
 
 def lookup_in_host(counted: CountedStack, seed: int) -> Round:
-    """The first question of a request whose chunks are all in the host tier."""
+    """Count the first question of a request whose chunks are all in the host tier."""
     arrival, question = Calls(), Calls()
     prompt = counted.new_prompt(CHUNKS, seed)
     arrival.of(counted.stack.on_new_request, prompt)
@@ -57,7 +57,7 @@ def lookup_in_host(counted: CountedStack, seed: int) -> Round:
 
 
 def lookup_on_disk(counted: CountedStack, seed: int) -> Round | None:
-    """From the first question of a request whose chunks are all on disk, and not in the host tier, to its answer."""
+    """Count from the first question of a request whose chunks are all on disk only, to its answer."""
     counted.stack.reset_cache()
     counted.step()
     first, second = Calls(), Calls()
@@ -79,7 +79,7 @@ def lookup_on_disk(counted: CountedStack, seed: int) -> Round | None:
 
 
 def store(counted: CountedStack, seed: int | None = None) -> Round | None:
-    """From the step that computes a prompt to the one in which the stack learns that its chunks are on disk."""
+    """Count from the step that computes a prompt to the one in which the stack takes in that its chunks are on disk."""
     prompt = counted.new_prompt(CHUNKS, seed)
     counted.stack.on_new_request(prompt)
     tokens, _ = counted.stack.get_num_new_matched_tokens(prompt, 0)
@@ -102,7 +102,7 @@ def store(counted: CountedStack, seed: int | None = None) -> Round | None:
 
 
 class Decoding:
-    """Requests that generate a token in every step, and complete no chunk while they are watched."""
+    """Requests that generate a token in every step, and complete no chunk while they are counted."""
 
     def __init__(self, counted: CountedStack) -> None:
         self._counted = counted
@@ -126,7 +126,7 @@ class Decoding:
         return counted.begin(prompt)
 
     def step(self) -> tuple[int, Calls]:
-        """How many requests got a block, and the calls of the step."""
+        """Make a decode step. Returns the number of requests that got a block, and the calls of the step."""
         counted, scheduled, blocks = self._counted, [], 0
         for prompt, _ in self._prompts:
             computed = prompt.num_tokens
@@ -143,7 +143,7 @@ class Decoding:
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Lookups, stores and decode steps; a count is the one of most rounds."""
+    """Measure lookups, stores and decode steps; a row has the most frequent count of its rounds."""
     if os.environ.get("TIERKV_VALIDATE") == "1":
         raise RuntimeError("TIERKV_VALIDATE is set: the checks would be counted, too")
     rounds = settings.pick(7, 1)
@@ -193,7 +193,7 @@ def _open(path: Path, host_chunks: int) -> tierkv.Stack:
 
 
 def _repeat(counted: CountedStack, work: Callable[[], Round | None], rounds: int) -> list[Round]:
-    """Rounds in which the tier was not late, after some that warm up."""
+    """Make rounds in which the tier was not late, after some that warm up."""
     for _ in range(WARM_UP_ROUNDS):
         work()
     return [_in_time(counted, work) for _ in range(rounds)]
@@ -215,7 +215,7 @@ def _require(tokens: int | None) -> None:
 
 
 def _row(what: str, rounds: Sequence[Round], *counted: str) -> Row:
-    """The count of most rounds, of the named parts or of all; the parts themselves stand below it."""
+    """Row with the most frequent count of the named parts, or of all; each part's calls are in ``extra``."""
     names = counted or tuple(rounds[0])
     totals = [sum(done[name].total for name in names) for done in rounds]
     usual = statistics.mode(totals)

@@ -24,7 +24,7 @@ _CTX = RequestContext("writer")
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Every policy at both sizes."""
+    """Measure every policy at both sizes."""
     for policy in policy_names():
         for resident in settings.pick((100_000, 1_000_000), (1_000,)):
             yield _row(policy, resident, settings)
@@ -38,7 +38,7 @@ def _row(policy: str, resident: int, settings: Settings) -> Row:
     pauses = Pauses()
 
     def new_batches() -> list[list[Key]]:
-        """Made outside the clock, in new objects for each side."""
+        """Make requests outside of the measured time, in new objects for each side."""
         keys = keys_of(random_hashes(BATCH * settings.pick(BATCHES_PER_TURN, 4), next(seeds)))
         return [keys[i : i + BATCH] for i in range(0, len(keys), BATCH)]
 

@@ -1,8 +1,8 @@
-"""Codecs on bfloat16 values as a decoder's KV has them: how small, how fast, and how near for those that are lossy.
+"""Codecs on bfloat16 values as in a decoder's KV: compression, speed, and the error of lossy ones.
 
 The values are made, not recorded: channels of different widths around zero. The bound on the size of lossless codecs is
-the entropy of single exponents, of lossy ones a byte per value. The limit in time is what nobody can do without: for
-codecs of planes, making them; for all others, copying the payload once.
+the entropy of single exponents, of lossy ones a byte per value. The limit in time is the
+necessary work: for codecs of planes, making them; for all others, copying the payload once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TARGETS = {"bf16, size": 0.98, "bf16, encode": 0.25, "bf16, decode": 0.45}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A codec to be measured, and what it is called in the table."""
+    """Codec to measure, with its name in the table."""
 
     name: str
     codec: Codec
     plugin: CodecPlugin
 
     def bound(self, values: Values) -> tuple[str, float]:
-        """What bounds the size of values, and how many times smaller it lets them become."""
+        """Bound of the size of values: its name, and the compression that it allows."""
         if self.plugin.lossy:
             return "a byte for each value", 2.0
         if self.name in {"none", "aes-256-gcm"}:
@@ -46,14 +46,14 @@ class Subject:
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Every installed codec that changes the values: size, encode, decode; and the error of lossy ones."""
+    """Measure every installed codec that changes the values: size, encode, decode; and the error of lossy ones."""
     values = _values(settings.pick(1 << 20, 1 << 12))
     for subject in subjects():
         yield from _rows(subject, values, settings)
 
 
 def subjects() -> Iterator[Subject]:
-    """Every installed codec; the one that encrypts also with another one inside."""
+    """All installed codecs; the encrypting one also with another one inside."""
     plugins = {name: registered.plugin for name, registered in load_plugins().codecs.items()}
     for name, plugin in sorted(plugins.items()):
         if name != "aes-256-gcm":
@@ -73,7 +73,7 @@ def _values(count: int) -> Values:
 
 
 def exponent_bound(values: Values) -> float:
-    """How many times smaller values become if each exponent takes its entropy, and nothing else shrinks."""
+    """Compression of values if each exponent takes its entropy, and nothing else shrinks."""
     counts = np.bincount((values >> 7) & 0xFF)
     shares = counts[counts > 0] / counts.sum()
     return float(16 / (8 - (shares * np.log2(shares)).sum()))
@@ -84,7 +84,7 @@ def _as_floats(values: memoryview) -> np.ndarray[tuple[int], np.dtype[np.float32
 
 
 def error_over_values(values: memoryview, back: memoryview) -> float:
-    """Root of the mean square error over that of the mean square value."""
+    """Root of the mean square error, divided by that of the mean square value."""
     truth = _as_floats(values).astype(np.float64)
     return float(np.sqrt(np.square(_as_floats(back) - truth).mean() / np.square(truth).mean()))
 

@@ -1,4 +1,4 @@
-"""How long texts wait for their first token, in processes that begin with nothing or after others: run, compare."""
+"""Time to the first token of texts, in processes that start empty or after others: run them, and compare."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PROCESS_TIMEOUT_S = 1200
 _LOG_LINES = 40
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""Kind of text -> ``ttft_s``, ``cached`` (tokens of the prompt that were not computed), ``tokens`` (that came out).
+"""Kind of text -> ``ttft_s``, ``cached`` (prompt tokens that were not computed), ``tokens`` (generated).
 
 Where an engine tells it, ``load_s``, too.
 """
 
 
 class Processes:
-    """Runs a program for each life of an engine: it serves every kind of text, pass by pass, and writes down answers.
+    """Runs a program for each life of an engine: it answers every kind of text, pass by pass, and writes the answers.
 
     Args:
         program: module of benchmarks that takes the paths of a job and of a result.
@@ -46,12 +46,12 @@ class Processes:
         tokenizer = Tokenizer(model)
         prompts = {name: tokenizer.tokens(text, length) for name, text in texts().items()}
         begin, *others = next(iter(prompts.values()))
-        # What the first forward passes of a process cost must not be anybody's first token.
+        # The cost of a process's first forward passes must not count for a first token.
         warm_up = [begin, *reversed(others)]
         self._job = {"model": str(model), "prompts": prompts, "count": count, "warm_up": warm_up}
 
     def run(self, **job: object) -> dict[str, Answers]:
-        """Name of a pass -> its answers.
+        """Run the program. Returns name of a pass -> its answers.
 
         Args:
             **job: what the program has to know beside model and prompts.
@@ -80,13 +80,13 @@ class Processes:
 
 
 def row(what: str, found: Answers, limit_name: str, limit: Answers, same: Mapping[str, Answers]) -> Row:
-    """Milliseconds to the first token, the median over texts, with a ratio per text.
+    """Row with milliseconds to the first token, the median over texts, with a ratio per text.
 
     Args:
         what: in words.
         found: what was measured.
-        limit_name: what stands beside it, in words.
-        limit: that.
+        limit_name: the limit, in words.
+        limit: answers of the limit.
         same: in words -> answers that the found ones are compared with.
     """
     ms, limit_ms = ([1e3 * one["ttft_s"] for one in answers.values()] for answers in (found, limit))
@@ -99,6 +99,6 @@ def row(what: str, found: Answers, limit_name: str, limit: Answers, same: Mappin
 
 
 def same_answers(found: Answers, expected: Answers) -> float:
-    """Percent of texts after which the same tokens came."""
+    """Percent of texts with equal generated tokens."""
     equal = [kind for kind, answer in found.items() if answer["tokens"] == expected[kind]["tokens"]]
     return 100 * len(equal) / len(found)

@@ -22,7 +22,7 @@ _NAME = "gemma.gguf"
 
 
 def main() -> int:
-    """Build it, unless it is there."""
+    """Build the model, unless the folder has it."""
     if len(sys.argv) != 2:  # noqa: PLR2004 - this program and the folder
         sys.stderr.write("usage: python -m benchmarks.models.gemma_model FOLDER\n")
         return 2

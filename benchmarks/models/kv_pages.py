@@ -1,4 +1,4 @@
-"""The KV of a prompt, cut into chunks as an engine's pages lie in them, and put together again.
+"""KV of a prompt, cut into chunks as in an engine's pages, and joined again.
 
 A page holds one layer's KV of one block: the keys of its tokens, then their values. A chunk holds, for each layer of
 its group in turn, the pages of its blocks: what :mod:`tierkv.worker.pages` makes of an engine's tensors.
@@ -24,17 +24,17 @@ class PromptKv:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return int(self.keys.shape[1])
 
     def first(self, tokens: int) -> PromptKv:
-        """That of the first tokens alone."""
+        """KV of the first ``count`` tokens."""
         return PromptKv(self.keys[:, :tokens], self.values[:, :tokens])
 
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """How KV is cut. block_tokens: tokens of a page. blocks_per_chunk: pages of each layer in a chunk."""
+    """Layout of the cut. block_tokens: tokens of a page. blocks_per_chunk: pages of each layer in a chunk."""
 
     block_tokens: int
     blocks_per_chunk: int
@@ -45,7 +45,7 @@ class PageLayout:
         return self.block_tokens * self.blocks_per_chunk
 
     def cut(self, kv: PromptKv, layers: Sequence[int]) -> Array:
-        """The chunks of some layers, ``[chunks, values]``, each row one payload. Tokens behind the last chunk stay out.
+        """Chunks of some layers, ``[chunks, values]``, each row one payload. Tokens behind the last chunk are left out.
 
         Raises:
             ValueError: there are fewer tokens than a chunk has.
@@ -58,7 +58,7 @@ class PageLayout:
         return np.ascontiguousarray(both.reshape(shape).transpose(2, 1, 3, 0, 4, 5)).reshape(chunks, -1)
 
     def join(self, chunks: Array, num_layers: int) -> PromptKv:
-        """What :meth:`cut` was given, without the tokens that were left out."""
+        """Undo :meth:`cut`, without the tokens that it left out."""
         shape = (len(chunks), num_layers, self.blocks_per_chunk, 2, self.block_tokens, -1)
         both = chunks.reshape(shape).transpose(3, 1, 0, 2, 4, 5)
         keys, values = both.reshape(2, num_layers, len(chunks) * self.chunk_tokens, -1)

@@ -1,4 +1,4 @@
-"""What a lossy codec changes in what a model says: it reads the rest of a text after the restored KV of its beginning.
+"""Effect of a lossy codec on a model's output: it reads the rest of a text after the restored KV of its beginning.
 
 What it expects next is compared with what it expects after the exact KV, at each token of the rest. The limit beside
 that is the divergence where the beginning is forgotten altogether. What stands below it as "read in one piece" happens
@@ -22,7 +22,7 @@ from benchmarks.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class EffectSizes:
-    """In tokens. beginning: its KV is restored. rest: is read after it. greedy: are written after the beginning."""
+    """Sizes in tokens. beginning: its KV is restored. rest: read after it. greedy: generated after the beginning."""
 
     beginning: int
     rest: int
@@ -39,7 +39,7 @@ def effects(  # noqa: PLR0913, PLR0917 - a text, what was made of it, and what i
     layout: PageLayout,
     sizes: EffectSizes,
 ) -> Iterator[Row]:
-    """A row per codec: how far what the model says next is from what it says after the exact KV."""
+    """Yield a row per codec: distance of the model's next-token distribution from that after the exact KV."""
     rest = tokens[sizes.beginning :]
     # The last token of the beginning is computed in any case: engines need what is said after it.
     prefix, last = kv.first(sizes.beginning - 1), tokens[sizes.beginning - 1]
@@ -67,7 +67,7 @@ def effects(  # noqa: PLR0913, PLR0917 - a text, what was made of it, and what i
 def restore(
     subject: Subject, kv: PromptKv, groups: Mapping[str, Sequence[Sequence[int]]], layout: PageLayout
 ) -> PromptKv:
-    """The KV as it comes back from a tier with this codec; tokens behind the last whole chunk are lost."""
+    """KV as read from a tier with this codec, without the tokens behind the last whole chunk."""
     press = Press(subject.codec)
     tokens = kv.num_tokens // layout.chunk_tokens * layout.chunk_tokens
     keys, values = kv.keys[:, :tokens].copy(), kv.values[:, :tokens].copy()
@@ -80,16 +80,16 @@ def restore(
 
 
 def divergence(truth: Any, found: Any) -> float:  # noqa: ANN401 - torch
-    """Kullback-Leibler divergence of what is found from the truth, the mean over tokens, in nats."""
+    """Kullback-Leibler divergence of ``found`` from ``truth``, the mean over tokens, in nats."""
     truth, found = truth.log_softmax(-1), found.log_softmax(-1)
     return max(0.0, float((truth.exp() * (truth - found)).sum(-1).mean()))
 
 
 def agreement(truth: Any, found: Any) -> float:  # noqa: ANN401 - torch
-    """The share of tokens where both find the same one likeliest."""
+    """Share of tokens at which both have the same most likely next token."""
     return float((truth.argmax(-1) == found.argmax(-1)).float().mean())
 
 
 def equal_front(truth: Sequence[int], found: Sequence[int]) -> int:
-    """How many tokens are equal before the first that differs."""
+    """Number of equal tokens before the first that differs."""
     return next((i for i, (a, b) in enumerate(zip(truth, found, strict=True)) if a != b), len(truth))

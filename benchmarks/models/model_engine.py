@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 BLOCK_TOKENS = 32
-"""The smallest that vLLM takes on a processor."""
+"""Smallest block that vLLM supports on a CPU."""
 CONTEXT_TOKENS = 2048
 KV_BYTES = 320 << 20
 _SETTLE_S = 120.0
 _REST_S = 0.001
-"""What vLLM's own loop rests after a step that had nothing to compute."""
+"""Seconds that vLLM's own loop sleeps after a step without work."""
 
 
 class Engine:
@@ -52,7 +52,7 @@ class Engine:
         self._served = 0
 
     def serve(self, prompt: Sequence[int], count: int) -> dict[str, Any]:
-        """One prompt alone: seconds to its first token, tokens that were not computed, and what came out."""
+        """Serve one prompt alone: seconds to its first token, tokens that were not computed, and generated tokens."""
         self._served += 1
         parameters = self._parameters(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
         began_s, first_s = time.perf_counter(), None
@@ -69,7 +69,7 @@ class Engine:
                 time.sleep(_REST_S)
 
     def settle(self) -> None:
-        """Step until stores and what lies below them have ended.
+        """Step until stores, and the writes to the tier below, have ended.
 
         Raises:
             TimeoutError: they do not.

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class FirstToken:
-    """A streamer that looks at the clock when the first generated token comes; the prompt comes before."""
+    """Streamer that takes the time of the first generated token; the prompt is streamed before it."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -29,7 +29,7 @@ class FirstToken:
 
 
 class Generator:
-    """A model, with and without a prefix cache in front of it."""
+    """Model with and without a prefix cache."""
 
     def __init__(self, model: str, place: str) -> None:
         self._torch: Any = import_module("torch")
@@ -40,7 +40,7 @@ class Generator:
         self.cache = tierkv.TieredPrefixCache(self._model, {"host": {"capacity": "256MiB"}, "tiers": [disk]})
 
     def answer(self, prompt: Sequence[int], count: int, *, cached: bool) -> dict[str, Any]:
-        """One prompt alone: seconds to its first token, how many were not computed, and what came out."""
+        """Answer one prompt alone: seconds to its first token, tokens not computed, and generated tokens."""
         first, began_s = FirstToken(), time.perf_counter()
         generate = self.cache.generate if cached else self._model.generate
         out = generate(

@@ -29,7 +29,7 @@ Groups = Mapping[str, Sequence[Sequence[int]]]
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Sizes by text, speeds, sizes by chunk, effects."""
+    """Yield sizes by text, speeds, sizes by chunk, and effects."""
     if settings.model is None:
         sys.stderr.write("model_kv: no model was given (--model FOLDER), so nothing is measured\n")
         return
@@ -63,7 +63,7 @@ def _say(what: str) -> None:
 
 
 def _by_kind(kvs: Sequence[PromptKv], groups: Groups, layout: PageLayout) -> dict[str, list[Array]]:
-    """Kind of layer -> the payloads of all its chunks."""
+    """Map each kind of layer to the payloads of all its chunks."""
     return {
         kind: [chunk for kv in kvs for layers in of_kind for chunk in layout.cut(kv, layers)]
         for kind, of_kind in groups.items()
@@ -96,7 +96,7 @@ def _size(subject: Subject, what: str, by_kind: Mapping[str, list[Array]]) -> Ro
 
 
 def _speeds(subject: Subject, payloads: Sequence[Array], settings: Settings) -> Iterator[Row]:
-    """All payloads one after the other, as a tier's thread has them; the limit is copying each of them once."""
+    """Process all payloads in turn, as a thread of a tier does; the limit is copying each of them once."""
     press, target = Press(subject.codec), np.empty(max(map(len, payloads)), np.uint16)
     stored = [kept for kept in map(press.stored, payloads) if kept is not None]
 

@@ -17,7 +17,7 @@ from benchmarks.rows import Row
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """A process that begins with nothing, and the next one."""
+    """Measure a process that starts empty, and the next one."""
     if settings.model is None:
         _say("no model was given (--model FOLDER), so nothing is measured")
         return

@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Without tierkv, then by each seam: a process that begins with nothing, and the next one."""
+    """Measure without tierkv, then by each seam: a process that starts empty, and the next one."""
     if settings.model is None:
         _say("no model was given (--model FOLDER), so nothing is measured")
         return
@@ -61,7 +61,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def transfer_config(seam: str, place: Path) -> dict[str, Any]:
-    """What stands behind ``--kv-transfer-config``: 256 MiB of memory, and a folder below it."""
+    """Argument of ``--kv-transfer-config``: 256 MiB of memory, and a folder below it."""
     disk = {"backend": "disk", "path": str(place), "capacity": "1GiB", "min_free_bytes": 0}
     stack = {"host": {"capacity": "256MiB"}, "chunk": {"blocks": 2}, "tiers": [disk]}
     if seam == "TierKVConnector":

@@ -1,4 +1,4 @@
-"""A codec with the buffers it needs, for many payloads one after the other."""
+"""Codec with its buffers, for many payloads in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierkv.abc import CODEC_NOTES_BYTES, Codec, CodecFrame
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A payload's stored form. raw_bytes: length of the payload."""
+    """Stored form of a payload. raw_bytes: length of the payload."""
 
     data: memoryview
     frame: CodecFrame
@@ -28,25 +28,25 @@ class Press:
         self._out = self._back = memoryview(b"")
 
     def encode(self, payload: Array) -> int | None:
-        """Bytes of the stored form, which the next call overwrites; None: the codec declines."""
+        """Stored form of a payload, overwritten by the next call; None: the codec declines."""
         self._make_room(payload.nbytes)
         return self._codec.encode(payload.data.cast("B"), self._out[: payload.nbytes], self._frame)
 
     def stored(self, payload: Array) -> Stored | None:
-        """The stored form, to keep; None: the codec declines."""
+        """Stored form of a payload, in memory of its own; None: the codec declines."""
         frame, out = _new_frame(), memoryview(bytearray(payload.nbytes))
         written = self._codec.encode(payload.data.cast("B"), out, frame)
         return None if written is None else Stored(out[:written], frame, payload.nbytes)
 
     def decode(self, stored: Stored) -> memoryview:
-        """The payload again, until the next call."""
+        """Decoded payload, until the next call."""
         self._make_room(stored.raw_bytes)
         back = self._back[: stored.raw_bytes]
         self._codec.decode(stored.data, back, stored.frame)
         return back
 
     def restored(self, payload: Array) -> tuple[int, Array]:
-        """Bytes that a tier would keep, and the payload that it would give back: itself if the codec declines."""
+        """Number of bytes that a tier would store, and the payload that it would read."""
         stored = self.stored(payload)
         if stored is None:
             return payload.nbytes, payload

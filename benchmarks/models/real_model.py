@@ -1,4 +1,4 @@
-"""A real decoder, run by transformers on the processor: the KV of a text, and what the model says next."""
+"""Real decoder, run by transformers on the CPU: the KV of a text, and the next tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tokenizer:
         self._begin = int(transformers.AutoConfig.from_pretrained(folder).bos_token_id)
 
     def tokens(self, text: str, count: int) -> list[int]:
-        """The first tokens of a text; before them the one that begins every text, without which models babble.
+        """First tokens of a text, after the token that begins every text; without it models generate nonsense.
 
         Raises:
             ValueError: the text is shorter.
@@ -52,19 +52,19 @@ class RealModel:
 
     @property
     def layer_kinds(self) -> list[str]:
-        """Of each layer, what it attends to: ``full_attention``, ``sliding_attention``, ..."""
+        """Kind of attention of each layer: ``full_attention``, ``sliding_attention``, ..."""
         config = self.model.config
         return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
     def prefill(self, tokens: Sequence[int]) -> PromptKv:
-        """The KV of a prompt, of every layer and all its tokens, also those that a window has left behind."""
+        """KV of a prompt, of every layer and all its tokens, also those outside of a window."""
         cache = self._new_cache()  # without the configuration: it keeps everything, and masks give the windows
         self._forward(tokens, cache, 1)
         layers = [(self._bits(layer.keys), self._bits(layer.values)) for layer in cache.layers]
         return PromptKv(np.stack([keys for keys, _ in layers]), np.stack([values for _, values in layers]))
 
     def logits(self, tokens: Sequence[int], last: int, kv: PromptKv | None = None) -> Any:  # noqa: ANN401 - torch
-        """What the model says at each of the last tokens: float32, ``[last, vocabulary]``.
+        """Logits at each of the last tokens: float32, ``[last, vocabulary]``.
 
         Args:
             tokens: the prompt, or what comes behind ``kv``.
@@ -74,7 +74,7 @@ class RealModel:
         return self._forward(tokens, self._cache(kv), last)
 
     def greedy(self, tokens: Sequence[int], count: int, kv: PromptKv | None = None) -> list[int]:
-        """The most likely token after the prompt, and so on, ``count`` of them."""
+        """Generate ``count`` tokens greedily after the prompt."""
         cache, found = self._cache(kv), []
         given = list(tokens)
         for _ in range(count):

@@ -1,1 +1,1 @@
-"""Parts of the benchmark ``vllm_ab``: one workload through vLLM's own tiering and through tierkv, engine by engine."""
+"""Benchmarks side by side with vLLM: one workload through vLLM's own tiering and through tierkv, engine by engine."""

@@ -26,13 +26,13 @@ from benchmarks.side_by_side.prompts import Prompt, Texts, single_prompts, workl
 from benchmarks.side_by_side.stacks import transfer_config
 
 _REST_S = 0.001
-"""What vLLM's own loop sleeps after a step without work, so that other threads get the interpreter."""
+"""Seconds that vLLM's own loop sleeps after a step without work, so that other threads get the interpreter."""
 _SETTLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request. ttft_s, total_s: from sending it to its first token and to its end. tokens: what came out."""
+    """One request. ttft_s, total_s: from its arrival to its first token and to its end. tokens: generated ones."""
 
     name: str
     prompt_tokens: int
@@ -85,7 +85,7 @@ class Engine:
         self.meters.watch_engine(self._scheduler)
 
     def serve(self, prompts: Sequence[Prompt], at_once: int, give_up_s: float = 600.0) -> Iterator[Served]:
-        """In their order, so many at a time. Requests that have not ended after ``give_up_s`` are taken back."""
+        """Serve requests in order, at most ``at_once`` at a time. Requests that exceed ``give_up_s`` are aborted."""
         waiting, running, ended = deque(prompts), dict[str, tuple[Prompt, float]](), set[str]()
         first_s: dict[str, float] = {}
         deadline_s = time.perf_counter() + give_up_s
@@ -119,7 +119,7 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Step until nothing is left to do: stores, writes to the tier below.
+        """Step until stores and writes to the tier below have ended.
 
         Raises:
             TimeoutError: there is no end.
@@ -145,14 +145,14 @@ class Engine:
 
 
 def _lookups_of(stack: StackName, connector: Any) -> tuple[object, Sequence[str]]:  # noqa: ANN401 - of vLLM, or ours
-    """Who is asked for chunks, and by which methods. Our own scheduler asks for a whole run of chunks in a call."""
+    """Objects that look up chunks, with their methods. tierkv's scheduler looks up a whole run of chunks in a call."""
     if stack is StackName.CONNECTOR:
-        return connector.scheduler.stack._core.wiring.manager, ("lookup", "resident_prefix")  # noqa: SLF001 - nobody else needs it
+        return connector.scheduler.stack._core.wiring.manager, ("lookup", "resident_prefix")  # noqa: SLF001 - no other caller needs it
     return connector.connector_scheduler.manager, ("lookup",)
 
 
 class Story:
-    """Plays one life of an engine and writes down its phases."""
+    """Runs one life of an engine and writes its phases."""
 
     def __init__(self, job: Job, engine: Engine) -> None:
         self._job, self._engine = job, engine
@@ -160,7 +160,7 @@ class Story:
         self.phases: dict[str, dict[str, Any]] = {}
 
     def tell(self) -> None:
-        """The phases of this life."""
+        """Run the phases of this life."""
         self._phase("warm-up", self._single("warm-up", 2, 4), 2)
         {Life.FIRST: self._first, Life.RESTART: self._restart, Life.LONG: self._long}[self._job.life]()
 
@@ -219,7 +219,7 @@ class Story:
 
 
 def main() -> None:
-    """Play the life that the job's file tells of."""
+    """Run the life of the job in the file."""
     job_path, result_path = map(Path, sys.argv[1:])
     job = Job.of_json(json.loads(job_path.read_text(encoding="utf-8")))
     with closing(Engine(job)) as engine:  # or vLLM's shared memory would outlive a story that fails

@@ -1,4 +1,4 @@
-"""From what engine processes wrote down to rows: figure, limit, ratio round by round. Pure."""
+"""Rows from the results of engine processes: figure, limit, ratio round by round. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.rows import Row
 from benchmarks.side_by_side.jobs import BLOCK_TOKENS, Life, Sizes, StackName
 
 Phase = Mapping[str, Any]
-"""As :class:`benchmarks.side_by_side.meters.Phase` and the driver write it."""
+"""Phase as :class:`benchmarks.side_by_side.meters.Phase` and the driver write it."""
 Round = Mapping[tuple[StackName, Life], Mapping[str, Phase]]
 """Phases by name, of each process of a round."""
 
@@ -23,7 +23,7 @@ _BASELINES = {
     "load, second pass": "load, second pass",
     "load, restarted": "load, first pass",
 }
-"""Phase -> the phase of an engine without offloading that does the same; it knows nothing after a restart."""
+"""Phase -> the phase of an engine without offloading that does the same; after a restart its cache is empty."""
 _LIVES = {name: Life.RESTART if name.endswith("restarted") else Life.FIRST for name in _BASELINES}
 _STORED_BEFORE = ("alone, warm", "alone, restarted", "load, second pass", "load, restarted")
 """Phases in which every prompt has been served once, so that all whole chunks could come from a tier."""
@@ -31,7 +31,7 @@ _READING = ("alone, restarted", "load, second pass", "load, restarted")
 
 
 def rows(rounds: Sequence[Round], stacks: Sequence[StackName], sizes: Sizes) -> Iterator[Row]:
-    """Measure by measure, the stacks beside each other in each."""
+    """Rows measure by measure, the stacks beside each other in each."""
     offloading = [stack for stack in stacks if stack is not StackName.NONE]
     figures = Figures(rounds, sizes)
     for phase in _BASELINES:
@@ -95,7 +95,7 @@ class Figures:
         )
 
     def step(self, phase: str, stack: StackName) -> Row:
-        """``schedule`` and ``update_from_output`` of one step that computes something, the connector in it."""
+        """Seconds of ``schedule`` and ``update_from_output`` of one step with work, connector included."""
         phases = self._phases(phase, stack)
         ours = [_microseconds(one, "scheduling", "median_s") for one in phases]
         bare = [_microseconds(one, "scheduling", "median_s") for one in self._baselines(phase)]
@@ -143,7 +143,7 @@ class Figures:
         )
 
     def lookups(self, phase: str, stack: StackName) -> Row:
-        """Chunk lookups per request; in the one round in which they are counted."""
+        """Chunk lookups per request, of the one round in which they are counted."""
         phases = self._phases(phase, stack)
         asked = phases[0]["asked"]
         return Row(
@@ -159,7 +159,7 @@ class Figures:
         )
 
     def long(self, name: str, chunks: int, stack: StackName) -> Row:
-        """A prefix that is longer than the CPU tier."""
+        """Rows of a prefix that is longer than the CPU tier."""
         phases, cold = (
             [one[stack, Life.LONG][f"{name}, {when}"] for one in self._rounds if (stack, Life.LONG) in one]
             for when in ("again", "cold")

@@ -1,4 +1,4 @@
-"""What one engine process is asked to do, as plain data that goes through a file."""
+"""Job of one engine process, as plain data in a file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from benchmarks.side_by_side.prompts import Shape
 
 BLOCK_TOKENS = 32
-"""Of vLLM's blocks, and of everybody's chunks: the least that vLLM's CPU attention takes."""
+"""Tokens of vLLM's blocks and of all chunks: the smallest that vLLM's CPU attention supports."""
 
 
 class StackName(Enum):
-    """Who keeps the KV cache that does not fit the engine's own."""
+    """Store of the KV cache beyond the engine's own."""
 
     NONE = "no offloading"
     VLLM = "vLLM's tiering"
@@ -23,7 +23,7 @@ class StackName(Enum):
 
 
 class Life(Enum):
-    """Which part of the story a process plays.
+    """Part of the story that a process runs.
 
     FIRST: empty tiers; everything once, then once more with the engine's own cache emptied. RESTART: the next process
     on the same disk. LONG: prefixes longer than the CPU tier, with a disk of its own.
@@ -36,7 +36,7 @@ class Life(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A Llama with random weights. Little arithmetic for much KV, so that loading has something to win on a CPU."""
+    """Llama with random weights: little arithmetic for much KV, so that loading beats computing on a CPU."""
 
     layers: int
     hidden: int
@@ -46,12 +46,12 @@ class ModelShape:
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token: key and value of every layer and head, bfloat16."""
+        """KV bytes of one token: key and value of every layer and head, bfloat16."""
         return 2 * 2 * self.layers * self.heads * self.head_dim
 
     @property
     def chunk_bytes(self) -> int:
-        """KV of one block."""
+        """KV bytes of one block."""
         return BLOCK_TOKENS * self.token_bytes
 
 
@@ -79,7 +79,7 @@ class Sizes:
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt with its answer; the long prefix is it."""
+        """Longest prompt with its answer; it is the long prefix."""
         return (self.long_chunks + 2) * BLOCK_TOKENS
 
 
@@ -97,7 +97,7 @@ class Job:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Job:
-        """From what ``dataclasses.asdict`` and ``json`` make of one (enums by value)."""
+        """Make a job from the result of ``dataclasses.asdict`` and ``json`` (enums by value)."""
         sizes = dict(data["sizes"])
         sizes["model"], sizes["shape"] = ModelShape(**sizes["model"]), Shape.of_json(sizes["shape"])
         rest = {name: data[name] for name in ("model_path", "directory", "seed", "counts_lookups")}

@@ -1,4 +1,4 @@
-"""What is measured inside an engine process: seconds per call and per step, counts, bytes that were read."""
+"""Meters inside an engine process: seconds per call and per step, counts, bytes that were read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORKER_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of some durations, in seconds."""
+    """Summary of durations in seconds."""
 
     count: int = 0
     total_s: float = 0.0
@@ -51,7 +51,7 @@ class Summary:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Summary:
-        """Zeros where there are none."""
+        """Summarise durations; zeros if there are none."""
         if not seconds:
             return cls()
         ranked = sorted(seconds)
@@ -76,7 +76,7 @@ class Step:
 
 @dataclass(slots=True)
 class Phase:
-    """What happened between two readings."""
+    """Measurements between two readings."""
 
     steps: list[Step] = field(default_factory=list)
     calls: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -84,7 +84,7 @@ class Phase:
     bytes_read: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values: summaries in place of lists. ``working`` are steps that computed something."""
+        """Plain JSON values: summaries in place of lists. ``working`` are steps with work."""
         working = [step for step in self.steps if step.tokens]
         every_call = [seconds for durations in self.calls.values() for seconds in durations]
         return {
@@ -102,7 +102,7 @@ class Phase:
 
 
 class Meters:
-    """Watches an engine through its objects' own methods; everything belongs to the engine's thread."""
+    """Meters around an engine's methods. Used on the engine's thread."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.thread_time
@@ -115,16 +115,16 @@ class Meters:
 
     @property
     def worked(self) -> bool:
-        """Whether the newest step computed something."""
+        """Whether the latest step computed something."""
         return self._step.tokens > 0
 
     @property
     def steps(self) -> int:
-        """Steps of this phase so far."""
+        """Number of steps of this phase."""
         return len(self._phase.steps)
 
     def take(self) -> Phase:
-        """The phase that ends here; another begins."""
+        """End the phase, and begin another."""
         now = os_bytes_read()
         phase, self._phase = self._phase, Phase()
         phase.bytes_read, self._bytes_before = now - self._bytes_before, now
@@ -183,7 +183,7 @@ class Meters:
         return watched
 
     def watch_answers(self, connector: Any) -> None:  # noqa: ANN401 - an object of vLLM
-        """Count questions, answers "ask me again", and tokens to be loaded."""
+        """Count questions, answers "not known yet", and tokens to be loaded."""
         ask, allocated = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
 
         def asked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed on
@@ -210,6 +210,6 @@ class Meters:
 
 
 def os_bytes_read() -> int:
-    """What system calls have read for this process so far, by the kernel's own account."""
+    """Bytes that system calls have read for this process so far, as the kernel counts them."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
     return int(fields["rchar"])

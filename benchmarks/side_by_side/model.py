@@ -1,4 +1,4 @@
-"""Writes the model of the benchmark into a folder: ``python -m benchmarks.side_by_side.model FOLDER LAYERS ...``."""
+"""Write the model of the benchmark into a folder: ``python -m benchmarks.side_by_side.model FOLDER LAYERS ...``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.side_by_side.jobs import ModelShape
 
 _STD = 0.2
-"""Wide enough that a wrong byte in the KV cache changes the tokens that come out."""
+"""Hidden size; so large that a wrong byte in the KV cache changes the generated tokens."""
 
 
 def write_model(folder: Path, shape: ModelShape, context_tokens: int) -> None:
-    """Random weights, always the same; without a tokenizer, since prompts are given as tokens."""
+    """Random weights, equal at every call; without a tokenizer, since prompts are given as tokens."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=shape.vocabulary,

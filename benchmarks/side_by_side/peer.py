@@ -29,7 +29,7 @@ Pages = npt.NDArray[np.int8]
 
 
 class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # not installed where types are checked
-    """vLLM's tiering, with a worker for KV caches in host memory."""
+    """VLLM's tiering, with a worker for KV caches in host memory."""
 
     _worker: OffloadingWorker | None
 
@@ -92,12 +92,12 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]  # not installed w
         return [TransferResult(job_id, success=True, transfer_size=size) for job_id, size in sizes.items()]
 
     def wait(self, job_ids: set[int]) -> None:
-        """Until these have ended."""
+        """Wait until these have ended."""
         for job_id in job_ids & self._running.keys():
             self._running[job_id].result()
 
     def shutdown(self) -> None:
-        """End the thread, then let go of the region."""
+        """End the thread, then release the region."""
         self._pool.shutdown()
         self._device.clear()
         self._host.clear()

@@ -1,4 +1,4 @@
-"""The workload: conversations that share system prompts, one-shot prompts between them. Seeded; pure.
+"""Workload: conversations that share system prompts, one-shot prompts between them. Seeded; pure.
 
 What an assistant would have answered is made up too, so that every stack gets the same prompts to the token.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 _SPECIAL_TOKENS = 3
-"""Numbers that a vocabulary keeps for itself."""
+"""Reserved token ids of a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes in chunks; pairs are the least and the most.
+    """Sizes in chunks; pairs are minimum and maximum.
 
     personas: system prompts, each shared by its conversations. odd_tokens: what every prompt has beyond whole chunks.
     """
@@ -33,7 +33,7 @@ class Shape:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Shape:
-        """JSON knows no pairs."""
+        """Convert JSON lists to pairs."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request. after: the request that must have ended before it is sent, as a person answers an answer."""
+    """One request. after: the request that must have ended before it is sent, as a user reads an answer first."""
 
     name: str
     tokens: tuple[int, ...]
@@ -57,17 +57,17 @@ class Texts:
         self._tokens = range(_SPECIAL_TOKENS, vocabulary)
 
     def text(self, name: str, length: int) -> tuple[int, ...]:
-        """So many tokens."""
+        """Make ``count`` tokens."""
         return tuple(random.Random(f"{self._seed} {name}").choices(self._tokens, k=length))
 
 
 def single_prompts(name: str, count: int, length: int, texts: Texts) -> list[Prompt]:
-    """Prompts of one length that share nothing; ``name`` tells them from others."""
+    """Prompts of one length that share nothing; ``name`` distinguishes them from others."""
     return [Prompt(f"{name}-{number}", texts.text(f"{name} {number}", length)) for number in range(count)]
 
 
 def workload(shape: Shape, chunk_tokens: int, texts: Texts, seed: int) -> list[Prompt]:
-    """In the order in which they are sent: all first turns, all second turns and so on, one-shots anywhere between."""
+    """Order requests for sending: all first turns, all second turns and so on, one-shots anywhere between."""
     chance = random.Random(seed)
     length = shape.odd_tokens
     personas = [texts.text(f"persona {i}", shape.persona_chunks * chunk_tokens) for i in range(shape.personas)]
@@ -91,12 +91,12 @@ def workload(shape: Shape, chunk_tokens: int, texts: Texts, seed: int) -> list[P
 
 
 def distinct_chunks(prompts: list[Prompt], chunk_tokens: int) -> int:
-    """Chunks with different content or a different past."""
+    """Number of chunks with different content or a different prefix."""
     return len({prefix for prompt in prompts for prefix in _prefixes(prompt, chunk_tokens)})
 
 
 def cacheable_tokens(prompts: list[Prompt], chunk_tokens: int) -> int:
-    """What a cache that has seen every prompt could give of them: all whole chunks."""
+    """Number of whole chunks: the hits of a cache that has seen every prompt."""
     return sum(len(prompt.tokens) // chunk_tokens * chunk_tokens for prompt in prompts)
 
 

@@ -1,4 +1,4 @@
-"""Each stack as vLLM is told of it, with the same room: a CPU tier of so many chunks, and a folder below it."""
+"""Configuration of each stack in vLLM, with equal capacity: a CPU tier of N chunks, and a folder below it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from benchmarks.side_by_side.jobs import Job, Life, StackName
 
 _BELOW_BYTES = 2 << 30
-"""What the folder below may hold; vLLM's knows no bound."""
+"""Capacity of the folder below; vLLM's has no bound."""
 _FRAME_BYTES = 4096
 """Beside a chunk's payload in a slot of tierkv: the header, rounded up to the alignment of O_DIRECT."""
 
 
 def transfer_config(job: Job) -> dict[str, Any] | None:
-    """What vLLM's ``kv_transfer_config`` says; None without offloading."""
+    """VLLM's ``kv_transfer_config``; None without offloading."""
     return {
         StackName.NONE: _nothing,
         StackName.VLLM: _vllm,
@@ -52,7 +52,7 @@ def _connector(job: Job) -> dict[str, Any]:
 
 
 def _tierkv(job: Job) -> dict[str, Any]:
-    """Everything as it is by default, but for the places and the sizes."""
+    """Defaults, but for paths and sizes."""
     disk = {"backend": "disk", "path": job.directory, "capacity": _BELOW_BYTES, "min_free_bytes": 0}
     return {
         "host": {"capacity": host_chunks(job) * (job.sizes.model.chunk_bytes + _FRAME_BYTES)},
@@ -61,5 +61,5 @@ def _tierkv(job: Job) -> dict[str, Any]:
 
 
 def host_chunks(job: Job) -> int:
-    """Of the CPU tier in this life."""
+    """Capacity of the CPU tier in this life."""
     return job.sizes.long_host_chunks if job.life is Life.LONG else job.sizes.host_chunks

@@ -1,4 +1,4 @@
-"""The rows of ``vllm_ab`` as a table, one column per stack: ``python -m benchmarks.side_by_side.table FILE``.
+"""Table of the rows of ``vllm_ab``, one column per stack: ``python -m benchmarks.side_by_side.table FILE``.
 
 FILE is what ``python -m benchmarks vllm_ab --json`` has printed.
 """
@@ -76,7 +76,7 @@ _CELLS: Sequence[tuple[str, Cell]] = (
     ("lookups", _lookups),
     ("", _long),
 )
-"""How a measure is told, by how its name begins."""
+"""Format of a measure, by the beginning of its name."""
 
 
 if __name__ == "__main__":

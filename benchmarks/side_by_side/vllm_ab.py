@@ -1,8 +1,8 @@
 """Side by side in vLLM: one workload through vLLM's own tiering and through both seams of tierkv. Needs vLLM.
 
 Real engines on the CPU, each in a process of its own, the stacks in turns: every round has all of them, in another
-order. Beside each figure stands the same engine without offloading, in the same round. All stacks get the same room:
-a CPU tier of so many chunks, a folder below it, everything else as it is by default.
+order. The limit of each figure is the same engine without offloading, in the same round. All stacks have the same
+capacity: a CPU tier of N chunks, and a folder below it. All other settings are the defaults.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ QUICK = Sizes(
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """All measures, after all rounds."""
+    """Yield all measures, after all rounds."""
     if importlib.util.find_spec("vllm") is None:
-        sys.stderr.write("vllm_ab: vLLM is not installed here, so there is nothing to stand beside\n")
+        sys.stderr.write("vllm_ab: vLLM is not installed here, so there is no limit to compare with\n")
         return
     sizes, count = settings.pick(FULL, QUICK), settings.pick(ROUNDS, 1)
     stacks = list(StackName)
@@ -113,7 +113,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def in_turns(number: int, stacks: Sequence[StackName]) -> list[tuple[StackName, Life]]:
-    """Processes of a round in their order: each round begins with another stack, every second one goes backwards."""
+    """Order the processes of a round: each round begins with another stack, every second one goes backwards."""
     turned = [*stacks[number % len(stacks) :], *stacks[: number % len(stacks)]]
     order = turned[::-1] if number % 2 else turned
     again = [stack for stack in order if stack is not StackName.NONE]
@@ -122,7 +122,7 @@ def in_turns(number: int, stacks: Sequence[StackName]) -> list[tuple[StackName, 
 
 
 class Runner:
-    """Starts engine processes, one at a time, and brings back what they measured."""
+    """Runs engine processes, one at a time, and reads their measurements."""
 
     def __init__(self, folder: Path, sizes: Sizes) -> None:
         self._folder = folder
@@ -133,12 +133,12 @@ class Runner:
         self._environment = {**inherited, **_ENVIRONMENT}
 
     def write_model(self) -> None:
-        """Once for all."""
+        """Write the model, once for all processes."""
         model = self._sizes.model
         self._python("benchmarks.side_by_side.model", self._model, self._sizes.context_tokens, *astuple(model))
 
     def run(self, number: int, stack: StackName, life: Life) -> dict[str, Any]:
-        """Phases of that process. A restart finds what the first life of its round has left on disk."""
+        """Run a process and read its phases. A restart finds on disk what the first life of its round has stored."""
         below = self._folder / f"round-{number}" / f"{stack.name.lower()}{'-long' if life is Life.LONG else ''}"
         below.mkdir(parents=True, exist_ok=True)
         job = Job(stack, life, self._sizes, str(self._model), str(below), number, counts_lookups=number == 0)
@@ -159,7 +159,7 @@ class Runner:
 
 
 def _progress() -> Progress:
-    """Drawn only where somebody watches."""
+    """Progress bar, drawn only on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

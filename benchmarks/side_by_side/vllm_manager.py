@@ -1,4 +1,4 @@
-"""vLLM's own host tier beside ours, in one process and the same rounds. No rows where vLLM is not installed.
+"""VLLM's own host tier beside tierkv's, in one process and the same rounds. No rows where vLLM is not installed.
 
 Both get the same batches in the same order: full host tier, so that every new chunk evicts an old one; then a prefix of
 8,192 resident chunks is looked up. What a request costs around its chunks (its arrival and end) is in the clock on both
@@ -25,15 +25,15 @@ from tierkv.types.keys import Key
 BATCH = 128
 BATCHES_PER_TURN = 40
 POLICIES = ("lru", "arc")
-"""Of vLLM; ours is LRU in each row."""
+"""Policies of vLLM; tierkv's is LRU in each row."""
 
 Batches = Sequence[list[Key]]
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Store cycles at both sizes against both of its policies, and lookups."""
+    """Measure store cycles at both sizes against both of its policies, and lookups."""
     if importlib.util.find_spec("vllm") is None:
-        sys.stderr.write("vllm_manager: vLLM is not installed here, so there is nothing to stand beside\n")
+        sys.stderr.write("vllm_manager: vLLM is not installed here, so there is no limit to compare with\n")
         return
     for policy in POLICIES:
         for resident in settings.pick((100_000, 1_000_000), (1_000,)):
@@ -46,7 +46,7 @@ def _peer(chunks: int, policy: str) -> Any:  # noqa: ANN401 - a class of a libra
 
 
 def _peer_context() -> Callable[[], Any]:
-    """Makes the context of a new request, as vLLM's scheduler does."""
+    """Make the context of a new request, as vLLM's scheduler does."""
     make, numbers = import_module("vllm.v1.kv_offload.base").ReqContext, itertools.count()
     return lambda: make(req_id=f"request-{next(numbers)}", kv_transfer_params=None)
 

@@ -1,4 +1,4 @@
-"""Texts of several kinds, for measurements on what a real model makes of them.
+"""Texts of several kinds, for measurements on a real model.
 
 Prose, code and a table are files of this project, so their figures may change a little from commit to commit.
 """
@@ -11,7 +11,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _NOTICE = (
     "Dear {name},\n\nThank you for your message. Your request has the number {number}. Our team works through requests "
     "in the order in which they arrive, and will answer yours within two working days. Please do not reply to this "
-    "message: nobody reads this mailbox. If your request has become obsolete, you need not do anything.\n\n"
+    "message: this mailbox is never read. If your request has become obsolete, you need not do anything.\n\n"
     "This message and its attachments may contain confidential information that is intended only for its addressee. "
     "If you have received it in error, please tell the sender, delete it, and do not pass it on.\n\n"
     "Yours sincerely,\nThe service team\n\n"

@@ -15,7 +15,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a bandwidth is held against. share: the part of it that is aimed at."""
+    """Limit of a bandwidth. share: the part of it that is the target."""
 
     name: str
     costs: Sequence[Cost]
@@ -23,7 +23,7 @@ class Limit:
 
 
 def frame_sizes(settings: Settings) -> Iterable[tuple[str, Frames]]:
-    """Each size by name, with so many frames that a turn takes about a tenth of a second."""
+    """Sizes by name, each with a number of frames for which a turn takes about a tenth of a second."""
     for mib, count in settings.pick(((2, 128), (8, 64)), ((1, 8),)):
         yield f"{mib} MiB", Frames(count, mib * MIB)
 
@@ -31,7 +31,7 @@ def frame_sizes(settings: Settings) -> Iterable[tuple[str, Frames]]:
 def bandwidth_row(
     what: str, total_bytes: int, ours: Sequence[Cost], limit: Limit, extra: Mapping[str, float] | None = None
 ) -> Row:
-    """Bandwidth on the wall beside the limit's, and what each takes of the processor."""
+    """Row with the bandwidth in wall time beside the limit's, and the processor time of each."""
     gigabytes = total_bytes / GB
     us, them = medians(ours), medians(limit.costs)
     return Row(

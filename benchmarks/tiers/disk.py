@@ -18,7 +18,7 @@ from benchmarks.tiers.rig import Frames, OpenTier, opened
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Put, put against a file per frame, and cold get, for two sizes of frames."""
+    """Measure put, put against a file per frame, and cold get, for two sizes of frames."""
     for size, frames in frame_sizes(settings):
         with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
             yield from _rows(Path(folder), frames, size, settings.rounds)

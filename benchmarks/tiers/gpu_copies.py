@@ -40,7 +40,7 @@ _POLL_S = 20e-6
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Store and load, for each layout."""
+    """Measure store and load, for each layout."""
     if importlib.util.find_spec("torch") is None:
         return
     import torch  # noqa: PLC0415 - an extra
@@ -57,7 +57,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 class _Bench:
-    """A worker with its KV tensors and arena, and the two pieces of memory between which one copy goes."""
+    """Worker with its KV tensors and arena, and the two pieces of memory of the single copy."""
 
     def __init__(self, layout: Layout, chunks: int, device: Any) -> None:  # noqa: ANN401 - torch's, an extra
         import torch  # noqa: PLC0415 - an extra
@@ -120,7 +120,7 @@ class _Bench:
         )
 
     def _bare(self, *, is_store: bool) -> Cost:
-        """Enqueue on this thread and wait for the GPU; checksums are left out, or come after the clock has stopped."""
+        """Enqueue on this thread and wait for the GPU; checksums are left out, or follow after the measured time."""
         started = []
 
         def work() -> None:
@@ -134,7 +134,7 @@ class _Bench:
         return cost
 
     def _whole(self, *, is_store: bool) -> Cost:
-        """Through the worker, in jobs of at most 64 chunks, as steps bring them."""
+        """Copy through the worker, in jobs of at most 64 chunks, as in steps."""
         job = self._job(is_store=is_store)
         jobs = tuple(self._pieces(job))
         meta = ConnectorMeta(loads=() if is_store else jobs)

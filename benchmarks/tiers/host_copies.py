@@ -33,7 +33,7 @@ PAGE_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a chunk's pages lie on the GPU: so many tensors, so many blocks of each."""
+    """Layout of a chunk's pages on the GPU: a number of tensors, and a number of blocks of each."""
 
     name: str
     tensors: int
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a chunk."""
+        """Payload bytes of a chunk."""
         return self.tensors * self.blocks_per_chunk * PAGE_BYTES
 
 
@@ -53,14 +53,14 @@ LAYOUTS = (
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Store and load, for each layout."""
+    """Measure store and load, for each layout."""
     total = settings.pick(128 << 20, 4 << 20)
     for layout in LAYOUTS:
         yield from _Bench(layout, total // layout.chunk_bytes).rows(settings)
 
 
 class _Bench:
-    """A worker with its pool and arena, and the memory that memcpy works on."""
+    """Worker with its pool and arena, and the memory of memcpy."""
 
     def __init__(self, layout: Layout, chunks: int) -> None:
         self._layout = layout
@@ -169,7 +169,7 @@ def _copy_each(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
 
 
 def _memory(size: int) -> Bytes:
-    """Like the arena's, with huge pages where there are any: both sides of a copy are of one kind."""
+    """Memory like the arena's, with huge pages where available: both sides of a copy are of one kind."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,7 +1,7 @@
 """The LMDB tier, through dispatcher, tier and plugin, with frames checked: beside O_DIRECT and memcpy.
 
-LMDB reads through the page cache, so a cold read is one after its file was dropped from there; that is looked after
-before the clock starts. A warm one copies and checks what lies in memory: its limit is memcpy with as many threads.
+LMDB reads through the page cache, so a cold read is one after its file was dropped from the cache, before the measured
+time. A warm read copies and checks bytes in memory: its limit is memcpy with as many threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.tiers.rig import Frames, OpenTier, opened
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Put, cold get and warm get, for two sizes of frames."""
+    """Measure put, cold get and warm get, for two sizes of frames."""
     for size, frames in frame_sizes(settings):
         with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
             yield from _Bench(Path(folder), frames).rows(size, settings.rounds)
@@ -64,14 +64,14 @@ class _Bench:
         return timed(lambda: tier.put(self._frames))
 
     def _cold_get(self) -> Cost:
-        """In a new environment: pages that a process has mapped stay in memory whatever the kernel is told."""
+        """Get from a new environment: pages that a process has mapped stay in memory whatever the kernel is advised."""
         for data in self._folder.glob("tier/*/data.mdb"):
             _drop(data)
         with opened(self._options, self._frames) as tier:
             return timed(lambda: tier.get(self._frames))
 
     def _copy(self, pool: ThreadPoolExecutor) -> Cost:
-        """From one half of the slots to the other, and back: memory that was in use before, as many bytes as a get."""
+        """Copy from one half of the slots to the other, and back: memory in use before, as many bytes as a get."""
         arena, slots = self._frames.arena, self._frames.slots
         targets = [arena.payload(ref.slot) for ref in slots]
         sources = targets[len(targets) // 2 :] + targets[: len(targets) // 2]

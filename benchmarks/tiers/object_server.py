@@ -1,4 +1,4 @@
-"""``python -m benchmarks.tiers.object_server``: as much of S3 as a tier needs, with the objects in memory.
+"""``python -m benchmarks.tiers.object_server``: the part of S3 that a tier needs, with the objects in memory.
 
 It says its port, and runs until its standard input ends. It checks no signature and forces nothing to a disk, so that
 what is measured against it is the client; for a server that people run, see :mod:`benchmarks.tiers.object_store`.
@@ -22,7 +22,7 @@ class Handler(BaseHTTPRequestHandler):
     objects: dict[str, bytearray] = {}  # noqa: RUF012  all connections serve the same ones
 
     def do_PUT(self) -> None:
-        """Take an object in."""
+        """Store an object."""
         content = bytearray(int(self.headers["Content-Length"]))
         view, done = memoryview(content), 0
         while done < len(content):
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK)
 
     def do_GET(self) -> None:
-        """Give one out."""
+        """Send an object."""
         content = self.objects.get(self._name)
         if content is None:
             self._answer(HTTPStatus.NOT_FOUND)
@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(memoryview(content)[:end])
 
     def do_HEAD(self) -> None:
-        """Tell how long one is."""
+        """Send the length of an object."""
         content = self.objects.get(self._name)
         if content is None:
             self._answer(HTTPStatus.NOT_FOUND)
@@ -59,12 +59,12 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, len(content))
 
     def do_DELETE(self) -> None:
-        """Forget one."""
+        """Delete an object."""
         self.objects.pop(self._name, None)
         self._answer(HTTPStatus.NO_CONTENT)
 
     def do_POST(self) -> None:
-        """Forget several, as the DeleteObjects request asks."""
+        """Delete several objects, of a DeleteObjects request."""
         bucket = self._name.rstrip("/")
         request = self.rfile.read(int(self.headers["Content-Length"])).decode()
         keys = re.findall("<Key>(.*?)</Key>", request)
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  http.server's name
-        """Say nothing."""
+        """Log nothing."""
 
     @property
     def _name(self) -> str:
@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until nobody holds the other end of the standard input."""
+    """Serve until the other end of the standard input is closed."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"{server.server_port}\n")

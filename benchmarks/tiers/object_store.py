@@ -45,7 +45,7 @@ NOBODY = {
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Put and get, for two sizes of frames."""
+    """Measure put and get, for two sizes of frames."""
     with _served() as (url, endpoint):
         for size, frames in frame_sizes(settings):
             yield from _rows(size, frames, url, endpoint, settings.rounds)
@@ -124,7 +124,7 @@ class _RawHttp:
         self._each("GET")
 
     def delete(self) -> None:
-        """Forget all frames."""
+        """Delete all frames."""
         self._each("DELETE")
 
     def _each(self, method: str) -> None:
@@ -160,7 +160,7 @@ class _RawHttp:
 
 @contextmanager
 def _served() -> Iterator[tuple[str, str]]:
-    """URL of a bucket and endpoint of a server that runs, or that is started for this."""
+    """URL of a bucket and endpoint of a running server, or of one that is started for the benchmark."""
     if "TIERKV_TEST_OBJECT_URL" in os.environ:
         yield os.environ["TIERKV_TEST_OBJECT_URL"], os.environ["TIERKV_TEST_OBJECT_ENDPOINT"]
         return

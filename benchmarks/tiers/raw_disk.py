@@ -1,4 +1,4 @@
-"""The limits of a disk: a preallocated file, or a file per frame, with O_DIRECT and as many threads as the tier has."""
+"""Limits of a disk: a preallocated file, or a file per frame, with O_DIRECT and as many threads as the tier has."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RawDisk:
             path.unlink()
 
     def drop_cache(self) -> None:
-        """Let the next read come from the device also where O_DIRECT is not to be had."""
+        """Drop the page cache of the file, so that the next read uses the device also without O_DIRECT."""
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _put_file(self, number: int, buffer: memoryview) -> None:
@@ -70,7 +70,7 @@ class RawDisk:
             raise RuntimeError(f"{count} bytes were moved of {len(buffer)}")
 
     def __enter__(self) -> Self:
-        """Use it."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Opening a disk tier that holds a million chunks: from the plugin's start to an index that the manager can ask.
+"""Open of a disk tier with a million chunks: from the plugin's start to an index that the manager can read.
 
 The log is written by the plugin's own encoder; the segment files are as long as they say, and sparse, since no frame is
 read. The limit is the same log read in one go into a dict from key to place, without a look at its checksums.
@@ -38,7 +38,7 @@ _PLAIN_RECORD = struct.Struct("<8xBBxxQI104s")
 
 @dataclass(frozen=True, slots=True)
 class FilledDirectory:
-    """A tier's directory, and what opening it takes."""
+    """Directory of a tier, and the cost of opening it."""
 
     context: BackendContext
     options: DiskOptions
@@ -46,7 +46,7 @@ class FilledDirectory:
     chunks: int
 
     def open(self, parts: dict[str, list[float]]) -> Cost:
-        """Open, scan through the dispatcher, fill the manager's index; then close, off the clock."""
+        """Open, scan through the dispatcher, fill the manager's index; then close, outside of the measured time."""
         dispatchers: list[Dispatcher] = []
 
         def whole() -> None:
@@ -77,7 +77,7 @@ class FilledDirectory:
         return Dispatcher([tier], [TierLimits()], time.monotonic)
 
     def read_plainly(self) -> Cost:
-        """The limit."""
+        """Measure the limit."""
 
         def whole() -> None:
             slots = {}
@@ -89,7 +89,7 @@ class FilledDirectory:
 
 
 def make_filled_directory(folder: Path, chunks: int) -> FilledDirectory:
-    """A directory as a tier with so many chunks leaves it when its process is killed."""
+    """Write a directory as of a tier with ``count`` chunks whose process was killed."""
     context = BackendContext("disk", NAMESPACE, FRAME_BYTES, None)
     options = DiskOptions(path=str(folder), min_free_bytes=0)
     open_backend(context, options).close()
@@ -111,7 +111,7 @@ def make_filled_directory(folder: Path, chunks: int) -> FilledDirectory:
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Seconds per million chunks."""
+    """Measure seconds per million chunks."""
     chunks = settings.pick(1_000_000, 10_000)
     parts: dict[str, list[float]] = {"plugin": [], "scan": [], "index": []}
     with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:

@@ -1,4 +1,4 @@
-"""A real lower tier behind a real dispatcher, driven as the manager drives it; and frames to move."""
+"""Rig of the tiers' benchmarks: a real lower tier behind a real dispatcher, and frames to move."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLL_S = 0.0005
 
 
 class Frames:
-    """An arena full of sealed frames of random bytes.
+    """Arena full of sealed frames of random bytes.
 
     Attributes:
         keys, slots: of all frames, in order. frame_bytes: of one. total_bytes: payload of all.
@@ -46,13 +46,13 @@ class Frames:
         self.fill()
 
     def fill(self) -> None:
-        """Put every frame into its slot."""
+        """Write every frame into its slot."""
         for number, (key, ref) in enumerate(zip(self.keys, self.slots, strict=True)):
             np.copyto(self.arena.payload(ref.slot)[: self.payload_bytes], self._originals[number])
             self.sealer.seal(self.arena.slot(ref.slot), key, self.payload_bytes)
 
     def wipe(self) -> None:
-        """Make sure that nothing in the slots is what will be read into them; also touches all of their pages."""
+        """Overwrite the slots, so that no byte is what will be read; also touches all of their pages."""
         for ref in self.slots:
             self.arena.payload(ref.slot)[:] = 0
 
@@ -69,7 +69,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class OpenTier:
-    """A tier in service."""
+    """Tier in service."""
 
     dispatcher: Dispatcher
     batch: int
@@ -81,15 +81,15 @@ class OpenTier:
         self._run(Verb.WRITE, frames.keys, frames.slots)
 
     def get(self, frames: Frames) -> None:
-        """Read all frames into their slots; each is verified on the way."""
+        """Read all frames into their slots; the tier verifies each."""
         self._run(Verb.READ, frames.keys, frames.slots)
 
     def probe(self, frames: Frames) -> None:
-        """Ask for all frames, as a lookup does."""
+        """Probe all frames, as a lookup does."""
         self._run(Verb.PROBE, frames.keys, ())
 
     def delete(self, frames: Frames) -> None:
-        """Forget all frames."""
+        """Delete all frames."""
         self._run(Verb.DELETE, frames.keys, ())
 
     def _run(self, verb: Verb, keys: Sequence[Key], slots: Sequence[SlotRef]) -> None:
@@ -124,7 +124,7 @@ def _resolved(options: dict[str, object]) -> ResolvedTier:
 
 @contextmanager
 def opened(options: dict[str, object], frames: Frames) -> Iterator[OpenTier]:
-    """Open the tier that a stack's configuration would describe so."""
+    """Open the tier of this part of a stack's configuration."""
     resolved = _resolved(options)
     config = resolved.config
     context = BackendContext(config.name, NAMESPACE, frames.frame_bytes, config.capacity)

@@ -1,4 +1,4 @@
-"""Made traces: kinds of traffic that no policy here was tuned on. Seeded; the same seed gives the same trace."""
+"""Made traces: kinds of traffic that no policy here was tuned on. Equal seeds give equal traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tierkv.replay.trace import KeysOfIds, TraceRequest
 
 
 class _Prompts:
-    """Chunk ids by their path: the same text after the same prefix is the same chunk."""
+    """Chunk ids by path: the same text after the same prefix is the same chunk."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -19,7 +19,7 @@ class _Prompts:
         self._keys = KeysOfIds()
 
     def extended(self, path: tuple[int, ...], name: str, chunks: int) -> tuple[int, ...]:
-        """A path with a text of so many chunks behind it."""
+        """Append a text of ``chunks`` chunks to a path."""
         for part in range(chunks):
             edge = (path[-1] if path else -1, f"{name}/{part}")
             if edge not in self._children:
@@ -28,16 +28,16 @@ class _Prompts:
         return path
 
     def request(self, at_s: float, path: tuple[int, ...]) -> TraceRequest:
-        """That asks for a path."""
+        """Request of a path."""
         return TraceRequest(at_s, tuple(map(self._keys.key, path)))
 
 
 _Session = Iterator[tuple[float, tuple[int, ...]]]
-"""Prompts of one session with the times at which they come."""
+"""Prompts of one session, with their times."""
 
 
 def _merged(prompts: _Prompts, sessions: Iterator[_Session], requests: int) -> list[TraceRequest]:
-    """Requests of all sessions in the order of time, so many of them. A session begins when its turn in time comes."""
+    """First ``count`` requests of all sessions in the order of time. A session begins when its time is reached."""
     waiting: list[tuple[float, int, tuple[int, ...], _Session]] = []
     trace: list[TraceRequest] = []
     for number, session in enumerate(sessions):
@@ -54,7 +54,7 @@ def _merged(prompts: _Prompts, sessions: Iterator[_Session], requests: int) -> l
 
 
 def agents(seed: int, requests: int) -> list[TraceRequest]:
-    """Agents of twelve kinds; each kind shares its tools' description. Short pauses, and some steps are taken back."""
+    """Agents of twelve kinds; each kind shares its tools' description. Short pauses, and some steps are undone."""
     chance, prompts = random.Random(seed), _Prompts()
     kinds = [prompts.extended((), f"tools of kind {kind}", chance.randint(6, 30)) for kind in range(12)]
 
@@ -70,7 +70,7 @@ def agents(seed: int, requests: int) -> list[TraceRequest]:
 
 
 def retrieval(seed: int, requests: int) -> list[TraceRequest]:
-    """Questions over 1,500 documents of unequal fame; the document stands first, so its chunks are shared."""
+    """Questions over 1,500 documents of unequal popularity; the document is first, so its chunks are shared."""
     chance, prompts = random.Random(seed), _Prompts()
     system = prompts.extended((), "system", 2)
     lengths = [chance.randint(4, 24) for _ in range(1500)]
@@ -86,7 +86,7 @@ def retrieval(seed: int, requests: int) -> list[TraceRequest]:
 
 
 def chat(seed: int, requests: int) -> list[TraceRequest]:
-    """Conversations with long pauses; and, in floods, long prompts that nobody asks for again."""
+    """Conversations with long pauses; and, in floods, long prompts that are never repeated."""
     chance, prompts = random.Random(seed), _Prompts()
 
     def session(number: int, begin_s: float) -> _Session:

@@ -28,7 +28,7 @@ _Trace = Sequence[TraceRequest]
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """The trace if there is one, then made workloads; at last the whole manager beside the policy alone."""
+    """Replay the trace if there is one, then made workloads; finally the whole manager beside the policy alone."""
     if settings.trace is None:
         sys.stderr.write("replay: no trace was given (--trace FILE), so only made workloads are replayed\n")
     else:
@@ -46,7 +46,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def _rows(name: str, traces: Sequence[_Trace], capacity: int) -> Iterator[Row]:
-    """One per policy."""
+    """Yield one row per policy."""
     bounds = [clairvoyant(trace, capacity) for trace in traces]
     floors = [replay(trace, FifoPolicy(capacity), capacity) for trace in traces]
     for policy in policy_names():
@@ -77,7 +77,7 @@ def _writes(played: Sequence[Replayed]) -> float:
 
 
 def _through_the_manager(policy: str, trace: _Trace, capacity: int) -> Row:
-    """The same requests through scheduler-side calls of the real manager: both must come to the same."""
+    """Play the same requests through scheduler-side calls of the real manager: both must agree."""
     alone = replay(trace, open_policy(policy, capacity), capacity)
     core = make_core(capacity, policy=policy)
     whole = _managed(core.manager, trace)
@@ -92,7 +92,7 @@ def _through_the_manager(policy: str, trace: _Trace, capacity: int) -> Row:
 
 
 def _managed(manager: OffloadManager, trace: _Trace) -> Replayed:
-    """As :func:`tierkv.replay.replaying.replay`, with the manager's verbs."""
+    """Replay with the manager's verbs, as :func:`tierkv.replay.replaying.replay` does with a policy's."""
     asked = hits = writes = 0
     for number, request in enumerate(trace):
         ctx = RequestContext(f"request-{number}")

@@ -1,7 +1,8 @@
-"""How often a request is told "ask me again", and how much is read from below for what the engine used.
+"""Deferrals of a request, and bytes read from below per byte that the engine used.
 
-A whole stack over a real disk tier. A step lasts longer than the reads of one prompt, so a deferral is a matter of the
-protocol and not of the disk. Existence in an authoritative tier is known at once; what remains is the wait for bytes.
+A hand engine drives a whole stack over a real disk tier. A step takes longer than the reads of one prompt, so
+deferrals depend on the protocol and not on the disk. Existence in an authoritative tier is known at once; only the wait
+for bytes remains.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Place:
 
     path: Path
     payload_bytes: int
-    """Of a chunk."""
+    """Payload bytes of a chunk."""
     step_s: float
-    """Duration of a forward pass."""
+    """Duration of a forward pass in seconds."""
 
     def open(self, host_chunks: int) -> Stack:
         """Stack with a host tier of ``host_chunks`` chunks."""
@@ -107,7 +108,7 @@ class Place:
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Deferrals, then bytes."""
+    """Measure deferrals, then bytes."""
     chunks = settings.pick(16, 4)
     with tempfile.TemporaryDirectory(dir=settings.directory, prefix="tierkv-benchmark-") as folder:
         place = Place(Path(folder) / "disk", settings.pick(MIB, 16 * 4096), settings.pick(0.1, 0.02))
@@ -140,7 +141,7 @@ def _require_all(served: Served, chunks: int) -> None:
 
 
 def _bytes(place: Place, what: str, host_chunks: int, prompts: list[int]) -> Iterator[Row]:
-    """Store the prompts through a large host tier, then serve them in a new process's stack."""
+    """Store the prompts through a large host tier, then serve them with the stack of a new process."""
     with place.open(2 * sum(prompts)) as stack:
         place.serve(stack, [Prompt(i, chunks) for i, chunks in enumerate(prompts)])
     with place.open(host_chunks) as stack:
