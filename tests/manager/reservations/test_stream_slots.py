@@ -155,5 +155,5 @@ def test_validate_sees_what_is_broken() -> None:
         core.manager.streams.validate()
     core = core_of(8)
     core.manager.streams.open("s", 0)
-    with pytest.raises(InvariantError, match="has come"):
+    with pytest.raises(InvariantError, match="is readable"):
         core.manager.streams.hand_over(run(0, 1), RequestContext("s"))
