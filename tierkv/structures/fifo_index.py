@@ -1,4 +1,4 @@
-"""Keys in an order, with a row for each: an ordered dict that never stops to rebuild itself."""
+"""Keys in insertion order, each with a row: an ordered dict without pauses to rebuild itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ORDER = 0
 
 
 class FifoIndex:
-    """First in, first out, unless put again. Columns beside it need ``length`` places. Sans-IO, O(1) per call."""
+    """First in, first out, unless put again. Columns beside it need ``length`` entries. O(1) per call."""
 
     __slots__ = ("_count", "_order", "_rows")
 
@@ -31,7 +31,7 @@ class FifoIndex:
         return self._rows.find(key) is not None
 
     def __iter__(self) -> Iterator[Key]:
-        """The keys, in no order."""
+        """Iterate over the keys, in no order."""
         return (key for key, _ in self._rows.items())
 
     @property
@@ -40,7 +40,7 @@ class FifoIndex:
         return self._rows.length
 
     def find(self, key: Key) -> int | None:
-        """The row of a key."""
+        """Row of a key; None if it is not in the index."""
         return self._rows.find(key)
 
     def put(self, key: Key) -> int:

@@ -1,4 +1,4 @@
-"""A queue of leases on host slots that nothing in it holds."""
+"""Queue of leases on host slots. The queue does not hold the slots."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _PAGE_SLOTS = 4096
 _GAP_MIN = 4096
-"""Places at the front that are let pile up before the rest moves down."""
+"""Unused entries at the front that are kept before the rest moves down."""
 
 
 class LeaseQueue:
-    """First in, first out. An array of numbers, because the garbage collector walks a deque, which can hold a million.
+    """First in, first out. An array of numbers, because a garbage collection walks a deque, which may have a million.
 
-    Those in front can be taken *aside*: they are still the first of the queue, but what waits behind them can be
-    dropped without them. It is bounded by whoever fills it.
+    Leases at the front can be taken *aside*: they stay the first of the queue, but leases behind them can be dropped
+    without them. The caller bounds the length.
 
     Args:
-        unique: a lease is put in once, unless it is dropped; for queues that chunks come to more than once.
+        unique: whether a lease is accepted only once until it is dropped; for chunks that are queued repeatedly.
     """
 
     def __init__(self, *, unique: bool = False) -> None:
         self._aside = _Leases()
         self._behind = _Leases()
-        # Of a unique queue: by slot, in pages, the generation that was put in last; 0: may come again.
+        # Of a unique queue: by slot, in pages, the generation that was accepted last; 0: accept again.
         self._put: dict[int, memoryview[int]] = {}
         self._unique = unique
 
     def __len__(self) -> int:
-        """Leases that wait."""
+        """Number of leases."""
         return len(self._aside) + len(self._behind)
 
     def extend(self, leases: Iterable[tuple[int, int]]) -> None:
-        """Put (slot, generation) pairs behind the others."""
+        """Append (slot, generation) pairs."""
         if self._unique:
             leases = [lease for lease in leases if self._is_new(*lease)]
         self._behind.extend([generation << _SLOT_BITS | slot for slot, generation in leases])
@@ -51,28 +51,28 @@ class LeaseQueue:
         return not known
 
     def front(self) -> tuple[int, int]:
-        """Slot and generation of the one that has waited longest."""
+        """Slot and generation of the oldest lease."""
         return (self._aside or self._behind).front()
 
     def first(self, count: int) -> list[tuple[int, int]]:
-        """Those that have waited longest."""
+        """Up to ``count`` oldest leases."""
         leases = self._aside.first(count)
         return leases + self._behind.first(count - len(leases))
 
     def pop_front(self, count: int = 1) -> None:
-        """Those that have waited longest wait no more."""
+        """Remove the oldest leases. A unique queue does not accept them again."""
         aside = min(count, len(self._aside))
         self._aside.skip(aside)
         self._behind.skip(count - aside)
 
     def drop_front(self, count: int = 1) -> None:
-        """The same, in vain: they may come again."""
+        """Drop the oldest leases; a unique queue accepts them again."""
         if self._unique:
             self.forget(self.first(count))
         self.pop_front(count)
 
     def forget(self, leases: Iterable[tuple[int, int]]) -> None:
-        """These may come again."""
+        """Accept these leases again, in a unique queue."""
         for slot, generation in leases if self._unique else ():
             number, place = divmod(slot, _PAGE_SLOTS)
             page = self._put.get(number)
@@ -83,29 +83,29 @@ class LeaseQueue:
 
     @property
     def num_behind(self) -> int:
-        """Leases that are not aside."""
+        """Number of leases that are not aside."""
         return len(self._behind)
 
     def take_aside(self, count_max: int) -> list[tuple[int, int]]:
-        """Those that have waited longest, of those that are not aside yet."""
+        """Take up to ``count_max`` oldest leases aside that are not aside yet. Returns them."""
         leases = self._behind.first(count_max)
         self._aside.extend_from(self._behind, len(leases))
         return leases
 
     def drop_behind(self, count: int) -> None:
-        """:meth:`drop_front` of those that are not aside."""
+        """Drop the oldest leases that are not aside; a unique queue accepts them again."""
         if self._unique:
             self.forget(self._behind.first(count))
         self._behind.skip(count)
 
     def rejoin(self) -> None:
-        """Nobody is aside any more; their places stay."""
+        """End the state aside of all leases; they keep their order."""
         self._aside.extend_from(self._behind, len(self._behind))
         self._aside, self._behind = self._behind, self._aside
 
 
 class _Leases:
-    """Slot and generation in one number each."""
+    """Leases, each a slot and a generation in one number."""
 
     __slots__ = ("_head", "_leases")
 
@@ -120,7 +120,7 @@ class _Leases:
         self._leases.extend(leases)
 
     def extend_from(self, other: _Leases, count: int) -> None:
-        """Take over its first ones."""
+        """Move the first leases of another array to the end of this one."""
         self._leases.extend(other._leases[other._head : other._head + count])
         other.skip(count)
 
@@ -133,7 +133,7 @@ class _Leases:
         return [(lease & _SLOT_MASK, lease >> _SLOT_BITS) for lease in some]
 
     def skip(self, count: int) -> None:
-        """The first ones are not in it any more."""
+        """Remove the first leases."""
         self._head += count
         if self._head >= _GAP_MIN and 2 * self._head >= len(self._leases):
             del self._leases[: self._head]

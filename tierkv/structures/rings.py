@@ -1,4 +1,4 @@
-"""Several orders of handles in two columns: what the policies that are more than recency are made of."""
+"""Several orders of handles in two columns, for eviction policies with more than one queue."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 PASSED_OVER_MAX = 8192
-"""Held handles that one choice passes over before it gives up for now: half a millisecond's work."""
+"""Pinned handles that one choice of victims skips before it gives up for now: half a millisecond's work."""
 
 _GROWTH_HANDLES_MIN = 4096
 
 
 def longer_bytes(column: bytearray, length: int) -> None:
-    """Have room for handles below ``length``, with zeros."""
+    """Append zeros up to ``length``."""
     column.extend(bytes(max(0, length - len(column))))
 
 
 class Rings:
-    """Rings of handles, each from oldest to newest; a handle is in one of them, or in none.
+    """Rings of handles, each from oldest to newest. A handle is in one ring, or in none.
 
-    A ring's ends meet in its fixed point, which is a negative index, counted from the columns' ends: ring 0 has -1,
-    ring 1 has -2 (``~ring``). So a step to an index below zero is the end of a ring, and growing moves no handle.
-    A handle that is in no ring for a while is *aside*: linked to itself.
+    Both ends of a ring are linked to its sentinel, a negative index counted from the end of the columns: -1 for ring 0,
+    -2 for ring 1 (``~ring``). So an index below zero is the end of a ring, and growing moves no handle. A handle that
+    is temporarily in no ring is *aside*: linked to itself.
 
-    ``next`` and ``previous`` are for hot loops that do themselves what the methods do.
+    ``next`` and ``previous`` are public for hot loops that inline the methods.
 
     Args:
-        rings: how many.
-        handles_max: handles are expected to be below this; more may come.
+        rings: number of rings.
+        handles_max: expected bound of the handles; higher ones make the columns grow.
     """
 
     __slots__ = ("_rings", "length", "next", "passed_over", "previous")
@@ -35,9 +35,9 @@ class Rings:
     def __init__(self, rings: int, handles_max: int | None) -> None:
         self._rings = rings
         self.length = 0
-        """Handles are below it; columns beside this one need as many places."""
+        """Bound of the handles; columns beside these need as many entries."""
         self.passed_over = 0
-        """Held handles that :meth:`unpinned` met since this was set to 0."""
+        """Number of pinned handles that :meth:`unpinned` skipped since this was set to 0."""
         self.next = self.previous = _links(0)
         self._resize(max(handles_max or 0, _GROWTH_HANDLES_MIN))
 
@@ -54,7 +54,7 @@ class Rings:
         self.next, self.previous, self.length = following, previous, length
 
     def make_room(self, handles: Sequence[int]) -> bool:
-        """Grow if any of ``handles`` is beyond the end. Returns whether it did."""
+        """Grow if any of ``handles`` is beyond the end. Returns whether the columns grew."""
         highest = max(handles, default=-1)
         if highest < self.length:
             return False
@@ -62,7 +62,7 @@ class Rings:
         return True
 
     def append(self, ring: int, handles: Sequence[int]) -> None:
-        """Handles that are in no ring become the newest of one, the last one most of all."""
+        """Add handles that are in no ring as the newest of one; the last one becomes the newest."""
         following, previous, end = self.next, self.previous, ~ring
         last = previous[end]
         for handle in handles:
@@ -73,14 +73,14 @@ class Rings:
         previous[end] = last
 
     def prepend(self, ring: int, handle: int) -> None:
-        """A handle that is in no ring becomes the oldest of one."""
+        """Add a handle that is in no ring as the oldest of one."""
         following, previous, end = self.next, self.previous, ~ring
         first = following[end]
         following[end] = previous[first] = handle
         previous[handle], following[handle] = end, first
 
     def move(self, ring: int, handles: Sequence[int]) -> None:
-        """Handles, from whatever ring or aside, become the newest of one, the last one most of all."""
+        """Move handles from any ring, or from aside, to the newest end of one; the last one becomes the newest."""
         following, previous, end = self.next, self.previous, ~ring
         for handle in handles:
             before, after = previous[handle], following[handle]
@@ -92,7 +92,7 @@ class Rings:
             following[handle] = end
 
     def join(self, ring: int, other: int) -> None:
-        """All of another ring become the newest of one, in their order. Does nothing where both are the same."""
+        """Append another ring to the newest end of one, in its order. Does nothing if both are the same."""
         following, previous = self.next, self.previous
         first, last = following[~other], previous[~other]
         if first < 0 or ring == other:
@@ -103,7 +103,7 @@ class Rings:
         following[~other] = previous[~other] = ~other
 
     def unlink(self, handles: Sequence[int]) -> None:
-        """Take handles out of their rings."""
+        """Remove handles from their rings."""
         following, previous = self.next, self.previous
         for handle in handles:
             before, after = previous[handle], following[handle]
@@ -111,7 +111,7 @@ class Rings:
             previous[after] = before
 
     def put_aside(self, handle: int) -> None:
-        """Take a handle out of its ring until it is moved to one."""
+        """Remove a handle from its ring until it is moved to one."""
         self.unlink((handle,))
         self.next[handle] = self.previous[handle] = handle
 
@@ -120,26 +120,26 @@ class Rings:
         return self.next[handle] == handle
 
     def oldest(self, ring: int) -> int:
-        """The first handle of a ring; negative if there is none."""
+        """Oldest handle of a ring; negative if the ring is empty."""
         return self.next[~ring]
 
     def newest(self, ring: int) -> int:
-        """The last handle of a ring; negative if there is none."""
+        """Newest handle of a ring; negative if the ring is empty."""
         return self.previous[~ring]
 
     def after(self, handle: int) -> int:
-        """The next newer handle of its ring; negative if there is none."""
+        """Next newer handle of the same ring; negative if there is none."""
         return self.next[handle]
 
     def before(self, handle: int) -> int:
-        """The next older handle of its ring; negative if there is none."""
+        """Next older handle of the same ring; negative if there is none."""
         return self.previous[handle]
 
     def unpinned(self, ring: int, pins: Sequence[int]) -> Iterator[int]:
-        """The handles of a ring that are not held, oldest first. Those that are held are put aside.
+        """Iterate over the handles of a ring that are not pinned, oldest first. Pinned handles are put aside.
 
-        Ends early when :attr:`passed_over` reaches :data:`PASSED_OVER_MAX`. What it gave may be unlinked only after
-        the next was taken, or the last.
+        Ends early when :attr:`passed_over` reaches :data:`PASSED_OVER_MAX`. A yielded handle may be unlinked only after
+        the next one was taken, or at the end.
         """
         following = self.next
         handle = following[~ring]
@@ -160,12 +160,12 @@ def _links(length: int) -> memoryview[int]:
 
 
 def numbers(length: int) -> memoryview[int]:
-    """A column of zeros: numbers of four bytes, without a sign."""
+    """Column of zeros: unsigned numbers of four bytes."""
     return memoryview(bytearray(length * array("I").itemsize)).cast("I")
 
 
 def longer(column: memoryview[int], length: int) -> memoryview[int]:
-    """A copy of such a column with zeros behind it."""
+    """Copy of such a column with zeros appended up to ``length``."""
     new = numbers(length)
     new[: len(column)] = column
     return new

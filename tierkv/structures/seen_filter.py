@@ -1,4 +1,4 @@
-"""Which chunks were seen before, under a bound: the memory of an edge that writes on reuse."""
+"""Filter of recently seen keys, under a bound; for tiers that write on reuse."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from tierkv.structures.key_table import column
 from tierkv.types.keys import GROUP_BYTES, Key
 
 _WAYS = 8
-"""Places in which a key may stand. A newcomer takes the first, and the one that came longest ago falls out of the last:
-of as many keys as half the bound, hardly one in a hundred is forgotten early."""
+"""Places per bucket. A new key takes the first place, and the oldest key of the bucket is forgotten. With half as many
+keys as the bound, less than one in a hundred is forgotten early."""
 
 _MARK_BYTES = 8
 _MARK_MASK = (1 << 8 * _MARK_BYTES) - 1
 _SPREAD = 0x9E3779B97F4A7C15
-"""Odd and without a pattern: spreads numbers that come one after the other. Hashes need no spreading, but groups do."""
+"""Odd multiplier that spreads consecutive numbers. Hashes need no spreading, but group indices do."""
 
 
 class SeenFilter:
-    """A table of marks, 8 bytes per place, with no dict behind it: a million take 8 MB and never stop to be rebuilt.
+    """Table of marks, 8 bytes per place: a million take 8 MB, and no dict has to be rebuilt. O(1) per call.
 
-    A mark is not the key: two keys that share mark and place, one pair in 2**64, count as one. A chunk would then be
-    written that was seen once only. Sans-IO, O(1) per call.
+    A mark is a hash of the key. Two keys with the same mark, one pair in 2**64, count as one; then a chunk is written
+    at its first use.
     """
 
     def __init__(self, keys_max: int) -> None:
@@ -28,7 +28,7 @@ class SeenFilter:
         self._marks = column("Q", self._buckets * self._ways)
 
     def note(self, key: Key) -> bool:
-        """Remember a key. Returns whether it was remembered already."""
+        """Add a key. Returns whether it was in the filter already."""
         tail = int.from_bytes(key[-GROUP_BYTES - _MARK_BYTES :], "big")
         mark = (tail ^ tail >> 8 * _MARK_BYTES) * _SPREAD & _MARK_MASK or 1  # 0 is an empty place
         marks, first = self._marks, (mark * self._buckets >> 8 * _MARK_BYTES) * self._ways
