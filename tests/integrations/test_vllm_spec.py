@@ -335,5 +335,5 @@ def test_tensors_with_more_bytes_than_told_are_refused() -> None:
     geometry = Geometry.of(EngineSpec("m", "f", (GroupSpec(16, (512,)),), 16), blocks=2)
     with pytest.raises(EngineProtocolError, match="768 bytes per block, vLLM's scheduler has 512"):
         with_pages(geometry, [[np.zeros((4, 256), np.uint8), np.zeros((4, 512), np.uint8)]])
-    with pytest.raises(EngineProtocolError, match="of 2 groups, its scheduler told of 1"):
+    with pytest.raises(EngineProtocolError, match="of 2 groups, its scheduler has 1"):
         with_pages(geometry, [[], []])

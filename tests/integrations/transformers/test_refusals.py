@@ -93,7 +93,7 @@ def test_a_model_in_training(open_cache: Callable[..., Any]) -> None:
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens = 3 .* empty cache"),
         ({"assistant_model": torch.nn.Linear(1, 1)}, "assistant_model = Linear"),
         ({"prefill_chunk_size": 8}, "piece_tokens"),
-        ({"past_key_values": transformers.DynamicCache()}, "brings its own"),
+        ({"past_key_values": transformers.DynamicCache()}, "creates its own"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -117,7 +117,7 @@ def test_arguments_of_generate(
         (lambda served: transformers.DynamicCache(), ValueError, "0 layers"),
         (lambda served: computed_in_pieces(make_model("llama", torch.bfloat16), make_prompt(32), (32,)),
          ValueError, "bfloat16"),
-        (lambda served: computed_in_pieces(make_model("gpt2"), make_prompt(32), (32,)), ValueError, "not of the model"),
+        (lambda served: computed_in_pieces(make_model("gpt2"), make_prompt(32), (32,)), ValueError, "does not belong to the model"),
     ],
     ids=["static", "list", "empty", "dtype", "other model"],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Prompts as users give them: a tensor of ids with its mask, or lists; and the arguments of ``generate``."""
+"""Prompts as users give them (a tensor of ids with a mask, or lists), and checks of the arguments of ``generate``."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _HARMLESS = {
     *("output_attentions", "output_hidden_states", "output_router_logits", "past_key_values", "return_dict"),
     *("use_cache",),
 }
-"""Arguments of a forward pass that do not change KV, or are ours."""
+"""Arguments of a forward pass that do not change KV, or that are set here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Prompts, left-padded.
-
-    input_ids, attention_mask: [batch, columns], where the model takes them.
-    rows: the tokens of each row, without padding. pads: columns of padding at its left.
-    """
+    """Left-padded prompts."""
 
     input_ids: torch.Tensor
+    """Token ids, [batch, columns], on the model's input device."""
     attention_mask: torch.Tensor
+    """Attention mask, [batch, columns], on the model's input device."""
     rows: tuple[tuple[int, ...], ...]
+    """Tokens of each row without padding."""
     pads: tuple[int, ...]
+    """Columns of padding at the left of each row."""
 
     @property
     def columns(self) -> int:
-        """Of the longest prompt."""
+        """Length of the longest prompt."""
         return int(self.input_ids.shape[1])
 
 
 def batch_of(model: Model, inputs: Inputs, attention_mask: torch.Tensor | None) -> Batch:
-    """Read prompts.
+    """Convert prompts to a batch.
 
-    Without a mask, what stands at the left and is the model's padding token is padding, as in ``generate``.
+    Without a mask, leading padding tokens of the model count as padding, as in ``generate``.
 
     Raises:
-        ValueError: there is no token in some row, padding is not at the left, or shapes differ.
+        ValueError: a row has no token, padding is not at the left, or shapes differ.
     """
     device = input_device(model)
     pad_token = _pad_token(model)
@@ -96,7 +96,7 @@ def _mask(inputs: torch.Tensor, given: torch.Tensor | None, pad_token: int | Non
 
 
 def _pad_token(model: Model) -> int | None:
-    """The padding token, where it means nothing else."""
+    """Padding token of the model, unless it has another meaning."""
     settings = getattr(model, "generation_config", None)
     pad, eos = (getattr(settings, name, None) for name in ("pad_token_id", "eos_token_id"))
     ends = eos if isinstance(eos, list) else [eos]
@@ -108,46 +108,46 @@ _NOT_WITH_A_PREFIX = {
     "prompt_lookup_num_tokens": "assisted decoding of transformers starts from an empty cache only",
     "assistant_early_exit": "assisted decoding of transformers starts from an empty cache only",
     "cache_implementation": "the prefix is a DynamicCache",
-    "custom_generate": "what it does with a cache is not known",
+    "custom_generate": "its use of a cache is unknown",
     "inputs": "pass token ids as input_ids",
-    "past_key_values": "TieredPrefixCache.generate brings its own; call model.generate with yours",
-    "prefill_chunk_size": "prompts are computed in pieces here already: give piece_tokens to TieredPrefixCache",
-    "token_healing": "it changes the end of the prompt behind the prefix's back",
+    "past_key_values": "TieredPrefixCache.generate creates its own; call model.generate with yours",
+    "prefill_chunk_size": "prompts are already computed in pieces: pass piece_tokens to TieredPrefixCache",
+    "token_healing": "it changes the end of the prompt after the lookup",
 }
-"""Arguments of ``generate``, or settings of a generation config, that cannot be served, and why."""
+"""Unsupported arguments of ``generate``, or settings of a generation config, with the reason."""
 
 
 def check_arguments(model: Model, arguments: Mapping[str, Any]) -> None:
-    """Refuse what would change KV behind the back of the token ids, or does not go with a cache that has content.
+    """Refuse arguments that change KV without changing token ids, or that do not work with a filled cache.
 
     Raises:
-        ValueError: says which argument, and what to do.
+        ValueError: an argument is not supported. The message names it and the fix.
     """
     if not hasattr(model, "generate"):
-        raise ValueError(f"{type(model).__name__} has no language head to generate with; load and prefill serve it")
+        raise ValueError(f"{type(model).__name__} has no language head to generate with; use load and prefill")
     for name, reason in _NOT_WITH_A_PREFIX.items():
         if value := _setting(model, arguments, name):
             shown = type(value).__name__ if isinstance(value, torch.nn.Module) else repr(value)[:80]
-            raise ValueError(f"{name} = {shown} cannot be served: {reason}. Leave it out, or call model.generate")
+            raise ValueError(f"{name} = {shown} is not supported: {reason}. Remove it, or call model.generate")
     if _setting(model, arguments, "use_cache") is False:
-        raise ValueError("use_cache = False: a prefix is a cache. Leave it out, or call model.generate")
+        raise ValueError("use_cache = False: a prefix is a cache. Remove it, or call model.generate")
     base = getattr(model, "get_base_model", lambda: model)()
     known = inspect.signature(base.forward).parameters.keys() - _HARMLESS
     for name in sorted(known & arguments.keys()):
         if arguments[name] is not None:
             raise ValueError(
                 f"{name}: chunks are found by their token ids alone, and this argument changes KV without changing "
-                "them. Leave it out, or call model.generate"
+                "them. Remove it, or call model.generate"
             )
 
 
 def expansion(model: Model, arguments: Mapping[str, Any]) -> int:
-    """How many rows ``generate`` makes of each prompt: beams, or sequences to return."""
+    """Number of rows that ``generate`` creates per prompt: beams, or sequences to return."""
     return max(_setting(model, arguments, name) or 1 for name in ("num_beams", "num_return_sequences"))
 
 
-def answered(model: Model, batch: Batch, out: Any, arguments: Mapping[str, Any]) -> list[tuple[int, ...]]:  # noqa: ANN401 - whatever generate gives
-    """Prompt and answer of each row, without the padding behind an answer that ended before others."""
+def rows_with_answers(model: Model, batch: Batch, out: Any, arguments: Mapping[str, Any]) -> list[tuple[int, ...]]:  # noqa: ANN401 - result of generate
+    """Prompt and answer of each row, without padding behind shorter answers."""
     whole = (out if isinstance(out, torch.Tensor) else out.sequences).tolist()
     pad_token = _setting(model, arguments, "pad_token_id")
     rows = []
@@ -159,8 +159,8 @@ def answered(model: Model, batch: Batch, out: Any, arguments: Mapping[str, Any])
     return rows
 
 
-def _setting(model: Model, arguments: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - whatever it is set to
-    """An argument of ``generate``: as given, or in the given configuration, or in the model's."""
+def _setting(model: Model, arguments: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - any value
+    """Value of an argument of ``generate``: given, or from the given configuration, or from the model's."""
     settings = (arguments.get("generation_config"), getattr(model, "generation_config", None))
     values = (arguments.get(name), *(getattr(setting, name, None) for setting in settings))
     return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""``TieredPrefixCache``: what users of transformers hold."""
+"""``TieredPrefixCache``: the public class of the adapter."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tierkv.config import StackConfig, load_config, parse_config
 from tierkv.errors import ConfigError, EngineProtocolError
-from tierkv.integrations.transformers.batches import Inputs, answered, batch_of, check_arguments, expansion
+from tierkv.integrations.transformers.batches import Inputs, batch_of, check_arguments, expansion, rows_with_answers
 from tierkv.integrations.transformers.engine import FLUSH_TIMEOUT_S, StackEngine
-from tierkv.integrations.transformers.identity import Identity, Terms, prompt_tokens_max
+from tierkv.integrations.transformers.identity import Identity, PromptOptions, prompt_tokens_max
 from tierkv.integrations.transformers.layers import Model, ModelCache, check_evaluates, kv_shape
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer
 from tierkv.integrations.transformers.results import Prefix, PromptReport
@@ -34,30 +34,32 @@ DEFAULT_STACK: Mapping[str, Any] = {
     "host": {"capacity": "1GiB"},
     "tiers": ({"backend": "disk", "capacity": "64GiB"},),
 }
-"""A stack for those who only name a folder."""
+"""Description of the stack where the user gives only a folder."""
 
 _FILES = (".toml", ".yaml", ".yml", ".json")
-_SERVED = (DynamicLayer, DynamicSlidingWindowLayer, RecordingSlidingLayer)
+_LAYER_CLASSES = (DynamicLayer, DynamicSlidingWindowLayer, RecordingSlidingLayer)
 
 
 class TieredPrefixCache:
-    """KV of prompts, kept in a stack of tiers, for ``generate`` and forward passes of one model.
+    """Prefix cache of one model in a stack of tiers, for ``generate`` and forward passes.
 
-    Belongs to one thread at a time; a call from a second one meanwhile is refused. A tier that fails is a shorter
-    prefix, never an exception. Close it, or use it as a context manager: that writes what is still under way. If it is
-    forgotten, it is closed when the interpreter ends.
+    One thread at a time may use it; a concurrent call is refused. A failing tier shortens a prefix and never raises.
+    Close the cache, or use it as a context manager, to write pending chunks. Otherwise it is closed when the
+    interpreter exits.
 
     Args:
-        model: of transformers, with a language head, in evaluation mode; may be wrapped by PEFT.
-        stack: a path to the description of a stack (TOML, YAML or JSON), the description as a mapping, or a folder for
-            a stack of 1 GiB of memory over 64 GiB of disk.
-        block_tokens: tokens per block; the stack's ``[chunk]`` joins several. Prefixes are found in whole chunks.
+        model: model of transformers in evaluation mode, with a language head; may be wrapped by PEFT.
+        stack: path of a stack description (TOML, YAML or JSON), the description as a mapping, or a folder for a stack
+            of 1 GiB of memory over 64 GiB of disk.
+        block_tokens: tokens per block. The stack's ``[chunk]`` joins several blocks. Prefixes are found in whole
+            chunks.
         piece_tokens: prompts are computed in pieces that end at multiples of this, or of the chunk if that is larger.
-        name: the model's name in the namespace; left out: the one that it was loaded under.
+        name: name of the model in the namespace. Default: the name that it was loaded under.
 
     Raises:
-        ConfigError: the model cannot be served, or the description is wrong.
-        PluginError, BackendError: see :func:`tierkv.open_stack`.
+        ConfigError: the model is not supported, or the description is wrong.
+        PluginError: a plugin that the stack names is missing or broken.
+        BackendError: a tier cannot be opened.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class TieredPrefixCache:
         self._lock = threading.Lock()
         self._close_at_end = weakref.finalize(self, opened.close)
         self.last_prompts: tuple[PromptReport, ...] = ()
-        """What the last call did, per prompt."""
+        """Reports of the most recent call, one per prompt."""
 
     def _engine_spec(self, name: str | None) -> EngineSpec:
         config = self._model.config
@@ -99,10 +101,10 @@ class TieredPrefixCache:
 
     @property
     def stack(self) -> Stack:
-        """The stack underneath: its counters, its tiers, ``reset_cache``. Same thread."""
+        """Stack of the cache, for its counters, its tiers and ``reset_cache``. To be used on the same thread."""
         return self._engine.stack
 
-    # -- what users call ---------------------------------------------------------------------------------------------
+    # -- public methods ---------------------------------------------------------------------------------------------
 
     def load(
         self,
@@ -112,25 +114,26 @@ class TieredPrefixCache:
         cache_salt: str | None = None,
         hints: Mapping[str, Any] | None = None,
     ) -> Prefix:
-        """Bring what the tiers have of these prompts; nothing is computed.
+        """Load the prefixes of prompts from the tiers. Computes nothing.
 
-        At least the last token of each prompt is left to compute, for its logits. A batch has one number of columns to
-        skip: that of the row which has least. With sliding-window layers the rows of a batch must be of one length, or
-        differ by whole chunks; else nothing is loaded, and :meth:`prefill` or :meth:`generate` serve each row alone.
+        At least the last token of each prompt remains to be computed, for its logits. A batch has one number of loaded
+        columns: that of the row with the shortest prefix. With sliding-window layers, the lengths of the rows must be
+        equal or differ by whole chunks. Otherwise nothing is loaded; :meth:`prefill` and :meth:`generate` load each row
+        by itself.
 
         Args:
             input_ids: [batch, columns] left-padded, [columns], or lists of ids.
             attention_mask: [batch, columns], where there is padding.
-            cache_salt: prompts with another salt share nothing with these (tenants).
-            hints: see docs/how-to/give-hints.md.
+            cache_salt: salt of the tenant. Prompts with different salts share no chunks.
+            hints: hints of the prompts (docs/how-to/give-hints.md).
 
         Raises:
-            ValueError: the prompts cannot be used so; says why.
+            ValueError: the prompts are not supported. The message gives the reason.
             EngineProtocolError: the cache is closed, or another thread is using it.
         """
-        with self._mine():
+        with self._exclusive():
             batch = batch_of(self._model, input_ids, attention_mask)
-            prompts = self._work.prompts_of(batch.rows, Terms(cache_salt, hints))
+            prompts = self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints))
             reports = tuple(PromptReport(len(row)) for row in batch.rows)
             caches, columns = self._work.load_rows(batch, prompts, reports)
             past = self._work.joined(caches, batch.pads, columns)
@@ -145,14 +148,16 @@ class TieredPrefixCache:
         cache_salt: str | None = None,
         hints: Mapping[str, Any] | None = None,
     ) -> Prefix:
-        """Load what the tiers have of these prompts, compute the rest, store it, and wait until tiers have written it.
+        """Load the prefixes of prompts, compute the rest, store it, and wait until the tiers have written it.
 
-        For a document that many prompts will begin with. Arguments and errors as for :meth:`load`. The result covers
+        For documents at the start of many prompts. Arguments and errors are those of :meth:`load`. The result covers
         all columns.
         """
-        with self._mine():
+        with self._exclusive():
             batch = batch_of(self._model, input_ids, attention_mask)
-            past, reports = self._work.prefilled(batch, self._work.prompts_of(batch.rows, Terms(cache_salt, hints)), 0)
+            past, reports = self._work.prefilled(
+                batch, self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints)), 0
+            )
             self._engine.flush()
             self.last_prompts = reports
             return Prefix(past, past.get_seq_length(), reports)
@@ -165,32 +170,34 @@ class TieredPrefixCache:
         cache_salt: str | None = None,
         hints: Mapping[str, Any] | None = None,
         store_answer: bool = True,
-        **arguments: Any,  # noqa: ANN401 - whatever generate takes
-    ) -> Any:  # noqa: ANN401 - whatever generate gives
-        """``model.generate`` with the KV of the prompts from the tiers, as far as they have it; the rest is stored.
+        **arguments: Any,  # noqa: ANN401 - arguments of generate
+    ) -> Any:  # noqa: ANN401 - result of generate
+        """Run ``model.generate`` with prefixes from the tiers, and store new chunks.
 
-        Each prompt of a batch uses its own prefix, however long. What was done is in :attr:`last_prompts`.
+        Each prompt of a batch uses its own prefix of any length. :attr:`last_prompts` has the reports.
 
         Args:
-            input_ids: [batch, columns] left-padded, [columns], or lists of ids, which are padded here.
+            input_ids: [batch, columns] left-padded, [columns], or lists of ids, which are padded.
             attention_mask: [batch, columns], where there is padding.
-            cache_salt: prompts with another salt share nothing with these (tenants).
-            hints: see docs/how-to/give-hints.md.
-            store_answer: store what is generated, too, so that the next turn of a conversation finds it. Not with beam
+            cache_salt: salt of the tenant. Prompts with different salts share no chunks.
+            hints: hints of the prompts (docs/how-to/give-hints.md).
+            store_answer: also store generated tokens, for the next turn of a conversation. Has no effect with beam
                 search or several sequences per prompt.
-            **arguments: of ``model.generate``.
+            **arguments: arguments of ``model.generate``.
 
         Returns:
-            What ``model.generate`` returns.
+            The result of ``model.generate``.
 
         Raises:
-            ValueError: the prompts or arguments cannot be used so; says why.
+            ValueError: prompts or arguments are not supported. The message gives the reason.
             EngineProtocolError: the cache is closed, or another thread is using it.
         """
         check_arguments(self._model, arguments)
-        with self._mine():
+        with self._exclusive():
             batch = batch_of(self._model, input_ids, attention_mask)
-            past, reports = self._work.prefilled(batch, self._work.prompts_of(batch.rows, Terms(cache_salt, hints)), 1)
+            past, reports = self._work.prefilled(
+                batch, self._work.prompts_of(batch.rows, PromptOptions(cache_salt, hints)), 1
+            )
             self.last_prompts = reports
             rows_each = expansion(self._model, arguments)
             if rows_each > 1 and past.get_seq_length():
@@ -199,8 +206,8 @@ class TieredPrefixCache:
                 batch.input_ids, attention_mask=batch.attention_mask, past_key_values=past, **arguments
             )
             if store_answer and rows_each == 1 and not self._engine.config.store.prompt_only:
-                rows = answered(self._model, batch, out, arguments)
-                self._work.store_batch(rows, batch.pads, past, Terms(cache_salt, hints), reports)
+                rows = rows_with_answers(self._model, batch, out, arguments)
+                self._work.store_batch(rows, batch.pads, past, PromptOptions(cache_salt, hints), reports)
             return out
 
     def store(
@@ -212,63 +219,64 @@ class TieredPrefixCache:
         cache_salt: str | None = None,
         hints: Mapping[str, Any] | None = None,
     ) -> tuple[PromptReport, ...]:
-        """Store the KV of tokens that the model has computed elsewhere, for example in ``model.generate``.
+        """Store KV of tokens that the model computed elsewhere, for example in ``model.generate``.
 
-        A cache that came from :meth:`load` has everything since. Of another ``DynamicCache`` sliding-window layers have
-        forgotten all but the last window, and without chunks of theirs no prefix that ends earlier can be found.
+        A cache from :meth:`load` has all tokens since then. In another ``DynamicCache``, sliding-window layers only
+        have the last window. Without chunks of these layers, no prefix that ends earlier can be found.
 
         Args:
-            input_ids: the tokens that the cache is of, or the first of them, such as the prompt alone.
-            past_key_values: a ``DynamicCache``; it stays the caller's. Not after beam search, which mixes up its rows.
-            attention_mask: of ``input_ids``, where there is padding.
+            input_ids: tokens of the cache, or the first of them, such as the prompt alone.
+            past_key_values: a ``DynamicCache``, which belongs to the caller. Not after beam search, which mixes its
+                rows.
+            attention_mask: mask of ``input_ids``, where there is padding.
             cache_salt: as in :meth:`load`.
             hints: as in :meth:`load`.
 
         Raises:
-            TypeError: the cache is of another kind.
-            ValueError: it is not of these tokens, or not of this model.
+            TypeError: the cache is of another class.
+            ValueError: the cache does not belong to these tokens, or not to this model.
             EngineProtocolError: the cache is closed, or another thread is using it.
         """
-        with self._mine():
+        with self._exclusive():
             batch = batch_of(self._model, input_ids, attention_mask)
             _check_cache(past_key_values, len(self._shape.layers), len(batch.rows))
             reports = tuple(PromptReport(len(row)) for row in batch.rows)
-            self._work.store_batch(batch.rows, batch.pads, past_key_values, Terms(cache_salt, hints), reports)
+            self._work.store_batch(batch.rows, batch.pads, past_key_values, PromptOptions(cache_salt, hints), reports)
             self.last_prompts = reports
             return reports
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Wait until lower tiers have written what was stored; False: not all of it, or not in time."""
-        with self._mine():
+        """Wait until lower tiers have written all stored chunks. Return False if some are not written in time."""
+        with self._exclusive():
             return self._engine.flush(timeout_s)
 
     def close(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Write what is under way and close the stack. Idempotent.
+        """Write pending chunks and close the stack. Idempotent.
 
         Returns:
-            Whether everything stored reached its tiers.
+            Whether all stored chunks were written to their tiers.
         """
-        with self._lock:  # a call of another thread comes to its end
+        with self._lock:  # wait for the call of another thread
             self._close_at_end.detach()
             return self._engine.stack.close(timeout_s)
 
     def __enter__(self) -> Self:
-        """The open cache."""
+        """Return the open cache."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the cache."""
         self.close()
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _mine(self) -> Iterator[None]:
-        """Refuse what would corrupt: a second thread, a closed stack, a model in training."""
+    def _exclusive(self) -> Iterator[None]:
+        """Refuse a concurrent thread, a closed cache, and a model in training mode."""
         if not self._close_at_end.alive:
-            raise EngineProtocolError("this TieredPrefixCache is closed; make another one")
+            raise EngineProtocolError("this TieredPrefixCache is closed; create another one")
         if not self._lock.acquire(blocking=False):
             raise EngineProtocolError("another thread is using this TieredPrefixCache; give each thread its own turn")
         try:
@@ -280,7 +288,7 @@ class TieredPrefixCache:
 
 
 def _check_cache(cache: ModelCache, num_layers: int, num_rows: int) -> None:
-    if not isinstance(cache, DynamicCache) or not all(type(layer) in _SERVED for layer in cache.layers):
+    if not isinstance(cache, DynamicCache) or not all(type(layer) in _LAYER_CLASSES for layer in cache.layers):
         layers = sorted({type(layer).__name__ for layer in getattr(cache, "layers", ())})
         raise TypeError(
             f"past_key_values is a {type(cache).__name__} with layers {', '.join(layers) or 'unknown'}; only a "
@@ -291,7 +299,7 @@ def _check_cache(cache: ModelCache, num_layers: int, num_rows: int) -> None:
             f"past_key_values has {len(cache.layers)} layers and the model {num_layers}: is it filled, by this model?"
         )
     if isinstance(cache, PrefixCache) and not cache.rows:
-        raise ValueError("past_key_values went through beam search, which mixes up its rows: it cannot be stored")
+        raise ValueError("past_key_values went through beam search, which mixes its rows: it cannot be stored")
     rows = {layer.keys.shape[0] for layer in cache.layers if layer.keys is not None and layer.keys.numel()}
     if rows - {num_rows}:
         raise ValueError(f"past_key_values has {sorted(rows)} rows and input_ids {num_rows}: one for each is needed")

@@ -1,7 +1,7 @@
-"""A small engine over a stack: its requests load prefixes into pages, or store pages that a model has filled.
+"""Small engine over a stack: its requests load prefixes into pages, or store pages that a model has filled.
 
-Everything happens on the caller's thread and has ended when a call returns, but for what the stack does by itself:
-writing to lower tiers. What a tier does wrong is a shorter load.
+All work is done on the caller's thread and has ended when a call returns, except writes to lower tiers, which the stack
+does by itself. A failing tier shortens a load.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLUSH_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class PrefixRequest:
-    """What a stack reads of a request (``tierkv.types.engine``: Request, ScopedRequest, TokenizedRequest)."""
+    """Request with the attributes that a stack reads (``tierkv.types.engine``: all three protocols)."""
 
     request_id: str
     prompt: Prompt
@@ -41,34 +41,34 @@ class PrefixRequest:
 
     @property
     def block_hashes(self) -> tuple[bytes, ...]:
-        """Of all blocks of the prompt."""
+        """Hashes of all blocks of the prompt."""
         return self.prompt.hashes
 
     @property
     def all_token_ids(self) -> tuple[int, ...]:
-        """For events that describe themselves."""
+        """Token ids, for described events."""
         return self.prompt.tokens
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """Hints."""
-        hints = self.prompt.terms.hints
+        """Hints of the prompt."""
+        hints = self.prompt.options.hints
         return None if hints is None else {HINTS: hints}
 
     @property
     def cache_salt(self) -> str | None:
-        """Keeps tenants apart."""
-        return self.prompt.terms.cache_salt
+        """Salt that separates tenants."""
+        return self.prompt.options.cache_salt
 
     @property
     def lora_name(self) -> str | None:
-        """Active adapters."""
+        """Names of the active adapters."""
         return self.prompt.adapter
 
 
 @dataclass(frozen=True, slots=True)
 class PageBlock:
-    """What a stack reads of a block."""
+    """Block with the attributes that a stack reads."""
 
     block_id: int
     block_hash: bytes | None = None
@@ -80,17 +80,14 @@ _NULL = PageBlock(NULL_BLOCK_ID, None, is_null=True)
 
 @dataclass(slots=True)
 class StackEngine:
-    """Drives ``stack``. One thread at a time.
-
-    Args:
-        stack: an open stack; the engine closes it.
-        config: its description.
-        block_tokens: tokens per page.
-    """
+    """Engine that drives a stack. One thread at a time."""
 
     stack: Stack
+    """An open stack."""
     config: StackConfig
+    """Description of the stack."""
     block_tokens: int
+    """Tokens per page."""
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
     _ids: Iterator[int] = field(default_factory=count)
@@ -99,20 +96,20 @@ class StackEngine:
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens that are stored and loaded as one."""
+        """Tokens per chunk."""
         return self.block_tokens * self.stack.geometry.blocks_per_chunk
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _step(self, output: StepOutput | None = None) -> LoadReport:
-        """One step that computes nothing."""
+        """Run one step that computes nothing."""
         meta = self.stack.build_connector_meta(output or StepOutput())
         self.stack.worker.start_step(meta)
         self.stack.worker.queue_stores(meta)
         return self.stack.update_connector_output(self.stack.worker.get_finished())
 
-    def settle(self) -> None:
-        """Step until no copy between pages and the host tier is under way: their memory is free then."""
+    def drain(self) -> None:
+        """Run steps until no copy between pages and the host tier is in flight, so that the pages are free."""
         while self.stack.has_pending_work():
             self._step()
             self.sleep(_POLL_S)
@@ -123,10 +120,10 @@ class StackEngine:
         """Load the longest prefix of at most ``tokens_max`` tokens into blocks 1, 2, ... of every group.
 
         Returns:
-            How many tokens can be used. Of a group with a window only the pages within the window are filled.
+            Number of usable tokens. In a group with a window, only the pages within the window are filled.
         """
-        self.settle()
-        began_s = self.clock()
+        self.drain()
+        started_s = self.clock()
         self.stack.worker.register_kv_caches(pages.tensors)
         done = failures = 0
         while done < tokens_max and failures < _LOAD_FAILURES_MAX:
@@ -136,12 +133,12 @@ class StackEngine:
             if usable == asked and not self._was_cut_by_host(prompt, asked):
                 break
         report.loaded_tokens = done
-        report.load_s += self.clock() - began_s
+        report.load_s += self.clock() - started_s
         return done
 
     def _load_once(self, prompt: Prompt, done: int, tokens_max: int, report: PromptReport) -> tuple[int, int]:
-        """One request's load beyond ``done`` tokens. Returns how many were offered, and how many of them came."""
-        # The stack leaves one token to compute where a group has a window: here it is one that nobody asked for.
+        """Load beyond ``done`` tokens with one request. Return the numbers of offered and of loaded tokens."""
+        # The stack leaves one token to compute where a group has a window: add one that is not needed.
         num_tokens = tokens_max + self.stack.geometry.has_windows
         request = PrefixRequest(f"prefix-{next(self._ids)}", prompt, num_tokens, num_tokens)
         self.stack.on_new_request(request)
@@ -154,14 +151,14 @@ class StackEngine:
             return tokens, self._await_load(request, done, tokens)
         finally:
             self.stack.request_finished(request, [[] for _ in self.stack.geometry.groups])
-            self.settle()
+            self.drain()
             account = self.stack.request_account(request.request_id)
             if account is not None:
                 report.by_tier.update(account.loaded_tokens)
                 report.shortened_tokens += account.shortened_tokens
 
     def _look_up(self, request: PrefixRequest, done: int) -> int:
-        """The answer, which comes by the deadline in the stack's description, whatever tiers do."""
+        """Wait for the answer of a lookup. The lookup deadline of the stack bounds the wait."""
         while True:
             tokens, _ = self.stack.get_num_new_matched_tokens(request, done)
             if tokens is not None:
@@ -170,7 +167,7 @@ class StackEngine:
             self.sleep(_POLL_S)
 
     def _load_tables(self, prompt: Prompt, done: int, end: int) -> list[list[PageBlock]]:
-        """Blocks for the tokens up to ``end``. Those before ``done`` are there, those before a window unwanted."""
+        """Block tables for the tokens up to ``end``: filled before ``done``, and null before a window."""
         size = self.block_tokens
         stop, first_new = cdiv(end, size), cdiv(done, size)
         tables = []
@@ -185,7 +182,7 @@ class StackEngine:
 
     @staticmethod
     def _first_wanted(group: GroupGeometry, end: int) -> int:
-        """The first block of the chunks that a hit up to ``end`` needs."""
+        """First block of the chunks that a hit up to ``end`` needs."""
         if group.window_chunks is None:
             return 0
         blocks_per_chunk = group.chunk_tokens // group.block_tokens
@@ -205,8 +202,8 @@ class StackEngine:
         return max(0, min(tokens, (min(invalid) - 1) * self.block_tokens - done))
 
     def _was_cut_by_host(self, prompt: Prompt, tokens: int) -> bool:
-        """Whether a hit may have been cut because a request can hold only a share of the host tier's slots at once."""
-        if not tokens or (prompt.terms.hints or {}).get("max_load_tokens") is not None:
+        """Whether a hit may have been cut, because a request may reserve only a share of the host tier's slots."""
+        if not tokens or (prompt.options.hints or {}).get("max_load_tokens") is not None:
             return False
         geometry = self.stack.geometry
         slots = self.config.host.capacity // frame_bytes(geometry.payload_bytes_max)
@@ -219,21 +216,21 @@ class StackEngine:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def begin_storing(self, pages: Pages) -> None:
-        """The next steps store from these pages."""
-        self.settle()
+        """Register the pages that the next steps store from."""
+        self.drain()
         self.stack.worker.register_kv_caches(pages.tensors)
 
     @contextmanager
     def storing(self, prompt: Prompt, span: range, first_page: int) -> Iterator[None]:
-        """A step that computes the tokens ``span`` of a prompt and stores the chunks that end within them.
+        """Step that computes the tokens ``span`` of a prompt and stores the chunks that end within them.
 
-        In its body the caller runs the model, and fills pages from ``first_page`` on with the whole blocks of
-        ``span``. Its pages are free when it begins. If the body raises, nothing of the step is stored.
+        In the body, the caller runs the model and fills pages from ``first_page`` on with the whole blocks of ``span``.
+        The pages are free when the body starts. If the body raises, nothing of the step is stored.
 
         Args:
-            prompt: whose tokens they are.
-            span: begins with a chunk.
-            first_page: where its blocks lie, in every group.
+            prompt: the prompt.
+            span: tokens of the step, from the start of a chunk.
+            first_page: page of the first block, in every group.
         """
         request = PrefixRequest(f"prefix-{next(self._ids)}", prompt, len(prompt.tokens), len(prompt.tokens))
         before, blocks = span.start // self.block_tokens, cdiv(len(span), self.block_tokens)
@@ -258,14 +255,14 @@ class StackEngine:
         self._pace(blocks)
 
     def store(self, prompt: Prompt, source: CachedRow, span: range, pages: Pages, missing: list[int]) -> None:
-        """Store whole chunks of a cache that a model has filled some time ago.
+        """Store whole chunks of a cache that a model filled earlier.
 
         Args:
-            prompt: what the row holds, and perhaps more.
+            prompt: tokens of the row, and possibly more.
             source: the row.
-            span: which tokens, from the begin of a chunk to the end of one.
-            pages: at least a chunk of them, to copy through.
-            missing: per group, how many of the row's first tokens it does not have.
+            span: tokens from the start of a chunk to the end of a chunk.
+            pages: pages to copy through, at least for one chunk.
+            missing: per group, number of first tokens that the row no longer has.
         """
         self.begin_storing(pages)
         round_tokens = pages.num_blocks * self.block_tokens // self.chunk_tokens * self.chunk_tokens
@@ -286,17 +283,17 @@ class StackEngine:
             tables.append((*[NULL_BLOCK_ID] * before, *ids, *[NULL_BLOCK_ID] * behind))
         self.stack.on_new_request(request)
         self.stack.update_state_after_alloc(request, [[_NULL] * len(table) for table in tables], 0)
-        # All of it counts as computed before: copying must not pass for a very fast prefill.
+        # All tokens count as computed before, so that copying is not measured as a very fast prefill.
         scheduled = ScheduledRequest(request.request_id, end, 0, tuple(tables), replaces_table=True)
         self._step(StepOutput((scheduled,)))
         self.stack.request_finished(request, [])
-        self.settle()
+        self.drain()
         self._pace(blocks)
 
     # -- lower tiers -------------------------------------------------------------------------------------------------
 
     def _pace(self, blocks: int) -> None:
-        """Let lower tiers catch up, before their queues are full and chunks are dropped."""
+        """Flush before the queues of lower tiers are full and chunks would be dropped."""
         queues = [tier.queue_bytes_max for tier in self.config.tiers if tier.write == "through"]
         if not queues or not self._paces:
             return
@@ -306,10 +303,10 @@ class StackEngine:
             self.flush()
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Bring everything down to the tiers that take writes; see :meth:`tierkv.Stack.flush`."""
+        """Write stored chunks to all tiers that take writes (:meth:`tierkv.Stack.flush`)."""
         self._bytes_unflushed = 0
-        began_s = self.clock()
+        started_s = self.clock()
         flushed = self.stack.flush(timeout_s)
-        # A tier that hangs is waited for once, not after every piece.
-        self._paces = flushed or self.clock() - began_s < timeout_s
+        # Wait once for a tier that hangs, not after every piece.
+        self._paces = flushed or self.clock() - started_s < timeout_s
         return flushed

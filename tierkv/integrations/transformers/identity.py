@@ -1,7 +1,7 @@
-"""What makes KV bytes a model's own, and a prompt's: the root and the chain of its block hashes.
+"""Identity of a model and its prompts: the root hash of a model, and the chained block hashes of a prompt.
 
-Two processes share chunks if their roots agree: configuration, weights, adapters and attention kernels. Weights are
-told apart by a sample of every tensor, so a copy under another name shares, and a step of training does not.
+Two processes share chunks if their roots are equal: configuration, weights, adapters and attention kernels. Weights are
+compared by a sample of every tensor. So a copy under another name shares chunks, and a step of training does not.
 """
 
 from __future__ import annotations
@@ -19,50 +19,55 @@ from tierkv.integrations.transformers.layers import Model, ModelConfig, rope_tex
 
 HASH_BYTES = 16
 SAMPLES = 256
-"""Values of each tensor that go into the fingerprint."""
+"""Number of values of each tensor that enter the fingerprint."""
 
 _FORMAT = b"tierkv transformers 1"
 _NOT_KV = {
     *("_name_or_path", "architectures", "dtype", "id2label", "label2id", "output_attentions", "output_hidden_states"),
     *("problem_type", "return_dict", "torch_dtype", "transformers_version", "use_cache"),
 }
-"""Keys of a configuration that say nothing about KV; the dtype stands in the namespace."""
+"""Keys of a configuration that do not affect KV. The dtype is part of the namespace."""
 
 _DERIVED = ("inv_freq", "original_inv_freq")
-"""Buffers that follow from the configuration and, in some models, from the last prompt's length."""
+"""Buffers derived from the configuration and, in some models, from the length of the previous prompt."""
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Rotary embeddings that change for all positions once a prompt is longer than the model was trained for."""
+"""Rotary embeddings that change at all positions for prompts longer than the trained length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a caller says beside the tokens: whose they are, and hints for the stack."""
+class PromptOptions:
+    """Options of a prompt beside its tokens."""
 
     cache_salt: str | None = None
+    """Salt that separates tenants."""
     hints: Mapping[str, Any] | None = None
+    """Hints for the stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One row of tokens with its hashes: entry i names its first ``(i + 1) * block_tokens`` tokens."""
+    """One row of tokens with its hashes."""
 
     tokens: tuple[int, ...]
+    """Token ids."""
     hashes: tuple[bytes, ...]
+    """Chained hashes. Entry i identifies the first ``(i + 1) * block_tokens`` tokens."""
     adapter: str | None = None
-    terms: Terms = field(default_factory=Terms)
+    """Names of the active adapters, or None."""
+    options: PromptOptions = field(default_factory=PromptOptions)
 
 
 @dataclass(slots=True)
 class Identity:
-    """Of one model, as it is now. Weights are looked at again only when they may have changed."""
+    """Identity of one model in its present state. Weights are sampled again only when they may have changed."""
 
     model: Model
     _versions: list[tuple[int, int]] = field(default_factory=list)
     _weights: bytes = b""
 
     def root(self) -> bytes:
-        """The parent of every prompt's first block."""
+        """Root hash: the parent of every prompt's first block."""
         config = text_config(self.model)
         parts = [
             _FORMAT,
@@ -81,7 +86,7 @@ class Identity:
 
 
 def block_hashes(root: bytes, tokens: Sequence[int], block_tokens: int) -> tuple[bytes, ...]:
-    """One per full block of tokens, chained. Collisions cannot be made on purpose: prompts come from strangers."""
+    """Chained hashes, one per full block of tokens. Cryptographic, because prompts are untrusted input."""
     parent, hashes = root, []
     for start in range(0, len(tokens) // block_tokens * block_tokens, block_tokens):
         parent = _digest(parent + struct.pack(f"<{block_tokens}q", *tokens[start : start + block_tokens]))
@@ -90,7 +95,7 @@ def block_hashes(root: bytes, tokens: Sequence[int], block_tokens: int) -> tuple
 
 
 def adapters(model: Model) -> list[tuple[str, str]]:
-    """State of every adapter layer (PEFT's) that changes what the model computes: module, and what is active in it."""
+    """State of every adapter layer (PEFT): name of the module, and its active adapters."""
     found = []
     for name, module in model.named_modules():
         if hasattr(module, "merged_adapters") and hasattr(module, "active_adapters"):
@@ -105,7 +110,7 @@ def adapters(model: Model) -> list[tuple[str, str]]:
 
 
 def adapter_name(model: Model) -> str | None:
-    """The active adapters, as a request names them; None: the plain model."""
+    """Names of the active adapters, joined; None for the plain model."""
     names = {
         adapter
         for module in model.modules()
@@ -116,9 +121,9 @@ def adapter_name(model: Model) -> str | None:
 
 
 def weights_fingerprint(model: Model) -> bytes:
-    """A digest of names, shapes and a sample of values of all weights.
+    """Digest of names, shapes and a sample of values of all weights.
 
-    Weights that are not in memory (offloaded to disk) count by name and shape alone.
+    Weights that are not in memory (offloaded to disk) enter with name and shape only.
     """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for name, tensor in _tensors(model):
@@ -133,9 +138,9 @@ def weights_fingerprint(model: Model) -> bytes:
 
 
 def prompt_tokens_max(model: Model) -> int | None:
-    """Longest text whose KV does not depend on its length; None: that is so for any length.
+    """Length of the longest text whose KV does not depend on its length; None: any length.
 
-    With "dynamic" and "longrope" rotary embeddings a longer text is encoded differently from its first token on.
+    With "dynamic" and "longrope" rotary embeddings, a longer text is encoded differently from its first token on.
     """
     config = text_config(model)
     ropes = rope_text(config)

@@ -1,7 +1,7 @@
-"""The shape of a model's KV cache: learnt from one tiny forward pass, because a configuration does not tell it.
+"""Shape of a model's KV cache, measured in one short forward pass, because a configuration does not contain it.
 
-Number of heads, head sizes (which differ between K and V in some models), dtype, device and windows are what the model
-itself puts into a ``DynamicCache``. Models whose cache holds anything else than K and V per token are refused by name.
+Number of heads, head sizes (which differ between K and V in some models), dtype, device and windows are read from the
+``DynamicCache`` that the model fills. Models whose cache has other data than K and V per token are refused by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tierkv.errors import ConfigError
 from tierkv.types.engine import GroupKind, GroupSpec
 
 Model = Any
-"""A model of transformers, perhaps wrapped by PEFT. No types of transformers are known where ours are checked."""
+"""A model of transformers, possibly wrapped by PEFT. Untyped, because types are checked without transformers."""
 ModelConfig = Any
 ModelCache = Any
 CacheLayer = Any
@@ -31,22 +31,26 @@ _INSTEAD = "use model.generate without a prefix cache for it"
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """One layer. window: tokens it attends to, itself included; None: all. key, value: heads and head size."""
+    """One layer."""
 
     window: int | None
+    """Tokens that a token attends to, itself included; None: all."""
     key: tuple[int, int]
+    """Heads and head size of K."""
     value: tuple[int, int]
+    """Heads and head size of V."""
     device: torch.device
+    """Device of the layer's cache."""
 
     @property
     def token_values(self) -> int:
-        """Numbers that it keeps per token."""
+        """Number of values that the layer keeps per token."""
         return self.key[0] * self.key[1] + self.value[0] * self.value[1]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that attend to the same: all tokens (``window`` None) or a window."""
+    """Layers with equal attention: all tokens (``window`` None) or a window."""
 
     window: int | None
     layers: tuple[int, ...]
@@ -54,7 +58,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """All layers, and the groups that they form: full attention first, then by window, the widest first."""
+    """All layers and their groups: full attention first, then by window, widest first."""
 
     layers: tuple[KvLayer, ...]
     groups: tuple[LayerGroup, ...]
@@ -62,7 +66,7 @@ class KvShape:
 
     @classmethod
     def of(cls, layers: tuple[KvLayer, ...], dtype: torch.dtype) -> KvShape:
-        """Form the groups."""
+        """Group layers by window."""
         windows = sorted({layer.window for layer in layers}, key=lambda window: (window is not None, -(window or 0)))
         groups = tuple(
             LayerGroup(window, tuple(i for i, layer in enumerate(layers) if layer.window == window))
@@ -72,20 +76,20 @@ class KvShape:
 
     @property
     def has_windows(self) -> bool:
-        """Whether some layer forgets."""
+        """Whether some layer has a window."""
         return any(group.window is not None for group in self.groups)
 
     def token_bytes(self, group: LayerGroup) -> int:
-        """Bytes that a group keeps per token."""
+        """Bytes per token of a group."""
         return sum(self.layers[i].token_values for i in group.layers) * self.dtype.itemsize
 
     def page_shapes(self, group: LayerGroup, block_tokens: int) -> list[tuple[int, int, int]]:
-        """Per tensor of a group, K and V of each layer in turn: tokens, heads and head size of one block."""
+        """Tokens, heads and head size of one block, per tensor of a group: K and V of each layer in turn."""
         pairs = [(self.layers[i].key, self.layers[i].value) for i in group.layers]
         return [(block_tokens, *sizes) for pair in pairs for sizes in pair]
 
     def group_specs(self, block_tokens: int) -> tuple[GroupSpec, ...]:
-        """The groups as tierkv's core wants them."""
+        """Groups as values of tierkv's core."""
         return tuple(
             GroupSpec(
                 block_tokens,
@@ -101,32 +105,32 @@ class KvShape:
 
 
 def text_config(model: Model) -> ModelConfig:
-    """The configuration of the part that generates text."""
+    """Configuration of the part of the model that generates text."""
     return model.config.get_text_config(decoder=True)
 
 
 def rope_text(config: ModelConfig) -> str:
-    """What a configuration says of its rotary embeddings, under either of the names that it had."""
+    """Settings of the rotary embeddings as text, under both names of transformers' versions."""
     return json.dumps([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")], default=str)
 
 
 def input_device(model: Model) -> torch.device:
-    """Where the model takes token ids."""
+    """Device of the model's token ids."""
     device: torch.device = model.get_input_embeddings().weight.device
     return model.device if device.type == "meta" else device
 
 
 def forward_options(model: Model) -> dict[str, Any]:
-    """What keeps a forward pass from computing logits that nobody looks at, where the model can."""
+    """Arguments that avoid the computation of unused logits, where the model supports them."""
     base = getattr(model, "get_base_model", lambda: model)()
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
 
 
 def kv_shape(model: Model) -> KvShape:
-    """Run the model over a few tokens and look at the cache it fills.
+    """Run the model over a few tokens and measure the cache that it fills.
 
     Raises:
-        ConfigError: the model cannot be served; says why, and what to do.
+        ConfigError: the model is not supported. The message gives the reason and the fix.
     """
     name = type(model).__name__
     _check_model(model, name)
@@ -149,32 +153,32 @@ def kv_shape(model: Model) -> KvShape:
 
 def _check_model(model: Model, name: str) -> None:
     if getattr(model, "config", None) is None or not hasattr(model, "get_input_embeddings"):
-        raise ConfigError(f"{name} is no model of transformers; pass one, such as AutoModelForCausalLM gives")
+        raise ConfigError(f"{name} is no model of transformers; pass one, for example from AutoModelForCausalLM")
     if model.config.is_encoder_decoder:
         raise ConfigError(
-            f"{name} is an encoder-decoder model: what its decoder caches depends on the encoder's input, not on a "
-            f"prefix of tokens. Only decoder models can be served; {_INSTEAD}"
+            f"{name} is an encoder-decoder model: its decoder's cache depends on the encoder's input, not on a "
+            f"prefix of tokens. Only decoder models are supported; {_INSTEAD}"
         )
     if "mrope_section" in rope_text(text_config(model)):
         raise ConfigError(
-            f"{name} has positions of several dimensions (mrope), of which it keeps a part beside its KV cache, from "
-            f"one call to the next; {_INSTEAD}"
+            f"{name} has positions of several dimensions (mrope), and keeps a part of them outside its KV cache "
+            f"between calls; {_INSTEAD}"
         )
     others = sorted(set(getattr(text_config(model), "layer_types", None) or ()) - set(_ATTENTION))
     if others or getattr(model, "_is_stateful", False):
         kinds = f"layers of type {', '.join(others)}" if others else "layers that keep a state"
         raise ConfigError(
-            f"{name} has {kinds}, whose state is not made of K and V per token. Served are {', '.join(_ATTENTION)}; "
+            f"{name} has {kinds}, whose state is not K and V per token. Supported are {', '.join(_ATTENTION)}; "
             f"{_INSTEAD}"
         )
     check_evaluates(model)
 
 
 def check_evaluates(model: Model) -> None:
-    """Refuse a model that is being trained.
+    """Refuse a model in training mode.
 
     Raises:
-        ConfigError: it is in training mode.
+        ConfigError: the model is in training mode.
     """
     if model.training:
         raise ConfigError(f"{type(model).__name__} is in training mode, where dropout makes KV random: model.eval()")
@@ -183,8 +187,8 @@ def check_evaluates(model: Model) -> None:
 def _check_layer(layer: CacheLayer, what: str, name: str) -> None:
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         raise ConfigError(
-            f"{what} is a {type(layer).__name__}; served are DynamicLayer and DynamicSlidingWindowLayer, which hold K "
-            f"and V of each token; {_INSTEAD}"
+            f"{what} is a {type(layer).__name__}; supported are DynamicLayer and DynamicSlidingWindowLayer, which have "
+            f"K and V of each token; {_INSTEAD}"
         )
     if layer.keys is None or layer.get_seq_length() != PROBE_TOKENS:
         raise ConfigError(f"{what} was not filled by a forward pass of {PROBE_TOKENS} tokens; {_INSTEAD}")
@@ -195,7 +199,7 @@ def _check_layer(layer: CacheLayer, what: str, name: str) -> None:
 
 
 def _check_causal(cache: ModelCache, name: str) -> None:
-    """K of the first tokens must not depend on what follows: else no prefix could be reused."""
+    """Check that K of the first tokens does not depend on later tokens. Otherwise no prefix could be reused."""
     keys = cache.layers[-1].keys[:, :, :-1]
     rounding = max(1e-4, 4 * torch.finfo(keys.dtype).eps)
     keys = keys.float()

@@ -1,7 +1,7 @@
-"""Pages: KV as the core moves it, ``[blocks, tokens, heads, head size]`` per tensor, in host memory.
+"""Pages: KV in the form that a worker copies, ``[blocks, tokens, heads, head size]`` per tensor, in host memory.
 
-Page 0 is the null block's. To load, pages lie so that a layer's K or V is a view of them: nothing is copied. To store,
-they are filled from the layers of a cache, on whatever device those are.
+Page 0 belongs to the null block. For a load, pages are arranged so that a layer's K or V is a view of them, without a
+copy. For a store, pages are filled from the layers of a cache on any device.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from tierkv.types.geometry import cdiv
 
 @dataclass(frozen=True, slots=True)
 class CachedRow:
-    """One row of a cache, which begins behind ``pad`` columns."""
+    """One row of a cache."""
 
     cache: ModelCache
+    """The cache."""
     row: int = 0
+    """Index of the row."""
     pad: int = 0
+    """Columns of padding before the row."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that have passed through it."""
+        """Number of tokens that the row has processed."""
         length: int = self.cache.get_seq_length()
         return length - self.pad
 
     def states(self, number: int, wanted: range) -> tuple[torch.Tensor, ...]:
-        """K and V of some tokens in one layer, each [heads, tokens, head size]; shorter if it does not have them."""
+        """Return K and V of some tokens in one layer, each [heads, tokens, head size]; shorter if some are gone."""
         known = known_states(self.cache.layers[number])
         if known is None:
             return ()
@@ -39,7 +42,7 @@ class CachedRow:
         return tuple(states[self.row, :, max(0, first) : max(0, first + len(wanted))] for states in known)
 
     def missing_tokens(self, shape: KvShape) -> list[int]:
-        """Per group, how many of the first tokens its layers no longer have."""
+        """Return per group the number of first tokens that its layers no longer have."""
         result = []
         for group in shape.groups:
             states = [known_states(self.cache.layers[number]) for number in group.layers]
@@ -49,7 +52,7 @@ class CachedRow:
 
 
 class Pages:
-    """Pages of all groups for so many blocks. Memory that is not written to is not taken."""
+    """Pages of all groups for ``num_blocks`` blocks. Memory is only used once it is written."""
 
     def __init__(self, shape: KvShape, block_tokens: int, num_blocks: int) -> None:
         self._shape = shape
@@ -59,10 +62,10 @@ class Pages:
             [torch.empty((num_blocks + 1, *page), dtype=shape.dtype) for page in shape.page_shapes(group, block_tokens)]
             for group in shape.groups
         ]
-        """Per group, what a worker registers."""
+        """Tensors that a worker registers, per group."""
 
     def restore(self, cache: PrefixCache, num_tokens: int) -> None:
-        """Make the first ``num_tokens`` tokens, which lie in blocks 1, 2, ... of every group, a cache's content."""
+        """Fill a cache with the first ``num_tokens`` tokens, from blocks 1, 2, ... of every group."""
         for group, tensors in zip(self._shape.groups, self.tensors, strict=True):
             for place, number in enumerate(group.layers):
                 layer = self._shape.layers[number]
@@ -74,17 +77,17 @@ class Pages:
                 cache.fill(number, keys, values, num_tokens)
 
     def take(self, source: CachedRow, span: range, page: int, missing: Sequence[int] | None = None) -> None:
-        """Copy the tokens ``span`` of one row, whole blocks, into the pages from ``page`` on.
+        """Copy the tokens ``span`` of one row, in whole blocks, to the pages from ``page`` on.
 
         Args:
-            source: where they are.
-            span: from the begin of a block to the end of one.
-            page: of its first block.
-            missing: per group, how many of the row's first tokens it does not have: their blocks are left out. None:
-                it has all of ``span``.
+            source: the row.
+            span: tokens from the start of a block to the end of a block.
+            page: page of the first block.
+            missing: per group, number of first tokens that the row no longer has. Their blocks are skipped. None: the
+                row has all of ``span``.
 
         Raises:
-            ValueError: the cache is of another dtype or shape than the model's was, or lacks what it should have.
+            ValueError: dtype or shape of the cache differ from the model's, or tokens are missing.
         """
         size = self._block_tokens
         for index, (group, tensors) in enumerate(zip(self._shape.groups, self.tensors, strict=True)):
@@ -100,7 +103,7 @@ class Pages:
                         expected = (target.shape[2], len(wanted), target.shape[3])
                         raise ValueError(
                             f"layer {number} has tokens {wanted} as {tuple(run.shape)} {run.dtype}, and should have "
-                            f"them as {expected} {tensor.dtype}: the cache is not of the model that TieredPrefixCache "
-                            "was made for, or was filled under autocast"
+                            f"them as {expected} {tensor.dtype}: the cache does not belong to the model of this "
+                            "TieredPrefixCache, or was filled under autocast"
                         )
                     target.copy_(run.permute(1, 0, 2).reshape(target.shape))

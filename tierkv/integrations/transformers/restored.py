@@ -1,7 +1,7 @@
-"""The cache objects that prompts are restored into: DynamicCaches that remember a little more than others.
+"""Cache objects that prompts are restored into: DynamicCaches that keep more data until it is stored.
 
-A sliding layer of transformers forgets what its window has left behind, and with it what the next prompt with the same
-beginning would need. Ours keep what was put in until it has been stored. And each row knows how far it is stored.
+A sliding layer of transformers drops tokens outside its window, which the next prompt with the same prefix would need.
+The layers here keep new tokens until they are stored. Each row records the number of stored tokens.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ KeyValue = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a batch cache.
-
-    pad: columns of padding at its left. stored: tokens behind them that are in the stack. at_stored: the chained hash
-    there, which tells whose tokens they are.
-    """
+    """One row of a batch cache."""
 
     pad: int = 0
+    """Columns of padding at the left."""
     stored: int = 0
+    """Number of tokens behind the padding that are in the stack."""
     at_stored: bytes = b""
+    """Chained hash of the stored tokens, which identifies them."""
 
 
 class RecordingSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc] # a class that mypy does not see
-    """A sliding layer that keeps what was put in until :meth:`forget`, beside its window.
+    """Sliding layer that also keeps new tokens until :meth:`forget`.
 
-    Beam search and changes of the batch end the record, since its rows would no longer be those of the window.
+    Beam search and changes of the batch end the record, because its rows would differ from those of the window.
     """
 
     def __init__(self, sliding_window: int) -> None:
@@ -43,14 +42,14 @@ class RecordingSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc] # 
         self.record: list[KeyValue] | None = []
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> KeyValue:
-        """Put in new tokens."""
+        """Append new tokens."""
         if self.record is not None and key_states.shape[-2]:
             self.record.append((key_states, value_states))
         result: KeyValue = super().update(key_states, value_states, *args, **kwargs)
         return result
 
     def recorded(self) -> KeyValue | None:
-        """What was put in lately, as one; None: nothing, or the record has ended."""
+        """K and V of the recorded tokens; None if there are none, or the record has ended."""
         if not self.record:
             return None
         if len(self.record) > 1:
@@ -59,15 +58,15 @@ class RecordingSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc] # 
         return self.record[0]
 
     def forget(self, tokens_kept: int) -> None:
-        """Keep only the last so many tokens of the record."""
+        """Keep only the last ``tokens_kept`` tokens of the record."""
         known = self.recorded()
         if known is not None:
-            # Copied, or the whole of it would stay in memory behind a view of its end.
+            # Copied, because a view of the end would keep the whole tensor in memory.
             keys, values = (states[:, :, states.shape[2] - tokens_kept :].clone() for states in known)
             self.record = [(keys, values)] if tokens_kept else []
 
     def crop(self, *args: int, **kwargs: int) -> None:
-        """Take back tokens, here and in the record."""
+        """Remove tokens at the end, also from the record."""
         before = self.cumulative_length
         super().crop(*args, **kwargs)
         known = self.recorded()
@@ -77,85 +76,82 @@ class RecordingSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc] # 
             self.record = [(known[0][:, :, :left], known[1][:, :, :left])] if left else []
 
     def reset(self) -> None:
-        """Start again."""
+        """Empty the layer and end the record."""
         super().reset()
         self.record = None
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Beam search goes on with other rows."""
+        """Reorder rows for beam search, and end the record."""
         super().reorder_cache(beam_idx)
         self.record = None
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row several times."""
+        """Repeat each row, and end the record."""
         super().batch_repeat_interleave(repeats)
         self.record = None
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Some rows only."""
+        """Select rows, and end the record."""
         super().batch_select_indices(indices)
         self.record = None
 
 
 class PrefixCache(DynamicCache):  # type: ignore[misc] # a class that mypy does not see
-    """A ``DynamicCache`` for a model's forward passes that :class:`TieredPrefixCache` can store from.
-
-    Attributes:
-        rows: what is known of each row of the batch; none after beam search.
-    """
+    """``DynamicCache`` for a model's forward passes that :class:`TieredPrefixCache` can store from."""
 
     def __init__(self, config: ModelConfig, rows: Sequence[Row] = (Row(),)) -> None:
         super().__init__(config=config)
         self.rows = tuple(rows)
+        """Rows of the batch; empty after beam search."""
         self.layers: list[CacheLayer] = [
             RecordingSlidingLayer(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else layer
             for layer in self.layers
         ]
 
     def fill(self, number: int, keys: torch.Tensor, values: torch.Tensor, num_tokens: int) -> None:
-        """Give an empty layer its content, as if ``num_tokens`` tokens had passed through it.
+        """Fill an empty layer as if it had processed ``num_tokens`` tokens.
 
         Args:
-            number: of the layer.
-            keys: [batch, heads, tokens, head size]: all of them, or of a sliding layer the last ones.
-            values: (the same)
-            num_tokens: columns, padding included.
+            number: index of the layer.
+            keys: K, [batch, heads, tokens, head size], of all tokens, or of the last ones in a sliding layer.
+            values: V of the same tokens.
+            num_tokens: number of columns, padding included.
         """
         layer = self.layers[number]
-        layer.update(keys[:, :, :0], values[:, :, :0])  # initialises it in its own way, whichever version it is
+        layer.update(keys[:, :, :0], values[:, :, :0])  # initialises the layer in the way of the installed version
         layer.keys, layer.values = keys, values
         if isinstance(layer, RecordingSlidingLayer):
             layer.cumulative_length = num_tokens
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Beam search goes on with other rows; which of them belongs to what it returns is not known."""
+        """Reorder rows for beam search. Their relation to the returned rows is unknown, so :attr:`rows` is emptied."""
         super().reorder_cache(beam_idx)
         self.rows = ()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row several times."""
+        """Repeat each row."""
         super().batch_repeat_interleave(repeats)
         self.rows = tuple(row for row in self.rows for _ in range(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Some rows only."""
+        """Select rows."""
         super().batch_select_indices(indices)
         self.rows = tuple(self.rows[int(index)] for index in indices) if self.rows else ()
 
     def crop(self, *args: int, **kwargs: int) -> None:
-        """Take back tokens. What is stored stays stored, but is no longer vouched for beyond the new end."""
+        """Remove tokens at the end. Rows stored beyond the new end count as not stored."""
         super().crop(*args, **kwargs)
         length = self.get_seq_length()
         self.rows = tuple(row if row.pad + row.stored <= length else Row(row.pad) for row in self.rows)
 
 
 def kept_tokens(layer: KvLayer, num_tokens: int) -> int:
-    """How many of ``num_tokens`` a layer of transformers holds."""
+    """Number of tokens that a layer of transformers keeps of ``num_tokens``."""
     return num_tokens if layer.window is None else min(num_tokens, layer.window - 1)
 
 
 def known_states(layer: CacheLayer) -> KeyValue | None:
-    """K and V of the last tokens of a layer, as many as it still has; None: it is empty."""
+    """K and V of all tokens that a layer still has; None if it is empty."""
     if layer.keys is None or layer.keys.ndim != 4 or not layer.keys.shape[2]:  # noqa: PLR2004 - lazily initialised
         return None
     recorded = layer.recorded() if isinstance(layer, RecordingSlidingLayer) else None
@@ -167,10 +163,10 @@ def known_states(layer: CacheLayer) -> KeyValue | None:
 def joined(
     config: ModelConfig, shape: KvShape, caches: Sequence[PrefixCache], pads: Sequence[int], num_columns: int
 ) -> PrefixCache:
-    """Caches of one row each, of different lengths, as one: right-aligned, with zeros at their left.
+    """Join caches of one row each, of different lengths, to one: right-aligned, with zeros at the left.
 
-    A left-padded batch is what ``generate`` takes; the zeros are behind its attention mask. Padding of a row may reach
-    beyond the columns: then the row has nothing yet.
+    ``generate`` takes left-padded batches, and its attention mask hides the zeros. The padding of a row may be longer
+    than the columns: then the row has no tokens yet.
     """
     batch = PrefixCache(config, [replace(cache.rows[0], pad=pad) for cache, pad in zip(caches, pads, strict=True)])
     if not num_columns:
@@ -185,12 +181,12 @@ def joined(
             longest = max((known[0].shape[2] for known in records if known is not None), default=0)
             batch.layers[number].record = [_stacked(records, layer, longest, shape.dtype)] if longest else []
         for one in alone:
-            one.keys = one.values = None  # else everything would be there twice until the last layer is done
+            one.keys = one.values = None  # otherwise all data would exist twice until the last layer is done
     return batch
 
 
 def _content(layer: CacheLayer) -> KeyValue | None:
-    is_filled = layer.keys is not None and layer.keys.ndim == 4  # noqa: PLR2004 - else it is not initialised yet
+    is_filled = layer.keys is not None and layer.keys.ndim == 4  # noqa: PLR2004 - otherwise not initialised yet
     return (layer.keys, layer.values) if is_filled else None
 
 

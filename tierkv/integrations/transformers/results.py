@@ -1,4 +1,4 @@
-"""What :class:`~tierkv.integrations.transformers.TieredPrefixCache` tells of each prompt."""
+"""Results of :class:`~tierkv.integrations.transformers.TieredPrefixCache` for each prompt."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from tierkv.integrations.transformers.restored import PrefixCache
 
 @dataclass(slots=True)
 class PromptReport:
-    """One prompt in one call.
-
-    prompt_tokens: its length without padding.
-    loaded_tokens: tokens that came from tiers and need not be computed.
-    by_tier: where they lay: tokens per tier whose bytes were read. The last chunk may hold tokens that were not needed.
-    computed_tokens: tokens that this call ran through the model, generated ones not among them.
-    offered_tokens: tokens whose KV this call handed to the stack.
-    shortened_tokens: tokens that were there and were not loaded, because computing them was expected to be faster.
-    load_s, compute_s, store_s: seconds that these took.
-    """
+    """Report on one prompt of one call."""
 
     prompt_tokens: int
+    """Length of the prompt without padding."""
     loaded_tokens: int = 0
+    """Tokens loaded from tiers, which need not be computed."""
     by_tier: Counter[str] = field(default_factory=Counter)
+    """Loaded tokens by the tier whose bytes were read. The last chunk may have tokens that were not needed."""
     computed_tokens: int = 0
+    """Tokens that this call computed, without generated ones."""
     offered_tokens: int = 0
+    """Tokens whose KV this call passed to the stack."""
     shortened_tokens: int = 0
+    """Tokens of the hit that were not loaded, because computing them was expected to be faster."""
     load_s: float = 0.0
+    """Seconds spent on loading."""
     compute_s: float = 0.0
+    """Seconds spent on computing."""
     store_s: float = 0.0
+    """Seconds spent on storing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """KV that is ready for the model.
-
-    past_key_values: pass it to the model or to ``generate``; it is the caller's own and grows as the model runs.
-    tokens: columns of ``input_ids`` that it covers, padding included: ``input_ids[:, tokens:]`` is left to compute.
-    prompts: what was done for each row.
-    """
+    """KV of a batch of prefixes, ready for the model."""
 
     past_key_values: PrefixCache
+    """Cache to pass to the model or to ``generate``. It belongs to the caller and grows as the model runs."""
     tokens: int
+    """Columns of ``input_ids`` that the cache covers, padding included. The model must compute ``input_ids[:,
+    tokens:]``."""
     prompts: tuple[PromptReport, ...]
+    """Report on each row."""

@@ -1,7 +1,7 @@
-"""What is done for prompts, row by row: load what the tiers have, compute the rest, store what is new.
+"""Processing of prompts, row by row: load from the tiers, compute the rest, store new chunks.
 
-Arguments have been checked. Rows are computed one by one, each behind its own prefix, and joined into a batch at the
-end: so none has to wait for the prefix of another, and a window ends where its row ends.
+Arguments are checked by the caller. Rows are computed one by one, each behind its own prefix, and joined into a batch
+at the end. So no row waits for the prefix of another, and a window ends where its row ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from tierkv.integrations.transformers.batches import Batch
 from tierkv.integrations.transformers.engine import StackEngine
-from tierkv.integrations.transformers.identity import Identity, Prompt, Terms, adapter_name, block_hashes
+from tierkv.integrations.transformers.identity import Identity, Prompt, PromptOptions, adapter_name, block_hashes
 from tierkv.integrations.transformers.layers import KvShape, Model, ModelCache, forward_options, input_device
 from tierkv.integrations.transformers.pages import CachedRow, Pages
 from tierkv.integrations.transformers.restored import PrefixCache, RecordingSlidingLayer, Row, joined
@@ -25,23 +25,25 @@ from tierkv.types.geometry import cdiv
 
 @dataclass(frozen=True, slots=True)
 class PromptWork:
-    """Works with one model and one stack.
-
-    piece_tokens: prompts are computed in pieces that end at multiples of this; a multiple of a chunk.
-    tokens_max: longer texts are left alone; None: none is too long. See :func:`~.identity.prompt_tokens_max`.
-    """
+    """Processing with one model and one stack."""
 
     model: Model
+    """The model."""
     shape: KvShape
+    """Shape of its KV cache."""
     engine: StackEngine
+    """Engine over the stack."""
     identity: Identity
+    """Identity of the model."""
     piece_tokens: int
+    """Prompts are computed in pieces that end at multiples of this; a multiple of a chunk."""
     tokens_max: int | None
+    """Longer texts are not cached (:func:`~.identity.prompt_tokens_max`); None: no limit."""
 
-    def prompts_of(self, rows: Sequence[tuple[int, ...]], terms: Terms) -> list[Prompt]:
-        """Rows of tokens with their hashes, under the model as it is now."""
+    def prompts_of(self, rows: Sequence[tuple[int, ...]], options: PromptOptions) -> list[Prompt]:
+        """Hash rows of tokens under the model's present state."""
         root, adapter = self.identity.root(), adapter_name(self.model)
-        return [Prompt(row, block_hashes(root, row, self.engine.block_tokens), adapter, terms) for row in rows]
+        return [Prompt(row, block_hashes(root, row, self.engine.block_tokens), adapter, options) for row in rows]
 
     def _can_be_cached(self, num_tokens: int) -> bool:
         return self.tokens_max is None or num_tokens <= self.tokens_max
@@ -51,9 +53,9 @@ class PromptWork:
     def prefilled(
         self, batch: Batch, prompts: Sequence[Prompt], left_out: int
     ) -> tuple[PrefixCache, tuple[PromptReport, ...]]:
-        """KV of all but the last ``left_out`` tokens of each row."""
+        """Load and compute KV of all but the last ``left_out`` tokens of each row."""
         reports = tuple(PromptReport(len(row)) for row in batch.rows)
-        if not self._can_be_cached(batch.columns):  # and must not be computed in pieces
+        if not self._can_be_cached(batch.columns):  # long texts must not be computed in pieces
             return self._empty(batch.pads), reports
         caches = []
         for prompt, report in zip(prompts, reports, strict=True):
@@ -67,7 +69,7 @@ class PromptWork:
         return PrefixCache(self.model.config, [Row(pad) for pad in pads])
 
     def joined(self, caches: Sequence[PrefixCache], pads: Sequence[int], columns: int) -> PrefixCache:
-        """Caches of one row each as one of ``columns`` columns, padding included."""
+        """Join caches of one row each to one of ``columns`` columns, padding included."""
         if not columns:
             return self._empty(pads)
         if len(caches) == 1 and not pads[0]:
@@ -77,7 +79,7 @@ class PromptWork:
     def load_rows(
         self, batch: Batch, prompts: Sequence[Prompt], reports: Sequence[PromptReport]
     ) -> tuple[list[PrefixCache], int]:
-        """Per row what the tiers have, cut to one number of columns."""
+        """Load each row from the tiers, cut to a common number of columns."""
         columns = batch.columns - 1
         apart = len({pad % self.engine.chunk_tokens for pad in batch.pads}) > 1 and self.shape.has_windows
         if apart or not self._can_be_cached(batch.columns):
@@ -99,7 +101,7 @@ class PromptWork:
         return caches, columns if any(cache.get_seq_length() for cache in caches) else 0
 
     def _shortened(self, cache: PrefixCache, prompt: Prompt, tokens: int, report: PromptReport) -> PrefixCache:
-        """The same row with fewer tokens. Where a window is, another part of it is needed."""
+        """Cut a row to fewer tokens. With windows it is loaded again, because another part is needed."""
         if self.shape.has_windows or tokens < 1:
             return self._restored(prompt, tokens, report)
         for layer in cache.layers:
@@ -108,7 +110,7 @@ class PromptWork:
         return cache
 
     def _restored(self, prompt: Prompt, tokens_max: int, report: PromptReport) -> PrefixCache:
-        """A cache with what the tiers have, up to ``tokens_max`` tokens."""
+        """Load a cache from the tiers, up to ``tokens_max`` tokens."""
         cache = self._empty((0,))
         report.loaded_tokens, report.by_tier = 0, Counter()
         if tokens_max < 1:
@@ -139,26 +141,26 @@ class PromptWork:
                 first_page = 1 + number % 2 * piece_blocks
                 with self.engine.storing(prompt, range(span.start, end), first_page):
                     self._forward(prompt.tokens[position:end], cache, report)
-                    began_s = time.perf_counter()
+                    started_s = time.perf_counter()
                     pages.take(CachedRow(cache), span, first_page)
-                    report.store_s += time.perf_counter() - began_s
+                    report.store_s += time.perf_counter() - started_s
                 self._note_stored(cache, 0, prompt, span.stop)
                 report.offered_tokens += len(span)
                 number += 1
             position = end
-        self.engine.settle()
+        self.engine.drain()
 
     def _forward(self, tokens: Sequence[int], cache: PrefixCache, report: PromptReport) -> None:
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         ids = torch.tensor([tokens], device=input_device(self.model))
         self.model(input_ids=ids, past_key_values=cache, use_cache=True, **forward_options(self.model))
         report.computed_tokens += len(tokens)
-        report.compute_s += time.perf_counter() - began_s
+        report.compute_s += time.perf_counter() - started_s
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def _note_stored(self, cache: ModelCache, row: int, prompt: Prompt, stored: int) -> None:
-        """So many tokens of a row are in the stack."""
+        """Note that the first ``stored`` tokens of a row are in the stack."""
         at_stored = prompt.hashes[stored // self.engine.block_tokens - 1]
         rows = list(cache.rows)
         rows[row] = replace(rows[row], stored=stored, at_stored=at_stored)
@@ -173,23 +175,23 @@ class PromptWork:
         rows: Sequence[tuple[int, ...]],
         pads: Sequence[int],
         cache: ModelCache,
-        terms: Terms,
+        options: PromptOptions,
         reports: Sequence[PromptReport],
     ) -> None:
-        """Store what is new in each row of a cache.
+        """Store the new chunks of each row of a cache.
 
         Args:
-            rows: the tokens of each, without padding; those that the cache does not have yet are left out.
-            pads: columns of padding at the left of each.
+            rows: tokens of each row without padding. Tokens that the cache does not have yet are skipped.
+            pads: columns of padding at the left of each row.
             cache: a ``DynamicCache`` of attention layers.
-            terms: whose they are, and hints.
-            reports: one per row.
+            options: options of all rows.
+            reports: one report per row.
 
         Raises:
-            ValueError: the cache is not of these rows.
+            ValueError: the cache does not belong to these rows.
         """
         columns = cache.get_seq_length()
-        prompts = self.prompts_of([row[: columns - pad] for row, pad in zip(rows, pads, strict=True)], terms)
+        prompts = self.prompts_of([row[: columns - pad] for row, pad in zip(rows, pads, strict=True)], options)
         known = cache.rows if isinstance(cache, PrefixCache) else [Row(pad) for pad in pads]
         self._check_rows(prompts, pads, known)
         pages: Pages | None = None
@@ -197,14 +199,14 @@ class PromptWork:
             span = range(row.stored, len(prompt.tokens) // self.engine.chunk_tokens * self.engine.chunk_tokens)
             if not span or not self._can_be_cached(cache.get_seq_length()):
                 continue
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             pages = pages or Pages(self.shape, self.engine.block_tokens, self.piece_tokens // self.engine.block_tokens)
             source = CachedRow(cache, number, row.pad)
             self.engine.store(prompt, source, span, pages, source.missing_tokens(self.shape))
             if isinstance(cache, PrefixCache):
                 self._note_stored(cache, number, prompt, span.stop)
             report.offered_tokens += len(span)
-            report.store_s += time.perf_counter() - began_s
+            report.store_s += time.perf_counter() - started_s
 
     def _check_rows(self, prompts: Sequence[Prompt], pads: Sequence[int], known: Sequence[Row]) -> None:
         for number, (prompt, pad, row) in enumerate(zip(prompts, pads, known, strict=True)):
